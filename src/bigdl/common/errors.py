@@ -1,0 +1,89 @@
+"""The one exception family of BigDL.
+
+Every error that a user can cause is a :class:`UsageError`. It is both a ``RuntimeError`` and a
+``ValueError``, so that programs written for any generation of BigDL 2.x (which raised either)
+keep catching it.  Its text is one sentence: what was wrong, what was given, what to do.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+__all__ = [
+    "BigDLError",
+    "MissingExtraError",
+    "UsageError",
+    "WorkerError",
+    "WorkerLost",
+    "require",
+]
+
+
+class BigDLError(Exception):
+    """Base class of every exception that BigDL raises on purpose."""
+
+
+class UsageError(BigDLError, RuntimeError, ValueError):
+    """The caller asked for something that cannot be done; the message says what to do instead."""
+
+
+class MissingExtraError(UsageError, ImportError):
+    """An optional dependency is not installed; the message holds the ``pip install`` line."""
+
+
+class WorkerError(BigDLError, RuntimeError):
+    """User code raised an exception inside a worker.
+
+    Attributes
+    ----------
+    rank : int
+        Rank of the worker that failed first.
+    kind : str
+        Class name of the original exception.
+    traceback : str
+        The worker's own traceback, as text.
+    """
+
+    def __init__(self, rank: int, kind: str, traceback: str):
+        self.rank = rank
+        self.kind = kind
+        self.traceback = traceback
+        super().__init__(f"{kind} in worker {rank}:\n{traceback.rstrip()}")
+
+    def __reduce__(self):
+        return type(self), (self.rank, self.kind, self.traceback)
+
+
+class WorkerLost(BigDLError, RuntimeError):
+    """A worker process or its host went away (killed, out of memory, preempted)."""
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional dependency or say how to install it.
+
+    Parameters
+    ----------
+    module : str
+        Dotted name of the module, e.g. ``"pyspark.sql"``.
+    extra : str
+        Name of the extra of the ``bigdl`` distribution that brings it.
+
+    Returns
+    -------
+    module
+
+    Raises
+    ------
+    MissingExtraError
+        If the top-level package of `module` is not installed.
+    """
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        raise MissingExtraError(
+            f"{package} is not installed; run: pip install 'bigdl[{extra}]'"
+        ) from error
