@@ -1,0 +1,6 @@
+"""Who runs the N workers of a distributed program."""
+
+from bigdl.orca.engine.base import Engine, Job
+from bigdl.orca.engine.spark import SparkEngine
+
+__all__ = ["Engine", "Job", "SparkEngine"]

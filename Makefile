@@ -1,0 +1,56 @@
+# One virtual environment in .venv; `make install` is done again only when what it depends on changes.
+# Linux wheels of torch on PyPI carry CUDA. For the smaller CPU build:
+#     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make install
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest
+LINTED := src python-tests examples benchmarks docs/conf.py setup.py
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo lint docs test test-all bench clean distclean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## create .venv and install BigDL in it with everything a developer needs
+
+# torch first: it decides which build of it (CPU or CUDA) all others are resolved with.
+$(VENV)/.installed: setup.py constraints.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) -e '.[orca,java,dev,docs]'
+	touch $@
+
+$(VENV)/.installed-ray: $(VENV)/.installed
+	$(PIP) -e '.[ray]'
+	touch $@
+
+demo: install ## train, evaluate and predict on a Spark DataFrame in local mode
+	$(BIN)/python examples/orca/digits.py
+
+lint: install ## ruff: rules and format
+	$(BIN)/ruff check $(LINTED)
+	$(BIN)/ruff format --check $(LINTED)
+
+# -E: a page that has not changed since a failed build must fail again.
+docs: install ## HTML pages in docs/_build/html; a warning is an error
+	$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs docs/_build/html
+
+test: install lint docs ## lint, documentation, and every test that is not slow
+	$(PYTEST) -m "not slow"
+
+test-all: install lint docs ## lint, documentation, and every test
+	$(PYTEST)
+
+bench: $(VENV)/.installed-ray ## measure the data path against its alternatives, side by side
+	$(BIN)/python benchmarks/feed.py
+
+clean: ## remove what builds and tests leave
+	rm -rf build dist src/*.egg-info docs/_build docs/api/generated htmlcov .coverage .coverage.* \
+	    .pytest_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	find src python-tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## also remove .venv
+	rm -rf $(VENV)

@@ -1,0 +1,197 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bigdl.common.errors import UsageError
+from bigdl.common.memory import (
+    available_memory,
+    cgroup_memory_limit,
+    memory_usage,
+    tune_allocator,
+)
+
+MB = 1 << 20
+
+
+def run(program, **environ):
+    """Run a program in a process whose allocator nobody has touched; returns what it printed."""
+    seen = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return seen.stdout
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Writes files of a made-up machine, given as path=text, and returns its root."""
+
+    def write(files):
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    return write
+
+
+def v2(**groups):
+    mount = "35 24 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    return {"proc/self/mountinfo": mount, "proc/self/cgroup": "0::/pod/main\n"} | {
+        f"sys/fs/cgroup/{name}": text for name, text in groups.items()
+    }
+
+
+# --- the allocator
+
+
+FAULTS_PER_LARGE_BUFFER = """
+import resource
+from bigdl.common.memory import tune_allocator
+if {tuned}:
+    assert tune_allocator()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def step():
+    for k in range(1, 5):
+        bytearray(b"x") * (k * 16 << 20)
+step()
+before = faults()
+step()
+step()
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "confstr"), reason="needs a Unix")
+def test_a_tuned_allocator_takes_no_page_faults_for_buffers_of_a_known_size():
+    if "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""):
+        pytest.skip("needs glibc")
+    untuned = int(run(FAULTS_PER_LARGE_BUFFER.format(tuned=False)))
+    tuned = int(run(FAULTS_PER_LARGE_BUFFER.format(tuned=True)))
+    assert untuned > 1000
+    assert tuned < untuned / 10
+
+
+@pytest.mark.parametrize("library", ["libjemalloc.so.2", "libtcmalloc_minimal.so.4"])
+def test_a_preloaded_allocator_is_left_alone(monkeypatch, library):
+    monkeypatch.setenv("LD_PRELOAD", f"/usr/lib/{library}")
+    assert tune_allocator() is False
+
+
+def test_another_libc_is_left_alone(monkeypatch):
+    class Musl:
+        def mallopt(self, parameter, value):
+            raise AssertionError("called")
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Musl())
+    assert tune_allocator() is False
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 31])
+@pytest.mark.parametrize("name", ["mmap_threshold", "trim_threshold", "top_pad"])
+def test_a_value_that_fits_no_c_int_is_refused_by_name(name, value):
+    with pytest.raises(UsageError, match=f"{name} .* not {value}"):
+        tune_allocator(**{name: value})
+
+
+# --- usage
+
+
+def test_memory_usage_sees_a_new_buffer_as_anonymous():
+    before = memory_usage()
+    buffer = bytearray(b"x") * (64 * MB)
+    after = memory_usage()
+    assert after.anonymous - before.anonymous > 48 * MB
+    assert after.rss - before.rss > 48 * MB
+    del buffer
+
+
+def test_memory_usage_sees_a_mapped_file_as_file(tmp_path):
+    import mmap
+
+    path = tmp_path / "spool"
+    path.write_bytes(b"x" * 64 * MB)
+    before = memory_usage()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as spool:
+        assert spool.find(b"y") == -1
+        after = memory_usage()
+        assert after.file + after.shared - before.file - before.shared > 48 * MB
+        assert after.anonymous - before.anonymous < 16 * MB
+
+
+def test_memory_usage_of_another_process_can_be_read():
+    program = "print('ready', flush=True); input()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert child.stdout.readline() == b"ready\n"
+        usage = memory_usage(child.pid, rollup=True)
+        assert usage.rss == usage.anonymous + usage.file + usage.shared
+        # The kernel counts the one exactly, the other only to within some pages per core.
+        assert 0 < usage.proportional <= usage.rss * 1.5
+    finally:
+        child.communicate(b"\n")
+
+
+def test_memory_usage_has_no_proportional_figure_unless_asked():
+    assert memory_usage().proportional is None
+
+
+def test_memory_usage_of_no_process_says_so():
+    with pytest.raises(UsageError, match="process 999999999 cannot be read"):
+        memory_usage(999999999)
+
+
+# --- limits
+
+
+def test_no_control_group_means_no_limit(tmp_path):
+    assert cgroup_memory_limit(tmp_path) is None
+
+
+def test_limit_of_v2_is_the_lowest_on_the_way_to_the_root(machine):
+    groups = {"pod/memory.max": "4294967296\n", "pod/main/memory.max": "max\n"}
+    assert cgroup_memory_limit(machine(v2(**groups))) == 4 << 30
+
+
+def test_limit_of_v1_ignores_the_figure_that_means_none(machine):
+    files = {
+        "proc/self/mountinfo": "31 30 0:27 / /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n",
+        "proc/self/cgroup": "4:memory:/job\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9223372036854771712\n",
+    }
+    assert cgroup_memory_limit(machine(files)) is None
+    files["sys/fs/cgroup/memory/job/memory.limit_in_bytes"] = "1073741824\n"
+    assert cgroup_memory_limit(machine(files)) == 1 << 30
+
+
+def test_available_memory_is_what_the_tightest_group_has_left_with_its_cache(machine):
+    groups = {
+        "pod/memory.max": f"{1000 * MB}\n",
+        "pod/memory.current": f"{900 * MB}\n",
+        "pod/memory.stat": f"anon {600 * MB}\ninactive_file {300 * MB}\n",
+        "pod/main/memory.max": f"{800 * MB}\n",
+        "pod/main/memory.current": f"{100 * MB}\n",
+    }
+    root = machine(v2(**groups) | {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 9999999 kB\n"})
+    assert available_memory(root) == 400 * MB
+
+
+def test_available_memory_is_the_machines_where_groups_leave_more(machine):
+    groups = {"pod/memory.max": f"{1000 * MB}\n", "pod/memory.current": "0\n"}
+    root = machine(v2(**groups) | {"proc/meminfo": "MemAvailable:  1024 kB\n"})
+    assert available_memory(root) == MB
+
+
+def test_available_memory_of_this_machine_is_less_than_all_of_it():
+    everything = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < available_memory() < everything

@@ -1,0 +1,84 @@
+"""Fixtures that several test modules share.
+
+A process can have one SparkContext only, and starting one takes seconds.  So the session has one
+local Spark (`orca_spark`), and the tests that need real executors (`local_cluster`) run after all
+others, on a second one that takes its place.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "local_cluster: runs late, with the tests that use the fixture of this name"
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    items.sort(key=needs_local_cluster)  # a stable sort
+
+
+def needs_local_cluster(item: pytest.Item) -> bool:
+    fixtures = getattr(item, "fixturenames", ())
+    both = {"orca_spark", "local_cluster"}.issubset(fixtures)
+    assert not both, f"{item.nodeid} uses orca_spark and local_cluster"
+    return "local_cluster" in fixtures or item.get_closest_marker("local_cluster") is not None
+
+
+@pytest.fixture(scope="session")
+def orca_spark() -> Iterator["pyspark.sql.SparkSession"]:  # noqa: F821
+    """A SparkSession on ``local[2,4]``, started by ``init_orca_context``."""
+    from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+
+    init_orca_context("local", cores=2, memory="2g")
+    yield OrcaContext.get_spark_session()
+    stop_orca_context()
+
+
+@pytest.fixture(scope="session")
+def local_cluster(tmp_path_factory) -> Iterator["pyspark.sql.SparkSession"]:  # noqa: F821
+    """A SparkSession on two executors of one core and 1 GB each, every one in its own JVM."""
+    from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+    from bigdl.orca.cluster.spark import SparkCluster
+
+    stop_orca_context()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_HOME", str(spark_home(tmp_path_factory.mktemp("spark-home"))))
+        init_orca_context(
+            "local",
+            cores=2,
+            memory="1g",
+            conf={"spark.master": "local-cluster[2,1,1024]", "spark.executor.memory": "1g"},
+        )
+        give_up = time.monotonic() + 120
+        while SparkCluster.from_active().slots() < 2:
+            assert time.monotonic() < give_up, "the executors did not register within 120 s"
+            time.sleep(0.1)
+        yield OrcaContext.get_spark_session()
+        stop_orca_context()
+
+
+def spark_home(directory: Path) -> Path:
+    """PySpark's own Spark behind links: executors write their logs below it, in ``work``."""
+    import pyspark
+
+    for part in Path(pyspark.__file__).parent.iterdir():
+        (directory / part.name).symlink_to(part)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The directory of data sets that the environment variable BIGDL_DATA names."""
+    name = os.environ.get("BIGDL_DATA")
+    if not name:
+        pytest.skip("BIGDL_DATA does not name a directory of data sets")
+    if not Path(name).is_dir():
+        pytest.skip(f"BIGDL_DATA={name} is not a directory")
+    return Path(name)

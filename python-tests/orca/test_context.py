@@ -1,0 +1,516 @@
+"""The life of a context: start, reuse, stop, and that no process survives it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bigdl.common.cpu import core_count
+from bigdl.common.errors import UsageError
+from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+from bigdl.orca.cluster import spark as spark_module
+from bigdl.orca.cluster.spark import SparkCluster, local_properties
+
+# The programs below start JVMs of their own; they need not run fast for long.
+QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "JAVA_TOOL_OPTIONS": QUICK_START,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        **more,
+    }
+
+
+def start(path: Path, program: str, command: tuple[str, ...] = (sys.executable,), **more: str):
+    path.write_text(textwrap.dedent(program))
+    return subprocess.Popen(
+        [*command, str(path)],
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def last_line(process: subprocess.Popen) -> dict:
+    """Wait for a program and read the JSON that it wrote at the end."""
+    out, err = process.communicate(timeout=150)
+    assert process.returncode == 0, err
+    return json.loads(out.strip().splitlines()[-1])
+
+
+def survivors(pids: list[int], seconds: float) -> list[int]:
+    give_up = time.monotonic() + seconds
+    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < give_up:
+        time.sleep(0.1)
+    return left
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def no_context(monkeypatch):
+    """Look as if no SparkContext were active, for calls that are refused before they start one."""
+    monkeypatch.setattr(spark_module, "active_context", lambda: None)
+
+
+# Import ----------------------------------------------------------------------------------------
+
+
+def test_import_is_light_and_changes_nothing():
+    program = """
+        import json, os, sys, time, threading
+        environment = dict(os.environ)
+        start = time.perf_counter()
+        import bigdl.orca, bigdl.orca.common
+        seconds = time.perf_counter() - start
+        heavy = {"torch", "pyspark", "py4j", "pandas", "numpy", "pyarrow"} & set(sys.modules)
+        changed = dict(os.environ) != environment
+        print(json.dumps([seconds, sorted(heavy), changed, threading.active_count()]))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    runs = [json.loads(subprocess.check_output(command, env=environment())) for _ in range(3)]
+    assert min(seconds for seconds, *_ in runs) < 0.3
+    assert runs[0][1:] == [[], False, 1]
+
+
+def test_old_import_path_has_the_same_objects():
+    from bigdl.orca import common
+
+    assert common.init_orca_context is init_orca_context
+    assert common.stop_orca_context is stop_orca_context
+    assert common.OrcaContext is OrcaContext
+
+
+# Arguments -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"cluster_mode": "mesos"}, r"cluster_mode must be one of local, yarn, .* but got 'mesos'"),
+        ({"cluster_mode": 3}, r"cluster_mode must be one of .*spark-submit, bigdl-submit"),
+        ({"runtime": "dask"}, r"runtime must be one of spark, ray, but got 'dask'"),
+        ({"runtime": "ray"}, r'runtime="ray" is not available: this version of BigDL supports'),
+        ({"init_ray_on_spark": True}, r"init_ray_on_spark=True is not available"),
+        ({"cores": 0}, r'cores must be a whole number of at least 1 or "\*", but got 0'),
+        ({"cores": "all"}, r"cores must be .* but got 'all'"),
+        ({"cores": 1.5}, r"cores must be .* but got 1.5"),
+        ({"cores": True}, r"cores must be .* but got True"),
+        ({"memory": "2 gigs"}, r"memory must be a whole number and a unit .* but got '2 gigs'"),
+        ({"memory": "1.5g"}, r"memory must be .* but got '1.5g'"),
+        ({"memory": 2}, r"memory must be .* but got 2"),
+        ({"memory": "100m"}, r'memory must be at least "512m" for Spark to start'),
+        ({"num_nodes": 0}, r"num_nodes must be a whole number of at least 1, but got 0"),
+        ({"conf": "spark.ui.enabled"}, r"conf must be a dict of Spark properties"),
+        ({"conf": {1: 2}}, r"conf must be a dict of Spark properties"),
+        ({"spark_log_level": "LOUD"}, r"spark_log_level must be one of ALL, .* but got 'LOUD'"),
+        ({"python_location": "/no/python"}, r"python_location must be .* but got '/no/python'"),
+        ({"core": 4}, r"has no argument 'core': did you mean 'cores'\?"),
+        ({"sparkloglevel": "INFO"}, r"'sparkloglevel': did you mean 'spark_log_level'\?"),
+        ({"object_store": "1g"}, r"'object_store': did you mean 'object_store_memory'\?"),
+    ],
+)
+def test_a_wrong_argument_is_one_clear_sentence(arguments, message):
+    with pytest.raises(UsageError, match=message) as error:
+        init_orca_context(**arguments)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    ["yarn", "Yarn-Client", "yarn-cluster", "k8s", "K8S-client", "k8s-cluster", "standalone"],
+)
+def test_a_mode_of_a_later_version_says_what_this_one_has(no_context, mode):
+    with pytest.raises(
+        UsageError, match=f'cluster_mode="{mode.lower()}" is not available'
+    ) as error:
+        init_orca_context(mode, num_nodes=2, driver_memory="4g")
+    assert "already active" in str(error.value)
+    assert "spark-submit" in str(error.value)
+
+
+def test_local_mode_refuses_the_master_of_a_cluster(no_context):
+    with pytest.raises(UsageError, match=r"cannot use spark.master=spark://host"):
+        init_orca_context("local", conf={"spark.master": "spark://host:7077"})
+
+
+def test_spark_connect_is_refused(no_context, monkeypatch):
+    monkeypatch.setenv("SPARK_REMOTE", "sc://host")
+    with pytest.raises(UsageError, match="SPARK_REMOTE=sc://host asks for Spark Connect: unset"):
+        init_orca_context()
+
+
+def test_users_conf_wins_over_the_properties_of_local_mode():
+    own = {"spark.sql.shuffle.partitions": "3", "spark.master": "local[7]"}
+    properties = local_properties(2, "3g", own)
+    assert properties.items() >= own.items()
+    assert properties["spark.driver.memory"] == "3g"
+    assert properties["spark.ui.enabled"] == "false"
+    assert local_properties(2, "3g", {"spark.ui.port": "4050"})["spark.ui.enabled"] == "true"
+
+
+# Settings --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "accepted", "refused"),
+    [
+        ("log_output", False, {True: True}, ["true", 1, None]),
+        ("pandas_read_backend", "spark", {"pandas": "pandas", "SPARK": "spark"}, ["dask", None]),
+        ("_eager_mode", True, {False: False}, ["no", 0]),
+        ("serialize_data_creator", False, {True: True}, ["yes", None]),
+        (
+            "train_data_store",
+            "DRAM",
+            {"pmem": "PMEM", "DISK_2": "DISK_2", "disk_10": "DISK_10"},
+            ["TAPE", "DISK_", "DISK_0", "DISK_x", 2],
+        ),
+        ("_shard_size", None, {10: 10, None: None}, [0, -1, "10", 1.5, True]),
+        ("barrier_mode", True, {False: False}, ["off", None]),
+    ],
+)
+def test_settings_have_defaults_and_refuse_other_values(name, default, accepted, refused):
+    assert getattr(OrcaContext, name) == default
+    try:
+        for value, kept in accepted.items():
+            setattr(OrcaContext, name, value)
+            assert getattr(OrcaContext, name) == kept
+        for value in refused:
+            with pytest.raises(UsageError, match=f"OrcaContext.{name} must be"):
+                setattr(OrcaContext, name, value)
+            assert getattr(OrcaContext, name) == kept
+    finally:
+        setattr(OrcaContext, name, default)
+
+
+def test_without_a_context_the_getters_say_so(no_context):
+    for get in (
+        OrcaContext.get_spark_context,
+        OrcaContext.get_spark_session,
+        OrcaContext.get_sql_context,
+        SparkCluster.from_active,
+    ):
+        with pytest.raises(RuntimeError, match=r"No active SparkContext\. Please create"):
+            get()
+
+
+def test_ray_context_is_not_available():
+    with pytest.raises(UsageError, match="get_ray_context is not available"):
+        OrcaContext.get_ray_context()
+
+
+# One local Spark -------------------------------------------------------------------------------
+
+
+def test_local_mode_is_tuned_for_one_machine(orca_spark):
+    conf = orca_spark.sparkContext.getConf()
+    assert orca_spark.sparkContext.master == "local[2,4]"
+    assert conf.get("spark.driver.host") == conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert orca_spark.sparkContext.uiWebUrl is None
+    assert orca_spark.sparkContext.pythonExec == sys.executable
+    assert orca_spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
+    assert int(orca_spark.conf.get("spark.sql.shuffle.partitions")) < 200
+
+
+def test_local_mode_listens_on_loopback_only(orca_spark):
+    addresses = {
+        connection.laddr.ip
+        for process in psutil.Process().children(recursive=True)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert addresses
+    assert all(address in ("127.0.0.1", "::1", "::ffff:127.0.0.1") for address in addresses)
+
+
+def test_a_failed_task_is_tried_again(orca_spark):
+    def fail_once(rows):
+        from pyspark import TaskContext
+
+        if TaskContext.get().attemptNumber() == 0:
+            raise RuntimeError("the first attempt fails on purpose")
+        return rows
+
+    assert orca_spark.sparkContext.parallelize([1, 2], 1).mapPartitions(fail_once).count() == 2
+
+
+def test_workers_import_what_the_driver_can(orca_spark):
+    # `survivors` is pickled by reference to this module, which lies in no installed package.
+    found = orca_spark.sparkContext.parallelize([[]], 1).map(lambda x: survivors(x, 0)).collect()
+    assert found == [[]]
+
+
+def test_cluster_describes_local_mode(orca_spark):
+    cluster = SparkCluster.from_active()
+    assert (cluster.nodes, cluster.cores_per_node, cluster.slots()) == (1, 2, 2)
+    assert cluster.is_local
+    assert not cluster.dynamic_allocation
+    assert cluster.driver_host == "127.0.0.1"
+    assert cluster.sc is orca_spark.sparkContext
+    assert cluster.spark is orca_spark
+
+
+def test_getters_return_the_active_objects(orca_spark):
+    assert OrcaContext.get_spark_context() is orca_spark.sparkContext
+    assert OrcaContext.get_spark_session() is orca_spark
+    assert OrcaContext.get_sql_context().sql("select 1 as one").first().one == 1
+
+
+def test_an_active_context_is_reused_and_says_what_it_ignores(orca_spark, caplog):
+    assert init_orca_context("local", cores=2, memory="2g") is orca_spark.sparkContext
+    assert init_orca_context("spark-submit") is orca_spark.sparkContext
+    assert init_orca_context() is orca_spark.sparkContext
+    assert caplog.text == ""
+    assert init_orca_context("yarn", cores=8, conf={"a": 1}) is orca_spark.sparkContext
+    assert "cluster_mode, conf, cores: no effect" in caplog.text
+    assert "the active SparkContext (master local[2,4]) is reused" in caplog.text
+
+
+# Lives in one process --------------------------------------------------------------------------
+
+LIVES = """
+    import io, json, logging, os, signal, sys, time
+    import psutil
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+    from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+
+    log = io.StringIO()
+    logging.getLogger("bigdl.orca").addHandler(logging.StreamHandler(log))
+    logging.getLogger("bigdl.orca").setLevel(logging.INFO)
+    facts = {}
+
+    def alive():
+        return sorted(
+            process.name()
+            for process in psutil.Process().children(recursive=True)
+            if process.status() != psutil.STATUS_ZOMBIE
+        )
+
+    def heap(sc):
+        return sc._jvm.java.lang.Runtime.getRuntime().maxMemory() / 2**20
+
+    def traces():
+        of_pyspark = ("SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
+        variables = {name: os.environ[name] for name in os.environ if name not in of_pyspark}
+        return [variables, list(sys.path), str(signal.getsignal(signal.SIGINT))]
+
+    def settled(expected):
+        give_up = time.monotonic() + 3
+        while (names := alive()) != expected and time.monotonic() < give_up:
+            time.sleep(0.05)
+        return names
+
+    stop_orca_context()  # nothing to stop
+    facts["before any context"] = alive()
+
+    # A context that the program made itself.
+    conf = SparkConf().setMaster("local[1]").setAppName("mine").set("spark.ui.enabled", "false")
+    own = SparkContext(conf=conf)
+    facts["reused"] = init_orca_context("local", memory="1g") is own
+    facts["python of the reused context"] = own.pythonExec == sys.executable
+    facts["reuse was said"] = "is reused" in log.getvalue()
+    stop_orca_context()
+    facts["own context stopped"] = own._jsc is None
+    facts["own JVM left alone"] = alive()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.path[:] = [path for path in sys.path if "spark-" not in path or "userFiles" not in path]
+
+    # Three lives with different memory.
+    before = traces()
+    log.truncate(0)
+    sc = init_orca_context("LOCAL", cores="2", memory="512MB", num_nodes=2, driver_cores=4)
+    facts["log"] = log.getvalue()
+    facts["JVMs"] = [alive().count("java")]
+    facts["sum"] = OrcaContext.get_spark_session().range(10).rdd.map(lambda row: row.id).sum()
+    facts["heap"] = [heap(sc)]
+    facts["signal handler taken"] = str(signal.getsignal(signal.SIGINT)) != before[2]
+    stop_orca_context()
+    facts["left"] = [settled([])]
+    facts["same as before"] = traces() == before
+    stop_orca_context()
+
+    OrcaContext.log_output = True
+    streams, sys.stdout, sys.stderr = (sys.stdout, sys.stderr), io.StringIO(), io.StringIO()
+    sc = init_orca_context(memory="800m", spark_log_level="info")
+    facts["master"] = sc.master
+    facts["heap"].append(heap(sc))
+    facts["count"] = SparkSession.builder.getOrCreate().range(5).count()
+    output = sys.stdout.getvalue() + sys.stderr.getvalue()
+    sys.stdout, sys.stderr = streams
+    facts["output shown"] = "INFO SparkContext" in output
+    OrcaContext.log_output = False
+
+    sc.stop()  # by the user, who then starts again without stop_orca_context
+    sc = init_orca_context("local", cores=1, memory="700m", conf={"spark.app.name": "third"})
+    facts["heap"].append(heap(sc))
+    facts["JVMs"].append(settled(["java"]).count("java"))
+    facts["name"] = sc.appName
+
+    child = os.fork()
+    if child == 0:
+        stop_orca_context()  # the context belongs to the parent
+        os._exit(0)
+    os.waitpid(child, 0)
+    facts["count after fork"] = sc.parallelize(range(7), 1).map(str).count()
+
+    # The process exits without stop_orca_context.
+    facts["pids at exit"] = [each.pid for each in psutil.Process().children(recursive=True)]
+    print(json.dumps(facts))
+"""
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("lives")
+    return last_line(start(directory / "lives.py", LIVES))
+
+
+def test_stop_without_a_context_does_nothing(lives):
+    assert lives["before any context"] == []
+
+
+def test_a_context_of_the_program_is_reused_and_its_jvm_left_alone(lives):
+    assert lives["reused"]
+    assert lives["reuse was said"]
+    assert lives["python of the reused context"]
+    assert lives["own context stopped"]
+    assert lives["own JVM left alone"] == ["java"]
+
+
+def test_each_life_has_the_memory_it_asked_for(lives):
+    # The serial collector does not count one of its survivor spaces.
+    for heap, asked in zip(lives["heap"], [512, 800, 700], strict=True):
+        assert 0.94 * asked <= heap <= asked
+
+
+def test_a_life_leaves_nothing_behind(lives):
+    assert lives["left"] == [[]]
+    assert lives["JVMs"] == [1, 1]
+    assert lives["signal handler taken"]
+    assert lives["same as before"]
+
+
+def test_jobs_run_in_every_life(lives):
+    assert (lives["sum"], lives["count"], lives["count after fork"]) == (45, 5, 7)
+    assert lives["master"] == f"local[{core_count()},4]"
+    assert lives["name"] == "third"
+
+
+def test_a_start_says_what_it_does_and_what_it_ignores(lives):
+    assert "Initializing orca context" in lives["log"]
+    assert "driver_cores, num_nodes: no effect, because this is local mode" in lives["log"]
+
+
+def test_log_output_shows_the_jvm_in_pythons_streams(lives):
+    assert lives["output shown"]
+
+
+def test_the_exit_of_the_process_stops_everything(lives):
+    assert lives["pids at exit"]
+    assert survivors(lives["pids at exit"], 3) == []
+
+
+SUBMITTED = """
+    import json, logging, io
+    from bigdl.orca import init_orca_context, stop_orca_context
+
+    log = io.StringIO()
+    logging.getLogger("bigdl.orca").addHandler(logging.StreamHandler(log))
+    sc = init_orca_context("bigdl-submit", cores=8, conf={"spark.app.name": "other"})
+    facts = {"master": sc.master, "name": sc.appName, "log": log.getvalue()}
+    stop_orca_context()
+    sc = init_orca_context("spark-submit")  # the command's JVM is still there
+    facts["sum"] = sc.parallelize(range(5), 1).map(lambda x: x).sum()
+    stop_orca_context()
+    sc = init_orca_context("local", cores=1)
+    facts["local"] = sc.master
+    facts["local log"] = log.getvalue()
+    print(json.dumps(facts))
+"""
+
+
+def test_spark_submit_mode_takes_the_settings_of_the_command(tmp_path):
+    import pyspark
+
+    submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
+    options = ("--master", "local[3]", "--name", "submitted", "--conf", "spark.ui.enabled=false")
+    facts = last_line(
+        start(
+            tmp_path / "submitted.py",
+            SUBMITTED,
+            (submit, *options),
+            PYSPARK_PYTHON=sys.executable,
+        )
+    )
+    assert (facts["master"], facts["name"]) == ("local[3]", "submitted")
+    assert "conf, cores: no effect, because the settings are those of the" in facts["log"]
+    assert facts["sum"] == 10
+    assert facts["local"] == "local[1,4]"
+    assert "takes the place of the master of the spark-submit command" in facts["local log"]
+
+
+KILLED = """
+    import json, threading, time
+    import psutil
+    from bigdl.orca import init_orca_context
+
+    def never_returns(rows):
+        import time
+        time.sleep(600)
+        return rows
+
+    sc = init_orca_context("local", cores=2, memory="512m")
+    sc.parallelize(range(2), 2).count()
+    job = sc.parallelize(range(2), 2).mapPartitions(never_returns)
+    threading.Thread(target=job.count, daemon=True).start()
+    # The JVM, the daemon of the Python workers and two workers.
+    while len(children := psutil.Process().children(recursive=True)) < 4:
+        time.sleep(0.05)
+    print(json.dumps([each.pid for each in children]), flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.fault
+def test_a_killed_driver_leaves_no_process(tmp_path):
+    driver = start(tmp_path / "killed.py", KILLED)
+    try:
+        pids = json.loads(driver.stdout.readline())
+        assert all(is_running(pid) for pid in pids)
+    finally:
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.communicate(timeout=60)
+    assert survivors(pids, 30) == []
+
+
+# Executors -------------------------------------------------------------------------------------
+
+
+def test_cluster_describes_executors(local_cluster):
+    cluster = SparkCluster.from_active()
+    assert (cluster.nodes, cluster.cores_per_node, cluster.slots()) == (2, 1, 2)
+    assert not cluster.is_local
+    assert not cluster.dynamic_allocation
+    assert cluster.driver_host == "127.0.0.1"
+
+
+def test_executors_import_what_the_driver_can(local_cluster):
+    numbers = local_cluster.sparkContext.parallelize([[], []], 2)
+    assert numbers.map(lambda x: survivors(x, 0)).collect() == [[], []]

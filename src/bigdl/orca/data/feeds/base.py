@@ -1,0 +1,65 @@
+"""What a Feed is, in prose.
+
+A **Feed** is an input of any kind (a Spark DataFrame, XShards, a DataLoader, ...) seen as
+"N shards of columnar batches".  It is made on the driver by :func:`bigdl.orca.data.feeds.as_feed`
+and lives for one call of ``fit`` or ``evaluate``:
+
+1. The Estimator asks the chooser for a Feed and passes it to an Engine.
+2. The Engine calls :meth:`Feed.prepare` once, on the driver.  The Feed checks everything that can
+   be known before a job is submitted and describes, in the terms of the engine, how N tasks get
+   their rows (an :class:`Ingest`).
+3. On every worker the Ingest's picklable ``reader`` turns what arrives into a
+   :class:`~bigdl.orca.data.feeds.shard.Shard`: columns in memory-mapped files, so that epochs
+   2...n do not touch the engine's data path again and memory is the page cache's.
+
+Promises: every row reaches exactly one worker, once; nothing goes through the driver; equal input
+gives an equal order of the rows in every shard, whatever the network did.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Feed", "Ingest", "SourceError"]
+
+
+class SourceError(Exception):
+    """A fault in the rows themselves (a null, a ragged array), found while they are converted.
+
+    It travels to the driver as text and is raised there as a
+    :class:`~bigdl.common.errors.UsageError`.
+    """
+
+
+@dataclass
+class Ingest:
+    """How the N tasks of an engine get their rows.
+
+    Attributes
+    ----------
+    frame : object
+        What the engine runs its tasks over; for Spark a DataFrame with exactly N partitions.
+    reader : callable
+        ``reader(batches, directory, shard) -> dict[str, Shard]``; picklable, runs in the worker.
+    close : callable
+        Frees what was persisted for the time of the call; safe to call twice.
+    """
+
+    frame: Any
+    reader: Callable
+    close: Callable[[], None] = field(default=lambda: None)
+
+
+class Feed(ABC):
+    """An input to ``fit``, ``evaluate`` or ``Engine.run``."""
+
+    #: names of the columns given to the model, and of the targets
+    feature_cols: Sequence[str] = ()
+    label_cols: Sequence[str] = ()
+
+    @abstractmethod
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+        """Check the input and describe how `num_workers` tasks get its rows."""

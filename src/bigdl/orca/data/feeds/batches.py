@@ -1,0 +1,121 @@
+"""Which rows of which shard form which batch.
+
+The rows of all shards are interleaved in proportion to the shards' sizes and cut into batches of
+exactly `batch_size` rows.  So the number of steps is that of a single process,
+``ceil(rows / batch_size)``, however uneven the shards are, all shards end in the same step, and
+with equal shards every worker has ``batch_size / N`` rows of each batch.  A worker may have no
+row of a batch (always so with an empty shard).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+
+__all__ = ["BatchPlan", "permutation"]
+
+
+class BatchPlan:
+    """The cut of N shards into global batches.
+
+    Parameters
+    ----------
+    rows : sequence of int
+        Rows of each shard, in rank order.
+    batch_size : int
+        Rows of a global batch.
+    drop_last : bool
+        Leave out the last batch when it is not full.
+
+    Attributes
+    ----------
+    steps : int
+        Number of global batches in an epoch.
+    total : int
+        Number of rows of an epoch.
+    """
+
+    def __init__(self, rows: Sequence[int], batch_size: int, drop_last: bool = False):
+        if batch_size < 1:
+            raise UsageError(f"batch_size should be a positive integer, got {batch_size}")
+        self._rows = np.asarray(rows, dtype=np.int64)
+        self.batch_size = int(batch_size)
+        everything = int(self._rows.sum())
+        full = everything // self.batch_size
+        self.steps = full if drop_last else -(-everything // self.batch_size)
+        self.total = min(self.steps * self.batch_size, everything)
+        self._last = (-1, np.zeros_like(self._rows))
+
+    def batch(self, step: int, rank: int) -> tuple[int, int, int]:
+        """The rows of shard `rank` in global batch `step`.
+
+        Returns
+        -------
+        start, stop : int
+            A range of positions in the shard's order of the epoch; empty if it has no row there.
+        batch_rows : int
+            Rows of the whole global batch.
+        """
+        low, high = self._taken(step), self._taken(step + 1)
+        self._last = (step + 1, high)
+        return int(low[rank]), int(high[rank]), int((high - low).sum())
+
+    def _taken(self, step: int) -> np.ndarray:
+        """Rows of each shard among the first `step` batches.
+
+        Row i of a shard of n rows stands at the place ``(i + 1/2) / n`` of the epoch; the first
+        c rows by place (ties by rank) are the first batches.
+        """
+        if step == self._last[0]:
+            return self._last[1]
+        rows, count = self._rows, min(step * self.batch_size, self.total)
+        everything = int(rows.sum())
+        if count >= everything:
+            return rows
+        if everything >= 2**30:  # the products below would not fit in 64 bits
+            rows = rows.astype(object)
+        # rows whose place is below count / everything: about `count` of them
+        taken = (2 * count * rows + everything - 1) // (2 * everything)
+        excess = int(taken.sum()) - count
+        if excess:
+            _move(taken, rows, excess)
+        return taken.astype(np.int64)
+
+
+def _move(taken, rows, excess):
+    """Give back the last `excess` rows by place, or take the next ``-excess`` ones."""
+    sign, shift = (-1, 0) if excess > 0 else (1, 1)
+
+    def entry(rank):
+        index = int(taken[rank]) - 1 + shift
+        if 0 <= index < rows[rank]:
+            return (Fraction(2 * index + 1, 2 * int(rows[rank])) * sign, rank * sign)
+        return None
+
+    heap = [e for e in map(entry, range(len(rows))) if e]
+    heapq.heapify(heap)
+    for _ in range(abs(excess)):
+        rank = heap[0][1] * sign
+        taken[rank] += sign
+        following = entry(rank)
+        if following:
+            heapq.heapreplace(heap, following)
+        else:
+            heapq.heappop(heap)
+
+
+def permutation(rows: int, seed: int, epoch: int, shard: int = 0) -> np.ndarray:
+    """The order of a shard's rows in one epoch: a function of (seed, epoch, shard) alone.
+
+    Returns
+    -------
+    ndarray of int32 or int64, shape (rows,)
+    """
+    order = np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64)
+    np.random.default_rng([seed, epoch, shard]).shuffle(order)
+    return order

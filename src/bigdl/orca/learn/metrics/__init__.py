@@ -1,0 +1,56 @@
+"""Metrics whose figure does not depend on how the rows were spread over workers.
+
+A :class:`Metric` is what a user writes in ``metrics=[Accuracy(), AUC()]``: a few parameters and a
+name, cheap to pickle.  On each worker :meth:`Metric.get_metric` makes a fresh
+:class:`TorchMetric` out of it, the state that is fed with batches.  The states of all workers
+come together with :func:`merge_states`, and a ``TorchMetric`` that loads the merged state computes
+the figure.  Counts are kept in int64 and sums in float64, never a mean of means, so N workers and
+one process give the same figure (to float64 rounding), also when a worker saw no row.
+
+Importing this package does not import torch.
+"""
+
+from bigdl.orca.learn.metrics.adapters import CustomizedMetric
+from bigdl.orca.learn.metrics.base import Metric
+from bigdl.orca.learn.metrics.confusion import F1Score, Precision, Recall
+from bigdl.orca.learn.metrics.curves import AUC, ROC, PrecisionRecallCurve
+from bigdl.orca.learn.metrics.means import (
+    MAE,
+    MSE,
+    Accuracy,
+    BinaryAccuracy,
+    BinaryCrossEntropy,
+    CategoricalAccuracy,
+    CategoricalCrossEntropy,
+    KLDivergence,
+    Poisson,
+    SparseCategoricalAccuracy,
+    SparseCategoricalCrossEntropy,
+    Top5Accuracy,
+)
+from bigdl.orca.learn.metrics.state import TorchMetric, merge_states
+
+__all__ = [
+    "AUC",
+    "MAE",
+    "MSE",
+    "ROC",
+    "Accuracy",
+    "BinaryAccuracy",
+    "BinaryCrossEntropy",
+    "CategoricalAccuracy",
+    "CategoricalCrossEntropy",
+    "CustomizedMetric",
+    "F1Score",
+    "KLDivergence",
+    "Metric",
+    "Poisson",
+    "Precision",
+    "PrecisionRecallCurve",
+    "Recall",
+    "SparseCategoricalAccuracy",
+    "SparseCategoricalCrossEntropy",
+    "Top5Accuracy",
+    "TorchMetric",
+    "merge_states",
+]

@@ -1,0 +1,51 @@
+"""A progress bar on the driver, fed by the workers' heartbeat; terminal and notebook alike."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["ProgressBar", "is_interactive"]
+
+
+def is_interactive() -> bool:
+    """Whether somebody watches: a terminal or a notebook."""
+    if "ipykernel" in sys.modules:
+        return True
+    return bool(getattr(sys.stderr, "isatty", lambda: False)())
+
+
+class ProgressBar:
+    """Steps of a fit.
+
+    Parameters
+    ----------
+    show : bool
+        False makes every method do nothing.
+    """
+
+    def __init__(self, show: bool):
+        self._show = show
+        self._bar = None
+
+    def update(self, progress: dict) -> None:
+        """Take over what rank 0 reported: epoch, epochs, step, steps, loss."""
+        if not self._show:
+            return
+        if self._bar is None:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(desc="fit", unit="step", leave=True)
+        bar = self._bar
+        first = progress["epochs"] * progress["steps"]
+        bar.total = first
+        bar.n = progress["epoch"] * progress["steps"] + progress["step"]
+        text = f"epoch {progress['epoch'] + 1}/{progress['epochs']}"
+        bar.set_description(text, refresh=False)
+        if progress["loss"] is not None:
+            bar.set_postfix(loss=f"{progress['loss']:.4f}", refresh=False)
+        bar.refresh()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

@@ -1,0 +1,64 @@
+"""The state of a PyTorch training as bytes, and back, always loadable with ``weights_only=True``."""
+
+from __future__ import annotations
+
+import io
+import random
+
+__all__ = ["capture_rng", "dumps", "loads", "restore_rng", "seed_everything"]
+
+
+def dumps(value) -> bytes:
+    """Tensors and plain containers as the bytes of ``torch.save``."""
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def loads(data: bytes):
+    """The inverse of :func:`dumps`; runs no code of the data."""
+    import torch
+
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def seed_everything(seed: int, rank: int = 0) -> None:
+    """Seed torch, numpy and random; ranks draw different numbers."""
+    import numpy as np
+    import torch
+
+    mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+    torch.manual_seed(mixed)
+    np.random.seed(mixed)
+    random.seed(mixed)
+
+
+def capture_rng() -> dict:
+    """The state of the random generators of torch, numpy and random."""
+    import numpy as np
+    import torch
+
+    _, keys, position, has_gauss, cached = np.random.get_state()
+    version, numbers, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.from_numpy(keys.astype("int64")),
+        "numpy_rest": [int(position), int(has_gauss), float(cached)],
+        "random": torch.tensor(numbers, dtype=torch.int64),
+        "random_rest": [version, gauss],
+    }
+
+
+def restore_rng(state: dict) -> None:
+    """The inverse of :func:`capture_rng`."""
+    import numpy as np
+    import torch
+
+    torch.set_rng_state(state["torch"])
+    position, has_gauss, cached = state["numpy_rest"]
+    keys = state["numpy"].numpy().astype("uint32")
+    np.random.set_state(("MT19937", keys, position, has_gauss, cached))
+    version, gauss = state["random_rest"]
+    random.setstate((version, tuple(state["random"].tolist()), gauss))
