@@ -341,6 +341,7 @@ LIVES = """
     facts["sum"] = OrcaContext.get_spark_session().range(10).rdd.map(lambda row: row.id).sum()
     facts["heap"] = [heap(sc)]
     facts["signal handler taken"] = str(signal.getsignal(signal.SIGINT)) != before[2]
+    sc.stop()  # as a user may do; the JVM is still there
     stop_orca_context()
     facts["left"] = [settled([])]
     facts["same as before"] = traces() == before
@@ -353,11 +354,23 @@ LIVES = """
     facts["heap"].append(heap(sc))
     facts["count"] = SparkSession.builder.getOrCreate().range(5).count()
     output = sys.stdout.getvalue() + sys.stderr.getvalue()
-    sys.stdout, sys.stderr = streams
     facts["output shown"] = "INFO SparkContext" in output
+
+    os.kill(sc._gateway.proc.pid, signal.SIGKILL)  # as the kernel does when memory runs out
+    sc._gateway.proc.wait()
+    try:
+        OrcaContext.get_spark_context()
+    except RuntimeError as error:
+        facts["after a crash"] = str(error)
+    try:
+        init_orca_context(memory="99999999t")
+    except ValueError as error:
+        facts["too much memory"] = str(error)
+    facts["words of the JVM"] = "Invalid maximum heap size" in sys.stderr.getvalue()
+    facts["left"].append(settled([]))
+    sys.stdout, sys.stderr = streams
     OrcaContext.log_output = False
 
-    sc.stop()  # by the user, who then starts again without stop_orca_context
     sc = init_orca_context("local", cores=1, memory="700m", conf={"spark.app.name": "third"})
     facts["heap"].append(heap(sc))
     facts["JVMs"].append(settled(["java"]).count("java"))
@@ -401,7 +414,7 @@ def test_each_life_has_the_memory_it_asked_for(lives):
 
 
 def test_a_life_leaves_nothing_behind(lives):
-    assert lives["left"] == [[]]
+    assert lives["left"] == [[], []]
     assert lives["JVMs"] == [1, 1]
     assert lives["signal handler taken"]
     assert lives["same as before"]
@@ -416,6 +429,15 @@ def test_jobs_run_in_every_life(lives):
 def test_a_start_says_what_it_does_and_what_it_ignores(lives):
     assert "Initializing orca context" in lives["log"]
     assert "driver_cores, num_nodes: no effect, because this is local mode" in lives["log"]
+
+
+def test_a_crash_of_the_jvm_is_noticed_and_survived(lives):
+    assert lives["after a crash"].startswith("No active SparkContext")
+
+
+def test_a_jvm_that_cannot_start_is_one_clear_sentence(lives):
+    assert "memory was '99999999t'" in lives["too much memory"]
+    assert lives["words of the JVM"]
 
 
 def test_log_output_shows_the_jvm_in_pythons_streams(lives):

@@ -207,13 +207,12 @@ class LaunchedSpark:
         gateway, readers = None, []
         try:
             with _environment({**environment, "JAVA_HOME": str(java.home)}):
-                gateway = _launch_gateway(conf, log_output)
-                if log_output:
-                    readers = _copy_output(gateway.proc)
+                gateway = _launch_gateway(conf, readers if log_output else None)
                 sc = _new_context(conf, gateway)
         except BaseException:
             if gateway is not None:
                 _shut_down(gateway)
+            _join(readers)
             java.close()
             raise
         return cls(sc, java, readers, sigint)
@@ -227,8 +226,7 @@ class LaunchedSpark:
         if active is not None and active._gateway is self._gateway:
             _stop_context(active)
         _shut_down(self._gateway)
-        for reader in self._readers:
-            reader.join(timeout=EXIT_GRACE_S)
+        _join(self._readers)
         self._java.close()
         with suppress(ValueError):
             sys.path.remove(self._files)  # PySpark added it
@@ -408,19 +406,40 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _launch_gateway(conf: Any, log_output: bool) -> Any:
+def _launch_gateway(conf: Any, readers: list[threading.Thread] | None) -> Any:
+    """Start a JVM; with a list of `readers`, add the threads that copy its output."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} if log_output else {}
+    pipes = {}
+    if readers is not None:
+        for name in ("stdout", "stderr"):
+            source, pipes[name] = os.pipe()
+            readers.append(threading.Thread(target=_copy, args=(source, name), daemon=True))
+            readers[-1].start()
     try:
-        return launch_gateway(conf, pipes)
+        return launch_gateway(conf, dict(pipes))
     except PySparkRuntimeError as error:
         raise UsageError(
-            "the Java process of Spark ended at once (its own words are on standard error); it "
-            f"was started with memory {conf.get('spark.driver.memory')!r} and "
-            f"{len(conf.getAll())} properties, so check these and the Java installation"
+            "the Java process of Spark ended at once, and standard error shows why; "
+            f"memory was {conf.get('spark.driver.memory')!r}"
         ) from error
+    finally:
+        for pipe in pipes.values():
+            os.close(pipe)  # the JVM has it now
+
+
+def _join(readers: list[threading.Thread]) -> None:
+    for reader in readers:
+        reader.join(timeout=1)  # it ends with the JVM
+
+
+def _copy(source: int, name: str) -> None:
+    """Copy lines to ``sys.stdout`` or ``sys.stderr``, whatever that is at the time."""
+    with open(source, "rb") as lines:
+        for line in lines:
+            with suppress(ValueError, OSError):  # the stream was closed
+                getattr(sys, name).write(line.decode(errors="replace"))
 
 
 def _new_context(conf: Any, gateway: Any = None) -> SparkContext:
@@ -433,24 +452,6 @@ def _new_context(conf: Any, gateway: Any = None) -> SparkContext:
         # The text of the Java exception lies in the JVM, which is about to be shut down.
         reason = error.java_exception.toString()
     raise UsageError(f"Spark refused to start: {reason}")
-
-
-def _copy_output(process: subprocess.Popen) -> list[threading.Thread]:
-    """Copy what `process` writes to Python's streams, as they are at that time."""
-
-    def copy(source, name):
-        with source:
-            for line in iter(source.readline, b""):
-                with suppress(ValueError, OSError):  # the stream was closed
-                    getattr(sys, name).write(line.decode(errors="replace"))
-
-    threads = [
-        threading.Thread(target=copy, args=(getattr(process, name), name), daemon=True)
-        for name in ("stdout", "stderr")
-    ]
-    for thread in threads:
-        thread.start()
-    return threads
 
 
 def _stop_context(sc: SparkContext) -> None:

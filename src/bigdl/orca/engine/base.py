@@ -34,7 +34,7 @@ __all__ = ["Engine", "Job", "PeerLost"]
 class PeerLost(Exception):
     """Raised in a worker when a collective fails because another worker went away.
 
-    It is a symptom: the engine reports the cause, which another worker or the cluster manager knows.
+    It is a symptom: the engine reports the cause, which another worker or the cluster knows.
     """
 
 

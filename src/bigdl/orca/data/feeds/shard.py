@@ -43,7 +43,7 @@ class Shard:
         if not found:
             names = sorted({leaf.column for leaf in self.spool.leaves})
             raise UsageError(f"The shard has no column '{name}'; it has {names}")
-        return found[None] if None in found else found
+        return found.get(None, found)
 
     def __len__(self) -> int:
         return self.rows

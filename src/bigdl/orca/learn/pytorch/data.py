@@ -18,6 +18,13 @@ class TensorShard:
 
     def __init__(self, shard, feature_cols, label_cols):
         self.rows = shard.rows
+        #: key, dtype and row shape of every array of every feature column; None without rows
+        self.inputs = None
+        if self.rows:
+            self.inputs = [
+                [[x.key, x.dtype, list(x.shape)] for x in shard.spool.leaves if x.column == name]
+                for name in feature_cols
+            ]
         self._features = [_tensors(shard, name) for name in feature_cols] if self.rows else []
         self._labels = [_tensors(shard, name) for name in label_cols] if self.rows else []
 

@@ -501,8 +501,10 @@ class PyTorchEstimator(BaseEstimator):
             output_cols = [output_cols]
         cluster = SparkCluster.from_active()
         parts, state = self._model_parts(), self._model_bytes()
-        if not callable(parts.model) or hasattr(parts.model, "forward"):
+        if hasattr(parts.model, "forward"):  # an instance carries its weights itself
             parts, state = dataclasses.replace(parts, model=self.get_model()), None
+        parts = dataclasses.replace(parts, loss=None)
+        inputs = None if self._snapshot is None else self._snapshot.manifest.get("inputs")
         return predict_dataframe(data, cluster, parts, state, feature_cols, batch_size, output_cols)
 
     # -- the model -----------------------------------------------------------------------------

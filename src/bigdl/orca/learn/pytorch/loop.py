@@ -336,6 +336,7 @@ class TorchLoop:
             "batch_size": self.settings.batch_size,
             "rows": self._rows,
             "fingerprint": self._fingerprint,
+            "inputs": self._data.inputs,
         }
 
     def _maybe_checkpoint(self, *, epoch_finished):

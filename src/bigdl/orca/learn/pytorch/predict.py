@@ -9,6 +9,7 @@ the few models that it used last.
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from bigdl.orca.data.feeds.columns import ColumnSpec, column_spec, decode, float
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 
 __all__ = ["predict_dataframe"]
+
+logger = logging.getLogger("bigdl.orca")
 
 _CACHE_BYTES = 2 << 30
 _models: OrderedDict[str, tuple] = OrderedDict()  # of this Python worker: digest -> model, bytes
@@ -43,6 +46,7 @@ def predict_dataframe(
     feature_cols: Sequence[str],
     batch_size: int,
     output_cols: Sequence[str] | None = None,
+    inputs: list | None = None,
     threads: int = 1,
 ):
     """`frame` with a ``prediction`` column, or one per name of `output_cols`.
@@ -58,6 +62,8 @@ def predict_dataframe(
     batch_size : int
         Rows of one forward pass.
     output_cols : sequence of str, optional
+    inputs : list, optional
+        What a fit knows of its feature columns (``TensorShard.inputs``).
     threads : int
         Threads of torch in each task.
 
@@ -82,15 +88,15 @@ def predict_dataframe(
             )
     floats = float_dtype(parts.config)
     specs = [column_spec(name, types[name], floats) for name in feature_cols]
-    inputs = [f"__bigdl_{i}" for i in range(len(specs))]
-    ready = frame.select("*", *[_converted(s).alias(n) for s, n in zip(specs, inputs, strict=True)])
+    names = [f"__bigdl_{i}" for i in range(len(specs))]
+    ready = frame.select("*", *[_converted(s).alias(n) for s, n in zip(specs, names, strict=True)])
     model = _load(parts, state)
-    outputs = _outputs(model, specs, ready.select(*inputs), output_cols)
+    outputs = _outputs(model, specs, ready.select(*names), output_cols, inputs)
     data = cloudpickle.dumps((parts, state))
     snapshot = hashlib.sha256(data).hexdigest(), cluster.sc.broadcast(data)
     schema = _schema(frame.schema, outputs, bool(output_cols))
     arrow = _arrow_types(frame, outputs, bool(output_cols))
-    task = _task(snapshot, specs, inputs, outputs, arrow, batch_size, threads, tuple(sys.path))
+    task = _task(snapshot, specs, names, outputs, arrow, batch_size, threads, tuple(sys.path))
     result = ready.mapInArrow(task, schema)
     return result.select(*[F.col("`" + n.replace("`", "``") + "`") for n in schema.names])
 
@@ -118,23 +124,35 @@ def _load(parts, state):
 # -- what the model returns ---------------------------------------------------------------------
 
 
-def _outputs(model, specs, ready, output_cols) -> list[_Output]:
-    """Shapes of the outputs, from one row: a made-up one where that works, else the first."""
-    made_up = all(s.ndim == 0 and s.kind == "plain" for s in specs)
-    if made_up:
+def _outputs(model, specs, ready, output_cols, known) -> list[_Output]:
+    """Shapes of the outputs: from a made-up row where its shape is known, else from the first."""
+    batch = _made_up(specs, known)
+    if batch is not None:
         try:
-            batch = [np.zeros(1, s.dtype) for s in specs]
             return _shapes(_forward(model, batch), output_cols)
         except UsageError:
             raise
-        except Exception:  # e.g. ids that start at 1: then only a real row will do
-            made_up = False
+        except Exception as error:  # e.g. ids that start at 1: then only a real row will do
+            logger.debug("The model does not take a row of zeros: %s", error)
     table = ready.limit(1).toArrow()
     if table.num_rows == 0:
         names = list(output_cols or ["prediction"])
         return [_Output(name, ()) for name in names]
     batch = _decode_batch(specs, table.combine_chunks().to_batches()[0])
     return _shapes(_forward(model, batch), output_cols)
+
+
+def _made_up(specs, known):
+    if known is None or len(known) != len(specs):
+        known = [[[None, s.dtype, []]] if s.ndim == 0 else None for s in specs]
+    batch = []
+    for spec, leaves in zip(specs, known, strict=True):
+        is_map = leaves is not None and leaves[0][0] is not None
+        if leaves is None or is_map != (spec.kind == "map"):
+            return None
+        arrays = {key: np.zeros((1, *shape), dtype) for key, dtype, shape in leaves}
+        batch.append(arrays if is_map else arrays[None])
+    return batch
 
 
 def _shapes(arrays, output_cols):

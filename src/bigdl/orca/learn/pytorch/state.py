@@ -1,4 +1,4 @@
-"""The state of a PyTorch training as bytes, and back, always loadable with ``weights_only=True``."""
+"""The state of a PyTorch training as bytes and back, loadable with ``weights_only=True``."""
 
 from __future__ import annotations
 
