@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits through a Spark DataFrame: train, evaluate, predict, save, load.
+"""scikit-learn's digits through a Spark DataFrame: train, evaluate, predict, save, load.
 
 Run it with ``python examples/orca/digits.py``; ``--help`` lists the options.
 """
@@ -41,7 +41,10 @@ def optimizer_creator(model, config):
 
 def digits(spark):
     images, labels = load_digits(return_X_y=True)
-    rows = [(i, Vectors.dense(x / 16), int(y)) for i, (x, y) in enumerate(zip(images, labels))]
+    rows = [
+        (i, Vectors.dense(x / 16), int(y))
+        for i, (x, y) in enumerate(zip(images, labels, strict=True))
+    ]
     return spark.createDataFrame(rows, ["id", "image", "label"])
 
 

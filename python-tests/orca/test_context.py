@@ -35,7 +35,7 @@ def start(path: Path, program: str, command: tuple[str, ...] = (sys.executable,)
     path.write_text(textwrap.dedent(program))
     return subprocess.Popen(
         [*command, str(path)],
-        env=environment(**more),
+        env=environment(SPARK_LOCAL_DIRS=str(path.parent), **more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -52,7 +52,7 @@ _NOISY = (
 
 @contextlib.contextmanager
 def quiet(sc):
-    """Keep the driver's JVM from printing stack traces of failed tasks, which we report ourselves."""
+    """Keep the driver's JVM from printing stack traces of failed tasks; we report them."""
     if _switched_off():
         yield
         return

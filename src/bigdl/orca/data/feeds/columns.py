@@ -33,7 +33,7 @@ def float_dtype(config: dict | None) -> str:
     """Name of the floating dtype that ``config["dtype"]`` asks for (default ``"float32"``)."""
     given = (config or {}).get("dtype", "float32")
     name = str(given).removeprefix("torch.")
-    if isinstance(given, type) or isinstance(given, np.dtype):
+    if isinstance(given, type | np.dtype):
         name = np.dtype(given).name
     if name not in _FLOATS:
         raise UsageError(f'config["dtype"] must be "float32" or "float64", got {given!r}')

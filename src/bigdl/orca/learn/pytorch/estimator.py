@@ -505,7 +505,9 @@ class PyTorchEstimator(BaseEstimator):
             parts, state = dataclasses.replace(parts, model=self.get_model()), None
         parts = dataclasses.replace(parts, loss=None)
         inputs = None if self._snapshot is None else self._snapshot.manifest.get("inputs")
-        return predict_dataframe(data, cluster, parts, state, feature_cols, batch_size, output_cols)
+        return predict_dataframe(
+            data, cluster, parts, state, feature_cols, batch_size, output_cols, inputs
+        )
 
     # -- the model -----------------------------------------------------------------------------
 
