@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import find_namespace_packages, setup
 
 ORCA = [
-    "pyspark>=4.0,<5",
+    "pyspark>=4.1,<5",
     "pyarrow>=18",
     "numpy>=2.0,<3",
     "pandas>=2.2,<4",
