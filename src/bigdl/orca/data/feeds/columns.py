@@ -13,6 +13,8 @@ map<key, ...>             a dict of the value's arrays; equal keys in every row
 ========================  =====================================================
 
 Vectors become arrays and doubles become floats **in the JVM**, so that half of the bytes are moved.
+Scalar columns of one dtype travel as one array per row and stay together as the columns of one
+matrix: Spark writes an Arrow list of k values about twice as fast as k Arrow columns.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.base import SourceError
 
-__all__ = ["ColumnSpec", "Leaf", "column_spec", "decode", "float_dtype"]
+__all__ = ["ColumnSpec", "Leaf", "column_spec", "decode", "decode_batch", "float_dtype", "project"]
 
 _FLOATS = {"float32": "float", "float64": "double"}
 
@@ -67,12 +69,30 @@ class ColumnSpec:
 
 @dataclass(frozen=True)
 class Leaf:
-    """Name, dtype and row shape of one array that a column was decoded to."""
+    """One array of a shard: what it holds, dtype and row shape.
 
-    column: str
+    Attributes
+    ----------
+    column : str or tuple of str
+        The column, or the scalar columns that are the columns of this matrix.
+    key : str or None
+        Key of a map column.
+    dtype : str
+    shape : tuple of int
+        Without the rows.
+    """
+
+    column: str | tuple[str, ...]
     key: str | None
     dtype: str
     shape: tuple[int, ...]
+
+    @classmethod
+    def from_json(cls, doc: list | dict) -> Leaf:
+        """From what ``json`` made of a leaf, as a dict or a list of its fields."""
+        column, key, dtype, shape = doc.values() if isinstance(doc, dict) else doc
+        column = tuple(column) if isinstance(column, list) else column
+        return cls(column, key, dtype, tuple(shape))
 
 
 def column_spec(name: str, spark_type, floats: str) -> ColumnSpec:
@@ -118,20 +138,61 @@ def column_spec(name: str, spark_type, floats: str) -> ColumnSpec:
 
 
 def project(frame, specs):
-    """Select and convert the columns of `specs` in the JVM, named ``c0``, ``c1``, ..."""
+    """Select and convert the columns of `specs` in the JVM, for :func:`decode_batch`."""
     from pyspark.sql import functions as F
 
     out = []
-    for i, spec in enumerate(specs):
-        column = F.col("`" + spec.name.replace("`", "``") + "`")
-        if spec.cast == "vector":
-            from pyspark.ml.functions import vector_to_array
-
-            column = vector_to_array(column, spec.dtype)
-        elif spec.cast:
-            column = column.cast(spec.cast)
-        out.append(column.alias(f"c{i}"))
+    for i, members in enumerate(_groups(specs)):
+        columns = [convert(spec) for spec in members]
+        out.append((F.array(*columns) if len(columns) > 1 else columns[0]).alias(f"c{i}"))
     return frame.select(*out)
+
+
+def convert(spec: ColumnSpec):
+    """The Spark column of a spec, converted in the JVM."""
+    from pyspark.sql import functions as F
+
+    column = F.col("`" + spec.name.replace("`", "``") + "`")
+    if spec.cast == "vector":
+        from pyspark.ml.functions import vector_to_array
+
+        return vector_to_array(column, spec.dtype)
+    return column.cast(spec.cast) if spec.cast else column
+
+
+def _groups(specs) -> list[list[ColumnSpec]]:
+    """Scalar columns of one dtype together, every other column alone."""
+    groups: dict = {}
+    for i, spec in enumerate(specs):
+        scalar = spec.kind == "plain" and spec.ndim == 0
+        groups.setdefault(spec.dtype if scalar else i, []).append(spec)
+    return list(groups.values())
+
+
+def decode_batch(specs, batch) -> tuple[list[Leaf], list[np.ndarray]]:
+    """The arrays of one record batch of :func:`project`, C-contiguous, and what they are."""
+    leaves, arrays = [], []
+    for members, column in zip(_groups(specs), batch.columns, strict=True):
+        if len(members) > 1:
+            names = tuple(spec.name for spec in members)
+            array = _decode_group(members, column)
+            leaves.append(Leaf(names, None, array.dtype.name, array.shape[1:]))
+            arrays.append(array)
+            continue
+        for key, array in decode(members[0], column):
+            leaves.append(Leaf(members[0].name, key, array.dtype.name, array.shape[1:]))
+            arrays.append(np.ascontiguousarray(array))
+    return leaves, arrays
+
+
+def _decode_group(members, array):
+    values = array.flatten()
+    if values.null_count:
+        missing = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)) % len(members)
+        first = members[int(missing[0])]
+        raise _nulls(first, int((missing == missing[0]).sum()))
+    values = values.to_numpy(zero_copy_only=False)
+    return values.reshape(len(array), len(members))
 
 
 def decode(spec: ColumnSpec, array) -> list[tuple[str | None, np.ndarray]]:
@@ -155,10 +216,14 @@ def decode(spec: ColumnSpec, array) -> list[tuple[str | None, np.ndarray]]:
 
 def _no_nulls(spec, array):
     if array.null_count:
-        raise SourceError(
-            f"Column '{spec.name}' holds nulls ({array.null_count} in the first batch that has "
-            f'any); fill or drop them first, e.g. df.dropna(subset=["{spec.name}"])'
-        )
+        raise _nulls(spec, array.null_count)
+
+
+def _nulls(spec, count):
+    return SourceError(
+        f"Column '{spec.name}' holds nulls ({count} in the first batch that has any); fill or "
+        f'drop them first, e.g. df.dropna(subset=["{spec.name}"])'
+    )
 
 
 def _decode_values(spec, array, ndim):

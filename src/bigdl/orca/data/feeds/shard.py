@@ -22,13 +22,36 @@ class Shard:
     rows : int
     fingerprint : int
         Equal for equal rows in equal order.
+    arrays : list of ndarray
+        The mapped arrays; scalar columns of one dtype are the columns of one of them.
     """
 
     def __init__(self, spool: Spool):
         self.spool = spool
         self.rows = spool.rows
         self.fingerprint = spool.fingerprint
-        self._arrays = spool.arrays()
+        self.arrays = spool.arrays()
+
+    def places(self, name: str) -> dict[str | None, tuple[int, int | None]]:
+        """Where a column is: by map key (None for other columns), the number of the array and the
+        column within it (None for all of it)."""
+        found = {}
+        for i, leaf in enumerate(self.spool.leaves):
+            if leaf.column == name:
+                found[leaf.key] = (i, None)
+            elif isinstance(leaf.column, tuple) and name in leaf.column:
+                found[None] = (i, leaf.column.index(name))
+        if not found:
+            raise UsageError(f"The shard has no column '{name}'; it has {self.names}")
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """The columns."""
+        names: list[str] = []
+        for leaf in self.spool.leaves:
+            names += leaf.column if isinstance(leaf.column, tuple) else [leaf.column]
+        return list(dict.fromkeys(names))
 
     def column(self, name: str) -> np.ndarray | dict[str, np.ndarray]:
         """One column as an array of shape ``(rows, ...)``; a map column as a dict of them.
@@ -36,13 +59,9 @@ class Shard:
         The array is a private view of the page cache: do not write to it.
         """
         found = {
-            leaf.key: array
-            for leaf, array in zip(self.spool.leaves, self._arrays, strict=True)
-            if leaf.column == name
+            key: self.arrays[i] if j is None else self.arrays[i][:, j]
+            for key, (i, j) in self.places(name).items()
         }
-        if not found:
-            names = sorted({leaf.column for leaf in self.spool.leaves})
-            raise UsageError(f"The shard has no column '{name}'; it has {names}")
         return found.get(None, found)
 
     def __len__(self) -> int:

@@ -27,7 +27,7 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import plan as spark_plan
 from bigdl.orca.data.feeds.base import Feed, Ingest, SourceError
-from bigdl.orca.data.feeds.columns import Leaf, column_spec, decode, float_dtype, project
+from bigdl.orca.data.feeds.columns import Leaf, column_spec, decode_batch, float_dtype, project
 from bigdl.orca.data.feeds.shard import Shard
 from bigdl.orca.data.feeds.spool import SpoolWriter
 
@@ -155,7 +155,7 @@ def _direct_reader(name, specs):
         writer: SpoolWriter = open_spool(name, specs)
         for sequence, batch in enumerate(batches):
             if batch.num_rows:
-                leaves, arrays = _leaves(specs, batch)
+                leaves, arrays = decode_batch(specs, batch)
                 writer.append(source, sequence, batch.num_rows, leaves, arrays)
         return {name: Shard(writer.finish())}
 
@@ -185,15 +185,6 @@ def _prepare_packed(feeds, num_workers):
     return Ingest(packed, _packed_reader(names, specs), close)
 
 
-def _leaves(specs, batch):
-    leaves, arrays = [], []
-    for spec, column in zip(specs, batch.columns, strict=True):
-        for key, array in decode(spec, column):
-            leaves.append(Leaf(spec.name, key, array.dtype.name, array.shape[1:]))
-            arrays.append(np.ascontiguousarray(array))
-    return leaves, arrays
-
-
 def _packer(part, specs, num_workers):
     def pack(batches):
         import pyarrow as pa
@@ -221,7 +212,7 @@ def _packer(part, specs, num_workers):
             for batch in batches:
                 if not batch.num_rows:
                     continue
-                leaves, arrays = _leaves(specs, batch)
+                leaves, arrays = decode_batch(specs, batch)
                 meta = json.dumps([[x.column, x.key, x.dtype, x.shape] for x in leaves])
                 width = sum(a.nbytes for a in arrays) // batch.num_rows
                 step = max(1, _PIECE // max(width, 1)) * num_workers
@@ -271,6 +262,6 @@ def _layout(text):
     doc = json.loads(text)
     if isinstance(doc, dict):
         raise SourceError(doc["error"])
-    leaves = [Leaf(column, key, dtype, tuple(shape)) for column, key, dtype, shape in doc]
+    leaves = [Leaf.from_json(x) for x in doc]
     widths = [int(np.prod(x.shape, dtype=np.int64)) * np.dtype(x.dtype).itemsize for x in leaves]
     return leaves, widths

@@ -61,7 +61,7 @@ class Spool:
 
     @classmethod
     def from_json(cls, doc: dict) -> Spool:
-        leaves = [Leaf(x["column"], x["key"], x["dtype"], tuple(x["shape"])) for x in doc["leaves"]]
+        leaves = [Leaf.from_json(x) for x in doc["leaves"]]
         return cls(doc["path"], doc["nonce"], doc["rows"], leaves, doc["fingerprint"])
 
     def is_here(self) -> bool:

@@ -14,64 +14,86 @@ class TensorShard:
     ----------
     shard : bigdl.orca.data.feeds.shard.Shard
     feature_cols, label_cols : sequence of str
+
+    Attributes
+    ----------
+    rows : int
+    inputs : list or None
+        Key, dtype and row shape of every array of every feature column; None without rows.
     """
 
     def __init__(self, shard, feature_cols, label_cols):
-        self.rows = shard.rows
-        #: key, dtype and row shape of every array of every feature column; None without rows
-        self.inputs = None
-        if self.rows:
-            self.inputs = [
-                [[x.key, x.dtype, list(x.shape)] for x in shard.spool.leaves if x.column == name]
-                for name in feature_cols
-            ]
-        self._features = [_tensors(shard, name) for name in feature_cols] if self.rows else []
-        self._labels = [_tensors(shard, name) for name in label_cols] if self.rows else []
+        import torch
 
-    def batch(self, start: int, stop: int, order: np.ndarray | None = None):
-        """Rows `start`...`stop` of the shard's order, copied once.
+        self.rows = shard.rows
+        self.inputs = None
+        self._features = self._labels = ()
+        self._tensors: dict[int, torch.Tensor] = {}
+        if not self.rows:
+            return
+        self._features = [shard.places(name) for name in feature_cols]
+        self._labels = [shard.places(name) for name in label_cols]
+        for places in (*self._features, *self._labels):
+            for i, _ in places.values():
+                if i not in self._tensors:
+                    self._tensors[i] = torch.from_numpy(shard.arrays[i])
+        # a matrix of scalar columns is turned once per batch, so that each column is contiguous
+        self._matrices = {
+            i for p in (*self._features, *self._labels) for i, j in p.values() if j is not None
+        }
+        leaves = shard.spool.leaves
+        self.inputs = [
+            [
+                [key, leaves[i].dtype, list(leaves[i].shape) if j is None else []]
+                for key, (i, j) in places.items()
+            ]
+            for places in self._features
+        ]
+
+    def batch(self, start: int, stop: int, order: np.ndarray | None = None) -> list:
+        """Rows `start`...`stop` of the shard's order, copied.
+
+        Parameters
+        ----------
+        start, stop : int
+        order : ndarray of int, shape (rows,), optional
+            The shard's order; default as spooled.
 
         Returns
         -------
-        list of tensor (or dict of tensors), one per feature column and then one for the target: a
-        tensor, or a tuple of them for several label columns; no target without label columns.
+        list of tensor (or dict of tensors)
+            One per feature column and then one for the target: a tensor, or a tuple of them for
+            several label columns; no target without label columns.
         """
-        if order is None:
+        import torch
 
-            def take(tensor):
-                return tensor[start:stop].clone()
-        else:
-            import torch
-
+        taken = {}
+        if order is not None:
             index = torch.from_numpy(order[start:stop])
+        for i, tensor in self._tensors.items():
+            if i in self._matrices:
+                rows = tensor[start:stop] if order is None else tensor.index_select(0, index)
+                taken[i] = rows.t().contiguous().unbind(0)
+            elif order is None:
+                taken[i] = tensor[start:stop].clone()
+            else:
+                taken[i] = tensor.index_select(0, index)
 
-            def take(tensor):
-                return tensor.index_select(0, index)
+        def column(places):
+            found = {k: taken[i] if j is None else taken[i][j] for k, (i, j) in places.items()}
+            return found.get(None, found)
 
-        out = [_each(take, column) for column in self._features]
-        labels = [_each(_target(take), column) for column in self._labels]
+        out = [column(places) for places in self._features]
+        labels = [_target(column(places)) for places in self._labels]
         if labels:
             out.append(labels[0] if len(labels) == 1 else tuple(labels))
         return out
 
 
-def _target(take):
+def _target(tensor):
+    """Losses that take class indices want int64."""
     import torch
 
-    def convert(tensor):
-        # losses that take class indices want int64
-        return take(tensor).to(torch.int64) if tensor.dtype == torch.int32 else take(tensor)
-
-    return convert
-
-
-def _each(function, column):
-    if isinstance(column, dict):
-        return {key: function(tensor) for key, tensor in column.items()}
-    return function(column)
-
-
-def _tensors(shard, name):
-    import torch
-
-    return _each(torch.from_numpy, shard.column(name))
+    if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.int32:
+        return tensor.to(torch.int64)
+    return tensor

@@ -19,7 +19,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.base import SourceError
-from bigdl.orca.data.feeds.columns import ColumnSpec, column_spec, decode, float_dtype
+from bigdl.orca.data.feeds.columns import column_spec, convert, decode, float_dtype
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 
 __all__ = ["predict_dataframe"]
@@ -89,7 +89,7 @@ def predict_dataframe(
     floats = float_dtype(parts.config)
     specs = [column_spec(name, types[name], floats) for name in feature_cols]
     names = [f"__bigdl_{i}" for i in range(len(specs))]
-    ready = frame.select("*", *[_converted(s).alias(n) for s, n in zip(specs, names, strict=True)])
+    ready = frame.select("*", *[convert(s).alias(n) for s, n in zip(specs, names, strict=True)])
     model = _load(parts, state)
     outputs = _outputs(model, specs, ready.select(*names), output_cols, inputs)
     data = cloudpickle.dumps((parts, state))
@@ -99,17 +99,6 @@ def predict_dataframe(
     task = _task(snapshot, specs, names, outputs, arrow, batch_size, threads, tuple(sys.path))
     result = ready.mapInArrow(task, schema)
     return result.select(*[F.col("`" + n.replace("`", "``") + "`") for n in schema.names])
-
-
-def _converted(spec: ColumnSpec):
-    from pyspark.sql import functions as F
-
-    column = F.col("`" + spec.name.replace("`", "``") + "`")
-    if spec.cast == "vector":
-        from pyspark.ml.functions import vector_to_array
-
-        return vector_to_array(column, spec.dtype)
-    return column.cast(spec.cast)
 
 
 def _load(parts, state):
