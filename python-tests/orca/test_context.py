@@ -502,10 +502,18 @@ KILLED = """
     sc.parallelize(range(2), 2).count()
     job = sc.parallelize(range(2), 2).mapPartitions(never_returns)
     threading.Thread(target=job.count, daemon=True).start()
+    def command(process):
+        try:
+            return " ".join(process.cmdline())
+        except psutil.Error:
+            return ""
+
     # The JVM, the daemon of the Python workers and two workers.
-    while len(children := psutil.Process().children(recursive=True)) < 4:
+    found = []
+    while sum("pyspark.daemon" in text for _, text in found) < 3:
         time.sleep(0.05)
-    print(json.dumps([each.pid for each in children]), flush=True)
+        found = [(p.pid, command(p)) for p in psutil.Process().children(recursive=True)]
+    print(json.dumps([pid for pid, text in found if "java" in text or "daemon" in text]), flush=True)
     time.sleep(600)
 """
 

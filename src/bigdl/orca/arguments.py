@@ -1,0 +1,199 @@
+"""The arguments of ``init_orca_context``, checked and brought to one form."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import operator
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from bigdl.common.errors import UsageError
+
+logger = logging.getLogger("bigdl.orca")
+
+SUBMIT_MODES = ("spark-submit", "bigdl-submit")
+CLUSTER_MODES = (
+    "local",
+    "yarn",
+    "yarn-client",
+    "yarn-cluster",
+    "k8s",
+    "k8s-client",
+    "k8s-cluster",
+    "standalone",
+    *SUBMIT_MODES,
+)
+RUNTIMES = ("spark", "ray")
+LOG_LEVELS = ("ALL", "DEBUG", "ERROR", "FATAL", "INFO", "OFF", "TRACE", "WARN")
+THIS_VERSION = (
+    'this version of BigDL supports cluster_mode="local" and, for any cluster, a SparkContext that '
+    'is already active or cluster_mode="spark-submit"'
+)
+
+# Arguments of `**kwargs`: for every mode, for Ray, and for other cluster modes than local.
+COMMON_OPTIONS = ("conf", "spark_log_level", "redirect_spark_log", "python_location")
+RAY_OPTIONS = (
+    "redis_port",
+    "redis_password",
+    "password",
+    "object_store_memory",
+    "verbose",
+    "env",
+    "extra_params",
+    "num_ray_nodes",
+    "ray_node_cpu_cores",
+    "include_webui",
+    "system_config",
+)
+CLUSTER_OPTIONS = (
+    "additional_archive",
+    "conda_name",
+    "container_image",
+    "driver_cores",
+    "driver_memory",
+    "enable_numa_binding",
+    "extra_executor_memory_for_ray",
+    "extra_python_lib",
+    "hadoop_conf",
+    "hadoop_user_name",
+    "jars",
+    "master",
+    "penv_archive",
+    "spark_yarn_archive",
+)
+
+SMALLEST_MEMORY = 512 * 2**20
+"""Spark refuses to start with less than 450 MiB of heap, and a JVM uses a bit of it for itself."""
+
+
+def refuse_what_cannot_start(mode: str, conf: Mapping[str, str]) -> None:
+    if mode != "local" and mode not in SUBMIT_MODES:
+        raise UsageError(f'cluster_mode="{mode}" is not available: {THIS_VERSION}')
+    master = conf.get("spark.master", "local")
+    if mode == "local" and not master.startswith("local"):
+        raise UsageError(
+            f'cluster_mode="local" cannot use spark.master={master} of conf: {THIS_VERSION}'
+        )
+    for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE"):
+        value = os.environ.get(name)
+        if value and (name != "SPARK_API_MODE" or value.lower() == "connect"):
+            raise UsageError(
+                f"Orca needs a classic Spark session, but {name}={value} asks for Spark Connect:"
+                f" unset {name}"
+            )
+
+
+def warn_ignored(given: Mapping[str, bool], reason: str) -> None:
+    names = sorted(name for name, is_given in given.items() if is_given)
+    if names:
+        logger.warning("%s: no effect, because %s.", ", ".join(names), reason)
+
+
+def check_cluster_mode(value: Any) -> str:
+    mode = "local" if value is None else value
+    if not isinstance(mode, str) or mode.lower() not in CLUSTER_MODES:
+        raise UsageError(
+            f"cluster_mode must be one of {', '.join(CLUSTER_MODES)}, but got {value!r}"
+        )
+    return mode.lower()
+
+
+def check_runtime(runtime: Any, init_ray_on_spark: bool) -> None:
+    if not isinstance(runtime, str) or runtime.lower() not in RUNTIMES:
+        raise UsageError(f"runtime must be one of {', '.join(RUNTIMES)}, but got {runtime!r}")
+    if runtime.lower() == "ray":
+        raise UsageError(f'runtime="ray" is not available: {THIS_VERSION}')
+    if init_ray_on_spark:
+        raise UsageError(f"init_ray_on_spark=True is not available: {THIS_VERSION}")
+
+
+def check_names(kwargs: Mapping[str, Any]) -> None:
+    known = (*COMMON_OPTIONS, *RAY_OPTIONS, *CLUSTER_OPTIONS)
+    named = ("cluster_mode", "runtime", "cores", "memory", "num_nodes", "init_ray_on_spark")
+    for name in kwargs:
+        if name not in known:
+            near = difflib.get_close_matches(name, (*known, *named), n=1, cutoff=0.0)
+            raise UsageError(
+                f"init_orca_context has no argument {name!r}: did you mean {near[0]!r}?"
+            )
+
+
+def whole_number(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def check_cores(value: Any) -> int:
+    from bigdl.common.cpu import core_count
+
+    if value is None or value == "*":
+        return core_count()
+    text = isinstance(value, str) and value.strip()
+    number = int(text) if text and text.isascii() and text.isdigit() else whole_number(value)
+    if number is None or number < 1:
+        raise UsageError(f'cores must be a whole number of at least 1 or "*", but got {value!r}')
+    return number
+
+
+def check_num_nodes(value: Any) -> int:
+    number = whole_number(value)
+    if number is None or number < 1:
+        raise UsageError(f"num_nodes must be a whole number of at least 1, but got {value!r}")
+    return number
+
+
+def check_memory(value: Any) -> str:
+    """Check a size and write it the way that both Spark and ``java -Xmx`` understand."""
+    match = isinstance(value, str) and re.fullmatch(r"\s*(\d+)\s*([kmgt])b?\s*", value.lower())
+    if not match:
+        raise UsageError(
+            'memory must be a whole number and a unit of k, m, g or t, such as "2g" or "1536m", '
+            f"but got {value!r}"
+        )
+    number, unit = int(match[1]), match[2]
+    if number * 2 ** (10 * ("kmgt".index(unit) + 1)) < SMALLEST_MEMORY:
+        raise UsageError(f'memory must be at least "512m" for Spark to start, but got {value!r}')
+    return f"{number}{unit}"
+
+
+def check_conf(value: Any) -> dict[str, str]:
+    """Spark properties as strings, in the way Spark writes booleans."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise UsageError(
+            'conf must be a dict of Spark properties, such as {"spark.ui.enabled": "true"}, '
+            f"but got {value!r}"
+        )
+    return {
+        key: str(item).lower() if isinstance(item, bool) else str(item)
+        for key, item in value.items()
+    }
+
+
+def check_log_level(value: Any) -> str:
+    if not isinstance(value, str) or value.upper() not in LOG_LEVELS:
+        raise UsageError(
+            f"spark_log_level must be one of {', '.join(LOG_LEVELS)}, but got {value!r}"
+        )
+    return value.upper()
+
+
+def check_python(location: Any, conf: Mapping[str, str]) -> str:
+    if location is None:
+        return conf.get("spark.pyspark.python", sys.executable)
+    found = shutil.which(os.fspath(location)) if isinstance(location, str | os.PathLike) else None
+    if found is None:
+        raise UsageError(
+            f"python_location must be the path of a Python interpreter, but got {location!r}"
+        )
+    return os.path.abspath(found)  # a link is kept: it may belong to a virtual environment

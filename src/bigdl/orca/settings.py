@@ -1,0 +1,158 @@
+"""Process-wide settings of Orca, and what is active in this process."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.arguments import THIS_VERSION, whole_number
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession, SQLContext
+
+__all__ = ["OrcaContext"]
+
+_REFUSED = object()
+
+
+class _Setting:
+    """One setting of :class:`OrcaContext`, kept for the whole process."""
+
+    def __init__(self, default: Any, allowed: str, normalize: Callable[[Any], Any]):
+        self.value = default
+        self.allowed = allowed
+        self.normalize = normalize
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else self.value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        normalized = self.normalize(value)
+        if normalized is _REFUSED:
+            raise UsageError(f"OrcaContext.{self.name} must be {self.allowed}, but got {value!r}")
+        self.value = normalized
+
+
+def _boolean(value: Any) -> Any:
+    return value if isinstance(value, bool) else _REFUSED
+
+
+def _read_backend(value: Any) -> Any:
+    name = value.lower() if isinstance(value, str) else None
+    return name if name in ("spark", "pandas") else _REFUSED
+
+
+def _data_store(value: Any) -> Any:
+    name = value.upper() if isinstance(value, str) else ""
+    return name if re.fullmatch(r"DRAM|PMEM|DISK_[1-9][0-9]*", name) else _REFUSED
+
+
+def _positive_or_none(value: Any) -> Any:
+    number = None if value is None else whole_number(value)
+    return _REFUSED if value is not None and (number is None or number < 1) else number
+
+
+class _OrcaContextMeta(type):
+    log_output = _Setting(False, "True or False", _boolean)
+    pandas_read_backend = _Setting("spark", '"spark" or "pandas"', _read_backend)
+    _eager_mode = _Setting(True, "True or False", _boolean)
+    serialize_data_creator = _Setting(False, "True or False", _boolean)
+    train_data_store = _Setting(
+        "DRAM", '"DRAM", "PMEM" or "DISK_n" with a whole number n', _data_store
+    )
+    _shard_size = _Setting(None, "None or a whole number of at least 1", _positive_or_none)
+    barrier_mode = _Setting(True, "True or False", _boolean)
+
+
+class OrcaContext(metaclass=_OrcaContextMeta):
+    """Settings of Orca for this process, as attributes of the class, and what is active in it.
+
+    Attributes
+    ----------
+    log_output : bool, default False
+        Show the output of Spark's JVM in ``sys.stdout`` and ``sys.stderr`` of this process, which
+        a notebook displays.  Set it before the context is created.
+    pandas_read_backend : {"spark", "pandas"}, default "spark"
+        Engine behind ``bigdl.orca.data.pandas.read_*``.
+    serialize_data_creator : bool, default False
+        Whether the workers of a node call a data creator one after the other, so that they do
+        not all download the same data.
+    train_data_store : {"DRAM", "PMEM", "DISK_n"}, default "DRAM"
+        Where training data are cached; ``DISK_n`` keeps 1/n of them in memory.
+    barrier_mode : bool, default True
+        Whether Ray is launched on Spark by a barrier job.
+    _eager_mode : bool, default True
+        Whether XShards are computed and cached when they are made.
+    _shard_size : int, optional
+        Rows in a shard when a Spark data frame becomes XShards; None is one shard per partition.
+
+    Raises
+    ------
+    UsageError
+        When an attribute is set to a value that it cannot have.
+
+    Examples
+    --------
+    >>> from bigdl.orca import OrcaContext
+    >>> OrcaContext.pandas_read_backend = "pandas"
+    """
+
+    @staticmethod
+    def get_spark_context() -> SparkContext:
+        """The active SparkContext.
+
+        Raises
+        ------
+        UsageError
+            If there is none.
+        """
+        from bigdl.orca.cluster.spark import SparkCluster
+
+        return SparkCluster.from_active().sc
+
+    @staticmethod
+    def get_spark_session() -> SparkSession:
+        """The SparkSession on the active SparkContext.
+
+        Raises
+        ------
+        UsageError
+            If there is no active SparkContext.
+        """
+        from bigdl.orca.cluster.spark import SparkCluster
+
+        return SparkCluster.from_active().spark
+
+    @staticmethod
+    def get_sql_context() -> SQLContext:
+        """Spark's older SQLContext on the active SparkContext.
+
+        Raises
+        ------
+        UsageError
+            If there is no active SparkContext.
+        """
+        sc = OrcaContext.get_spark_context()
+        from pyspark.sql import SQLContext
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return SQLContext.getOrCreate(sc)
+
+    @staticmethod
+    def get_ray_context() -> NoReturn:
+        """Not available in this version: it runs on Spark.
+
+        Raises
+        ------
+        UsageError
+            Always.
+        """
+        raise UsageError(f"OrcaContext.get_ray_context is not available: {THIS_VERSION}")
