@@ -16,7 +16,8 @@ from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
 from bigdl.orca.cluster import spark as spark_module
-from bigdl.orca.cluster.spark import SparkCluster, local_properties
+from bigdl.orca.cluster.launch import local_properties
+from bigdl.orca.cluster.spark import SparkCluster
 
 # The programs below start JVMs of their own; they need not run fast for long.
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -513,7 +514,8 @@ KILLED = """
     while sum("pyspark.daemon" in text for _, text in found) < 3:
         time.sleep(0.05)
         found = [(p.pid, command(p)) for p in psutil.Process().children(recursive=True)]
-    print(json.dumps([pid for pid, text in found if "java" in text or "daemon" in text]), flush=True)
+    pids = [pid for pid, text in found if "java" in text or "daemon" in text]
+    print(json.dumps(pids), flush=True)
     time.sleep(600)
 """
 

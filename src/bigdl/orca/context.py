@@ -22,7 +22,7 @@ from bigdl.orca.settings import OrcaContext
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from bigdl.orca.cluster.spark import LaunchedSpark
+    from bigdl.orca.cluster.launch import LaunchedSpark
 
 __all__ = ["OrcaContext", "init_orca_context", "stop_orca_context"]
 
@@ -130,7 +130,7 @@ def init_orca_context(
         "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
     )
     require("pyspark", "orca")
-    from bigdl.orca.cluster import spark
+    from bigdl.orca.cluster import launch, spark
 
     with _State.lock:
         request = (mode, cores, memory, conf, python)
@@ -138,13 +138,13 @@ def init_orca_context(
         if sc is not None:
             given["cluster_mode"] = cluster_mode is not None and mode not in arguments.SUBMIT_MODES
             if not _is_ours(sc):
-                spark.use_this_python(sc)
+                launch.use_this_python(sc)
             if not _is_ours(sc) or request != _State.request:
                 arguments.warn_ignored(
                     given, f"the active SparkContext (master {sc.master}) is reused"
                 )
             if "spark_log_level" in kwargs:
-                spark.set_log_level(sc, log_level)
+                launch.set_log_level(sc, log_level)
         else:
             arguments.refuse_what_cannot_start(mode, conf)
             logger.info("Initializing orca context")
@@ -157,7 +157,7 @@ def init_orca_context(
                 arguments.warn_ignored(given, "the settings are those of the spark-submit command")
                 sc = _start_as_submitted()
             _State.request = request
-            spark.set_log_level(sc, log_level)
+            launch.set_log_level(sc, log_level)
         ray_options = {name: kwargs[name] for name in arguments.RAY_OPTIONS if name in kwargs}
         _State.ray_options = {**_State.ray_options, **ray_options}
         if _State.pid != os.getpid():
@@ -183,9 +183,9 @@ def stop_orca_context() -> None:
             return  # this process was forked from the one that owns the context
         _stop_launched()
         if "pyspark" in sys.modules:
-            from bigdl.orca.cluster import spark
+            from bigdl.orca.cluster import launch
 
-            spark.stop_foreign_context()
+            launch.stop_foreign_context()
         _State.ray_options = {}
 
 
@@ -200,29 +200,29 @@ def _stop_launched() -> None:
 
 
 def _start_local(cores: int, memory: str, conf: Mapping[str, str], python: str) -> SparkContext:
-    from bigdl.orca.cluster import spark
+    from bigdl.orca.cluster import launch
 
-    properties = spark.local_properties(cores, memory, conf)
-    environment = spark.local_environment(python)
-    if spark.has_foreign_gateway():
+    properties = launch.local_properties(cores, memory, conf)
+    environment = launch.local_environment(python)
+    if launch.has_foreign_gateway():
         logger.warning(
             'cluster_mode="local" takes the place of the master of the spark-submit command, whose '
             'memory stays in effect; use cluster_mode="spark-submit" to run as the command says.'
         )
-        return spark.attach(properties, environment)
-    _State.launched = spark.LaunchedSpark.launch(
+        return launch.attach(properties, environment)
+    _State.launched = launch.LaunchedSpark.launch(
         properties, environment, log_output=OrcaContext.log_output
     )
     return _State.launched.sc
 
 
 def _start_as_submitted() -> SparkContext:
-    from bigdl.orca.cluster import spark
+    from bigdl.orca.cluster import launch
 
-    if spark.has_foreign_gateway():
-        sc = spark.attach({}, {})
+    if launch.has_foreign_gateway():
+        sc = launch.attach({}, {})
     else:  # a notebook kernel with PYSPARK_SUBMIT_ARGS, or only a spark-defaults.conf
-        _State.launched = spark.LaunchedSpark.launch({}, {}, log_output=OrcaContext.log_output)
+        _State.launched = launch.LaunchedSpark.launch({}, {}, log_output=OrcaContext.log_output)
         sc = _State.launched.sc
-    spark.use_this_python(sc)
+    launch.use_this_python(sc)
     return sc

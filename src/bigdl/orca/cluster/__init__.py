@@ -1,5 +1,6 @@
 """How an engine is provisioned.
 
-``spark.py`` starts, describes and stops Spark and is the only module that looks behind PySpark's
-public API to do so; ``java.py`` finds the Java that Spark runs on.
+``spark.py`` describes the active Spark, ``launch.py`` starts and stops one, ``java.py`` finds the
+Java that it runs on, and ``plan.py`` looks at query plans.  Only these modules look behind PySpark's
+public API.
 """
