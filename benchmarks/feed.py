@@ -53,6 +53,7 @@ def bigdl_side(df, columns, workers, spool_exchange=False):
         out[phase] = rows / max(r[phase] for r in found)
     out["anonymous MB"] = max(r["anonymous"] for r in found) / 2**20
     out["mapped MB"] = max(r["mapped"] for r in found) / 2**20
+    out["batch MB"] = found[0]["batch"] / 2**20
     return out
 
 
@@ -90,7 +91,8 @@ def _epochs_program(columns):
             assert seen == data.rows
 
         epoch(None)
-        out = {"rows": data.rows}
+        batch_bytes = sum(t.nbytes for t in data.batch(0, batch))
+        out = {"rows": data.rows, "batch": batch_bytes}
         began = time.perf_counter()
         epoch(None)
         out["later epoch"] = time.perf_counter() - began
@@ -298,6 +300,13 @@ def report(name, rows, found):
             f"| {phase} | {base}, {base_phase} | {middle:.1f} | {low:.1f}-{high:.1f} | {verdict} |"
         )
         print(row)
+    grown = max(r["anonymous MB"] for r in found["bigdl"])
+    allowed = 64 + 2 * found["bigdl"][0]["batch MB"]
+    verdict = "met" if grown <= allowed else "MISSED"
+    print(
+        f"\nAnonymous memory of a worker grew by at most {grown:.0f} MB after the model was made "
+        f"(gate: 2 batches + 64 MB = {allowed:.0f} MB: {verdict}); mapped pages apart."
+    )
 
 
 def main():

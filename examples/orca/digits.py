@@ -8,9 +8,9 @@ import os
 import tempfile
 import time
 
+import pyarrow as pa
 import torch
-from pyspark.ml.functions import vector_to_array
-from pyspark.ml.linalg import Vectors
+from pyspark.ml.functions import array_to_vector, vector_to_array
 from pyspark.sql import functions as F
 from sklearn.datasets import load_digits
 from torch import nn
@@ -40,12 +40,10 @@ def optimizer_creator(model, config):
 
 
 def digits(spark):
+    """A DataFrame of id, image (a vector of 64 pixels) and label."""
     images, labels = load_digits(return_X_y=True)
-    rows = [
-        (i, Vectors.dense(x / 16), int(y))
-        for i, (x, y) in enumerate(zip(images, labels, strict=True))
-    ]
-    return spark.createDataFrame(rows, ["id", "image", "label"])
+    table = pa.table({"id": range(len(labels)), "image": list(images / 16), "label": labels})
+    return spark.createDataFrame(table).withColumn("image", array_to_vector("image"))
 
 
 def main():

@@ -1,6 +1,9 @@
+import gc
 import os
 import subprocess
 import sys
+import textwrap
+import weakref
 
 import pytest
 
@@ -8,6 +11,7 @@ from bigdl.common.errors import UsageError
 from bigdl.common.memory import (
     available_memory,
     cgroup_memory_limit,
+    freeze_modules,
     memory_usage,
     tune_allocator,
 )
@@ -195,3 +199,32 @@ def test_available_memory_is_the_machines_where_groups_leave_more(machine):
 def test_available_memory_of_this_machine_is_less_than_all_of_it():
     everything = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < available_memory() < everything
+
+
+def test_freeze_modules_spares_the_collector_what_was_loaded_and_only_that():
+    program = """
+        import gc
+        from bigdl.common.memory import freeze_modules
+        freeze_modules()
+        first = gc.get_freeze_count()
+        kept = [[i] for i in range(1000)]
+        freeze_modules()
+        again = gc.get_freeze_count()
+        import decimal
+        freeze_modules()
+        print(first > 1000, again - first < 100, gc.get_freeze_count() > again + 1000)
+    """
+    assert run(textwrap.dedent(program)).split() == ["True"] * 3
+
+
+def test_what_was_frozen_is_freed_when_nothing_refers_to_it():
+    class Value:
+        pass
+
+    value = Value()
+    gone = weakref.ref(value)
+    freeze_modules()
+    gc.freeze()
+    del value
+    gc.unfreeze()
+    assert gone() is None

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 
-__all__ = ["exchange", "is_cached", "is_deterministic", "quiet"]
+__all__ = ["exchange", "fits_barrier", "is_cached", "is_deterministic", "quiet"]
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -36,6 +37,31 @@ def is_deterministic(frame) -> bool:
         return True
 
 
+def fits_barrier(frame, num_tasks: int) -> bool | None:
+    """Whether Spark accepts the frame as input of a barrier stage; None when it cannot be told.
+
+    Every RDD of the stage must have `num_tasks` partitions: coalesce, union and limit are refused
+    (SPARK-24820), also behind a cache.
+    """
+    if _switched_off():
+        return None
+    try:
+        rdds = [frame._jdf.queryExecution().toRdd()]
+        while rdds:
+            rdd = rdds.pop()
+            if rdd.getNumPartitions() != num_tasks:
+                return False
+            dependencies = rdd.dependencies()
+            for i in range(dependencies.size()):
+                dependency = dependencies.apply(i)
+                if not dependency.getClass().getName().endswith("ShuffleDependency"):
+                    rdds.append(dependency.rdd())
+        return True
+    except Exception as error:  # an internal API
+        logger.debug("Cannot tell whether the plan fits a barrier stage: %s", error)
+        return None
+
+
 def exchange(frame, num_partitions: int, column: str):
     """Send every row to the partition that its integer `column` names."""
     return frame.repartitionById(num_partitions, column)
@@ -50,23 +76,54 @@ _NOISY = (
 )
 
 
+_quiet_lock = threading.Lock()
+_quiet_depth = 0
+_quiet_before: dict = {}  # level that a logger had of its own, or None
+
+
 @contextlib.contextmanager
 def quiet(sc):
-    """Keep the driver's JVM from printing stack traces of failed tasks; we report them."""
-    if _switched_off():
-        yield
-        return
-    levels = {}
-    try:
-        log4j = sc._jvm.org.apache.logging.log4j
-        for name in _NOISY:
-            levels[name] = log4j.LogManager.getLogger(name).getLevel()
-            log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
-    except Exception as error:  # an internal API
-        logger.debug("Cannot quieten Spark's loggers: %s", error)
+    """Keep the driver's JVM from printing stack traces of failed tasks; we report them.
+
+    Calls may overlap in several threads; the last one to leave restores the levels.
+    """
+    global _quiet_depth
+    with _quiet_lock:
+        _quiet_depth += 1
+        if _quiet_depth == 1:
+            _silence(sc)
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):
-            for name, level in levels.items():
+        with _quiet_lock:
+            _quiet_depth -= 1
+            if _quiet_depth == 0:
+                _restore(sc)
+
+
+def _silence(sc):
+    if _switched_off():
+        return
+    try:
+        log4j = sc._jvm.org.apache.logging.log4j
+        configured = log4j.LogManager.getContext(False).getConfiguration().getLoggers()
+        for name in _NOISY:
+            own = configured.containsKey(name)
+            _quiet_before[name] = log4j.LogManager.getLogger(name).getLevel() if own else None
+            log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+    except Exception as error:  # an internal API
+        logger.debug("Cannot quieten Spark's loggers: %s", error)
+
+
+def _restore(sc):
+    before = dict(_quiet_before)
+    _quiet_before.clear()
+    with contextlib.suppress(Exception):
+        log4j = sc._jvm.org.apache.logging.log4j
+        context = log4j.LogManager.getContext(False)
+        for name, level in before.items():
+            if level is None:
+                context.getConfiguration().removeLogger(name)
+            else:
                 log4j.core.config.Configurator.setLevel(name, level)
+        context.updateLoggers()

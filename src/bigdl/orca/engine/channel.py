@@ -15,15 +15,22 @@ import json
 import secrets
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.engine.base import PeerLost
 
-__all__ = ["Address", "Channel", "Line", "listen"]
+__all__ = ["Address", "Channel", "Inbox", "Line", "Unreachable", "listen"]
 
 CHUNK = 8 << 20  # bytes of one value
+CONNECT_S = 5.0  # seconds within which a worker must be able to open a connection
+_REPLY_S = 3600.0  # a driver that is stopped in a debugger answers late
+
+
+class Unreachable(Exception):
+    """A worker cannot open a connection to the channel."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +41,22 @@ class Address:
     port: int
     prefix: str
 
-    def connect(self, attempt: int, timeout: float = 60.0) -> Line:
-        """Open a line to the channel, for one attempt."""
+    def connect(self, attempt: int = 0) -> Line:
+        """Open a line to the channel, for one attempt.
+
+        Raises
+        ------
+        Unreachable
+            If no connection can be opened within `CONNECT_S` seconds.
+        """
         from torch.distributed import TCPStore
 
-        store = TCPStore(self.host, self.port, None, False, timeout=timedelta(seconds=timeout))
+        try:  # the store itself would try again and again, and write to stderr each time
+            socket.create_connection((self.host, self.port), CONNECT_S).close()
+        except OSError as error:
+            raise Unreachable(f"{self.host}:{self.port} ({error})") from error
+        store = TCPStore(self.host, self.port, None, False, timeout=timedelta(seconds=60))
+        store.set_timeout(timedelta(seconds=_REPLY_S))
         return Line(store, self.prefix, attempt)
 
 
@@ -48,31 +66,37 @@ def listen(host: str, port: int = 0):
     Returns
     -------
     store, port
+
+    Raises
+    ------
+    UsageError
+        If the address is not this machine's or the port is taken.
     """
     from torch.distributed import TCPStore
 
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    server = socket.socket(family, socket.SOCK_STREAM)
+    server = None
     try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        server = socket.socket(family, socket.SOCK_STREAM)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind((host, port))
+        server.bind(address)
         server.listen(1024)
     except OSError as error:
-        server.close()
+        if server is not None:
+            server.close()
         raise UsageError(
             f"The driver cannot listen on {host}:{port} ({error.strerror}); choose another port "
             "with channel_port= or another address with spark.driver.host"
         ) from error
     port = server.getsockname()[1]
-    # TCPStore owns the descriptor from here on
     store = TCPStore(
-        host,
+        address[0],
         port,
         None,
         True,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=_REPLY_S),
         wait_for_workers=False,
-        master_listen_fd=server.detach(),
+        master_listen_fd=server.detach(),  # the store owns it from here on
     )
     return store, port
 
@@ -90,19 +114,23 @@ class Channel:
 
     def __init__(self, host: str, port: int = 0):
         self._store, port = listen(host, port)
+        self._lines: list[Line] = []
         self.address = Address(host, port, secrets.token_hex(16))
 
     def line(self, attempt: int) -> Line:
         """The keys of one attempt."""
-        return Line(self._store, self.address.prefix, attempt)
+        self._lines.append(Line(self._store, self.address.prefix, attempt))
+        return self._lines[-1]
 
     def announce(self, attempt: int) -> None:
         """Tell workers that start from now on which attempt they belong to."""
         self._store.set(f"{self.address.prefix}:attempt", str(attempt))
 
     def close(self) -> None:
-        """Stop listening."""
-        self._store = None  # the server thread ends with its last reference
+        """Stop listening; also where the traceback of an exception still holds a line."""
+        for line in self._lines:
+            line.store = None
+        self._store = None  # the server's thread ends with the last reference
 
 
 class Line:
@@ -133,8 +161,9 @@ class Line:
     def set_json(self, key: str, value) -> None:
         self.set(key, json.dumps(value))
 
-    def has(self, key: str) -> bool:
-        return self.store.check([self._prefix + key])
+    def has(self, *keys: str) -> bool:
+        """Whether all `keys` are there."""
+        return self.store.check([self._prefix + key for key in keys])
 
     def get(self, key: str) -> bytes:
         """The value; waits for it."""
@@ -151,18 +180,18 @@ class Line:
         with contextlib.suppress(RuntimeError):
             self.store.delete_key(self._prefix + key)
 
-    def meet(self, key: str, world_size: int) -> None:
-        """Wait until all workers are here.
+    def meet(self, key: str, world_size: int, longest: float = 0.05) -> None:
+        """Wait until all workers are here, looking at least every `longest` seconds.
 
         Unlike a collective this ends by itself when one of them fails: with PeerLost.
         """
         self.count(f"meet/{key}", 1)
         pause = 0.001
         while self.count(f"meet/{key}") < world_size:
-            if self.has("abort") or self.count("errors#"):
+            if self.has("abort") or self.count("failed"):
                 raise PeerLost("another worker failed before all had met")
             time.sleep(pause)
-            pause = min(pause * 1.5, 0.05)
+            pause = min(pause * 1.5, longest)
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """A value of any size, in chunks; complete once ``has(key)``."""
@@ -174,36 +203,53 @@ class Line:
 
     def take_bytes(self, key: str, *, delete: bool = True) -> bytes:
         """The value of :meth:`put_bytes`; waits for it, and frees it in the store."""
-        chunks = int(self.get(key))
-        parts = []
-        for i in range(chunks):
-            parts.append(self.get(f"{key}/{i}"))
-            if delete:
-                self.delete(f"{key}/{i}")
+        parts = [self.get(f"{key}/{i}") for i in range(int(self.get(key)))]
         if delete:
-            self.delete(key)
+            self.delete_bytes(key)
         return b"".join(parts)
 
+    def delete_bytes(self, key: str) -> None:
+        """Free the value of :meth:`put_bytes`, if it is there."""
+        if self.has(key):
+            for i in range(int(self.get(key))):
+                self.delete(f"{key}/{i}")
+            self.delete(key)
+
     def push(self, queue: str, doc, data: bytes | None = None) -> None:
-        """Append to a queue that the driver drains with :meth:`drain`."""
+        """Append to a queue that the driver reads as an :class:`Inbox`."""
         index = self.count(f"{queue}#", 1) - 1
         if data is not None:
             self.put_bytes(f"{queue}@{index}/data", data)
         self.set_json(f"{queue}@{index}", doc)
 
-    def drain(self, queue: str, start: int, *, data: bool = False) -> list:
-        """Entries `start`... of a queue, as far as they are complete.
 
-        Returns
-        -------
-        list of dict, or of (dict, bytes) with ``data=True``
+class Inbox:
+    """The driver's end of a queue.
+
+    Parameters
+    ----------
+    line : Line
+    queue : str
+    data : bool
+        Whether the entries have bytes.
+    """
+
+    def __init__(self, line: Line, queue: str, *, data: bool = False):
+        self._line, self._queue, self._data = line, queue, data
+        self._next = 0
+
+    def take(self, *, final: bool = False) -> Iterator[tuple[dict, bytes | None]]:
+        """What has come, as far as it is complete, in order.
+
+        With `final` nobody writes any more: what a worker left half written is passed over.
         """
-        out = []
-        while start + len(out) < self.count(f"{queue}#"):
-            key = f"{queue}@{start + len(out)}"
-            if not self.has(key):
-                break
-            doc = self.get_json(key)
-            self.delete(key)
-            out.append((doc, self.take_bytes(f"{key}/data")) if data else doc)
-        return out
+        line = self._line
+        for index in range(self._next, line.count(f"{self._queue}#")):
+            key = f"{self._queue}@{index}"
+            if line.has(key):
+                doc = line.get_json(key)
+                line.delete(key)
+                self._next = index + 1
+                yield doc, line.take_bytes(f"{key}/data") if self._data else None
+            elif not final:
+                return

@@ -10,53 +10,32 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import logging
 import os
-import re
-import secrets
-import signal
-import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from bigdl.common.errors import UsageError, WorkerError, WorkerLost, require
+from bigdl.common.errors import UsageError, WorkerLost, require
 from bigdl.orca.cluster.plan import quiet
-from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.cluster.spark import SparkCluster, user_import_path
 from bigdl.orca.engine.base import Engine, Job
-from bigdl.orca.engine.channel import Address, Channel
+from bigdl.orca.engine.causes import NoRows, job_error, unreachable, user_error, worker_lost
+from bigdl.orca.engine.channel import Channel, Unreachable
+from bigdl.orca.engine.stage import SparkCall, Watch, settle, vanished
+from bigdl.orca.engine.task import TaskSpec
+from bigdl.orca.engine.uplink import decode
 
 __all__ = ["NoRows", "SparkEngine"]
 
 logger = logging.getLogger("bigdl.orca")
 
-_OUTCOME = "rank int, kind string, detail string"
-_GRACE = 2.0  # seconds that workers get to end by themselves after the first error
-_jobs = itertools.count()
+_OUTCOME = "rank int, outcome string, detail string"
+_SLOTS_S = 120.0  # seconds that executors get to register, or to come back
+
+_lock = threading.Lock()
+_numbers = itertools.count()
 _active: set[int] = set()
-
-
-class NoRows(UsageError):
-    """The input of a job has no rows at all."""
-
-
-@dataclass(frozen=True)
-class TaskSpec:
-    """What every task of a job is told; the same for all attempts that read the input."""
-
-    address: Address
-    job: int
-    active_jobs: tuple[int, ...]
-    world_size: int
-    threads: int
-    timeout: float
-    log_to_driver: bool
-    sys_path: tuple[str, ...]
-    program: bytes
-    reader: Callable | None
-    spools: tuple[dict, ...] | None = None
 
 
 class SparkEngine(Engine):
@@ -79,7 +58,7 @@ class SparkEngine(Engine):
     Raises
     ------
     UsageError
-        Without an active Spark context.
+        Without an active Spark context, or for an argument that cannot work.
     """
 
     def __init__(
@@ -91,6 +70,10 @@ class SparkEngine(Engine):
         timeout: float = 1800.0,
         log_to_driver: bool = True,
     ):
+        _check_int("workers_per_node", workers_per_node, 1)
+        _check_int("channel_port", channel_port, 0, 65535)
+        if not timeout > 0:
+            raise UsageError(f"timeout should be a positive number of seconds, got {timeout!r}")
         self.cluster = cluster or SparkCluster.from_active()
         self.workers_per_node = workers_per_node
         self._port = channel_port
@@ -103,22 +86,38 @@ class SparkEngine(Engine):
         return self.cluster.nodes * self.workers_per_node
 
     def open(self, fn, feed=None, num_workers=None, *, threads=None) -> SparkJob:
-        num_workers = self.num_workers if num_workers is None else num_workers
-        if not isinstance(num_workers, int) or num_workers < 1:
-            raise UsageError(f"num_workers should be a positive integer, got {num_workers!r}")
-        self._check_slots(num_workers)
-        if threads is None:
-            per_node = -(-num_workers // max(self.cluster.nodes, 1))
-            threads = max(1, self.cluster.cores_per_node // per_node)
-        return SparkJob(self, fn, feed, num_workers, threads)
+        """Check, prepare the input, and return the job (no worker runs yet).
 
-    def _check_slots(self, num_workers):
+        Parameters
+        ----------
+        fn, feed, num_workers
+            See :meth:`run`.
+        threads : int, optional
+            Threads of each worker; default its share of the node's cores.
+        """
+        num_workers = self.num_workers if num_workers is None else num_workers
+        _check_int("num_workers", num_workers, 1)
         if self.cluster.dynamic_allocation:
             raise UsageError(
                 "Distributed training needs all its workers at once, which Spark refuses with "
                 "dynamic allocation; set spark.dynamicAllocation.enabled=false"
             )
-        slots = self.cluster.slots()
+        self._check_slots(num_workers)
+        if threads is None:
+            per_node = -(-num_workers // max(self.cluster.nodes, 1))
+            threads = max(1, self.cluster.cores_per_node // per_node)
+        _check_int("threads", threads, 1)
+        return SparkJob(self, fn, feed, num_workers, threads)
+
+    def _check_slots(self, num_workers):
+        cluster = self.cluster
+        slots = cluster.slots()
+        if num_workers > slots and not cluster.is_local:
+            task_cpus = int(cluster.sc.getConf().get("spark.task.cpus", "1"))
+            if num_workers <= cluster.nodes * (cluster.cores_per_node // task_cpus):
+                # asked for, but not all executors have registered yet
+                call = SparkCall(cluster.sc, lambda: self.await_slots(num_workers, call))
+                slots = call.wait()
         if num_workers > slots:
             raise UsageError(
                 f"{num_workers} workers were asked for but the cluster can run {slots} tasks at "
@@ -126,36 +125,57 @@ class SparkEngine(Engine):
                 "init_orca_context"
             )
 
+    def await_slots(self, num_workers: int, call: SparkCall) -> int:
+        """Wait until so many tasks can run at once, but not for ever; returns how many can.
+
+        Spark itself would look every 15 s only.
+        """
+        end = time.monotonic() + _SLOTS_S
+        while (slots := self.cluster.slots()) < num_workers and time.monotonic() < end:
+            if call.cancelled.wait(0.1):
+                break
+        return slots
+
 
 class SparkJob(Job):
     """One program on the tasks of barrier stages; made by :meth:`SparkEngine.open`."""
 
     def __init__(self, engine: SparkEngine, fn, feed, num_workers: int, threads: int):
-        cloudpickle = require("cloudpickle", "orca")
+        program = _pickle(fn)
         self._engine = engine
         self._sc, self._spark = engine.cluster.sc, engine.cluster.spark
         self.num_workers = num_workers
-        self._number = next(_jobs)
-        program = _pickle(cloudpickle, fn)
-        self._ingest = feed.prepare(engine.cluster, num_workers) if feed is not None else None
-        self._channel = Channel(engine.cluster.driver_host, engine._port)
+        self._ingest = self._channel = None
+        self._attempts = 0
+        self._rdd = None
+        self._spools: list[dict] | None = None
+        self._spool_paths: set[str] = set()
+        self._closed = False
+        with _lock:
+            self._number = next(_numbers)
+            active = tuple(_active)
+            _active.add(self._number)
+        try:
+            if feed is not None:
+                prepare = SparkCall(self._sc, lambda: feed.prepare(engine.cluster, num_workers))
+                self._ingest = prepare.wait()
+            self._channel = Channel(engine.cluster.driver_host, engine._port)
+        except BaseException:
+            self.close()
+            raise
         self._spec = TaskSpec(
             address=self._channel.address,
             job=self._number,
-            active_jobs=tuple(_active),
+            active_jobs=active,
             world_size=num_workers,
             threads=threads,
             timeout=engine._timeout,
+            is_local=engine.cluster.is_local,
             log_to_driver=engine._log_to_driver,
-            sys_path=tuple(os.path.abspath(p) for p in sys.path),
+            import_path=tuple(user_import_path()),
             program=program,
             reader=self._ingest.reader if self._ingest else None,
         )
-        _active.add(self._number)
-        self._attempts = 0
-        self._frame = None
-        self._spools: list[dict] | None = None
-        self._closed = False
 
     def attempt(self, options=None, state=None, on_event=None) -> list:
         while True:
@@ -168,15 +188,17 @@ class SparkJob(Job):
         if self._closed:
             return
         self._closed = True
-        _active.discard(self._number)
-        if self._ingest:
-            self._ingest.close()
-        if self._spools:
+        with _lock:
+            _active.discard(self._number)
+        if self._channel:
+            self._channel.close()
+        if self._spool_paths:
             from bigdl.orca.data.feeds.spool import remove_spool
 
-            for doc in (d for spools in self._spools for d in spools.values()):
-                remove_spool(doc["path"])
-        self._channel.close()
+            for path in self._spool_paths:  # workers on other machines removed theirs
+                remove_spool(path)
+        if self._ingest:
+            self._ingest.close()
 
     # -- one attempt ---------------------------------------------------------------------------
 
@@ -188,32 +210,48 @@ class SparkJob(Job):
         if state is not None:
             line.put_bytes("state", state)
         self._channel.announce(self._attempts)
-        run = _Run(self._sc, self._stage())
-        watch = _Watch(line, run, on_event)
+        call = SparkCall(self._sc, lambda: self._collect(line, call))
+        watch = Watch(line, call, on_event)
+        rows, failure = [], None
         try:
-            with _interruptible(), quiet(self._sc):
-                run.start()
-                while not run.done.wait(0.05):
-                    watch.poll()
-                watch.poll()
-                if run.error is not None:
-                    _settle(line)
-        except BaseException:  # Ctrl-C above all: free the workers before anything else
-            self._stop(line, run)
-            raise
+            rows = call.wait(watch.poll, lambda: line.set("abort", "stopped by the driver"))
+        except Exception as error:
+            if call.error is not error:  # of `on_event`
+                raise
+            failure = error
+        watch.poll(final=True)
+        line.delete_bytes("state")
         self._remember_spools(line)
-        return self._results(line, run, watch)
+        return self._results(line, watch, rows, failure)
+
+    def _collect(self, line, call):
+        """Run the stage; returns when no worker is left, also when one was lost."""
+        with quiet(self._sc):
+            try:
+                slots = self._engine.await_slots(self.num_workers, call)
+                if slots < self.num_workers:
+                    raise WorkerLost(
+                        f"{self.num_workers} workers are needed but the cluster can only run "
+                        f"{slots} tasks at once since executors were lost"
+                    )
+                return [tuple(row) for row in self._stage().collect()]
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    line.set("abort", "another worker failed")
+                    settle(line, self.num_workers)
+                raise
 
     def _stage(self):
-        """The frame of an attempt: with the input, or without where its spools are known."""
+        """The stage of an attempt: with the input, or without where its spools are known."""
         if self._spools is not None:
             spec = replace(self._spec, reader=None, spools=tuple(self._spools))
             return self._empty().mapInArrow(_task(spec), _OUTCOME, barrier=True)
-        if self._frame is None:
-            # the same object in each attempt, so that Spark finds its shuffle files again
+        if self._rdd is None:
+            # The same object in each attempt, so that Spark finds its shuffle files again. Not the
+            # frame: adaptive execution remembers that its result failed and would not run it again.
             source = self._ingest.frame if self._ingest else self._empty()
-            self._frame = source.mapInArrow(_task(self._spec), _OUTCOME, barrier=True)
-        return self._frame
+            self._rdd = source.mapInArrow(_task(self._spec), _OUTCOME, barrier=True).rdd
+        return self._rdd
 
     def _empty(self):
         return self._spark.range(0, self.num_workers, 1, self.num_workers)
@@ -221,140 +259,31 @@ class SparkJob(Job):
     def _remember_spools(self, line):
         if self._ingest is None or self._spools is not None:
             return
-        keys = [f"spool/{p}" for p in range(self.num_workers)]
-        if all(line.has(key) for key in keys):
-            self._spools = [line.get_json(key) for key in keys]
+        keys = [f"spool/{place}" for place in range(self.num_workers)]
+        known = [line.get_json(key) for key in keys if line.has(key)]
+        self._spool_paths.update(doc["path"] for spools in known for doc in spools.values())
+        if len(known) == self.num_workers:
+            self._spools = known
 
-    def _results(self, line, run, watch):
-        if watch.errors:
-            raise _user_error(watch.errors)
-        if run.error is not None:
-            raise _job_error(run.error)
-        outcomes = {rank: (kind, detail) for rank, kind, detail in run.rows}
-        kinds = {kind for kind, _ in outcomes.values()}
-        if not outcomes and self._ingest is not None:
+    def _results(self, line, watch, rows, failure):
+        ranks = range(self.num_workers)
+        if watch.first_error is not None:
+            raise user_error(watch.first_error) from None
+        if line.has(*(f"result/{rank}/kind" for rank in ranks)):
+            return [
+                decode(line.get(f"result/{rank}/kind").decode(), line.take_bytes(f"result/{rank}"))
+                for rank in ranks
+            ]
+        gone = vanished(line, self.num_workers)
+        if failure is not None:
+            raise job_error(failure, gone) from None
+        if not rows and self._ingest is not None:
             raise NoRows("The input has no rows")
-        if "nospool" in kinds:
+        if any(outcome == "nospool" for _, outcome, _ in rows):
             self._spools = None
             return None
-        if kinds != {"ok"} or len(outcomes) != self.num_workers:
-            detail = next((d for _, d in outcomes.values() if d), "a worker went away")
-            raise WorkerLost(f"A worker was lost: {detail}")
-        results = []
-        for rank in range(self.num_workers):
-            kind = line.get(f"result/{rank}/kind")
-            data = line.take_bytes(f"result/{rank}")
-            results.append(data if kind == b"bytes" else json.loads(data))
-        return results
-
-    def _stop(self, line, run):
-        line.set("abort", "stopped by the driver")
-        run.cancel()
-        with quiet(self._sc):
-            if not run.done.wait(10):
-                logger.warning("The Spark job did not end within 10 s after it was cancelled")
-            _settle(line)
-
-
-def _settle(line, patience: float = 3.0) -> None:
-    """Wait for the survivors of a failed stage to leave, all but those that died."""
-    end = time.monotonic() + patience
-    while line.count("left") < line.count("entered") and time.monotonic() < end:
-        if line.count("left") >= line.count("entered") - 1:
-            end = min(end, time.monotonic() + 0.3)
-        time.sleep(0.05)
-
-
-class _Run:
-    """The collecting thread of one stage."""
-
-    def __init__(self, sc, frame):
-        self._sc, self._frame = sc, frame
-        self._tag = f"bigdl-{secrets.token_hex(6)}"
-        self.done = threading.Event()
-        self.rows: list = []
-        self.error: BaseException | None = None
-
-    def start(self):
-        from pyspark import InheritableThread
-
-        InheritableThread(target=self._collect, daemon=True).start()
-
-    def _collect(self):
-        try:
-            self._sc.addJobTag(self._tag)
-            self.rows = [tuple(row) for row in self._frame.collect()]
-        except BaseException as error:  # handed to the calling thread
-            self.error = error
-        finally:
-            with contextlib.suppress(Exception):
-                self._sc.removeJobTag(self._tag)
-            self.done.set()
-
-    def cancel(self):
-        with contextlib.suppress(Exception):
-            self._sc.cancelJobsWithTag(self._tag)
-
-
-class _Watch:
-    """What the driver sees of a running stage."""
-
-    def __init__(self, line, run, on_event):
-        self._line, self._run, self._on_event = line, run, on_event
-        self.errors: list[dict] = []
-        self._messages = self._logs = 0
-        self._deadline = None
-        self._shown = None
-
-    def poll(self):
-        for doc in self._line.drain("logs", self._logs):
-            self._logs += 1
-            for text in doc["lines"]:
-                print(f"[worker {doc['rank']}] {text}", flush=True)
-        for doc, data in self._line.drain("messages", self._messages, data=True):
-            self._messages += 1
-            self._emit("message", (doc, data))
-        self._progress()
-        for doc in self._line.drain("errors", len(self.errors)):
-            self.errors.append(doc)
-        if self.errors and self._deadline is None:
-            self._deadline = time.monotonic() + _GRACE
-        if (self._run.error is not None) or (
-            self._deadline is not None and time.monotonic() > self._deadline
-        ):
-            # those that wait for a peer which will not come, or compute without end
-            self._line.set("abort", "another worker failed")
-            self._deadline = float("inf")
-
-    def _progress(self):
-        if self._on_event is None or not self._line.has("beat/0"):
-            return
-        progress = self._line.get_json("beat/0").get("progress")
-        if progress is not None and progress != self._shown:
-            self._shown = progress
-            self._emit("progress", progress)
-
-    def _emit(self, kind, value):
-        if self._on_event is not None:
-            self._on_event(kind, value)
-
-
-@contextlib.contextmanager
-def _interruptible():
-    """Let Ctrl-C raise KeyboardInterrupt here, and nothing else.
-
-    PySpark's own handler cancels every job of the application, from inside whatever call the main
-    thread is in.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
+        detail = next((detail for _, _, detail in rows if detail), "it left no result")
+        raise worker_lost(gone, detail)
 
 
 def _task(spec: TaskSpec):
@@ -362,22 +291,27 @@ def _task(spec: TaskSpec):
         import pyarrow as pa
         from pyspark import BarrierTaskContext
 
-        from bigdl.orca.engine.worker import execute
+        from bigdl.orca.engine.task import execute
 
-        directory = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-        partition = BarrierTaskContext.get().partitionId()
-        rank, kind, detail = execute(
-            spec, batches, partition, directory[partition % len(directory)] or "/tmp"
-        )
+        place = BarrierTaskContext.get().partitionId()
+        directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+        directory = directories[place % len(directories)] or "/tmp"
+        try:
+            rank, outcome, detail = execute(spec, batches, place, directory)
+        except Unreachable as error:
+            raise unreachable(os.uname().nodename, str(error)) from None
         yield pa.RecordBatch.from_arrays(
-            [pa.array([rank], pa.int32()), pa.array([kind]), pa.array([detail])],
-            ["rank", "kind", "detail"],
+            [pa.array([rank], pa.int32()), pa.array([outcome]), pa.array([detail])],
+            ["rank", "outcome", "detail"],
         )
 
     return task
 
 
-def _pickle(cloudpickle, fn) -> bytes:
+def _pickle(fn) -> bytes:
+    cloudpickle = require("cloudpickle", "orca")
+    if not callable(fn):
+        raise UsageError(f"fn should be a function of a worker, got {type(fn).__name__}")
     try:
         return cloudpickle.dumps(fn)
     except Exception as error:
@@ -387,32 +321,12 @@ def _pickle(cloudpickle, fn) -> bytes:
         ) from error
 
 
-def _user_error(errors):
-    first = errors[0]
-    if first["usage"]:
-        return UsageError(first["message"])
-    return WorkerError(first["rank"], first["kind"], first["traceback"])
-
-
-_LOST = re.compile(
-    r"Python worker exited unexpectedly|ExecutorLostFailure|Executor heartbeat timed out"
-    r"|executor.* (was )?lost|Connection reset|Broken pipe|worker lost|FetchFailed"
-    r"|Remote RPC client disassociated|Python worker keepalive",
-    re.IGNORECASE,
-)
-_PYTHON = re.compile(
-    r"(Traceback \(most recent call last\):.*?)(?=\n\s*at [\w.$]+\(|\Z)", re.DOTALL
-)
-
-
-def _job_error(error):
-    """A failed Spark job as one of our errors: a lost worker, or the input's own failure."""
-    text = str(error)
-    if _LOST.search(text) and "Traceback (most recent call last)" not in text:
-        reason = _LOST.search(text).group(0)
-        return WorkerLost(f"A worker was lost: {reason}")
-    found = _PYTHON.search(text)
-    cause = found.group(1).strip() if found else text.strip().split("\n\tat ")[0].strip()
-    lost = WorkerError(-1, type(error).__name__, cause)
-    lost.args = (f"The input could not be computed:\n{cause}",)
-    return lost
+def _check_int(name, value, least, most=None):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < least
+        or (most is not None and value > most)
+    ):
+        bound = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise UsageError(f"{name} should be an integer {bound}, got {value!r}")

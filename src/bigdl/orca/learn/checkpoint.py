@@ -4,10 +4,11 @@ A :class:`Snapshot` is a manifest (JSON) and a few files (bytes).  It is written
 :class:`CheckpointDirectory` on any fsspec URL, or travels over the channel to the driver.  A
 directory holds one folder per run and in it one folder per checkpoint::
 
-    <model_dir>/run-20261121T070000-1f2e3d/checkpoint-000002-00000150/
+    <model_dir>/run-20261121T070000.123456-1f2e3d/checkpoint-000002-00000150/
         manifest.json     position, seed, history, size and checksum of the files
         model.pt  optimizer.pt  scheduler.pt  rng.pt
 
+The numbers are the finished epochs and the finished steps of the epoch after them.
 A checkpoint is written aside and renamed; on stores without a rename the manifest is written last.
 Without its manifest a checkpoint does not exist.  The files load with
 ``torch.load(..., weights_only=True)``.
@@ -25,8 +26,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.learn.position import Position
 
-__all__ = ["CheckpointDirectory", "Snapshot"]
+__all__ = [
+    "CheckpointDirectory",
+    "Snapshot",
+    "checkpoint_name",
+    "read_bytes",
+    "read_checkpoint",
+    "write_bytes",
+]
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -41,13 +50,17 @@ class Snapshot:
     Attributes
     ----------
     manifest : dict
-        JSON-able: ``epoch`` (finished epochs), ``step`` (finished steps of the next epoch),
-        ``global_step``, ``history``, ``seed``, and what the batches depend on.
+        JSON-able: the fields of :class:`~bigdl.orca.learn.position.Position`, ``seed``, and what
+        the batches depend on.
     files : dict of str to bytes
     """
 
     manifest: dict
     files: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def position(self) -> Position:
+        return Position.of(self.manifest)
 
     def pack(self) -> tuple[dict, bytes]:
         """As one message: a JSON-able description and one blob."""
@@ -82,7 +95,9 @@ class CheckpointDirectory:
     @classmethod
     def create(cls, model_dir: str, keep: int = 2) -> CheckpointDirectory:
         """A new run's folder below `model_dir`."""
-        name = f"run-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+        now = time.time()
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)) + f"{now % 1:.6f}"[1:]
+        name = f"run-{stamp}-{secrets.token_hex(3)}"
         directory = cls(f"{model_dir.rstrip('/')}/{name}", keep)
         try:
             directory._fs.makedirs(directory._root, exist_ok=True)
@@ -113,15 +128,22 @@ class CheckpointDirectory:
 
     def names(self) -> list[str]:
         """Complete checkpoints, oldest first."""
+        return sorted(
+            name
+            for name in self._listed()
+            if name.startswith("checkpoint-")
+            and self._fs.exists(f"{self._root}/{name}/{_MANIFEST}")
+        )
+
+    def newest(self) -> str:
+        """Name of the newest complete checkpoint, or an empty string."""
+        return (self.names() or [""])[-1]
+
+    def _listed(self):
+        self._fs.invalidate_cache(self._root)
         if not self._fs.exists(self._root):
             return []
-        self._fs.invalidate_cache(self._root)
-        found = [posixpath.basename(p.rstrip("/")) for p in self._fs.ls(self._root, detail=False)]
-        return sorted(
-            n
-            for n in found
-            if n.startswith("checkpoint-") and self._fs.exists(f"{self._root}/{n}/{_MANIFEST}")
-        )
+        return [posixpath.basename(p.rstrip("/")) for p in self._fs.ls(self._root, detail=False)]
 
     def write(self, snapshot: Snapshot) -> str:
         """Write a checkpoint and remove the oldest ones; returns its name."""
@@ -130,7 +152,7 @@ class CheckpointDirectory:
             name: {"size": len(data), "crc32": zlib.crc32(data)}
             for name, data in snapshot.files.items()
         }
-        name = f"checkpoint-{manifest['epoch']:06d}-{manifest['step']:08d}"
+        name = checkpoint_name(snapshot)
         final = f"{self._root}/{name}"
         local = "file" in _protocols(self._fs)
         aside = f"{self._root}/.{name}-{secrets.token_hex(4)}" if local else final
@@ -142,7 +164,8 @@ class CheckpointDirectory:
         self._fs.pipe_file(f"{aside}/{_MANIFEST}", json.dumps(manifest).encode())
         if local:
             self._fs.mv(aside, final, recursive=True)
-        for old in self.names()[: -self.keep]:
+        unfinished = [n for n in self._listed() if n.startswith(".checkpoint-")]  # of a dead writer
+        for old in [*unfinished, *self.names()[: -self.keep]]:
             self._fs.rm(f"{self._root}/{old}", recursive=True)
         return name
 
@@ -177,6 +200,19 @@ class CheckpointDirectory:
             except UsageError as error:
                 warn(f"{error}; the one before is used")
         return None
+
+
+def checkpoint_name(snapshot: Snapshot) -> str:
+    """The name of a snapshot's checkpoint; names sort by position."""
+    return f"checkpoint-{snapshot.manifest['epoch']:06d}-{snapshot.manifest['step']:08d}"
+
+
+def read_checkpoint(path: str) -> Snapshot | None:
+    """The checkpoint in the folder `path`, or None if `path` is not one."""
+    parent, name = posixpath.split(path.rstrip("/"))
+    if not name.startswith("checkpoint-"):
+        return None
+    return CheckpointDirectory(parent).read(name)
 
 
 def _open(url):

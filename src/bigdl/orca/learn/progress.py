@@ -28,7 +28,14 @@ class ProgressBar:
         self._bar = None
 
     def update(self, progress: dict) -> None:
-        """Take over what rank 0 reported: epoch, epochs, step, steps, loss."""
+        """Take over what rank 0 reported.
+
+        Parameters
+        ----------
+        progress : dict
+            ``epoch`` (finished in this fit), ``epochs`` (of this fit), ``step`` (finished in this
+            epoch), ``steps`` (of an epoch), ``loss`` (a number or None).
+        """
         if not self._show:
             return
         if self._bar is None:
@@ -36,8 +43,7 @@ class ProgressBar:
 
             self._bar = tqdm(desc="fit", unit="step", leave=True)
         bar = self._bar
-        first = progress["epochs"] * progress["steps"]
-        bar.total = first
+        bar.total = progress["epochs"] * progress["steps"]
         bar.n = progress["epoch"] * progress["steps"] + progress["step"]
         text = f"epoch {progress['epoch'] + 1}/{progress['epochs']}"
         bar.set_description(text, refresh=False)
@@ -46,6 +52,7 @@ class ProgressBar:
         bar.refresh()
 
     def close(self) -> None:
+        """Leave the bar as it stands."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

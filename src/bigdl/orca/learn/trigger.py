@@ -54,7 +54,16 @@ class TriggerState:
 
 
 class Trigger(ABC):
-    """A yes or no after each optimizer step."""
+    """A yes or no after each optimizer step.
+
+    Attributes
+    ----------
+    is_reproducible : bool
+        Whether the answer depends on the state alone, so that every worker finds the same. Of a
+        trigger that looks at other things (the time, say) the answer of rank 0 counts.
+    """
+
+    is_reproducible = False
 
     @abstractmethod
     def __call__(self, state: TriggerState) -> bool:
@@ -105,6 +114,8 @@ class Trigger(ABC):
 class EveryEpoch(Trigger):
     """Fires at the end of each epoch."""
 
+    is_reproducible = True
+
     def __call__(self, state: TriggerState) -> bool:
         return state.epoch_finished
 
@@ -122,6 +133,8 @@ class SeveralIteration(Trigger):
     UsageError
         If `interval` is not a positive int.
     """
+
+    is_reproducible = True
 
     def __init__(self, interval: int):
         self.interval = _positive_int("SeveralIteration", "interval", interval)
@@ -144,6 +157,8 @@ class MaxEpoch(Trigger):
         If `max_epoch` is not a positive int.
     """
 
+    is_reproducible = True
+
     def __init__(self, max_epoch: int):
         self.max_epoch = _positive_int("MaxEpoch", "max_epoch", max_epoch)
 
@@ -164,6 +179,8 @@ class MaxIteration(Trigger):
     UsageError
         If `max_iteration` is not a positive int.
     """
+
+    is_reproducible = True
 
     def __init__(self, max_iteration: int):
         self.max_iteration = _positive_int("MaxIteration", "max_iteration", max_iteration)
@@ -186,6 +203,8 @@ class MaxScore(Trigger):
         If `max_score` is not a number.
     """
 
+    is_reproducible = True
+
     def __init__(self, max_score: float):
         self.max_score = _number("MaxScore", "max_score", max_score)
 
@@ -206,6 +225,8 @@ class MinLoss(Trigger):
     UsageError
         If `min_loss` is not a number.
     """
+
+    is_reproducible = True
 
     def __init__(self, min_loss: float):
         self.min_loss = _number("MinLoss", "min_loss", min_loss)
@@ -230,6 +251,7 @@ class TriggerAnd(Trigger):
 
     def __init__(self, *triggers: Trigger | str):
         self.triggers = _triggers("TriggerAnd", triggers)
+        self.is_reproducible = all(t.is_reproducible for t in self.triggers)
 
     def __call__(self, state: TriggerState) -> bool:
         return all(trigger(state) for trigger in self.triggers)
@@ -251,6 +273,7 @@ class TriggerOr(Trigger):
 
     def __init__(self, *triggers: Trigger | str):
         self.triggers = _triggers("TriggerOr", triggers)
+        self.is_reproducible = all(t.is_reproducible for t in self.triggers)
 
     def __call__(self, state: TriggerState) -> bool:
         return any(trigger(state) for trigger in self.triggers)

@@ -4,12 +4,15 @@ A **GradientSync** belongs to one program in one worker.  The Loop calls :meth:`
 once, :meth:`~GradientSync.broadcast` for the initial state, :meth:`~GradientSync.reduce` in every
 step between ``backward`` and the optimizer's step, and the other collectives at the ends of
 epochs; :meth:`~GradientSync.stop` also runs when the program fails, before the failure is reported.
+All ranks call the same methods in the same order.
 Every collective raises :class:`~bigdl.orca.engine.base.PeerLost` when another worker went away.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal
 
 __all__ = ["GradientSync"]
 
@@ -33,21 +36,32 @@ class GradientSync(ABC):
         """Bytes of rank 0 on every rank."""
 
     @abstractmethod
-    def all_gather(self, values: list[float]) -> list[list[float]]:
-        """A few numbers of every rank, in rank order (float64)."""
+    def all_gather(self, values: Sequence[float]) -> list[list[float]]:
+        """A few numbers of every rank, in rank order (float64); as many on every rank."""
 
     @abstractmethod
     def gather(self, data: bytes) -> list[bytes] | None:
         """Bytes of every rank on rank 0, None elsewhere."""
 
     @abstractmethod
-    def all_reduce(self, tensor):
-        """Sum a tensor over the ranks, in place."""
+    def all_reduce(self, tensor, operation: Literal["sum", "max"] = "sum"):
+        """Combine a tensor of one shape and dtype over the ranks, in place; returns it."""
 
     @abstractmethod
-    def reduce(self, parameters, weight: float) -> None:
+    def reduce(self, parameters: Sequence, weight: float, may_be_sparse: Sequence = ()) -> None:
         """Replace every gradient by the sum over ranks of ``weight * gradient``.
 
-        A rank without rows passes weight 0 and takes part with zeros. A parameter that has a
-        gradient on no rank keeps None, as in a single process.
+        Parameters
+        ----------
+        parameters : sequence of torch.nn.Parameter
+            The same ones in the same order on every rank.
+        weight : float
+            A rank without rows passes 0 and takes part with zeros, whatever its gradients are.
+        may_be_sparse : sequence of torch.nn.Parameter
+            Those of `parameters` whose gradient can be a sparse tensor on some rank.
+
+        Notes
+        -----
+        A parameter that has a gradient on no rank of weight above 0 keeps None, as in a single
+        process, so an optimizer leaves it alone.
         """

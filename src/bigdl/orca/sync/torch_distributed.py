@@ -1,4 +1,4 @@
-"""Gradients meet by ``torch.distributed``: one flat buffer per kind of parameter, cut in buckets.
+"""Gradients meet by ``torch.distributed``: one flat buffer per dtype, cut in buckets.
 
 For a loss that is a mean of per-sample terms, a rank with n of the batch's N rows contributes
 ``n / N`` times its gradient, so the sum is the gradient of one process on the whole batch, also in
@@ -12,12 +12,14 @@ import contextlib
 import os
 from datetime import timedelta
 
+from bigdl.common.errors import UsageError
 from bigdl.orca.engine.base import PeerLost
 from bigdl.orca.sync.base import GradientSync
 
 __all__ = ["FlatBuckets", "TorchDistributedSync"]
 
 _BUCKET = 4 << 20  # elements of one all-reduce
+_NONE, _SPARSE, _DENSE = 0, 1, 2  # what a rank has as gradient of a parameter
 
 
 class TorchDistributedSync(GradientSync):
@@ -33,7 +35,7 @@ class TorchDistributedSync(GradientSync):
         self.rank = worker.rank
         self.world_size = worker.world_size
         self._started = False
-        self._buckets: dict[tuple, FlatBuckets] = {}
+        self._groups = _Groups([], [])
 
     def start(self) -> None:
         if self.world_size == 1:
@@ -55,7 +57,7 @@ class TorchDistributedSync(GradientSync):
         self._worker.at_exit(self.stop)
 
     def stop(self) -> None:
-        self._buckets.clear()
+        self._groups = _Groups([], [])
         if self._started:
             self._started = False
             import torch.distributed as dist
@@ -71,15 +73,12 @@ class TorchDistributedSync(GradientSync):
         size = torch.tensor([-1 if data is None else len(data)])
         with _peers():
             dist.broadcast(size, 0)
-            if size.item() < 0:
-                return None
-            buffer = (
-                _bytes_tensor(data)
-                if self.rank == 0
-                else torch.empty(size.item(), dtype=torch.uint8)
-            )
-            if size.item():
-                dist.broadcast(buffer, 0)
+        length = int(size)
+        if length <= 0:
+            return None if length < 0 else b""
+        buffer = _bytes_tensor(data) if self.rank == 0 else torch.empty(length, dtype=torch.uint8)
+        with _peers():
+            dist.broadcast(buffer, 0)
         return data if self.rank == 0 else buffer.numpy().tobytes()
 
     def all_gather(self, values):
@@ -101,65 +100,79 @@ class TorchDistributedSync(GradientSync):
         import torch.distributed as dist
 
         sizes = [int(row[0]) for row in self.all_gather([len(data)])]
-        with _peers():
-            if self.rank:
-                if data:
+        if self.rank:
+            if data:
+                with _peers():
                     dist.send(_bytes_tensor(data), 0)
-                return None
-            out = [data]
-            for rank in range(1, self.world_size):
-                buffer = torch.empty(sizes[rank], dtype=torch.uint8)
-                if sizes[rank]:
+            return None
+        out = [data]
+        for rank in range(1, self.world_size):
+            buffer = torch.empty(sizes[rank], dtype=torch.uint8)
+            if sizes[rank]:
+                with _peers():
                     dist.recv(buffer, rank)
-                out.append(buffer.numpy().tobytes())
+            out.append(buffer.numpy().tobytes())
         return out
 
-    def all_reduce(self, tensor):
+    def all_reduce(self, tensor, operation="sum"):
         if self.world_size > 1:
             import torch.distributed as dist
 
+            how = dist.ReduceOp.MAX if operation == "max" else dist.ReduceOp.SUM
             with _peers():
-                dist.all_reduce(tensor)
+                dist.all_reduce(tensor, how)
         return tensor
 
-    def reduce(self, parameters, weight):
+    def reduce(self, parameters, weight, may_be_sparse=()):
         if self.world_size == 1:
             return
-        groups: dict[tuple, list] = {}
-        for parameter in parameters:
-            sparse = getattr(parameter, "_bigdl_sparse", False)
-            groups.setdefault((parameter.dtype, parameter.device, sparse), []).append(parameter)
-        for key, members in groups.items():
-            if key[2]:
-                self._reduce_sparse(members, weight)
-                continue
-            buckets = self._buckets.get(key)
-            if buckets is None or not buckets.holds(members):
-                buckets = self._buckets[key] = FlatBuckets(members)
-            with _peers():
-                buckets.reduce(weight)
+        if not self._groups.are_of(parameters):
+            self._groups = _Groups(parameters, may_be_sparse)
+        for buckets in self._groups.dense:
+            buckets.reduce(weight)
+        if self._groups.sparse:
+            self._reduce_sparse(self._groups.sparse, weight)
 
-    def _reduce_sparse(self, members, weight):
-        import torch
+    def _reduce_sparse(self, parameters, weight):
+        """The ranks first tell each other what they have, so that they agree on the layout."""
         import torch.distributed as dist
 
-        for parameter in members:
-            if parameter.grad is None:
-                size = parameter.shape
-                indices = torch.zeros((1, 0), dtype=torch.int64)
-                values = torch.zeros((0, *size[1:]), dtype=parameter.dtype)
-                gradient = torch.sparse_coo_tensor(indices, values, size).coalesce()
-            else:
-                gradient = (parameter.grad * weight).coalesce()
+        own = [_layout(p.grad) if weight else _NONE for p in parameters]
+        for parameter, kinds in zip(
+            parameters, zip(*self.all_gather(own), strict=True), strict=True
+        ):
+            kind = int(max(kinds))
+            if kind == _NONE:
+                parameter.grad = None
+                continue
+            gradient = _weighted(parameter, weight, dense=kind == _DENSE)
             with _peers():
                 dist.all_reduce(gradient)
-            parameter.grad = gradient.coalesce()
+            parameter.grad = gradient if kind == _DENSE else gradient.coalesce()
+
+
+class _Groups:
+    """The parameters of a model, sorted by how their gradients are reduced; made once."""
+
+    def __init__(self, parameters, may_be_sparse):
+        sparse = {id(p) for p in may_be_sparse}
+        self._ids = tuple(map(id, parameters))
+        self.sparse = [p for p in parameters if id(p) in sparse]
+        kinds: dict[tuple, list] = {}
+        for parameter in parameters:
+            if id(parameter) not in sparse:
+                kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+        self.dense = [FlatBuckets(members) for members in kinds.values()]
+
+    def are_of(self, parameters) -> bool:
+        """Whether it was made of these very parameters; an optimizer may be given more later."""
+        return tuple(map(id, parameters)) == self._ids
 
 
 class FlatBuckets:
     """One flat buffer for the gradients of `parameters`, reduced in buckets that overlap copying.
 
-    The last ``len(parameters)`` elements say which parameters have a gradient on some rank.
+    The last ``len(parameters)`` elements say on how many ranks each parameter has a gradient.
     """
 
     def __init__(self, parameters):
@@ -176,34 +189,30 @@ class FlatBuckets:
             self._views.append(self._flat[start : start + size].view(parameter.shape))
             start += size
 
-    def holds(self, parameters) -> bool:
-        """Whether these are the parameters that the buffer was made for."""
-        return len(parameters) == len(self._parameters) and all(
-            a is b for a, b in zip(parameters, self._parameters, strict=True)
-        )
-
     def reduce(self, weight: float) -> None:
+        """Do :meth:`GradientSync.reduce` for these parameters."""
         import torch
-        import torch.distributed as dist
 
         flags, works, start, filled = [], [], 0, 0
         with torch.no_grad():
             for parameter, view in zip(self._parameters, self._views, strict=True):
-                gradient = parameter.grad
-                flags.append(0.0 if gradient is None or weight == 0 else 1.0)
-                if flags[-1]:
-                    torch.mul(gradient, weight, out=view)
-                else:
+                gradient = parameter.grad if weight else None
+                flags.append(0.0 if gradient is None else 1.0)
+                if gradient is None:
                     view.zero_()
+                else:
+                    _check_dense(gradient, parameter)
+                    torch.mul(gradient, weight, out=view)
                 filled += view.numel()
                 if filled - start >= _BUCKET:
-                    works.append(dist.all_reduce(self._flat[start:filled], async_op=True))
+                    works.append(_start_sum(self._flat[start:filled]))
                     start = filled
             self._flags.copy_(torch.tensor(flags, dtype=self._flat.dtype))
-            works.append(dist.all_reduce(self._flat[start:], async_op=True))
-            for work in works:
-                work.wait()
-            present = (self._flags > 0).tolist()
+            works.append(_start_sum(self._flat[start:]))
+            with _peers():
+                for work in works:
+                    work.wait()
+            present = (self._flags != 0).tolist()
             for parameter, view, here in zip(self._parameters, self._views, present, strict=True):
                 if not here:
                     parameter.grad = None
@@ -211,6 +220,47 @@ class FlatBuckets:
                     parameter.grad = view.clone()
                 else:
                     parameter.grad.copy_(view)
+
+
+def _start_sum(tensor):
+    import torch.distributed as dist
+
+    with _peers():
+        return dist.all_reduce(tensor, async_op=True)
+
+
+def _check_dense(gradient, parameter):
+    import torch
+
+    if gradient.layout != torch.strided:
+        raise UsageError(
+            f"A parameter of shape {tuple(parameter.shape)} has a sparse gradient, but no module "
+            "such as nn.Embedding(sparse=True) says that it may; use such a module, or dense "
+            "gradients"
+        )
+
+
+def _layout(gradient) -> int:
+    if gradient is None:
+        return _NONE
+    return _SPARSE if gradient.is_sparse else _DENSE
+
+
+def _weighted(parameter, weight, *, dense):
+    """`weight` times a parameter's gradient, in a layout that all ranks agreed on."""
+    import torch
+
+    gradient = parameter.grad if weight else None
+    if gradient is not None:
+        scaled = gradient.detach() * weight
+        if scaled.is_sparse:
+            return scaled.to_dense() if dense else scaled.coalesce()
+        return scaled.contiguous()
+    if dense:
+        return torch.zeros_like(parameter.detach(), memory_format=torch.contiguous_format)
+    indices = torch.zeros((1, 0), dtype=torch.int64)
+    values = torch.zeros((0, *parameter.shape[1:]), dtype=parameter.dtype)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)
 
 
 def _bytes_tensor(data):
@@ -222,7 +272,10 @@ def _bytes_tensor(data):
 
 @contextlib.contextmanager
 def _peers():
-    """Say what a RuntimeError of a collective means: another worker went away."""
+    """Say what a RuntimeError of a collective means: another worker went away.
+
+    Nothing else belongs in the block: a fault of ours or of the model would be retried.
+    """
     try:
         yield
     except RuntimeError as error:

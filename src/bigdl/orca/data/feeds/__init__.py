@@ -8,7 +8,7 @@ from bigdl.orca.data.feeds.base import Feed, Ingest
 __all__ = ["Feed", "Ingest", "as_feed"]
 
 
-def as_feed(data, feature_cols=None, label_cols=None, config=None) -> Feed:
+def as_feed(data, feature_cols=None, label_cols=None, config=None, *, name=None) -> Feed:
     """The Feed that belongs to an input.
 
     Parameters
@@ -17,6 +17,8 @@ def as_feed(data, feature_cols=None, label_cols=None, config=None) -> Feed:
     feature_cols, label_cols : str or sequence of str, optional
         Columns for the model and targets.
     config : dict, optional
+    name : str, optional
+        What messages call the input, e.g. ``"validation_data"``.
 
     Raises
     ------
@@ -25,16 +27,22 @@ def as_feed(data, feature_cols=None, label_cols=None, config=None) -> Feed:
     """
     if isinstance(data, Feed):
         return data
-    if type(data).__module__.startswith("pyspark.sql") and hasattr(data, "mapInArrow"):
-        from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
+    if any(c.__module__.startswith("pyspark.sql.") for c in type(data).__mro__):
+        from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed, is_connect
 
-        return SparkDataFrameFeed(data, _names(feature_cols), _names(label_cols), config)
-    raise UsageError(
-        f"data must be a Spark DataFrame, got {type(data).__module__}.{type(data).__qualname__}"
-    )
+        if hasattr(data, "mapInArrow") or is_connect(data):
+            features, labels = _names(feature_cols), _names(label_cols)
+            return SparkDataFrameFeed(data, features, labels, config, name=name)
+    given = f"{type(data).__module__}.{type(data).__qualname__}"
+    raise UsageError(f"{name or 'data'} must be a Spark DataFrame, got {given}")
 
 
-def _names(columns) -> list[str]:
+def _names(columns) -> list:
     if columns is None:
         return []
-    return [columns] if isinstance(columns, str) else list(columns)
+    if isinstance(columns, str):
+        return [columns]
+    try:
+        return list(columns)
+    except TypeError:  # e.g. a Column, which the feed refuses
+        return [columns]

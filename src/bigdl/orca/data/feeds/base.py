@@ -43,7 +43,8 @@ class Ingest:
     frame : object
         What the engine runs its tasks over; for Spark a DataFrame with exactly N partitions.
     reader : callable
-        ``reader(batches, directory, shard) -> dict[str, Shard]``; picklable, runs in the worker.
+        ``reader(batches, open_spool) -> dict[str, Shard]``; picklable, runs in the worker, where
+        ``open_spool(name, specs)`` gives it a :class:`~bigdl.orca.data.feeds.spool.SpoolWriter`.
     close : callable
         Frees what was persisted for the time of the call; safe to call twice.
     """

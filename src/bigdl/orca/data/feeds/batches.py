@@ -41,8 +41,8 @@ class BatchPlan:
     """
 
     def __init__(self, rows: Sequence[int], batch_size: int, drop_last: bool = False):
-        if batch_size < 1:
-            raise UsageError(f"batch_size should be a positive integer, got {batch_size}")
+        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+            raise UsageError(f"batch_size should be a positive integer, got {batch_size!r}")
         self._rows = np.asarray(rows, dtype=np.int64)
         self.batch_size = int(batch_size)
         everything = int(self._rows.sum())

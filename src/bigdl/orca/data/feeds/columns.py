@@ -9,31 +9,45 @@ bigint                    int64
 float, double, decimal    float32, or what ``config["dtype"]`` says
 Vector (dense, sparse)    dense, floating, one more dimension
 array<...>                one more dimension; equal lengths within a column
-map<key, ...>             a dict of the value's arrays; equal keys in every row
+map<key, ...>             a dict of the value's arrays; the same keys in every row
 ========================  =====================================================
 
 Vectors become arrays and doubles become floats **in the JVM**, so that half of the bytes are moved.
 Scalar columns of one dtype travel as one array per row and stay together as the columns of one
 matrix: Spark writes an Arrow list of k values about twice as fast as k Arrow columns.
+
+Nulls, strings and arrays of unequal lengths are refused: only the user knows what they mean.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.base import SourceError
 
-__all__ = ["ColumnSpec", "Leaf", "column_spec", "decode", "decode_batch", "float_dtype", "project"]
+__all__ = [
+    "ColumnSpec",
+    "Leaf",
+    "column_spec",
+    "convert",
+    "decode",
+    "decode_batch",
+    "float_dtype",
+    "project",
+    "unified_spec",
+]
 
 _FLOATS = {"float32": "float", "float64": "double"}
 
 
 def float_dtype(config: dict | None) -> str:
     """Name of the floating dtype that ``config["dtype"]`` asks for (default ``"float32"``)."""
-    given = (config or {}).get("dtype", "float32")
+    given = (config or {}).get("dtype")
+    if given is None:
+        return "float32"
     name = str(given).removeprefix("torch.")
     if isinstance(given, type | np.dtype):
         name = np.dtype(given).name
@@ -56,15 +70,15 @@ class ColumnSpec:
         numpy name of the innermost values.
     ndim : int
         Dimensions besides the rows: 0 for scalars, 1 for vectors and arrays, ...
-    cast : str or None
-        Spark type to cast to in the JVM, ``"vector"`` for ML vectors, None to leave it.
+    cast : str
+        Spark type to cast to in the JVM, ``"vector"`` for ML vectors.
     """
 
     name: str
     kind: str
     dtype: str
     ndim: int
-    cast: str | None
+    cast: str
 
 
 @dataclass(frozen=True)
@@ -137,6 +151,41 @@ def column_spec(name: str, spark_type, floats: str) -> ColumnSpec:
     )
 
 
+def unified_spec(
+    name: str, spark_type, floats: str, reference: ColumnSpec, owner: str
+) -> ColumnSpec:
+    """The conversion of a column that must look like that of the training data.
+
+    Numbers take the dtype of `reference`; a number that it cannot hold is refused when it is met.
+
+    Parameters
+    ----------
+    name, spark_type, floats
+        As for :func:`column_spec`.
+    reference : ColumnSpec
+        The column of the training data.
+    owner : str
+        Name of the other frame in messages.
+
+    Raises
+    ------
+    UsageError
+        When one of them is boolean and the other a number, or their dimensions differ.
+    """
+    spec = column_spec(name, spark_type, floats)
+    kinds = [np.dtype(s.dtype).kind for s in (spec, reference)]
+    same_shape = (spec.kind, spec.ndim) == (reference.kind, reference.ndim)
+    if not same_shape or kinds.count("b") == 1:
+        raise UsageError(
+            f"Column '{name}' is {spec.cast} in {owner} but {reference.cast} in the training data; "
+            "give both the same type"
+        )
+    if kinds == ["f", "i"]:
+        # whole numbers are told from others before anything is rounded to float32
+        spec = column_spec(name, spark_type, "float64")
+    return replace(spec, dtype=reference.dtype)
+
+
 def project(frame, specs):
     """Select and convert the columns of `specs` in the JVM, for :func:`decode_batch`."""
     from pyspark.sql import functions as F
@@ -153,11 +202,13 @@ def convert(spec: ColumnSpec):
     from pyspark.sql import functions as F
 
     column = F.col("`" + spec.name.replace("`", "``") + "`")
-    if spec.cast == "vector":
-        from pyspark.ml.functions import vector_to_array
+    if spec.cast != "vector":
+        return column.cast(spec.cast)
+    from pyspark.ml.functions import vector_to_array
 
-        return vector_to_array(column, spec.dtype)
-    return column.cast(spec.cast) if spec.cast else column
+    floats = spec.dtype if spec.dtype in _FLOATS else "float64"
+    # vector_to_array fails on a null, with an exception that does not name the column
+    return F.when(column.isNotNull(), vector_to_array(column, floats))
 
 
 def _groups(specs) -> list[list[ColumnSpec]]:
@@ -165,7 +216,7 @@ def _groups(specs) -> list[list[ColumnSpec]]:
     groups: dict = {}
     for i, spec in enumerate(specs):
         scalar = spec.kind == "plain" and spec.ndim == 0
-        groups.setdefault(spec.dtype if scalar else i, []).append(spec)
+        groups.setdefault((spec.dtype, spec.cast) if scalar else i, []).append(spec)
     return list(groups.values())
 
 
@@ -192,7 +243,7 @@ def _decode_group(members, array):
         first = members[int(missing[0])]
         raise _nulls(first, int((missing == missing[0]).sum()))
     values = values.to_numpy(zero_copy_only=False)
-    return values.reshape(len(array), len(members))
+    return _in_dtype(members, values.reshape(len(array), len(members)))
 
 
 def decode(spec: ColumnSpec, array) -> list[tuple[str | None, np.ndarray]]:
@@ -201,12 +252,13 @@ def decode(spec: ColumnSpec, array) -> list[tuple[str | None, np.ndarray]]:
     Returns
     -------
     list of (key, ndarray)
-        One entry with key None, or one entry per key of a map column.
+        One entry with key None, or one entry per key of a map column, sorted by key.
 
     Raises
     ------
     SourceError
-        For nulls and for arrays of unequal lengths.
+        For nulls, for empty arrays and maps, for arrays of unequal lengths, for maps with unequal
+        keys and for numbers that the dtype cannot hold.
     """
     _no_nulls(spec, array)
     if spec.kind == "map":
@@ -230,46 +282,66 @@ def _decode_values(spec, array, ndim):
     rows, shape = len(array), []
     for _ in range(ndim):
         _no_nulls(spec, array)
-        offsets = array.offsets.to_numpy()
-        lengths = np.diff(offsets)
-        length = int(lengths[0]) if len(lengths) else 0
-        if len(lengths) and (lengths != length).any():
-            other = int(lengths[lengths != length][0])
-            raise SourceError(
-                f"Column '{spec.name}' holds arrays of different lengths ({length} and {other}); "
-                "pad or cut them to one length first"
-            )
-        if rows and not length:
-            raise SourceError(f"Column '{spec.name}' holds empty arrays; leave it out")
-        shape.append(length)
+        advice = "pad or cut them to one length first"
+        shape.append(_common_length(spec, array, "arrays", advice))
         array = array.flatten()
     _no_nulls(spec, array)
-    values = array.to_numpy(zero_copy_only=False)
-    if values.dtype != np.dtype(spec.dtype):
-        values = values.astype(spec.dtype)
-    return values.reshape(rows, *shape)
+    return _in_dtype([spec], array.to_numpy(zero_copy_only=False)).reshape(rows, *shape)
+
+
+def _common_length(spec, array, noun, advice):
+    """The length of every list or map of a column."""
+    lengths = np.diff(array.offsets.to_numpy())
+    if not len(lengths):
+        return 0
+    length = int(lengths[0])
+    if (lengths != length).any():
+        other = int(lengths[lengths != length][0])
+        raise SourceError(
+            f"Column '{spec.name}' holds {noun} of different lengths ({length} and {other}); "
+            f"{advice}"
+        )
+    if not length:
+        raise SourceError(f"Column '{spec.name}' holds empty {noun}; leave it out")
+    return length
+
+
+def _in_dtype(members, values):
+    """`values`, of which the last axis is that of the columns if there are several."""
+    wanted = np.dtype(members[0].dtype)
+    if values.dtype == wanted:
+        return values
+    with np.errstate(invalid="ignore"):
+        cast = values.astype(wanted)
+    if wanted.kind == "i" and (lossy := cast != values).any():
+        first = int(np.flatnonzero(lossy)[0])
+        raise SourceError(
+            f"Column '{members[first % len(members)].name}' holds {values.flat[first]}, which is "
+            f"no {wanted.name}, its type in the training data; cast one of the two columns"
+        )
+    return cast
 
 
 def _decode_map(spec, array):
     rows = len(array)
-    offsets = array.offsets.to_numpy()
-    lengths = np.diff(offsets)
     if rows == 0:
         return []
-    width = int(lengths[0])
-    keys = array.keys[int(offsets[0]) : int(offsets[-1])].to_numpy(zero_copy_only=False)
-    items = array.items[int(offsets[0]) : int(offsets[-1])]
-    first = list(keys[:width])
-    order = np.argsort(np.asarray(first, dtype=object)) if width else []
-    same = bool((lengths == width).all())
-    if same:
-        grid = np.asarray(keys, dtype=object).reshape(rows, width)
-        same = bool((grid == np.asarray(first, dtype=object)).all())
-    if not same:
+    advice = "give every row the same keys"
+    width = _common_length(spec, array, "maps", advice)
+    offsets = array.offsets.to_numpy()
+    inside = slice(int(offsets[0]), int(offsets[-1]))
+    keys = array.keys[inside].dictionary_encode()
+    names = keys.dictionary.to_pylist()
+    codes = keys.indices.to_numpy().reshape(rows, width)
+    # a map has no order: that of its keys may differ from row to row
+    order = np.argsort(codes, axis=1)
+    if (np.take_along_axis(codes, order, 1) != np.arange(width)).any():
         raise SourceError(
-            f"Column '{spec.name}' is a map whose keys differ between rows; give every row the "
-            "same keys in the same order"
+            f"Column '{spec.name}' is a map whose keys differ between rows (the first one has "
+            f"{names[:width]}); {advice}"
         )
-    values = _decode_values(spec, items, spec.ndim)
+    values = _decode_values(spec, array.items[inside], spec.ndim)
     values = values.reshape(rows, width, *values.shape[1:])
-    return [(str(first[k]), np.ascontiguousarray(values[:, k])) for k in order]
+    row = np.arange(rows)
+    ranked = sorted(range(width), key=lambda i: names[i])
+    return [(str(names[i]), np.ascontiguousarray(values[row, order[:, i]])) for i in ranked]

@@ -41,22 +41,20 @@ class Shard:
                 found[leaf.key] = (i, None)
             elif isinstance(leaf.column, tuple) and name in leaf.column:
                 found[None] = (i, leaf.column.index(name))
-        if not found:
+        if not found and name not in self.spool.columns:
             raise UsageError(f"The shard has no column '{name}'; it has {self.names}")
         return found
 
     @property
     def names(self) -> list[str]:
         """The columns."""
-        names: list[str] = []
-        for leaf in self.spool.leaves:
-            names += leaf.column if isinstance(leaf.column, tuple) else [leaf.column]
-        return list(dict.fromkeys(names))
+        return list(self.spool.columns)
 
     def column(self, name: str) -> np.ndarray | dict[str, np.ndarray]:
         """One column as an array of shape ``(rows, ...)``; a map column as a dict of them.
 
-        The array is a private view of the page cache: do not write to it.
+        The array is a private view of the page cache: do not write to it.  Without rows the
+        lengths of arrays and the keys of maps may be unknown: they are 0 and none then.
         """
         found = {
             key: self.arrays[i] if j is None else self.arrays[i][:, j]

@@ -6,10 +6,9 @@ ways lead to exactly N shards, since a barrier stage accepts no ``coalesce``:
 *direct*
     A cached frame of N near-equal partitions is read as it is, inside the barrier stage.
 *packed*
-    Otherwise an ordinary stage converts the rows, cuts every record batch in N parts (row i of
-    source partition p goes to shard ``(i + p) mod N``, so the shards are equal to a row per
-    partition) and packs each part in one binary cell.  Spark's shuffle then moves a few large
-    cells instead of many small rows.
+    Otherwise an ordinary stage converts the rows, cuts every record batch in N parts and packs
+    each part in cells (:mod:`~bigdl.orca.data.feeds.packing`), which Spark's shuffle moves.  The
+    shards are equal to one row per source partition.
 
 Every chunk carries (source partition, sequence number) from before the exchange, and the spool is
 ordered by it, so the order of the rows does not depend on the network.
@@ -18,26 +17,24 @@ ordered by it, so the order of the rows does not depend on the network.
 from __future__ import annotations
 
 import difflib
-import json
-import logging
 from collections.abc import Sequence
-
-import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import plan as spark_plan
-from bigdl.orca.data.feeds.base import Feed, Ingest, SourceError
-from bigdl.orca.data.feeds.columns import Leaf, column_spec, decode_batch, float_dtype, project
+from bigdl.orca.data.feeds.base import Feed, Ingest
+from bigdl.orca.data.feeds.columns import (
+    column_spec,
+    decode_batch,
+    float_dtype,
+    project,
+    unified_spec,
+)
+from bigdl.orca.data.feeds.packing import CELL, packed_reader, packer
 from bigdl.orca.data.feeds.shard import Shard
-from bigdl.orca.data.feeds.spool import SpoolWriter
 
 __all__ = ["FeedGroup", "SparkDataFrameFeed", "check_columns"]
 
-logger = logging.getLogger("bigdl.orca")
-
-_PACKED = "target int, part int, source int, seq long, meta string, data binary"
-_PIECE = 32 << 20  # bytes of one binary cell at most
-_NEAR = 1.05  # largest partition over the mean for "near-equal"
+_NEAR = 0.05  # how far partitions of "near-equal" sizes may be apart, in parts of their mean
 
 
 class SparkDataFrameFeed(Feed):
@@ -54,6 +51,8 @@ class SparkDataFrameFeed(Feed):
     balance : bool
         False keeps the partitions as they are, whatever their sizes; the frame must be of as many
         partitions as there are workers.
+    name : str, optional
+        What messages call the frame, e.g. ``"validation_data"``.
 
     Raises
     ------
@@ -61,62 +60,106 @@ class SparkDataFrameFeed(Feed):
         For a missing column, a type that cannot become a tensor, or a Spark Connect frame.
     """
 
-    def __init__(self, frame, feature_cols, label_cols=(), config=None, *, balance: bool = True):
+    def __init__(
+        self,
+        frame,
+        feature_cols,
+        label_cols=(),
+        config=None,
+        *,
+        balance: bool = True,
+        name: str | None = None,
+    ):
         self.frame = frame
         self.feature_cols = tuple(feature_cols)
         self.label_cols = tuple(label_cols or ())
         self.balance = balance
-        self.columns = list(dict.fromkeys([*self.feature_cols, *self.label_cols]))
-        schema = check_columns(frame, self.columns)
-        floats = float_dtype(config)
-        self.specs = [column_spec(name, schema[name], floats) for name in self.columns]
+        self.name = name
+        columns = [*self.feature_cols, *self.label_cols] if self.feature_cols else []
+        types = check_columns(frame, columns, name)
+        self.floats = float_dtype(config)
+        self.types = {column: types[column] for column in columns}
+        self.specs = [column_spec(c, t, self.floats) for c, t in self.types.items()]
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
-        if not self.balance or self._is_balanced(num_workers):
-            frame = project(self.frame, self.specs)
-            return Ingest(frame, _direct_reader(name, self.specs))
-        return _prepare_packed([(name, self)], num_workers)
+        if not self.balance:
+            self._check_partitions(num_workers)
+        elif not self._is_balanced(num_workers):
+            return _prepare_packed([(name, self.name, self.frame, self.specs)], num_workers)
+        return Ingest(project(self.frame, self.specs), _direct_reader(name, self.specs))
+
+    def _check_partitions(self, num_workers):
+        found = self.frame.rdd.getNumPartitions()
+        if found != num_workers:
+            raise UsageError(
+                f"balance=False needs as many partitions as workers, the DataFrame has {found} "
+                f"and there are {num_workers}; call repartition({num_workers}) on it"
+            )
+        if spark_plan.fits_barrier(self.frame, num_workers) is False:
+            raise UsageError(
+                "balance=False needs a DataFrame whose last step is no coalesce, union or limit, "
+                f"which Spark refuses in a barrier stage; call repartition({num_workers}) on it"
+            )
 
     def _is_balanced(self, num_workers):
         if not spark_plan.is_cached(self.frame):
             return False
         if self.frame.rdd.getNumPartitions() != num_workers:
             return False
+        if not spark_plan.fits_barrier(self.frame, num_workers):
+            return False
         from pyspark.sql import functions as F
 
-        counts = [
-            row[1]
-            for row in self.frame.select(F.spark_partition_id().alias("p"))
-            .groupBy("p")
-            .count()
-            .collect()
-        ]
-        mean = sum(counts) / num_workers
-        return bool(counts) and max(counts) <= mean * _NEAR + 1
+        partitions = self.frame.groupBy(F.spark_partition_id()).count().collect()
+        counts = [row[1] for row in partitions] + [0] * (num_workers - len(partitions))
+        return max(counts) - min(counts) <= 1 + _NEAR * sum(counts) / num_workers
 
 
 class FeedGroup(Feed):
     """Several DataFrames that travel together, e.g. training and validation data.
 
+    The columns that all of them have get the types that they have in the first one.
+
     Parameters
     ----------
     feeds : dict of str to SparkDataFrameFeed
+
+    Raises
+    ------
+    UsageError
+        When a column cannot get the type that it has in the first one.
     """
 
     def __init__(self, feeds: dict[str, SparkDataFrameFeed]):
         self.feeds = feeds
+        first = next(iter(feeds.values()))
+        self.feature_cols, self.label_cols = first.feature_cols, first.label_cols
+        reference = {spec.name: spec for spec in first.specs}
+        self._parts = [
+            (key, feed.name, feed.frame, _unified(feed, reference, feed.name or key))
+            for key, feed in feeds.items()
+        ]
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         if len(self.feeds) == 1:
             ((only, feed),) = self.feeds.items()
             return feed.prepare(cluster, num_workers, name=only)
-        return _prepare_packed(list(self.feeds.items()), num_workers)
+        return _prepare_packed(self._parts, num_workers)
 
 
-def check_columns(frame, columns: Sequence[str]) -> dict:
+def _unified(feed, reference, owner):
+    return [
+        unified_spec(spec.name, feed.types[spec.name], feed.floats, reference[spec.name], owner)
+        if spec.name in reference
+        else spec
+        for spec in feed.specs
+    ]
+
+
+def check_columns(frame, columns: Sequence[str], name: str | None = None) -> dict:
     """Types of `columns` by name; a UsageError when the frame cannot give them."""
-    module = type(frame).__module__
-    if module.startswith("pyspark.sql.connect"):
+    name = name or "The DataFrame"
+    if is_connect(frame):
         raise UsageError(
             "A Spark Connect DataFrame cannot feed distributed training, which needs barrier "
             "stages of a classic SparkSession; create the DataFrame with the session of "
@@ -128,23 +171,36 @@ def check_columns(frame, columns: Sequence[str]) -> dict:
             f"the model takes, of {list(frame.columns)}"
         )
     types: dict = {}
-    doubled = set()
+    alike: dict[str, list[str]] = {}  # columns that Spark does not tell apart
+    exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     for field in frame.schema.fields:
-        if field.name in types:
-            doubled.add(field.name)
         types[field.name] = field.dataType
+        alike.setdefault(field.name if exact else field.name.lower(), []).append(field.name)
     for column in columns:
         if not isinstance(column, str):
             raise UsageError(f"Column names must be strings, got {column!r}")
-        if column in doubled:
-            raise UsageError(f"The DataFrame has more than one column '{column}'; rename one first")
         if column not in types:
-            near = difflib.get_close_matches(column, types, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
             raise UsageError(
-                f"The DataFrame has no column '{column}'; it has {list(frame.columns)}{hint}"
+                f"{name} has no column '{column}'; it has {list(frame.columns)}"
+                + _suggestion(column, types)
+            )
+        same = alike[column if exact else column.lower()]
+        if len(same) > 1:
+            raise UsageError(
+                f"{name} has more than one column '{column}': {same}; rename one first"
             )
     return types
+
+
+def is_connect(frame) -> bool:
+    """Whether an object is a DataFrame of Spark Connect."""
+    return any(c.__module__.startswith("pyspark.sql.connect") for c in type(frame).__mro__)
+
+
+def _suggestion(column, names):
+    lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(column.lower(), lower, n=1)
+    return f"; did you mean '{lower[near[0]]}'?" if near else ""
 
 
 def _direct_reader(name, specs):
@@ -152,7 +208,7 @@ def _direct_reader(name, specs):
         from pyspark import TaskContext
 
         source = TaskContext.get().partitionId()
-        writer: SpoolWriter = open_spool(name, specs)
+        writer = open_spool(name, specs)
         for sequence, batch in enumerate(batches):
             if batch.num_rows:
                 leaves, arrays = decode_batch(specs, batch)
@@ -162,106 +218,26 @@ def _direct_reader(name, specs):
     return read
 
 
-def _prepare_packed(feeds, num_workers):
-    frames, kept = [], []
-    for part, (_, feed) in enumerate(feeds):
-        frame = project(feed.frame, feed.specs)
-        if not spark_plan.is_deterministic(feed.frame):
-            # a retry that had to run this plan again would see other rows
-            frame = frame.persist()
-            kept.append(frame)
-        frames.append(frame.mapInArrow(_packer(part, feed.specs, num_workers), _PACKED))
-    packed = frames[0]
-    for frame in frames[1:]:
-        packed = packed.union(frame)
-    packed = spark_plan.exchange(packed, num_workers, "target")
+def _prepare_packed(parts, num_workers):
+    """Parts are (key in ``worker.shards``, name for messages or None, frame, specs)."""
+    kept = []
 
     def close():
         while kept:
             kept.pop().unpersist()
 
-    names = [name for name, _ in feeds]
-    specs = {name: feed.specs for name, feed in feeds}
-    return Ingest(packed, _packed_reader(names, specs), close)
-
-
-def _packer(part, specs, num_workers):
-    def pack(batches):
-        import pyarrow as pa
-        from pyspark import TaskContext
-
-        source = TaskContext.get().partitionId()
-        schema = pa.schema(
-            [
-                ("target", pa.int32()),
-                ("part", pa.int32()),
-                ("source", pa.int32()),
-                ("seq", pa.int64()),
-                ("meta", pa.string()),
-                ("data", pa.binary()),
-            ]
-        )
-
-        def cell(target, seq, meta, data):
-            values = [[target], [part], [source], [seq], [meta], [data]]
-            arrays = [pa.array(v, f.type) for v, f in zip(values, schema, strict=True)]
-            return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-        offset = sequence = 0
-        try:
-            for batch in batches:
-                if not batch.num_rows:
-                    continue
-                leaves, arrays = decode_batch(specs, batch)
-                meta = json.dumps([[x.column, x.key, x.dtype, x.shape] for x in leaves])
-                width = sum(a.nbytes for a in arrays) // batch.num_rows
-                step = max(1, _PIECE // max(width, 1)) * num_workers
-                for low in range(0, batch.num_rows, step):
-                    high = min(low + step, batch.num_rows)
-                    for target in range(num_workers):
-                        first = low + (target - source - offset - low) % num_workers
-                        if first >= high:
-                            continue
-                        rows = slice(first, high, num_workers)
-                        data = b"".join([np.ascontiguousarray(a[rows]).data for a in arrays])
-                        yield cell(target, sequence, meta, data)
-                    sequence += 1
-                offset += batch.num_rows
-        except SourceError as error:
-            yield cell(0, sequence, json.dumps({"error": str(error)}), b"")
-
-    return pack
-
-
-def _packed_reader(names, specs):
-    def read(batches, open_spool):
-        writers = {name: open_spool(name, specs[name]) for name in names}
-        known: dict[str, tuple] = {}
-        for batch in batches:
-            columns = [batch.column(c) for c in ("part", "source", "seq", "meta", "data")]
-            for part, source, sequence, meta, data in zip(*columns, strict=True):
-                text = meta.as_py()
-                if text not in known:
-                    known[text] = _layout(text)
-                leaves, widths = known[text]
-                view = memoryview(data.as_buffer())
-                rows = view.nbytes // sum(widths)
-                arrays, start = [], 0
-                for width in widths:
-                    arrays.append(view[start : start + width * rows])
-                    start += width * rows
-                writers[names[part.as_py()]].append(
-                    source.as_py(), sequence.as_py(), rows, leaves, arrays
-                )
-        return {name: Shard(writer.finish()) for name, writer in writers.items()}
-
-    return read
-
-
-def _layout(text):
-    doc = json.loads(text)
-    if isinstance(doc, dict):
-        raise SourceError(doc["error"])
-    leaves = [Leaf.from_json(x) for x in doc]
-    widths = [int(np.prod(x.shape, dtype=np.int64)) * np.dtype(x.dtype).itemsize for x in leaves]
-    return leaves, widths
+    try:
+        packed = None
+        for number, (_, name, frame, specs) in enumerate(parts):
+            converted = project(frame, specs)
+            if not spark_plan.is_deterministic(frame):
+                # a retry that had to run this plan again would see other rows
+                kept.append(converted.persist())
+            cells = converted.mapInArrow(packer(number, name, specs, num_workers), CELL)
+            packed = cells if packed is None else packed.union(cells)
+        frame = spark_plan.exchange(packed, num_workers, "target")
+    except BaseException:
+        close()
+        raise
+    keys = [part[0] for part in parts]
+    return Ingest(frame, packed_reader(keys, [part[3] for part in parts]), close)

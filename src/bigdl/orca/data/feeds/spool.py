@@ -12,9 +12,12 @@ left is removed when the next job starts.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
+import re
+import resource
 import secrets
 import shutil
 import zlib
@@ -22,14 +25,18 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import ColumnSpec, Leaf
 
 __all__ = ["Spool", "SpoolWriter", "remove_spool", "remove_stale_spools"]
 
 _PREFIX = "bigdl-spool-"
+_NAME = re.compile(rf"{_PREFIX}(?P<job>[0-9]+)-.+")
 _META = "spool.json"
-_SAMPLE = 4096  # bytes of each chunk and column that the fingerprint looks at
+_SAMPLE = 4096  # bytes of each chunk and array that the fingerprint looks at
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # from mman.h of Linux
+_SPARE_FILES = 256  # for everything that a process opens besides its spools
 
 
 @dataclass
@@ -44,10 +51,13 @@ class Spool:
         Written into the directory too: a path that was re-used by somebody else is not this spool.
     rows : int
     leaves : list of Leaf
-        The arrays, in the order of the files ``0.bin``, ``1.bin``, ...
+        The arrays, in the order of the files ``0.bin``, ``1.bin``, ...  If the whole input had no
+        row, the lengths of its arrays are not known and given as 0.
     fingerprint : int
         Checksum over the places, sizes and samples of the chunks, to tell whether two runs saw the
         same rows in the same order.
+    columns : list of str
+        Names of the columns, also of a map column of which no key is known.
     """
 
     path: str
@@ -55,6 +65,7 @@ class Spool:
     rows: int
     leaves: list[Leaf] = field(default_factory=list)
     fingerprint: int = 0
+    columns: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict:
         return asdict(self)
@@ -62,18 +73,19 @@ class Spool:
     @classmethod
     def from_json(cls, doc: dict) -> Spool:
         leaves = [Leaf.from_json(x) for x in doc["leaves"]]
-        return cls(doc["path"], doc["nonce"], doc["rows"], leaves, doc["fingerprint"])
+        return cls(**{**doc, "leaves": leaves})
 
     def is_here(self) -> bool:
         """Whether this machine sees the spool, complete."""
         try:
             with open(os.path.join(self.path, _META)) as file:
                 return json.load(file)["nonce"] == self.nonce
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return False
 
     def arrays(self) -> list[np.ndarray]:
         """The columns as arrays over private maps of the files; writing to them copies a page."""
+        _allow_files(len(self.leaves))
         return [
             _map(os.path.join(self.path, f"{i}.bin"), leaf, self.rows)
             for i, leaf in enumerate(self.leaves)
@@ -85,9 +97,13 @@ def _map(path, leaf, rows):
     if rows == 0 or 0 in shape:
         return np.empty(shape, leaf.dtype)
     with open(path, "rb") as file:
-        # private and writable: torch shares it without a copy, the file never changes
+        # Private and writable: torch shares it without a copy, the file never changes.  Without
+        # a reserve, since the kernel would refuse one for a file larger than its memory.
         pages = mmap.mmap(
-            file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+            file.fileno(),
+            0,
+            flags=mmap.MAP_PRIVATE | _NORESERVE,
+            prot=mmap.PROT_READ | mmap.PROT_WRITE,
         )
     return np.frombuffer(pages, leaf.dtype).reshape(shape)
 
@@ -110,17 +126,16 @@ class SpoolWriter:
         self._specs = specs
         self._nonce = secrets.token_hex(8)
         self.path = os.path.join(root, f"{_PREFIX}{job}-{name}-{self._nonce}")
-        os.makedirs(self.path)
+        os.makedirs(self.path, mode=0o700)
         self._leaves: list[Leaf] | None = None
         self._files: list = []
-        self._chunks: list[tuple[int, int, int]] = []  # source, sequence, rows
-        self._crc = 0
+        self._chunks: list[tuple[int, int, int, int]] = []  # source, sequence, rows, checksum
         self.rows = 0
 
     def append(
         self, source: int, sequence: int, rows: int, leaves: list[Leaf], arrays: list
     ) -> None:
-        """Add one chunk.
+        """Add one chunk; one without rows says what the others look like.
 
         Parameters
         ----------
@@ -131,31 +146,39 @@ class SpoolWriter:
         arrays : list of buffers
             C-contiguous values of each leaf.
         """
-        if rows == 0:
-            return
         if self._leaves is None:
             self._open(leaves)
         elif leaves != self._leaves:
             raise SourceError(describe_difference(self._leaves, leaves))
-        crc = zlib.crc32(f"{source},{sequence},{rows}".encode())
+        if rows == 0:
+            return
+        checksum = 0
         for file, array in zip(self._files, arrays, strict=True):
             view = memoryview(array).cast("B")
-            file.write(view)
-            crc = zlib.crc32(view[:_SAMPLE], crc)
-        self._crc ^= crc  # independent of the order of arrival
-        self._chunks.append((source, sequence, rows))
+            self._write(file, view)
+            checksum = zlib.crc32(view[:_SAMPLE], checksum)
+        self._chunks.append((source, sequence, rows, checksum))
         self.rows += rows
 
     def finish(self) -> Spool:
         """Put the chunks in order, close the files and return the description."""
         for file in self._files:
             file.close()
-        leaves = self._leaves or []
-        places = [(s, q) for s, q, _ in self._chunks]
-        if places != sorted(places):
+        leaves = self._leaves
+        if leaves is None:
+            leaves = [
+                Leaf(spec.name, None, spec.dtype, (0,) * spec.ndim)
+                for spec in self._specs
+                if spec.kind == "plain"
+            ]
+        ordered = sorted(self._chunks)
+        if self._chunks != ordered:
             for i, leaf in enumerate(leaves):
                 _reorder(os.path.join(self.path, f"{i}.bin"), leaf, self._chunks)
-        spool = Spool(self.path, self._nonce, self.rows, leaves, self._crc)
+        # not the sum of the checksums: it would be the same for rows that changed places
+        fingerprint = zlib.crc32(json.dumps(ordered).encode()) if ordered else 0
+        columns = [spec.name for spec in self._specs]
+        spool = Spool(self.path, self._nonce, self.rows, leaves, fingerprint, columns)
         with open(os.path.join(self.path, _META), "w") as file:
             json.dump(spool.to_json(), file)
         return spool
@@ -167,16 +190,43 @@ class SpoolWriter:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _open(self, leaves):
+        _allow_files(len(leaves))
         self._leaves = list(leaves)
         self._files = [
             open(os.path.join(self.path, f"{i}.bin"), "wb", buffering=0)  # noqa: SIM115
             for i in range(len(leaves))
         ]
 
+    def _write(self, file, view):
+        try:
+            while view:  # the system may take less than it was given
+                view = view[file.write(view) :]
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise UsageError(
+                f"The disk of {os.path.dirname(self.path)} is full after {self.rows} rows of a "
+                "worker's input; point spark.local.dir to a larger one"
+            ) from error
+
+
+def _allow_files(more: int) -> None:
+    """Raise this process's own limit of open files: each array takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + more + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UsageError(
+            f"The input has {more} arrays, more than the files that a process may open here "
+            f"({hard}); assemble its columns into fewer ones first, e.g. with VectorAssembler"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
 
 def _reorder(path, leaf, chunks):
     width = int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
-    offsets = np.concatenate([[0], np.cumsum([rows for _, _, rows in chunks])])
+    offsets = np.concatenate([[0], np.cumsum([chunk[2] for chunk in chunks])])
     with open(path, "rb") as source, open(path + ".new", "wb") as target:
         for i in sorted(range(len(chunks)), key=lambda i: chunks[i][:2]):
             start, left = int(offsets[i]) * width, chunks[i][2] * width
@@ -189,21 +239,27 @@ def _reorder(path, leaf, chunks):
 
 
 def describe_difference(expected: list[Leaf], given: list[Leaf]) -> str:
-    """One sentence about the first leaf in which two chunks of one input differ."""
-    for a, b in zip(expected, given, strict=False):
-        if a.column == b.column and a.key == b.key and a.shape != b.shape:
-            return (
-                f"Column '{a.column}' holds arrays of different lengths ({list(a.shape)} and "
-                f"{list(b.shape)}); pad or cut them to one length first"
-            )
-        if a != b:
-            break
-    return "The rows of the input do not all have the same columns and map keys"
+    """One sentence about how two chunks of one input differ: in the lengths of arrays or in the
+    keys of a map."""
+    shapes = {(leaf.column, leaf.key): leaf.shape for leaf in expected}
+    others = {(leaf.column, leaf.key): leaf.shape for leaf in given}
+    unlike = [place for place in shapes if place in others and shapes[place] != others[place]]
+    if unlike:
+        lengths = [" x ".join(map(str, each[unlike[0]])) for each in (shapes, others)]
+        return (
+            f"Column '{unlike[0][0]}' holds arrays of different lengths ({lengths[0]} and "
+            f"{lengths[1]}); pad or cut them to one length first"
+        )
+    column, key = min(shapes.keys() ^ others.keys(), key=str)
+    return (
+        f"Column '{column}' is a map whose keys differ between rows (not all have '{key}'); give "
+        "every row the same keys"
+    )
 
 
 def remove_spool(path: str) -> None:
     """Remove a spool's directory, if `path` is one."""
-    if os.path.basename(path).startswith(_PREFIX):
+    if _NAME.fullmatch(os.path.basename(path)):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -214,8 +270,6 @@ def remove_stale_spools(root: str, job: int, active: set[int]) -> None:
     except OSError:
         return
     for name in names:
-        if not name.startswith(_PREFIX):
-            continue
-        number = name.removeprefix(_PREFIX).partition("-")[0]
-        if number.isdigit() and int(number) < job and int(number) not in active:
+        found = _NAME.fullmatch(name)
+        if found and int(found["job"]) < job and int(found["job"]) not in active:
             shutil.rmtree(os.path.join(root, name), ignore_errors=True)

@@ -50,6 +50,14 @@ class TensorShard:
             for places in self._features
         ]
 
+    def has_label(self, value: float) -> bool:
+        """Whether a target somewhere is `value`."""
+        return any(
+            bool(((self._tensors[i] if j is None else self._tensors[i][:, j]) == value).any())
+            for places in self._labels
+            for i, j in places.values()
+        )
+
     def batch(self, start: int, stop: int, order: np.ndarray | None = None) -> list:
         """Rows `start`...`stop` of the shard's order, copied.
 

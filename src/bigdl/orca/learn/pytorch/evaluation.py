@@ -3,94 +3,156 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.data import TensorShard
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.state import dumps, loads, seed_everything
+from bigdl.orca.learn.pytorch.runner import Runner
+from bigdl.orca.learn.pytorch.state import dumps, load_into, loads, seed_everything
 from bigdl.orca.learn.pytorch.steps import step_for
 
-__all__ = ["EvaluateProgram", "evaluate_shard"]
+__all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_shard"]
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """What ``evaluate`` was asked for.
+
+    Attributes
+    ----------
+    batch_size : int
+        Rows of a batch over all workers together.
+    num_steps : int, optional
+        Batches of each worker at most.
+    per_worker : bool
+        Whether the figures of each worker are wanted too.
+    """
+
+    batch_size: int
+    metrics: Sequence[Any] = ()
+    num_steps: int | None = None
+    per_worker: bool = False
+
+
+@dataclass
+class _Tally:
+    """What one worker adds up."""
+
+    rows: int = 0
+    loss: float = 0.0
+    weight: float = 0.0  # what the losses were divided by
+    logged: dict[str, float] = field(default_factory=dict)
+    batches: int = 0
+    forward_s: float = 0.0
+    total_s: float = 0.0
 
 
 def evaluate_shard(
-    kind,
-    data: TensorShard,
-    metrics: Sequence[Any],
-    sync,
-    batch_size: int,
-    *,
-    num_steps: int | None = None,
-    hook: Callable | None = None,
+    runner: Runner, kind, data: TensorShard, sync, settings: EvaluationSettings
 ) -> dict:
-    """Evaluate all workers' rows; every rank returns the same figures.
+    """Evaluate the rows of all workers; every rank returns the same.
 
     Returns
     -------
     dict
-        ``num_samples``, ``val_loss`` (with a loss), what a LightningModule logged, and each
-        metric under its name, as float or list.
+        ``figures``: ``num_samples``, ``val_loss`` (with a loss), what a LightningModule logged, and
+        each metric under its name. ``profile``: seconds. ``workers``: the figures of each worker's
+        own rows, when asked for.
     """
     import torch
 
-    from bigdl.orca.learn.metrics import Metric, merge_states
+    from bigdl.orca.learn.metrics import Metric
 
-    measures = Metric.convert_metrics_dict(list(metrics), backend="pytorch") if metrics else {}
-    local = max(1, batch_size // sync.world_size)
-    sums: dict[str, float] = {}
-    rows = loss_rows = 0
-    total = 0.0
+    measures = Metric.convert_metrics_dict(list(settings.metrics), backend="pytorch")
+    started = time.perf_counter()
     training = kind.model.training
     kind.model.eval()
     with torch.no_grad():
-        for index, start in enumerate(range(0, data.rows, local)):
-            if num_steps is not None and index >= num_steps:
-                break
-            stop = min(start + local, data.rows)
-            batch = data.batch(start, stop)
-            if hook:
-                hook("before_val_iter", batch, index)
-            output, target, loss = kind.evaluate(batch, index)
-            rows += stop - start
-            if loss is not None:
-                loss_rows += stop - start
-                total += float(loss) if kind.sums else float(loss) * (stop - start)
-            for name, value in kind.logged().items():
-                sums[name] = sums.get(name, 0.0) + value * (stop - start)
-            for measure in measures.values():
-                if output is None:
-                    raise UsageError("metrics= needs a model whose forward returns predictions")
-                measure(output, target)
-            if hook:
-                hook("after_val_iter", batch, index, output, target, loss)
+        tally = _tally(runner, kind, data, settings, sync.world_size, measures)
     kind.model.train(training)
+    tally.total_s = time.perf_counter() - started
 
     states = sync.gather(dumps({name: m.state() for name, m in measures.items()}))
-    figures = sync.gather(json.dumps([rows, loss_rows, total, sums]).encode())
-    result = None
+    tallies = sync.gather(json.dumps(asdict(tally)).encode())
+    found = None
     if sync.rank == 0:
-        figures = [json.loads(f) for f in figures]
-        states = [loads(s) for s in states]
-        everything = sum(f[0] for f in figures)
-        result = {"num_samples": everything}
-        with_loss = sum(f[1] for f in figures)
-        if kind.criterion is not None or with_loss:
-            result["val_loss"] = sum(f[2] for f in figures) / with_loss if with_loss else None
-        for name in dict.fromkeys(n for f in figures for n in f[3]):
-            result[name] = sum(f[3].get(name, 0.0) for f in figures) / everything
-        for name, measure in measures.items():
-            measure.load_state(merge_states([s[name] for s in states], measure.reductions))
-            result[name] = _plain(measure.compute())
-    return json.loads(sync.broadcast(None if result is None else json.dumps(result).encode()))
+        with_loss = kind.criterion is not None
+        workers = list(zip([_Tally(**json.loads(t)) for t in tallies], states, strict=True))
+        found = {
+            "figures": _figures(workers, measures, with_loss),
+            "profile": _profile([t for t, _ in workers]),
+        }
+        if settings.per_worker:
+            found["workers"] = [_figures([w], measures, with_loss) for w in workers]
+    return json.loads(sync.broadcast(None if found is None else json.dumps(found).encode()))
+
+
+def _tally(runner, kind, data, settings, world_size, measures) -> _Tally:
+    tally = _Tally()
+    local = max(1, settings.batch_size // world_size)
+    for index, start in enumerate(range(0, data.rows, local)):
+        if settings.num_steps is not None and index >= settings.num_steps:
+            break
+        stop = min(start + local, data.rows)
+        runner.batch, runner.batch_idx = data.batch(start, stop), index
+        runner.output = runner.target = runner.loss = None
+        runner.call("before_val_iter")
+        started = time.perf_counter()
+        output, target, loss = kind.evaluate(runner.batch, index, need_output=bool(measures))
+        tally.forward_s += time.perf_counter() - started
+        runner.output, runner.target, runner.loss = output, target, loss
+        tally.batches += 1
+        tally.rows += stop - start
+        if loss is not None:
+            weight = kind.denominator(output, target, stop - start)
+            if weight:  # a batch of ignored labels has a loss of nan
+                tally.loss += float(loss) if kind.sums else float(loss) * weight
+                tally.weight += weight
+        for name, value in kind.logged().items():
+            tally.logged[name] = tally.logged.get(name, 0.0) + value * (stop - start)
+        for measure in measures.values():
+            if output is None:
+                raise UsageError("metrics= needs a model whose forward returns predictions")
+            measure(output, target)
+        runner.call("after_val_iter")
+    return tally
+
+
+def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
+    """The figures of some workers together; `measures` are only used to compute."""
+    from bigdl.orca.learn.metrics import merge_states
+
+    tallies = [tally for tally, _ in workers]
+    states = [loads(state) for _, state in workers]
+    rows, weight = sum(t.rows for t in tallies), sum(t.weight for t in tallies)
+    out: dict[str, Any] = {"num_samples": rows}
+    if with_loss or weight:
+        out["val_loss"] = sum(t.loss for t in tallies) / weight if weight else None
+    for name in dict.fromkeys(name for t in tallies for name in t.logged):
+        out[name] = sum(t.logged.get(name, 0.0) for t in tallies) / rows
+    for name, measure in measures.items():
+        measure.load_state(merge_states([s[name] for s in states], measure.reductions))
+        out[name] = _plain(measure.compute())
+    return out
 
 
 def _plain(value):
+    """A figure as JSON; a tuple of tensors (a curve) is told from one tensor."""
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return {"items": [_plain(v) for v in value]}
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _profile(tallies) -> dict:
+    return {
+        "mean_validation_s": sum(t.total_s for t in tallies) / len(tallies),
+        "mean_eval_fwd_s": sum(t.forward_s for t in tallies)
+        / max(1, sum(t.batches for t in tallies)),
+    }
 
 
 @dataclass
@@ -98,11 +160,10 @@ class EvaluateProgram:
     """An evaluation, as shipped to the workers."""
 
     parts: ModelParts
-    metrics: Sequence[Any]
+    settings: EvaluationSettings
     feature_cols: Sequence[str]
     label_cols: Sequence[str]
-    batch_size: int
-    num_steps: int | None
+    callbacks: Sequence[Any]
     sync: Any  # class of the GradientSync
 
     def __call__(self, worker):
@@ -110,15 +171,13 @@ class EvaluateProgram:
         built = self.parts.build(training=False)
         sync = self.sync(worker)
         sync.start()
-        blob = sync.broadcast(worker.state() if worker.rank == 0 else None)
-        if blob is not None:
-            built.model.load_state_dict(loads(blob))
+        load_into(built.model, sync.broadcast(worker.state() if worker.rank == 0 else None))
+        runner = Runner(worker, self.parts.config, self.callbacks)
+        runner.model, runner.criterion = built.model, built.criterion
         data = TensorShard(worker.shard, self.feature_cols, self.label_cols)
-        return evaluate_shard(
-            step_for(built.model, built.criterion),
-            data,
-            self.metrics,
-            sync,
-            self.batch_size,
-            num_steps=self.num_steps,
-        )
+        kind = step_for(built.model, built.criterion)
+        runner.call("before_val_epoch")
+        found = evaluate_shard(runner, kind, data, sync, self.settings)
+        runner.epoch_stats = found["figures"]
+        runner.call("after_val_epoch")
+        return found

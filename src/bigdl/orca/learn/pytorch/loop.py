@@ -1,11 +1,13 @@
 """The training loop of PyTorch: one step, one epoch, one fit.
 
 It knows neither which engine runs it nor what the input was: a worker gives it shards, a sync
-gives it collectives.  :class:`FitProgram` and :class:`EvaluateProgram` are what an engine ships.
+gives it collectives.  :class:`FitProgram` is what an engine ships.  What all ranks decide (whether
+to go on, whether to write a checkpoint) is computed from figures that are equal on all of them.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,18 +15,17 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.batches import BatchPlan, permutation
-from bigdl.orca.learn.checkpoint import CheckpointDirectory, Snapshot
+from bigdl.orca.learn.checkpoint import CheckpointDirectory
+from bigdl.orca.learn.position import Goal
+from bigdl.orca.learn.pytorch.buffers import Buffers
 from bigdl.orca.learn.pytorch.data import TensorShard
-from bigdl.orca.learn.pytorch.evaluation import evaluate_shard
+from bigdl.orca.learn.pytorch.evaluation import EvaluationSettings, evaluate_shard
+from bigdl.orca.learn.pytorch.keeper import Batches, StateKeeper
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.state import (
-    capture_rng,
-    dumps,
-    loads,
-    restore_rng,
-    seed_everything,
-)
-from bigdl.orca.learn.pytorch.steps import step_for
+from bigdl.orca.learn.pytorch.runner import Runner
+from bigdl.orca.learn.pytorch.state import seed_everything
+from bigdl.orca.learn.pytorch.steps import counts_unevenly, step_for
+from bigdl.orca.learn.pytorch.sums import EpochSums
 from bigdl.orca.learn.trigger import EveryEpoch, Trigger, TriggerState
 
 __all__ = ["FitProgram", "FitSettings", "TorchLoop"]
@@ -36,26 +37,26 @@ class FitSettings:
 
     Attributes
     ----------
-    epochs : int
-        The epoch counter at which to stop; it goes on from fit to fit.
+    goal : Goal
+        Where to stop; epochs and steps are counted on from fit to fit.
+    per_worker : bool
+        Whether the validation figures of each worker are wanted too.
     run_url : str or None
         Folder for checkpoints; None sends them to the driver.
     """
 
-    epochs: int
+    goal: Goal
     batch_size: int
     seed: int
     feature_cols: Sequence[str]
     label_cols: Sequence[str]
     shuffle: bool = True
     drop_last: bool = False
-    max_steps: int | None = None
     trigger: Trigger = field(default_factory=EveryEpoch)
     run_url: str | None = None
-    keep: int = 2
     metrics: Sequence[Any] = ()
     callbacks: Sequence[Any] = ()
-    profile: bool = False
+    per_worker: bool = False
 
 
 @dataclass
@@ -70,197 +71,231 @@ class FitProgram:
         return TorchLoop(worker, self.sync(worker), self.parts, self.settings).fit()
 
 
-class TorchLoop:
-    """One worker's part of a fit; the *runner* that callbacks see.
-
-    Attributes
-    ----------
-    rank, size : int
-    epochs : int
-        Finished epochs, counted over all fits of the Estimator.
-    num_epochs : int
-        The epoch counter at which this fit ends.
-    global_step : int
-        Optimizer steps done.
-    batch, batch_idx, output, target, loss
-        Of the current iteration; None on a worker that has no rows in this step.
-    stop : bool
-        Set it on any rank to end the training after the current step.
-    """
+class TorchLoop(Runner):
+    """One worker's part of a fit."""
 
     def __init__(self, worker, sync, parts: ModelParts, settings: FitSettings):
+        super().__init__(worker, parts.config, settings.callbacks)
         self.worker, self.sync, self.settings = worker, sync, settings
-        self.rank, self.size = worker.rank, worker.world_size
-        self.config = parts.config
-        self.callbacks = list(settings.callbacks)
-        self.num_epochs = settings.epochs
-        self.epochs = self.global_step = 0
-        self.batch = self.batch_idx = self.output = self.target = self.loss = None
-        self.epoch_stats: dict = {}
-        self.stop = False
-        self._step = 0  # finished steps of the current epoch
-        self._history: list[dict] = []
-        self._sums = _EpochSums()
-        self._rows_since_sync = 0
 
         # creators run under one seed, so that all ranks start from the same weights
         seed_everything(settings.seed)
         built = parts.build(training=True)
         self.model, self.optimizer = built.model, built.optimizer
         self.criterion, self.scheduler = built.criterion, built.scheduler
+        self._built = built
         self._kind = step_for(self.model, self.criterion)
-        self._parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
-        _mark_sparse(self.model)
+        self._sparse = _may_be_sparse(self.model)
         seed_everything(settings.seed, self.rank + 1)
 
-        self.sync.start()
-        self._directory = self._open_directory()
-        self._prepare_data()
-        self._restore()
+        sync.start()
+        batches, inputs = self._prepare_data()
+        self._buffers = Buffers(self.model, sync)
+        self._keeper = StateKeeper(
+            worker, sync, built, self._buffers, batches, self._open_directory(), inputs
+        )
+        self.position, self._sums = self._keeper.restore()
+        self.num_epochs = self._last_epoch()
 
     # -- the fit -------------------------------------------------------------------------------
 
     def fit(self) -> dict:
-        """Train to the end; rank 0 returns the history and where the final state is."""
-        self._call("before_run")
-        while self.epochs < self.num_epochs and not self._is_over():
+        """Train to the end; rank 0 returns where the final state is."""
+        self.call("before_run")
+        if self.position.partial:  # an earlier fit ended inside this epoch
+            self._close_epoch(self.position.partial)
+        while not self._is_over():
             self._epoch()
-        self._call("after_run")
-        return self._finish()
+        self.call("after_run")
+        if not self.settings.goal.is_reached(self.position):
+            self.position.ends[self.settings.goal.key] = self.position.counted
+        return {"checkpoint": self._keeper.finish(self.position, self._sums)}
 
     def _epoch(self):
+        position = self.position
         self.model.train()
-        self._call("before_train_epoch")
+        self.call("before_train_epoch")
         order = self._order()
-        while self._step < self._plan.steps and not self._is_over():
+        while position.step < self._plan.steps and not self._is_over():
             self._iteration(order)
-            if self._step < self._plan.steps and not self._is_over():
-                self._maybe_checkpoint(epoch_finished=False)
-        self._end_epoch()
+            if position.step < self._plan.steps:
+                self._maybe_checkpoint(TriggerState(position.epoch, position.global_step))
+        is_whole = position.step == self._plan.steps
+        if is_whole:
+            self._buffers.merge()
+        entry = self._sums.reduce(self.sync)
+        if entry is None:  # it was stopped before the first step
+            return
+        entry = {"epoch": position.epoch + 1, "global_step": position.global_step, **entry}
+        if self._validation is not None:
+            self._validate(entry)
+        self.epoch_stats = entry
+        self.call("after_train_epoch")
+        if not is_whole:
+            position.partial = entry
+            return
+        self._close_epoch(entry)
+        self._maybe_checkpoint(
+            TriggerState(
+                epoch=position.epoch,
+                step=position.global_step,
+                epoch_finished=True,
+                loss=entry["train_loss"],
+                score=_score(entry),
+            )
+        )
 
     def _iteration(self, order):
+        position = self.position
         started = time.perf_counter()
-        start, stop, batch_rows = self._plan.batch(self._step, self.rank)
+        start, stop, batch_rows = self._plan.batch(position.step, self.rank)
         rows = stop - start
-        self.batch_idx = self._step
+        self.batch_idx = position.step
         self.batch = self.output = self.target = self.loss = None
         if rows:
             self.batch = self._data.batch(start, stop, order)
-        self._call("before_train_iter")
+        self.call("before_train_iter")
         self.optimizer.zero_grad()
-        fetched = time.perf_counter()
-        forwarded = fetched
+        fetched = forwarded = time.perf_counter()
         if rows:
-            self.output, self.target, self.loss = self._kind.forward(self.batch, self._step)
+            kind = self._kind
+            self.output, self.target, self.loss = kind.forward(self.batch, position.step)
             forwarded = time.perf_counter()
             self.loss.backward()
-        weight = 0.0 if not rows else 1.0 if self._kind.sums else rows / batch_rows
+        share = self._share(rows, batch_rows)
+        weight = float(rows > 0) if self._kind.sums else share
         computed = time.perf_counter()
-        self.sync.reduce(self._parameters, weight)
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.sync.reduce(parameters, weight, self._sparse)
         self.optimizer.step()
-        self._rows_since_sync += rows
+        self._buffers.rows += rows
+        position.step += 1
+        position.global_step += 1
+        loss = self.loss.item() if weight else 0.0
         self._sums.add(
-            0.0 if self.loss is None else self.loss.item(),
+            loss if self._kind.sums else loss * share * batch_rows,
             rows,
-            batch_rows,
-            self._kind.sums,
-            (fetched - started, forwarded - fetched, computed - forwarded),
+            fetch_s=fetched - started,
+            forward_s=forwarded - fetched,
+            backward_s=computed - forwarded,
+            step_s=time.perf_counter() - started,
         )
-        self._step += 1
-        self.global_step += 1
-        self._call("after_train_iter")
+        self.call("after_train_iter")
         self.worker.progress(
-            epoch=self.epochs,
-            epochs=self.num_epochs,
-            step=self._step,
+            epoch=position.epoch - self.settings.goal.first,
+            epochs=self.num_epochs - self.settings.goal.first,
+            step=position.step,
             steps=self._plan.steps,
             loss=self._sums.mean(),
         )
-        if self.callbacks and self.size > 1:
-            votes = self.sync.all_gather([float(self.stop)])
-            self.stop = any(v[0] for v in votes)
 
-    def _end_epoch(self):
-        self._merge_buffers()
-        entry = self._sums.reduce(self.sync)
-        if entry is None:  # nothing was left to do in this epoch
-            return
-        entry = {"epoch": self.epochs + 1, **entry}
-        if not self.settings.profile:
-            entry.pop("profile")
-        if self._validation is not None:
-            self._call("before_val_epoch")
-            result = evaluate_shard(
-                self._kind,
-                self._validation,
-                self.settings.metrics,
-                self.sync,
-                self.settings.batch_size,
-                hook=self._hook,
-            )
-            entry.update(_named("val_", result))
-        self._history.append(entry)
+    def _share(self, rows, batch_rows) -> float:
+        """What part of the global batch's mean loss is this worker's."""
+        if not self._is_uneven:
+            return rows / batch_rows
+        counted = self._kind.denominator(self.output, self.target, rows) if rows else 0.0
+        total = sum(row[0] for row in self.sync.all_gather([counted]))
+        return counted / total if total else 0.0
+
+    def _validate(self, entry):
+        self.call("before_val_epoch")
+        settings = EvaluationSettings(
+            self.settings.batch_size, self.settings.metrics, per_worker=self.settings.per_worker
+        )
+        with self._buffers.merged():
+            found = evaluate_shard(self, self._kind, self._validation, self.sync, settings)
+        entry.update(_validation_names(found["figures"]))
+        entry["profile"].update(found["profile"])
+        for own, figures in zip(entry["workers"], found.get("workers", ()), strict=False):
+            own.update(_validation_names(figures))
         self.epoch_stats = entry
-        self._call("after_train_epoch" if self._validation is None else "after_val_epoch")
-        if self._validation is not None:
-            self._call("after_train_epoch")
-        self._step_scheduler(entry)
-        self.epochs += 1
-        self._step = 0
-        self._sums = _EpochSums()
-        self._maybe_checkpoint(epoch_finished=True)
+        self.call("after_val_epoch")
 
-    def _step_scheduler(self, entry):
-        if self.scheduler is None:
-            return
-        if type(self.scheduler).__name__ == "ReduceLROnPlateau":
-            self.scheduler.step(entry.get("val_loss", entry["train_loss"]))
-        else:
-            self.scheduler.step()
+    def _close_epoch(self, entry):
+        position = self.position
+        position.history.append(entry)
+        position.partial = None
+        position.epoch += 1
+        position.step = 0
+        self._sums = EpochSums()
+        self._built.step_scheduler(position.epoch, entry)
 
-    def _is_over(self):
-        limit = self.settings.max_steps
-        return self.stop or (limit is not None and self.global_step >= limit)
+    def _is_over(self) -> bool:
+        """Whether to end here; callbacks may stop on any rank, so then the ranks ask each other."""
+        if self.settings.goal.is_reached(self.position):
+            return True
+        if self.callbacks and self.size > 1:
+            self.stop = any(vote[0] for vote in self.sync.all_gather([float(self.stop)]))
+        return self.stop
 
     # -- data ----------------------------------------------------------------------------------
 
-    def _prepare_data(self):
-        settings = self.settings
-        shards = self.worker.shards
+    def _prepare_data(self) -> tuple[Batches, list | None]:
+        settings, shards = self.settings, self.worker.shards
         train, validation = shards["data"], shards.get("validation")
-        own = [train.rows, train.fingerprint, validation.rows if validation else 0]
-        everyone = self.sync.all_gather(own)
-        rows = [int(r[0]) for r in everyone]
+        self._data = TensorShard(train, settings.feature_cols, settings.label_cols)
+        self._validation = None
+        if validation is not None:
+            self._validation = TensorShard(validation, settings.feature_cols, settings.label_cols)
+        own = {
+            "rows": train.rows,
+            "fingerprint": train.fingerprint,
+            "validation": validation.rows if validation is not None else 1,
+            "inputs": self._data.inputs,
+            "uneven": counts_unevenly(self.criterion)
+            and (
+                self.criterion.weight is not None
+                or self._data.has_label(self.criterion.ignore_index)
+            ),
+        }
+        everyone = self._exchange(own)
+        rows = [e["rows"] for e in everyone]
         if not sum(rows):
             raise UsageError("The training data has no rows")
-        if validation is not None and not sum(r[2] for r in everyone):
+        if not sum(e["validation"] for e in everyone):
             raise UsageError("The validation data has no rows")
-        self._fingerprint = [int(r[1]) for r in everyone]
         self._plan = BatchPlan(rows, settings.batch_size, settings.drop_last)
         if not self._plan.steps:
             raise UsageError(
                 f"drop_last leaves no batch: the data has {sum(rows)} rows and batch_size is "
                 f"{settings.batch_size}"
             )
-        self._rows = rows
-        self._data = TensorShard(train, settings.feature_cols, settings.label_cols)
-        self._validation = (
-            TensorShard(validation, settings.feature_cols, settings.label_cols)
-            if validation is not None
-            else None
+        self._is_uneven = any(e["uneven"] for e in everyone)
+        batches = Batches(
+            seed=settings.seed,
+            batch_size=settings.batch_size,
+            rows=rows,
+            fingerprint=[e["fingerprint"] for e in everyone],
+            shuffle=settings.shuffle,
+            drop_last=settings.drop_last,
         )
+        return batches, next((e["inputs"] for e in everyone if e["inputs"]), None)
+
+    def _exchange(self, own: dict) -> list[dict]:
+        """JSON-able values of every rank, on every rank."""
+        gathered = self.sync.gather(json.dumps(own).encode())
+        both = None if gathered is None else b"[" + b",".join(gathered) + b"]"
+        return json.loads(self.sync.broadcast(both))
 
     def _order(self):
         if not self.settings.shuffle:
             return None
         return permutation(self._data.rows, self.settings.seed, self.epochs, self.rank)
 
-    # -- state ---------------------------------------------------------------------------------
+    def _last_epoch(self) -> int:
+        goal, position = self.settings.goal, self.position
+        if goal.steps is None:
+            return goal.epochs
+        left = goal.steps - position.global_step
+        begun = position.step if position.partial is None else 0
+        return position.counted + -(-(left + begun) // self._plan.steps)
 
-    def _open_directory(self):
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def _open_directory(self) -> CheckpointDirectory | None:
         if self.settings.run_url is None:
             return None
-        directory = CheckpointDirectory(self.settings.run_url, self.settings.keep)
+        directory = CheckpointDirectory(self.settings.run_url)
         if self.rank == 0 and not directory.is_shared():
             raise UsageError(
                 f"The worker on {self.worker.host} does not see model_dir "
@@ -268,253 +303,35 @@ class TorchLoop:
             )
         return directory
 
-    def _restore(self):
-        """Start from the driver's state, the same bytes on every rank."""
-        blob = None
-        if self.rank == 0:
-            blob = dumps(self._initial_state())
-        state = loads(self.sync.broadcast(blob))
-        self.model.load_state_dict(state["model"])
-        if state.get("optimizer"):
-            self.optimizer.load_state_dict(state["optimizer"])
-        if state.get("scheduler") and self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
-        manifest = state["manifest"]
-        self.epochs, self._step = manifest["epoch"], manifest["step"]
-        self.global_step = manifest["global_step"]
-        self._history = manifest["history"]
-        sums = manifest.get("sums")
-        if sums:
-            self._check_position(manifest)
-            self._sums = _EpochSums(**sums[self.rank])
-            self._rows_since_sync = manifest["rows_since_sync"][self.rank]
-        rng = state.get("rng")
-        if rng and len(rng) == self.size:
-            restore_rng(rng[self.rank])
-
-    def _initial_state(self):
-        snapshot = None
-        name = self.worker.options.get("checkpoint")
-        if name is not None:
-            snapshot = self._directory.read(name)
-        else:
-            blob = self.worker.state()
-            if blob is not None:
-                snapshot = Snapshot.unpack(self.worker.options["snapshot"], blob)
-        if snapshot is None:
-            manifest = {"epoch": 0, "step": 0, "global_step": 0, "history": []}
-            return {"manifest": manifest, "model": self.model.state_dict()}
-        state = {"manifest": snapshot.manifest}
-        for file, data in snapshot.files.items():
-            state[file.removesuffix(".pt")] = loads(data)
-        return state
-
-    def _check_position(self, manifest):
-        """In the middle of an epoch the batches must be those of the run that was interrupted."""
-        own = self._position()
-        for key in ("batch_size", "seed", "rows"):
-            if manifest[key] != own[key]:
-                raise UsageError(
-                    f"The checkpoint was taken in the middle of an epoch with {key}="
-                    f"{manifest[key]}, now it is {own[key]}; go on with the same data, seed, "
-                    "batch_size and number of workers, or from a checkpoint of an epoch's end"
-                )
-        if manifest["fingerprint"] != own["fingerprint"] and self.rank == 0:
-            print(
-                "The rows or their order differ from those of the interrupted run, so the result "
-                "will not equal that of an uninterrupted one",
-                flush=True,
-            )
-
-    def _position(self):
-        return {
-            "epoch": self.epochs,
-            "step": self._step,
-            "global_step": self.global_step,
-            "history": self._history,
-            "seed": self.settings.seed,
-            "batch_size": self.settings.batch_size,
-            "rows": self._rows,
-            "fingerprint": self._fingerprint,
-            "inputs": self._data.inputs,
-        }
-
-    def _maybe_checkpoint(self, *, epoch_finished):
-        last = self._history[-1] if epoch_finished else {}
-        state = TriggerState(
-            epoch=self.epochs,
-            step=self.global_step,
-            epoch_finished=epoch_finished,
-            loss=last.get("train_loss"),
-            score=_score(last),
-        )
-        if not self.settings.trigger(state):
+    def _maybe_checkpoint(self, state: TriggerState):
+        trigger = self.settings.trigger
+        fires = bool(trigger(state))
+        if not trigger.is_reproducible:  # the ranks' answers may differ: that of rank 0 counts
+            fires = bool(self.sync.all_gather([float(fires)])[0][0])
+        if not fires:
             return
-        at_end = self.epochs >= self.num_epochs or self._is_over()
-        if at_end and self._directory is None:
+        if self._keeper.directory is None and self._is_over():
             return  # the result of the fit is the same state
-        snapshot = self._snapshot()
-        if snapshot is None:
-            return
-        if self._directory is not None:
-            self._written = self._directory.write(snapshot)
-        else:
-            doc, blob = snapshot.pack()
-            self.worker.send("checkpoint", doc, blob)
-
-    def _snapshot(self) -> Snapshot | None:
-        """The whole state, on rank 0; a collective."""
-        self._merge_buffers()
-        rng = self.sync.gather(dumps(capture_rng()))
-        sums = self.sync.all_gather([*self._sums.values(), float(self._rows_since_sync)])
-        if self.rank != 0:
-            return None
-        manifest = self._position()
-        if self._step:
-            manifest["sums"] = [_EpochSums.from_values(v[:-1]) for v in sums]
-            manifest["rows_since_sync"] = [v[-1] for v in sums]
-        files = {
-            "model.pt": dumps(self.model.state_dict()),
-            "optimizer.pt": dumps(self.optimizer.state_dict()),
-            "rng.pt": dumps([loads(r) for r in rng]),
-        }
-        if self.scheduler is not None:
-            files["scheduler.pt"] = dumps(self.scheduler.state_dict())
-        return Snapshot(manifest, files)
-
-    def _merge_buffers(self):
-        """Average the floating buffers (BatchNorm statistics) over the rows that made them."""
-        import torch
-
-        if self.size == 1:
-            return
-        buffers = list(self.model.buffers())
-        if not buffers:
-            return
-        rows = [r[0] for r in self.sync.all_gather([float(self._rows_since_sync)])]
-        self._rows_since_sync = 0
-        if not sum(rows):
-            return
-        share = rows[self.rank] / sum(rows)
-        for buffer in buffers:
-            if buffer.is_floating_point():
-                merged = torch.where(torch.tensor(share > 0), buffer * share, 0.0)
-                buffer.copy_(self.sync.all_reduce(merged.to(buffer.dtype)))
-            else:  # counters: as many as the rank that has seen most
-                flat = buffer.reshape(-1).double().tolist()
-                everyone = self.sync.all_gather(flat)
-                largest = torch.tensor(everyone, dtype=torch.float64).amax(0)
-                buffer.copy_(largest.reshape(buffer.shape).to(buffer.dtype))
-
-    def _finish(self):
-        """Leave the final state where the driver finds it."""
-        if self._directory is not None:
-            name = getattr(self, "_written", None)
-            snapshot = self._snapshot() if not self._is_written(name) else None
-            if self.rank == 0 and snapshot is not None:
-                name = self._directory.write(snapshot)
-            return {"history": self._history, "checkpoint": name}
-        snapshot = self._snapshot()
-        if self.rank == 0:
-            doc, blob = snapshot.pack()
-            self.worker.send("final", doc, blob)
-        return {"history": self._history, "checkpoint": None}
-
-    def _is_written(self, name):
-        """Whether all ranks agree that the end of the fit is already a checkpoint."""
-        here = f"checkpoint-{self.epochs:06d}-{self._step:08d}"
-        return any(v[0] for v in self.sync.all_gather([float(name == here)]))
-
-    # -- callbacks -----------------------------------------------------------------------------
-
-    def _call(self, hook):
-        for callback in self.callbacks:
-            getattr(callback, hook)(self)
-
-    def _hook(self, hook, batch=None, index=None, output=None, target=None, loss=None):
-        self.batch, self.batch_idx = batch, index
-        self.output, self.target, self.loss = output, target, loss
-        self._call(hook)
+        self._keeper.save(self.position, self._sums)
 
 
-@dataclass
-class _EpochSums:
-    """What an epoch adds up to in one worker."""
-
-    loss: float = 0.0
-    rows: float = 0.0
-    batches: float = 0.0
-    last_loss: float = 0.0
-    last_rows: float = 0.0
-    last_share: float = 0.0
-    fetch_s: float = 0.0
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-
-    def add(self, loss, rows, batch_rows, sums, seconds):
-        total = loss if sums else loss * rows
-        self.loss += total
-        self.rows += rows
-        self.batches += bool(rows)
-        self.last_loss, self.last_rows = total, rows
-        self.fetch_s += seconds[0]
-        self.forward_s += seconds[1]
-        self.backward_s += seconds[2]
-
-    def mean(self):
-        return self.loss / self.rows if self.rows else None
-
-    def values(self):
-        return [float(getattr(self, name)) for name in self.__dataclass_fields__]
-
-    @classmethod
-    def from_values(cls, values):
-        return dict(zip(cls.__dataclass_fields__, values, strict=True))
-
-    def reduce(self, sync) -> dict | None:
-        """The figures of all workers as one entry of the history; None if nobody did anything."""
-        everyone = [_EpochSums(*v) for v in sync.all_gather(self.values())]
-        rows = sum(s.rows for s in everyone)
-        if not rows:
-            return None
-        last = sum(s.last_rows for s in everyone)
-        batches = max(1.0, sum(s.batches for s in everyone))
-        return {
-            "batch_count": sum(s.batches for s in everyone) / len(everyone),
-            "num_samples": int(rows),
-            "train_loss": sum(s.loss for s in everyone) / rows,
-            "last_train_loss": sum(s.last_loss for s in everyone) / max(last, 1.0),
-            "workers": [
-                {
-                    "batch_count": int(s.batches),
-                    "num_samples": int(s.rows),
-                    "train_loss": s.loss / s.rows if s.rows else None,
-                    "last_train_loss": s.last_loss / s.last_rows if s.last_rows else None,
-                }
-                for s in everyone
-            ],
-            "profile": {
-                "mean_fetch_s": sum(s.fetch_s for s in everyone) / batches,
-                "mean_fwd_s": sum(s.forward_s for s in everyone) / batches,
-                "mean_bwd_s": sum(s.backward_s for s in everyone) / batches,
-            },
-        }
-
-
-def _named(prefix, result):
+def _validation_names(figures):
     return {
-        key if key.startswith(prefix) else prefix + key.lower(): value
-        for key, value in result.items()
+        name if name.startswith("val_") else f"val_{name.lower()}": value
+        for name, value in figures.items()
     }
 
 
 def _score(entry):
     reserved = ("val_loss", "val_num_samples")
-    return next((v for k, v in entry.items() if k.startswith("val_") and k not in reserved), None)
+    names = [n for n in entry if n.startswith("val_") and n not in reserved]
+    return entry[names[0]] if names else None
 
 
-def _mark_sparse(model):
-    """Remember which parameters get sparse gradients: a rank without rows cannot see it."""
-    for module in model.modules():
-        if getattr(module, "sparse", False) is True and hasattr(module, "weight"):
-            module.weight._bigdl_sparse = True
+def _may_be_sparse(model) -> list:
+    """Parameters that get sparse gradients: a rank without rows cannot see it."""
+    return [
+        module.weight
+        for module in model.modules()
+        if getattr(module, "sparse", False) is True and hasattr(module, "weight")
+    ]

@@ -12,21 +12,48 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.pytorch.lightning import configured, is_lightning
 
-__all__ = ["Built", "ModelParts", "is_lightning"]
-
-# keys of config that go to the loader which Orca itself builds
-LOADER_KEYS = ("shuffle", "drop_last")
+__all__ = ["Built", "ModelParts"]
 
 
 @dataclass
 class Built:
-    """The parts, alive in one process."""
+    """The parts, alive in one process.
+
+    Attributes
+    ----------
+    monitor : str, optional
+        Figure of an epoch that a ``ReduceLROnPlateau`` looks at; default the validation loss,
+        without validation the training loss.
+    frequency : int
+        The scheduler is stepped every so many epochs.
+    """
 
     model: Any
     optimizer: Any = None
     criterion: Any = None
     scheduler: Any = None
+    monitor: str | None = None
+    frequency: int = 1
+
+    def step_scheduler(self, epoch: int, figures: dict) -> None:
+        """Step the scheduler at the end of an epoch, if it is its turn."""
+        from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+        if self.scheduler is None or epoch % self.frequency:
+            return
+        if not isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step()
+            return
+        monitor = self.monitor or ("val_loss" if "val_loss" in figures else "train_loss")
+        if figures.get(monitor) is None:
+            known = [k for k, v in figures.items() if isinstance(v, int | float)]
+            raise UsageError(
+                f"The scheduler monitors {monitor!r}, which the epoch has no figure of; it has "
+                f"{known}"
+            )
+        self.scheduler.step(figures[monitor])
 
 
 @dataclass
@@ -128,12 +155,16 @@ class ModelParts:
     def build_loss(self):
         import torch
 
-        if self.loss is None or isinstance(self.loss, torch.nn.Module):
-            criterion = self.loss
-        elif _required_arguments(self.loss) == 1:
-            criterion = self.loss(self.config)
-        else:
-            criterion = self.loss
+        criterion = self.loss
+        if criterion is None:
+            return None
+        if not isinstance(criterion, torch.nn.Module) and _takes_config(criterion):
+            criterion = criterion(self.config)
+            if not callable(criterion) or isinstance(criterion, type):
+                raise UsageError(
+                    "The loss creator must return a loss instance or a function of (output, "
+                    f"target), it returned {criterion!r}"
+                )
         if getattr(criterion, "reduction", None) == "none":
             raise UsageError(
                 "The loss has reduction='none'; training needs one number, use 'mean' or 'sum'"
@@ -153,51 +184,26 @@ class ModelParts:
                     f"{type(built.optimizer).__name__}"
                 )
         elif is_lightning(built.model):
-            built.optimizer, built.scheduler = _configured(built.model)
+            found = configured(built.model)
+            built.optimizer, built.scheduler, built.monitor, built.frequency = found
+        if isinstance(built.optimizer, torch.optim.LBFGS):
+            raise UsageError(
+                "LBFGS calls the model several times in a step, which distributed training cannot "
+                "do; use another optimizer"
+            )
         if self.scheduler_creator is not None:
             built.scheduler = self.scheduler_creator(built.optimizer, self.config)
+            built.monitor, built.frequency = None, 1
 
 
-def is_lightning(model) -> bool:
-    """Whether a model is a LightningModule, without importing Lightning."""
-    return any(
-        c.__name__ == "LightningModule" and c.__module__.split(".")[0] in _LIGHTNING
-        for c in type(model).__mro__
-    )
-
-
-_LIGHTNING = ("pytorch_lightning", "lightning", "lightning_fabric")
-
-
-def _configured(module):
-    """Optimizer and epoch scheduler of a LightningModule's ``configure_optimizers``."""
-    found = module.configure_optimizers()
-    scheduler = None
-    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], list | tuple):
-        optimizers, schedulers = found
-        if len(schedulers) > 1:
-            raise UsageError("A LightningModule with several schedulers is not supported")
-        scheduler = schedulers[0] if schedulers else None
-        found = optimizers
-    elif isinstance(found, dict):
-        scheduler, found = found.get("lr_scheduler"), found["optimizer"]
-    if isinstance(found, list | tuple):
-        if len(found) != 1:
-            raise UsageError("A LightningModule with several optimizers is not supported")
-        found = found[0]
-    if isinstance(scheduler, dict):
-        if scheduler.get("interval", "epoch") != "epoch":
-            raise UsageError("A scheduler of a LightningModule must have the interval 'epoch'")
-        scheduler = scheduler["scheduler"]
-    return found, scheduler
-
-
-def _required_arguments(function) -> int:
+def _takes_config(function) -> bool:
+    """Whether a callable is ``loss(config)`` rather than a function of (output, target)."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return 2
-    return sum(
-        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        for p in parameters
-    )
+    except (TypeError, ValueError):  # of C
+        return False
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    return len(required) == 1 or (len(positional) == 1 and not required)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import random
 
-__all__ = ["capture_rng", "dumps", "loads", "restore_rng", "seed_everything"]
+from bigdl.common.errors import UsageError
+
+__all__ = [
+    "capture_rng",
+    "dumps",
+    "isolated_rng",
+    "load_into",
+    "loads",
+    "restore_rng",
+    "seed_everything",
+]
 
 
 def dumps(value) -> bytes:
@@ -24,6 +35,22 @@ def loads(data: bytes):
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
+def load_into(part, data: bytes, what: str = "weights", whose: str = "model") -> None:
+    """Load the bytes of a state dict into a model, optimizer or scheduler.
+
+    Raises
+    ------
+    UsageError
+        If it is the state of something else.
+    """
+    try:
+        part.load_state_dict(loads(data))
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        text = " ".join(str(error).split())
+        text = text if len(text) < 500 else f"{text[:500]}..."
+        raise UsageError(f"The {what} do not fit the {whose}: {text}") from error
+
+
 def seed_everything(seed: int, rank: int = 0) -> None:
     """Seed torch, numpy and random; ranks draw different numbers."""
     import numpy as np
@@ -33,6 +60,17 @@ def seed_everything(seed: int, rank: int = 0) -> None:
     torch.manual_seed(mixed)
     np.random.seed(mixed)
     random.seed(mixed)
+
+
+@contextlib.contextmanager
+def isolated_rng(seed: int):
+    """Run a block under a seed and leave the random generators of the process as they were."""
+    before = capture_rng()
+    seed_everything(seed)
+    try:
+        yield
+    finally:
+        restore_rng(before)
 
 
 def capture_rng() -> dict:

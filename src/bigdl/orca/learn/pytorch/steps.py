@@ -1,4 +1,4 @@
-"""What one batch means: forward pass and loss, for a plain module and for a LightningModule.
+"""What one batch means: forward pass and loss.
 
 The convention of a batch is that its last element is the target and everything before are the
 model's inputs: ``*features, target = batch``.
@@ -6,11 +6,9 @@ model's inputs: ``*features, target = batch``.
 
 from __future__ import annotations
 
-import contextlib
+from bigdl.orca.learn.pytorch.lightning import LightningStep, is_lightning
 
-from bigdl.orca.learn.pytorch.parts import is_lightning
-
-__all__ = ["LightningStep", "PlainStep", "step_for"]
+__all__ = ["PlainStep", "step_for"]
 
 
 def step_for(model, criterion):
@@ -28,6 +26,8 @@ class PlainStep:
         self.criterion = criterion
         #: whether the loss adds up over samples instead of averaging
         self.sums = getattr(criterion, "reduction", "mean") == "sum"
+        self._elementwise = isinstance(criterion, _elementwise_losses())
+        self._over_classes = isinstance(criterion, _class_losses())
 
     def forward(self, batch, index: int):
         """Output, target and loss of a training batch."""
@@ -35,12 +35,30 @@ class PlainStep:
         output = self.model(*features)
         return output, target, self._loss(output, target)
 
-    def evaluate(self, batch, index: int):
+    def evaluate(self, batch, index: int, *, need_output: bool):
         """Output, target and loss (None without a criterion) of a validation batch."""
         *features, target = batch
         output = self.model(*features)
         loss = None if self.criterion is None else self._loss(output, target)
         return output, target, loss
+
+    def denominator(self, output, target, rows: int) -> float:
+        """What the loss of a batch was divided by, up to a factor that all batches share.
+
+        That is the number of rows, except where classes have weights or labels are ignored.
+        """
+        import torch
+
+        criterion = self.criterion
+        if not counts_unevenly(criterion) or not isinstance(target, torch.Tensor):
+            return rows
+        if target.ndim == output.ndim:  # class probabilities: divided by the rows
+            return rows
+        labels = target.to(torch.int64)
+        counted = labels[labels != criterion.ignore_index]
+        if criterion.weight is None:
+            return float(counted.numel())
+        return float(criterion.weight.double()[counted].sum())
 
     def logged(self) -> dict[str, float]:
         """What the module logged since the last call."""
@@ -50,62 +68,45 @@ class PlainStep:
         outputs = output if isinstance(output, list | tuple) else (output,)
         targets = target if isinstance(target, list | tuple) else (target,)
         if len(outputs) == len(targets) == 1:
-            targets = (_same_shape(outputs[0], targets[0]),)
+            targets = (self._like(targets[0], outputs[0]),)
         return self.criterion(*outputs, *targets)
 
+    def _like(self, target, output):
+        """A target in the shape and dtype that the loss takes for this output.
 
-class LightningStep(PlainStep):
-    """``training_step`` and ``validation_step`` of a LightningModule, without a Trainer."""
+        * A target (n,) meets an output (n, 1), and the reverse: a loss over elements would
+          broadcast the two to (n, n) and be wrong without a word.
+        * Labels of integers (0, 1) are numbers of the output's dtype for a loss over elements.
+        * Labels of floats (Spark ML's 0.0, 1.0, ...) are class indices for a loss over classes.
+        """
+        import torch
 
-    def __init__(self, model):
-        super().__init__(model, None)
-        self._values: dict[str, float] = {}
-        model.log = self._log
-        model.log_dict = self._log_dict
-
-    def forward(self, batch, index):
-        found = self.model.training_step(tuple(batch), index)
-        loss = found["loss"] if isinstance(found, dict) else found
-        return None, batch[-1], loss
-
-    def evaluate(self, batch, index):
-        *features, target = batch
-        loss = None
-        if _overridden(self.model, "validation_step"):
-            found = self.model.validation_step(tuple(batch), index)
-            loss = found.get("loss") if isinstance(found, dict) else found
-        with contextlib.suppress(NotImplementedError):
-            return self.model(*features), target, loss
-        return None, target, loss
-
-    def logged(self):
-        values, self._values = self._values, {}
-        return values
-
-    def _log(self, name, value, *_, **__):
-        self._values[name] = float(value)
-
-    def _log_dict(self, dictionary, *_, **__):
-        for name, value in dictionary.items():
-            self._log(name, value)
+        if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
+            return target
+        if self._over_classes and target.is_floating_point() and target.ndim == output.ndim - 1:
+            labels = target.to(torch.int64)
+            return labels if torch.equal(labels.to(target.dtype), target) else target
+        if self._elementwise and not target.is_floating_point():
+            target = target.to(output.dtype)
+        if target.is_floating_point() and output.shape != target.shape:
+            longer, shorter = sorted((output.shape, target.shape), key=len, reverse=True)
+            if longer[: len(shorter)] == shorter and set(longer[len(shorter) :]) == {1}:
+                return target.reshape(output.shape)
+        return target
 
 
-def _overridden(module, name) -> bool:
-    base = next(c for c in type(module).__mro__ if c.__name__ == "LightningModule")
-    return getattr(type(module), name) is not getattr(base, name, None)
+def counts_unevenly(criterion) -> bool:
+    """Whether a mean loss may be divided by something else than its rows."""
+    return isinstance(criterion, _class_losses()) and criterion.reduction == "mean"
 
 
-def _same_shape(output, target):
-    """Give a target of shape (n,) the shape of a one-column output (n, 1).
+def _class_losses():
+    from torch import nn
 
-    A loss over elements would otherwise broadcast the two to (n, n) and be wrong without a word.
-    """
-    if (
-        hasattr(output, "ndim")
-        and hasattr(target, "ndim")
-        and target.is_floating_point()
-        and output.ndim == target.ndim + 1
-        and output.shape[-1] == 1
-    ):
-        return target.unsqueeze(-1)
-    return target
+    return nn.CrossEntropyLoss, nn.NLLLoss
+
+
+def _elementwise_losses():
+    from torch import nn
+
+    return nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss

@@ -1,15 +1,27 @@
 """Callbacks: user code at the joints of the training loop.
 
-A callback is shipped to every worker and called there with the *runner*, the worker's
-:class:`~bigdl.orca.learn.pytorch.loop.TorchLoop`: ``runner.rank``, ``size``, ``epochs`` (finished),
-``num_epochs``, ``global_step``, ``batch``, ``batch_idx``, ``output``, ``target``, ``loss``,
-``model``, ``optimizer``, ``scheduler``, ``criterion``, ``config``, ``epoch_stats``; set
-``runner.stop = True`` (on any rank) to end the training after the current step.
+A callback is shipped to every worker and called there with the worker's
+:class:`~bigdl.orca.learn.pytorch.runner.Runner`; what it keeps in itself stays in that worker, and
+the driver's object does not change.  The hooks of a fit come in this order::
+
+    before_run
+        before_train_epoch
+            before_train_iter  after_train_iter     for every step
+        before_val_epoch                            with validation_data
+            before_val_iter  after_val_iter         for every batch
+        after_val_epoch
+        after_train_epoch                           runner.epoch_stats is complete
+    after_run
+
+``evaluate`` calls the hooks of validation only.  In a training step a worker can have no rows: then
+``runner.batch`` is None.
 """
 
 from __future__ import annotations
 
-__all__ = ["Callback"]
+from bigdl.common.errors import UsageError
+
+__all__ = ["Callback", "as_callbacks"]
 
 
 class Callback:
@@ -58,9 +70,24 @@ class Callback:
         self.after_iter(runner)
 
     def every_n_epoch(self, runner, n):
-        """Whether the epoch that just ended is a multiple of `n`."""
+        """In ``after_*_epoch``: whether the epoch that just ended is a multiple of `n`."""
         return n > 0 and (runner.epochs + 1) % n == 0
 
     def every_n_iter(self, runner, n):
-        """Whether the step that just ended is a multiple of `n`."""
-        return n > 0 and (runner.global_step + 1) % n == 0
+        """In ``after_train_iter``: whether the step that just ended is a multiple of `n`."""
+        return n > 0 and runner.global_step % n == 0
+
+
+def as_callbacks(callbacks) -> list[Callback]:
+    """A list of its own from what ``callbacks=`` accepts."""
+    if callbacks is None:
+        return []
+    found = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    for callback in found:
+        if not isinstance(callback, Callback):
+            what = callback.__name__ if isinstance(callback, type) else type(callback).__name__
+            raise UsageError(
+                "callbacks must be instances of bigdl.orca.learn.pytorch.callbacks.Callback, got "
+                f"{'the class ' if isinstance(callback, type) else ''}{what}"
+            )
+    return found

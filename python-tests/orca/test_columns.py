@@ -1,0 +1,413 @@
+"""From a Spark column to the arrays of the model."""
+
+import decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from pyspark.ml.linalg import Vectors, VectorUDT
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructType
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds import as_feed
+from bigdl.orca.data.feeds.base import SourceError
+from bigdl.orca.data.feeds.columns import (
+    ColumnSpec,
+    column_spec,
+    decode,
+    decode_batch,
+    float_dtype,
+    project,
+    unified_spec,
+)
+from bigdl.orca.data.feeds.shard import Shard
+from bigdl.orca.data.feeds.spool import SpoolWriter
+
+TYPES = """
+    flag boolean, tiny tinyint, small smallint, plain int, long bigint, real float, wide double,
+    money decimal(12, 2), words array<smallint>, grid array<array<double>>, flags array<boolean>,
+    named map<string, float>, numbered map<int, array<double>>
+"""
+ROWS = [
+    {
+        "flag": i % 2 == 0,
+        "tiny": i,
+        "small": -i,
+        "plain": 2**31 - 1 - i,
+        "long": 2**62 + i,
+        "real": i + 0.5,
+        "wide": i / 3,
+        "money": decimal.Decimal(i) + decimal.Decimal("0.25"),
+        "words": [i, -i, 7],
+        "grid": [[float(i), 1.5], [2.5, i / 3], [0.0, 0.0]],
+        "flags": [True, i == 1],
+        "named": {"left": float(i), "right": -float(i)},
+        "numbered": {10: [i / 3, 0.0], 9: [1.0, float(i)]},
+    }
+    for i in range(5)
+]
+MATRIX = [[[r["grid"][j][k] for k in range(2)] for j in range(3)] for r in ROWS]
+
+
+def spool(frame, names, directory, config=None):
+    """The shard of a whole frame, made without an engine."""
+    feed = as_feed(frame, names, config=config)
+    writer = SpoolWriter(str(directory), 0, "test", feed.specs)
+    (batch,) = project(frame, feed.specs).toArrow().combine_chunks().to_batches()
+    writer.append(0, 0, batch.num_rows, *decode_batch(feed.specs, batch))
+    return Shard(writer.finish())
+
+
+@pytest.fixture(scope="module")
+def typed(orca_spark):
+    return orca_spark.createDataFrame(ROWS, TYPES)
+
+
+@pytest.fixture(scope="module")
+def frame_of(orca_spark):
+    """Make a frame of one column ``x`` of a type from its values."""
+
+    def make(values, type_name):
+        return orca_spark.createDataFrame([(v,) for v in values], f"x {type_name}")
+
+    return make
+
+
+# Types ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "floats"),
+    [(None, "float32"), ({"dtype": "float64"}, "float64"), ({"dtype": torch.float64}, "float64")],
+)
+def test_every_convertible_type_gets_its_dtype_and_values(typed, tmp_path, config, floats):
+    shard = spool(typed, list(ROWS[0]), tmp_path, config)
+    expected = {
+        "flag": np.array([r["flag"] for r in ROWS]),
+        "tiny": np.array([r["tiny"] for r in ROWS], np.int32),
+        "small": np.array([r["small"] for r in ROWS], np.int32),
+        "plain": np.array([r["plain"] for r in ROWS], np.int32),
+        "long": np.array([r["long"] for r in ROWS], np.int64),
+        "real": np.array([r["real"] for r in ROWS], floats),
+        "wide": np.array([r["wide"] for r in ROWS], floats),
+        "money": np.array([float(r["money"]) for r in ROWS], floats),
+        "words": np.array([r["words"] for r in ROWS], np.int32),
+        "grid": np.array(MATRIX, floats),
+        "flags": np.array([r["flags"] for r in ROWS]),
+    }
+    for name, values in expected.items():
+        column = shard.column(name)
+        assert (column.dtype, column.shape) == (values.dtype, values.shape), name
+        np.testing.assert_array_equal(column, values, err_msg=name)
+
+
+def test_a_map_column_is_a_dict_of_arrays_by_key(typed, tmp_path):
+    shard = spool(typed, ["named", "numbered"], tmp_path)
+    named, numbered = shard.column("named"), shard.column("numbered")
+    assert list(named) == ["left", "right"]
+    np.testing.assert_array_equal(named["right"], np.float32([0, -1, -2, -3, -4]))
+    assert list(numbered) == ["9", "10"]
+    expected = np.float32([r["numbered"][10] for r in ROWS])
+    np.testing.assert_array_equal(numbered["10"], expected)
+
+
+def test_dense_and_sparse_vectors_become_dense_rows(orca_spark, tmp_path):
+    rows = [(Vectors.dense(1.0, 0.0, 1 / 3),), (Vectors.sparse(3, [1], [2.0]),)]
+    frame = orca_spark.createDataFrame(rows, ["v"])
+    for config, floats in ((None, np.float32), ({"dtype": "float64"}, np.float64)):
+        column = spool(frame, "v", tmp_path, config).column("v")
+        assert column.dtype == floats
+        np.testing.assert_array_equal(column, np.array([[1, 0, 1 / 3], [0, 2, 0]], floats))
+
+
+def test_scalar_columns_of_one_dtype_share_an_array(typed, tmp_path):
+    shard = spool(typed, ["tiny", "wide", "plain", "real", "words"], tmp_path)
+    assert [leaf.column for leaf in shard.spool.leaves] == [
+        ("tiny", "plain"),
+        ("wide", "real"),
+        "words",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["a.b", "a`b", "`", "two words", "größe", "列", "select", "c0", "x'y", 'x"y', "1"]
+)
+def test_any_column_name_works(orca_spark, tmp_path, name):
+    frame = orca_spark.range(3).toDF(name).withColumn("other", F.lit(1.0))
+    np.testing.assert_array_equal(spool(frame, name, tmp_path).column(name), [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("type_name", "advice"),
+    [
+        ("string", "StringIndexer"),
+        ("timestamp", "unix_timestamp"),
+        ("timestamp_ntz", "unix_timestamp"),
+        ("date", "unix_timestamp"),
+        ("binary", "encode it as numbers"),
+        ("void", "encode it as numbers"),
+        ("struct<a: int>", "encode it as numbers"),
+        ("array<string>", "encode it as numbers"),
+        ("map<string, string>", "encode it as numbers"),
+        ("map<double, float>", "encode it as numbers"),
+    ],
+)
+def test_a_type_that_cannot_become_a_tensor_is_refused_with_advice(orca_spark, type_name, advice):
+    frame = orca_spark.sql(f"SELECT 1 AS y, CAST(null AS {type_name}) AS x")
+    with pytest.raises(UsageError) as caught:
+        as_feed(frame, ["y", "x"])
+    text = str(caught.value)
+    assert text.startswith("Column 'x' has type ")
+    assert advice in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    "given", ["float32", torch.float32, np.float32, np.dtype("float32"), None, "default"]
+)
+def test_float_dtype_is_float32_by_any_name_and_by_default(given):
+    assert float_dtype({} if given == "default" else {"dtype": given}) == "float32"
+
+
+@pytest.mark.parametrize("given", ["float64", torch.float64, torch.double, np.float64, float])
+def test_float_dtype_is_float64_by_any_name(given):
+    assert float_dtype({"dtype": given}) == "float64"
+
+
+@pytest.mark.parametrize("given", ["float16", torch.bfloat16, int, str, object, 64, "doubel"])
+def test_another_float_dtype_is_refused(given):
+    with pytest.raises(UsageError, match='must be "float32" or "float64"'):
+        float_dtype({"dtype": given})
+
+
+# Rows that cannot be converted ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "type_name", "message"),
+    [
+        ([1, None, 2], "int", "holds nulls"),
+        ([1.0, None], "double", "holds nulls"),
+        ([True, None], "boolean", "holds nulls"),
+        ([[1, 2], None], "array<int>", "holds nulls"),
+        ([[1, 2], [3, None]], "array<int>", "holds nulls"),
+        ([[[1.0], [2.0]], [[3.0], None]], "array<array<float>>", "holds nulls"),
+        ([[[1.0], [2.0]], [[3.0], [None]]], "array<array<float>>", "holds nulls"),
+        ([{"a": 1.0}, None], "map<string, float>", "holds nulls"),
+        ([{"a": 1.0}, {"a": None}], "map<string, float>", "holds nulls"),
+        ([[1, 2], [3, 4, 5]], "array<int>", r"arrays of different lengths \(2 and 3\)"),
+        ([[[1], [2]], [[3], [4, 5]]], "array<array<int>>", r"different lengths \(1 and 2\)"),
+        ([[], []], "array<int>", "empty arrays"),
+        ([[[]], [[]]], "array<array<int>>", "empty arrays"),
+        ([{"a": 1.0}, {"a": 1.0, "b": 2.0}], "map<string, float>", "maps of different lengths"),
+        ([{"a": 1.0}, {"b": 1.0}], "map<string, float>", "keys differ"),
+        ([{}, {}], "map<string, float>", "empty maps"),
+    ],
+)
+def test_rows_that_cannot_be_converted_are_named_in_one_sentence(
+    frame_of, tmp_path, values, type_name, message
+):
+    with pytest.raises(SourceError, match=message) as caught:
+        spool(frame_of(values, type_name), "x", tmp_path)
+    assert "'x'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_null_among_several_scalar_columns_names_its_own(orca_spark, tmp_path):
+    frame = orca_spark.createDataFrame([(1, 2, 3), (4, None, 6)], "a int, b int, c int")
+    with pytest.raises(SourceError, match="Column 'b' holds nulls"):
+        spool(frame, ["a", "b", "c"], tmp_path)
+
+
+def test_a_null_in_a_vector_column_is_named(orca_spark, tmp_path):
+    rows = [(Vectors.dense(1.0, 2.0),), (None,)]
+    frame = orca_spark.createDataFrame(rows, StructType().add("v", VectorUDT()))
+    with pytest.raises(SourceError, match="Column 'v' holds nulls"):
+        spool(frame, "v", tmp_path)
+
+
+def test_vectors_of_different_sizes_are_refused(orca_spark, tmp_path):
+    rows = [(Vectors.dense(1.0, 2.0),), (Vectors.dense(1.0),)]
+    with pytest.raises(SourceError, match=r"different lengths \(2 and 1\)"):
+        spool(orca_spark.createDataFrame(rows, ["v"]), "v", tmp_path)
+
+
+# Columns of a frame -----------------------------------------------------------------------------
+
+
+def test_a_misspelt_column_gets_a_suggestion(typed):
+    with pytest.raises(UsageError, match=r"no column 'MONY'.*did you mean 'money'"):
+        as_feed(typed, "MONY")
+
+
+def test_a_missing_column_of_a_named_frame_names_the_frame(typed):
+    with pytest.raises(UsageError, match=r"^validation_data has no column 'nothing'"):
+        as_feed(typed, "tiny", "nothing", name="validation_data")
+
+
+@pytest.mark.parametrize("names", [3, ["tiny", 3], [None], [["tiny"]]])
+def test_column_names_must_be_strings(typed, names):
+    with pytest.raises(UsageError, match="Column names must be strings"):
+        as_feed(typed, names)
+
+
+def test_a_column_object_is_no_name(typed):
+    with pytest.raises(UsageError, match="Column names must be strings"):
+        as_feed(typed, typed["tiny"])
+
+
+@pytest.mark.parametrize("features", [None, [], ()])
+def test_feature_columns_are_required(typed, features):
+    with pytest.raises(UsageError, match="feature_cols is required"):
+        as_feed(typed, features, ["tiny"])
+
+
+def test_a_column_that_exists_twice_is_refused_only_where_it_is_used(orca_spark):
+    frame = orca_spark.sql("SELECT 1 AS x, 2 AS x, 3 AS y")
+    with pytest.raises(UsageError, match="more than one column 'x'"):
+        as_feed(frame, "x")
+    assert as_feed(frame, "y").specs[0].name == "y"
+
+
+def test_columns_that_differ_in_case_only_are_refused_as_spark_cannot_tell_them_apart(orca_spark):
+    frame = orca_spark.sql("SELECT 1 AS x, 2 AS X")
+    with pytest.raises(UsageError, match=r"more than one column 'x': \['x', 'X'\]"):
+        as_feed(frame, "x")
+
+
+def test_a_column_may_be_named_twice_and_be_feature_and_label(typed):
+    feed = as_feed(typed, ["tiny", "tiny", "real"], "tiny")
+    assert feed.feature_cols == ("tiny", "tiny", "real")
+    assert [spec.name for spec in feed.specs] == ["tiny", "real"]
+
+
+def test_a_spark_connect_frame_is_refused():
+    connect = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})
+    with pytest.raises(UsageError, match="Spark Connect"):
+        as_feed(connect(), "x")
+
+
+@pytest.mark.parametrize("data", [None, [1, 2], np.zeros(3), "x"])
+def test_another_input_is_refused_with_its_type(data):
+    with pytest.raises(UsageError, match=f"Spark DataFrame, got .*{type(data).__name__}"):
+        as_feed(data, "x")
+
+
+# Two frames with one type -----------------------------------------------------------------------
+
+
+def spec(type_name, floats="float32"):
+    return column_spec("x", DataType.fromDDL(type_name), floats)
+
+
+def unified(type_name, reference):
+    return unified_spec("x", DataType.fromDDL(type_name), "float32", spec(reference), "other")
+
+
+@pytest.mark.parametrize(
+    ("given", "reference"),
+    [
+        ("int", "bigint"),
+        ("bigint", "int"),
+        ("double", "int"),
+        ("int", "float"),
+        ("decimal(5, 1)", "bigint"),
+        ("float", "double"),
+        ("array<bigint>", "array<double>"),
+        ("map<string, int>", "map<string, float>"),
+        ("boolean", "boolean"),
+    ],
+)
+def test_numbers_take_the_dtype_of_the_reference(given, reference):
+    assert unified(given, reference).dtype == spec(reference).dtype
+
+
+@pytest.mark.parametrize(
+    ("given", "reference"),
+    [
+        ("boolean", "int"),
+        ("float", "boolean"),
+        ("int", "array<int>"),
+        ("array<array<float>>", "array<float>"),
+        ("map<string, float>", "array<float>"),
+    ],
+)
+def test_types_without_a_common_meaning_are_refused(given, reference):
+    with pytest.raises(UsageError, match=r"Column 'x' is .* in other but .* in the training data"):
+        unified(given, reference)
+
+
+@pytest.mark.parametrize(
+    ("values", "given", "reference"),
+    [
+        (pa.array([1, 2**31], pa.int64()), "bigint", "int"),
+        (pa.array([1.0, 2.5], pa.float64()), "double", "int"),
+        (pa.array([1.0, float("nan")], pa.float64()), "double", "bigint"),
+        (pa.array([1.0, 2.0**63], pa.float64()), "double", "bigint"),
+    ],
+)
+def test_a_number_that_the_reference_cannot_hold_is_refused(values, given, reference):
+    with pytest.raises(SourceError, match=r"Column 'x' holds .*, which is no int"):
+        decode(unified(given, reference), values)
+
+
+def test_whole_numbers_of_any_type_are_taken_over_exactly():
+    values = pa.array([0.0, 16777217.0, -1.0])
+    ((_, array),) = decode(unified("double", "int"), values)
+    assert array.dtype == np.int32
+    assert array.tolist() == [0, 16777217, -1]
+
+
+# Arrow arrays of any form -----------------------------------------------------------------------
+
+
+def nested(array):
+    """An Arrow list array of the same values and dimensions."""
+    out = pa.array(array.reshape(-1))
+    for axis in range(array.ndim - 1, 0, -1):
+        count, width = int(np.prod(array.shape[:axis])), array.shape[axis]
+        offsets = pa.array(np.arange(count + 1, dtype=np.int32) * width)
+        out = pa.ListArray.from_arrays(offsets, out)
+    return out
+
+
+shapes = hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=4)
+dtypes = st.sampled_from(["float32", "float64", "int32", "int64", "bool"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_decode_is_the_inverse_of_nesting_for_every_slice(data):
+    array = data.draw(hnp.arrays(data.draw(dtypes), data.draw(shapes)))
+    start = data.draw(st.integers(0, len(array)))
+    length = data.draw(st.integers(0, len(array) - start))
+    given = ColumnSpec("x", "plain", array.dtype.name, array.ndim - 1, "")
+    ((key, decoded),) = decode(given, nested(array).slice(start, length))
+    assert key is None
+    assert decoded.dtype == array.dtype
+    assert decoded.ndim == array.ndim
+    if length:
+        np.testing.assert_array_equal(decoded, array[start : start + length])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_order_of_a_maps_keys_does_not_matter(data):
+    keys = data.draw(st.lists(st.text(max_size=3), min_size=1, max_size=4, unique=True))
+    rows = data.draw(st.integers(1, 5))
+    values = np.arange(rows * len(keys) * 2, dtype=np.float32).reshape(rows, len(keys), 2)
+    cells = []
+    for row in range(rows):
+        order = data.draw(st.permutations(range(len(keys))))
+        cells.append([(keys[i], values[row, i].tolist()) for i in order])
+    start = data.draw(st.integers(0, rows - 1))
+    array = pa.array(cells, pa.map_(pa.string(), pa.list_(pa.float32()))).slice(start)
+    decoded = dict(decode(ColumnSpec("x", "map", "float32", 1, ""), array))
+    assert list(decoded) == sorted(keys)
+    for i, key in enumerate(keys):
+        np.testing.assert_array_equal(decoded[key], values[start:, i])

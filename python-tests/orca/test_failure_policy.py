@@ -1,0 +1,57 @@
+"""What is decided after a worker was lost."""
+
+import pytest
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.learn.failure import FailurePolicy
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_as_many_losses_are_forgiven_as_were_asked_for():
+    policy = FailurePolicy(2)
+    assert [policy.decide().retry for _ in range(4)] == [True, True, False, False]
+
+
+def test_none_is_forgiven_with_zero():
+    decision = FailurePolicy(0).decide()
+    assert not decision.retry
+    assert decision.reason == "1 losses are more than 0"
+
+
+def test_old_losses_do_not_count_within_a_window():
+    clock = Clock()
+    policy = FailurePolicy(1, window=10.0, clock=clock)
+    retries = []
+    for clock.now in (0.0, 11.0, 20.0, 40.0):
+        retries.append(policy.decide().retry)
+    assert retries == [True, True, False, True]
+
+
+def test_the_reason_says_how_many_there_were():
+    policy = FailurePolicy(3, window=120)
+    assert policy.decide().reason == "loss 1 of 3 within 120 s"
+
+
+def test_a_policy_counts_anew_in_every_fit():
+    mine = FailurePolicy(1)
+    assert FailurePolicy.of(mine).decide().retry
+    assert FailurePolicy.of(mine).decide().retry
+    assert FailurePolicy.of(0).decide().retry is False
+
+
+@pytest.mark.parametrize("wrong", [-1, True, 1.5, "3", None])
+def test_a_wrong_number_is_refused(wrong):
+    with pytest.raises(UsageError, match="max_failures should be an integer of at least 0"):
+        FailurePolicy.of(wrong)
+
+
+@pytest.mark.parametrize("wrong", [0, -5.0])
+def test_a_window_must_be_positive(wrong):
+    with pytest.raises(UsageError, match="window should be a positive number of seconds"):
+        FailurePolicy(1, window=wrong)

@@ -1,0 +1,270 @@
+"""Columns of a shard in local files: their order, their life and what they cost."""
+
+import errno
+import json
+import os
+import resource
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigdl.common.errors import UsageError
+from bigdl.common.memory import memory_usage
+from bigdl.orca.data.feeds import spool as spool_module
+from bigdl.orca.data.feeds.base import SourceError
+from bigdl.orca.data.feeds.columns import ColumnSpec, Leaf
+from bigdl.orca.data.feeds.shard import Shard
+from bigdl.orca.data.feeds.spool import (
+    Spool,
+    SpoolWriter,
+    remove_spool,
+    remove_stale_spools,
+)
+
+SPECS = [
+    ColumnSpec("x", "plain", "float32", 1, "array<float>"),
+    ColumnSpec("flag", "plain", "bool", 0, "boolean"),
+    ColumnSpec("m", "map", "int64", 0, "map<string,bigint>"),
+]
+
+
+def leaves(width=3, keys=("a",)):
+    return [
+        Leaf("x", None, "float32", (width,)),
+        Leaf("flag", None, "bool", ()),
+        *[Leaf("m", key, "int64", ()) for key in keys],
+    ]
+
+
+def chunk(source, sequence, rows, width=3):
+    """Values that tell where they come from."""
+    number = 1000 * source + 100 * sequence + np.arange(rows)
+    x = np.repeat(number[:, None], width, axis=1).astype(np.float32)
+    return [x, number % 2 == 0, -number]
+
+
+def write(directory, chunks, job=0):
+    """The shard of chunks (source, sequence, rows), in this order of arrival."""
+    writer = SpoolWriter(str(directory), job, "data-0", SPECS)
+    for source, sequence, rows in chunks:
+        writer.append(source, sequence, rows, leaves(), chunk(source, sequence, rows))
+    return Shard(writer.finish())
+
+
+@pytest.fixture
+def one_array(tmp_path):
+    """Write a shard of one array, given as chunks, and return it."""
+
+    def make(*chunks):
+        writer = SpoolWriter(str(tmp_path), 0, "data-0", [])
+        for number, values in enumerate(chunks):
+            leaf = Leaf("x", None, values.dtype.name, values.shape[1:])
+            writer.append(0, number, len(values), [leaf], [values])
+        return Shard(writer.finish())
+
+    return make
+
+
+places = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 5)), unique=True, min_size=1, max_size=8
+)
+
+
+# Order ------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_rows_are_in_the_order_of_their_places_whatever_the_order_of_arrival(
+    tmp_path_factory, data
+):
+    chunks = [(*place, data.draw(st.integers(0, 4))) for place in data.draw(places)]
+    arrived = data.draw(st.permutations(chunks))
+    directory = tmp_path_factory.mktemp("spool")
+    shard, reference = write(directory, arrived), write(directory, sorted(chunks))
+    expected = [chunk(*c) for c in sorted(chunks)]
+    assert shard.rows == len(shard) == sum(c[2] for c in chunks)
+    np.testing.assert_array_equal(shard.column("x"), np.concatenate([c[0] for c in expected]))
+    np.testing.assert_array_equal(shard.column("flag"), np.concatenate([c[1] for c in expected]))
+    np.testing.assert_array_equal(shard.column("m")["a"], np.concatenate([c[2] for c in expected]))
+    assert shard.fingerprint == reference.fingerprint
+
+
+def test_the_fingerprint_tells_rows_that_changed_places(one_array):
+    even, odd = np.arange(0, 100, 2), np.arange(1, 100, 2)
+    assert one_array(even, odd).fingerprint != one_array(odd, even).fingerprint
+    assert one_array(even, odd).fingerprint == one_array(even, odd).fingerprint
+
+
+def test_the_fingerprint_tells_other_values(one_array):
+    values = np.arange(100)
+    assert one_array(values).fingerprint != one_array(values + 1).fingerprint
+
+
+def test_a_description_survives_json(tmp_path):
+    spool = write(tmp_path, [(0, 0, 3)]).spool
+    assert Spool.from_json(json.loads(json.dumps(spool.to_json()))) == spool
+
+
+def test_columns_that_share_an_array_are_found_by_name(tmp_path):
+    specs = [ColumnSpec(name, "plain", "int32", 0, "int") for name in "abc"]
+    writer = SpoolWriter(str(tmp_path), 0, "data-0", specs)
+    values = np.arange(12, dtype=np.int32).reshape(4, 3)
+    writer.append(0, 0, 4, [Leaf(("a", "b", "c"), None, "int32", (3,))], [values])
+    shard = Shard(Spool.from_json(json.loads(json.dumps(writer.finish().to_json()))))
+    assert shard.names == ["a", "b", "c"]
+    np.testing.assert_array_equal(shard.column("b"), values[:, 1])
+    with pytest.raises(UsageError, match=r"no column 'd'; it has \['a', 'b', 'c'\]"):
+        shard.column("d")
+
+
+# Chunks that do not fit together ----------------------------------------------------------------
+
+
+def test_chunks_of_different_lengths_are_refused_with_both(tmp_path):
+    writer = SpoolWriter(str(tmp_path), 0, "data-0", SPECS)
+    writer.append(0, 0, 2, leaves(3), chunk(0, 0, 2, 3))
+    with pytest.raises(SourceError, match=r"Column 'x' .* different lengths \(3 and 4\)"):
+        writer.append(0, 1, 2, leaves(4), chunk(0, 1, 2, 4))
+
+
+def test_chunks_with_different_map_keys_are_refused(tmp_path):
+    writer = SpoolWriter(str(tmp_path), 0, "data-0", SPECS)
+    writer.append(0, 0, 2, leaves(), chunk(0, 0, 2))
+    for keys in (("b",), ("a", "b"), ()):
+        with pytest.raises(SourceError, match="Column 'm' is a map whose keys differ"):
+            writer.append(0, 1, 2, leaves(keys=keys), chunk(0, 1, 2))
+
+
+def test_a_chunk_without_rows_only_says_what_the_others_look_like(tmp_path):
+    writer = SpoolWriter(str(tmp_path), 0, "data-0", SPECS)
+    writer.append(3, 0, 0, leaves(7, ("k",)), [b"", b"", b""])
+    with pytest.raises(SourceError, match=r"different lengths \(7 and 3\)"):
+        writer.append(0, 0, 2, leaves(3, ("k",)), chunk(0, 0, 2))
+    shard = Shard(writer.finish())
+    assert shard.column("x").shape == (0, 7)
+    assert {key: a.shape for key, a in shard.column("m").items()} == {"k": (0,)}
+
+
+def test_a_shard_without_any_chunk_has_empty_columns_of_the_right_dtype(tmp_path):
+    shard = Shard(SpoolWriter(str(tmp_path), 0, "data-0", SPECS).finish())
+    assert shard.rows == shard.fingerprint == 0
+    assert shard.names == ["x", "flag", "m"]
+    assert (shard.column("x").shape, shard.column("x").dtype) == ((0, 0), np.float32)
+    assert (shard.column("flag").shape, shard.column("flag").dtype) == ((0,), np.bool_)
+    assert shard.column("m") == {}
+
+
+# Life -------------------------------------------------------------------------------------------
+
+
+def test_a_spool_is_here_only_under_its_own_nonce_and_when_complete(tmp_path):
+    writer = SpoolWriter(str(tmp_path), 0, "data-0", SPECS)
+    writer.append(0, 0, 1, leaves(), chunk(0, 0, 1))
+    unfinished = Spool(writer.path, "whatever", 1)
+    assert not unfinished.is_here()
+    spool = writer.finish()
+    assert spool.is_here()
+    assert not Spool(spool.path, "another", spool.rows).is_here()
+    for content in ("", "[1]", "{}", "null"):
+        (tmp_path / os.path.basename(spool.path) / "spool.json").write_text(content)
+        assert not spool.is_here()
+    remove_spool(spool.path)
+    assert not spool.is_here()
+
+
+def test_discard_and_remove_leave_nothing(tmp_path):
+    remove_spool(write(tmp_path, [(0, 0, 3)]).spool.path)
+    writer = SpoolWriter(str(tmp_path), 0, "data-0", SPECS)
+    writer.append(0, 0, 2, leaves(), chunk(0, 0, 2))
+    writer.discard()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_spool_stays_readable_after_it_was_removed(tmp_path):
+    shard = write(tmp_path, [(0, 1, 3), (0, 0, 2)])
+    remove_spool(shard.spool.path)
+    np.testing.assert_array_equal(shard.column("m")["a"], [0, -1, -100, -101, -102])
+
+
+def test_stale_spools_go_and_everything_else_stays(tmp_path):
+    stale = [write(tmp_path, [(0, 0, 1)], job=job).spool.path for job in (0, 3, 10)]
+    kept = [write(tmp_path, [(0, 0, 1)], job=job).spool.path for job in (5, 11, 12)]
+    for name in ("bigdl-spool-x-data-0-ab", "bigdl-spool-3", "xbigdl-spool-3-data-0-ab", "blocks"):
+        (tmp_path / name).mkdir()
+        kept.append(str(tmp_path / name))
+    (tmp_path / "temp_shuffle_3").write_text("")
+    kept.append(str(tmp_path / "temp_shuffle_3"))
+    remove_stale_spools(str(tmp_path), 11, {5})
+    assert [path for path in stale if os.path.exists(path)] == []
+    assert [path for path in kept if not os.path.exists(path)] == []
+
+
+def test_removing_does_not_follow_a_foreign_name_or_a_missing_directory(tmp_path):
+    (tmp_path / "data").mkdir()
+    remove_spool(str(tmp_path / "data"))
+    assert (tmp_path / "data").exists()
+    remove_stale_spools(str(tmp_path / "nothing"), 1, set())
+
+
+def test_only_the_owner_may_read_a_spool(tmp_path):
+    assert os.stat(write(tmp_path, [(0, 0, 1)]).spool.path).st_mode & 0o077 == 0
+
+
+# Resources --------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_reported_as_such(tmp_path):
+    writer = SpoolWriter(str(tmp_path), 0, "data-0", SPECS)
+    os.symlink("/dev/full", os.path.join(writer.path, "1.bin"))
+    with pytest.raises(UsageError, match=r"is full after 0 rows .* spark\.local\.dir") as caught:
+        writer.append(0, 0, 2, leaves(), chunk(0, 0, 2))
+    assert caught.value.__cause__.errno == errno.ENOSPC
+    writer.discard()
+
+
+def test_a_spool_of_more_arrays_than_open_files_are_allowed_raises_the_limit(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    names = [f"c{i}" for i in range(400)]
+    many = [Leaf(name, None, "int64", ()) for name in names]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    try:
+        writer = SpoolWriter(str(tmp_path), 0, "data-0", [])
+        writer.append(0, 0, 2, many, [np.arange(2) + i for i in range(400)])
+        arrays = writer.finish().arrays()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [int(a[1]) for a in arrays] == list(range(1, 401))
+
+
+def test_more_arrays_than_the_machine_allows_files_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(spool_module.resource, "getrlimit", lambda _: (300, 300))
+    writer = SpoolWriter(str(tmp_path), 0, "data-0", [])
+    with pytest.raises(UsageError, match=r"has 400 arrays.*VectorAssembler"):
+        writer.append(0, 0, 0, [Leaf("x", str(i), "int64", ()) for i in range(400)], [])
+    writer.discard()
+
+
+def test_a_shard_larger_than_the_memory_can_be_mapped(tmp_path):
+    rows = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8
+    with open(tmp_path / "0.bin", "wb") as file:
+        file.truncate(rows * 8)  # a sparse file
+    (array,) = Spool(str(tmp_path), "", rows, [Leaf("x", None, "int64", ())]).arrays()
+    assert (len(array), array[-1]) == (rows, 0)
+
+
+def test_reading_a_shard_takes_no_memory_of_the_process(one_array):
+    shard = one_array(np.ones((100, 1 << 17), np.float32))  # 50 MB
+    before = memory_usage()
+    assert shard.column("x").sum(dtype=np.float64) == 100 << 17
+    after = memory_usage()
+    assert after.file - before.file > 40 << 20
+    assert after.anonymous - before.anonymous < 10 << 20
+
+
+def test_writing_to_a_column_changes_neither_the_file_nor_another_map(one_array):
+    shard = one_array(np.zeros(1000))
+    shard.column("x")[:] = 1
+    assert Shard(shard.spool).column("x").sum() == 0

@@ -1,0 +1,92 @@
+"""From a failed Spark job to one of our errors, in one sentence and without JVM frames."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost
+
+__all__ = ["JobCancelled", "NoRows", "NoWay", "job_error", "user_error", "worker_lost"]
+
+
+class NoRows(UsageError):
+    """The input of a job has no rows at all."""
+
+
+class NoWay(UsageError):
+    """Workers cannot open a connection to the driver."""
+
+
+class JobCancelled(BigDLError, RuntimeError):
+    """Somebody else cancelled our Spark job, or stopped the SparkContext."""
+
+
+_LOST = (
+    (r"Python worker (exited|keepalive|faulthandler)", "its Python process ended unexpectedly"),
+    (r"ExecutorLostFailure|executor.* (was )?lost|worker lost", "its executor went away"),
+    (r"Executor heartbeat timed out|Remote RPC client disassociated", "its executor went away"),
+    (r"FetchFailed|MetadataFetchFailed", "its input went away with an executor"),
+    (r"Connection reset|Broken pipe", "its connection broke"),
+)
+_CANCELLED = re.compile(r"cancelled|SparkContext was shut down|SparkContext is stopped")
+_TRACEBACK = re.compile(
+    r"(Traceback \(most recent call last\):.*?)(?=\n\s*at [\w.$]+[(/]|\Z)", re.DOTALL
+)
+_MARK = "bigdl-unreachable:"
+
+
+def user_error(doc: dict) -> BigDLError:
+    """The error that a worker reported."""
+    if doc["usage"]:
+        return UsageError(doc["message"])
+    return WorkerError(doc["rank"], doc["kind"], doc["traceback"])
+
+
+def unreachable(host: str, reason: str) -> RuntimeError:
+    """What a task raises that cannot tell the driver in another way; see :func:`job_error`."""
+    return RuntimeError(_MARK + json.dumps([host, reason]) + "\n")
+
+
+def job_error(error: BaseException, vanished: list[dict]) -> BaseException:
+    """A lost worker, the input's own failure, or what else ended a Spark job.
+
+    Parameters
+    ----------
+    error : exception
+        What Spark raised.
+    vanished : list of dict
+        Rank, pid and host of the workers that did not end by themselves.
+    """
+    if isinstance(error, BigDLError):
+        return error
+    text = str(error)
+    if _MARK in text:
+        host, reason = json.loads(text.partition(_MARK)[2].partition("\n")[0])
+        return NoWay(
+            f"The worker on {host} cannot connect to the driver at {reason}; open that port for "
+            "the workers (channel_port= makes it a fixed one), or set spark.driver.host to an "
+            "address of the driver that they can reach"
+        )
+    found = _TRACEBACK.search(text)
+    if found is None:
+        for pattern, reason in _LOST:
+            if re.search(pattern, text, re.IGNORECASE):
+                return worker_lost(vanished, reason)
+        if _CANCELLED.search(text):
+            return JobCancelled("The Spark job was cancelled before it was done")
+    cause = (found.group(1) if found else text.split("\n\tat ")[0]).strip()
+    failure = WorkerError(-1, type(error).__name__, cause)
+    failure.args = (f"The input could not be computed:\n{cause}",)
+    return failure
+
+
+def worker_lost(vanished: list[dict], reason: str) -> WorkerLost:
+    """Who was lost, as far as it is known, and why."""
+    if not vanished:
+        return WorkerLost(f"A worker was lost: {reason}")
+    who = " and ".join(f"{w['rank']} (process {w['pid']} on {w['host']})" for w in vanished[:3])
+    if len(vanished) > 3:
+        who += f" and {len(vanished) - 3} more"
+    noun = "Worker" if len(vanished) == 1 else "Workers"
+    return WorkerLost(f"{noun} {who} {'was' if len(vanished) == 1 else 'were'} lost: {reason}")

@@ -1,0 +1,343 @@
+"""How the engine runs a program in a task: from the task's input to its outcome.
+
+A task never raises because of what a program did.  It returns an *outcome*: ``"ok"``; ``"error"``,
+reported on the way to the driver; ``"peer"``, when another worker went away; ``"nospool"``, when
+spools expected here are gone; and ``"void"``, when the cluster ran this task again by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.engine.base import PeerLost
+from bigdl.orca.engine.channel import Address
+from bigdl.orca.engine.uplink import ChannelUplink, encode
+from bigdl.orca.engine.watcher import Watcher, captured
+from bigdl.orca.engine.worker import Worker
+
+__all__ = ["TaskSpec", "execute", "match"]
+
+_CAUSE_S = 1.0  # seconds that a worker whose peer went away waits for the cause to be known
+_CLEAN_UP_S = 1.0  # seconds that the clean-up after an error may hold up its report
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What every task of a job is told; the same for all attempts that read the input.
+
+    Attributes
+    ----------
+    address : Address
+        Of the channel.
+    job : int
+        Number of the job; jobs of one driver are numbered upwards.
+    active_jobs : tuple of int
+        Jobs whose spools are in use.
+    world_size, threads, timeout : see Worker
+    is_local : bool
+        Whether the output of a task is that of the driver.
+    log_to_driver : bool
+    import_path : tuple of str
+        The driver's own folders of modules; used where they exist.
+    program : bytes
+        The function, pickled by cloudpickle.
+    reader : callable or None
+        See :class:`~bigdl.orca.data.feeds.base.Ingest`.
+    spools : tuple of dict, or None
+        Spools of an earlier attempt, by rank, to be used instead of the input.
+    """
+
+    address: Address
+    job: int
+    active_jobs: tuple[int, ...]
+    world_size: int
+    threads: int
+    timeout: float
+    is_local: bool
+    log_to_driver: bool
+    import_path: tuple[str, ...]
+    program: bytes
+    reader: Callable | None
+    spools: tuple[dict, ...] | None = None
+
+
+def execute(spec: TaskSpec, batches, place: int, local_dir: str) -> tuple[int, str, str]:
+    """Run one task of a job.
+
+    Parameters
+    ----------
+    spec : TaskSpec
+    batches : iterator of pyarrow.RecordBatch
+        The input of this task; not read when the spools of an earlier attempt are used.
+    place : int
+        Number of the task. It is also its rank, unless spools are used.
+    local_dir : str
+
+    Returns
+    -------
+    rank, outcome, detail
+
+    Raises
+    ------
+    Unreachable
+        If there is no way to the channel, so that only the cluster can tell the driver.
+    """
+    with _environment(spec):
+        line = spec.address.connect()
+        line = line.at(line.announced())
+        if line.count(f"enter/{place}", 1) > 1:
+            return place, "void", "Spark ran this task again"
+        line.set_json(f"who/{place}", {"rank": place, "pid": os.getpid(), "host": _host(spec)})
+        uplink = ChannelUplink(line)
+        with captured(spec.log_to_driver, spec.is_local) as log:
+            own_line = spec.address.connect().at(line.announced())
+            watcher = Watcher(own_line, place, uplink, log)
+            watcher.start()
+            try:
+                return _Task(spec, place, local_dir, line, uplink, watcher).run(batches)
+            finally:
+                watcher.stop()
+                with contextlib.suppress(Exception):
+                    line.set(f"left/{place}", "")
+
+
+@contextlib.contextmanager
+def _environment(spec):
+    """Let the program import what the driver can; leave the reused process as it was."""
+    path, level = list(sys.path), os.environ.get("TORCH_CPP_LOG_LEVEL")
+    sys.path[:0] = [p for p in spec.import_path if p not in path and os.path.exists(p)]
+    if level is None:
+        os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # we say ourselves who went away
+        import torch  # noqa: F401 - it looks at the variable once
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        if level is None:
+            os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
+
+
+class _Task:
+    """One run of a program in one worker."""
+
+    def __init__(self, spec, place, local_dir, line, uplink, watcher):
+        self._spec, self._place, self._local_dir = spec, place, local_dir
+        self._line, self._uplink, self._watcher = line, uplink, watcher
+        self._rank = place
+        self._worker: Worker | None = None
+
+    def run(self, batches):
+        from bigdl.common.cpu import thread_scope
+
+        try:
+            with thread_scope(self._spec.threads):
+                outcome = self._attempt(batches)
+            return self._rank, outcome, ""
+        except BaseException as error:  # whatever user code raises is an outcome
+            if is_peer_failure(error):
+                self._await_cause()
+                return self._rank, "peer", str(error).split("\n")[0]
+            self._fail(error)
+            for _ in batches:  # Spark ends a task quietly only when its input was read
+                pass
+            return self._rank, "error", ""
+        finally:
+            self._clean_up()
+            if self._worker is not None:
+                self._worker.shards.clear()
+
+    def _clean_up(self, patience=None):
+        if self._worker is not None:
+            self._worker.clean_up(patience)
+
+    def _attempt(self, batches):
+        import cloudpickle
+
+        spec, line = self._spec, self._line
+        if spec.spools is not None:
+            rank = _choose_rank(spec, self._place, line)
+            if rank is None:
+                return "nospool"
+            self._rank = self._watcher.rank = rank
+            line.set_json(
+                f"who/{self._place}", {"rank": rank, "pid": os.getpid(), "host": _host(spec)}
+            )
+            shards = _reopen(spec.spools[rank])
+        else:
+            shards = _ingest(spec, batches, self._place, self._local_dir, line)
+        self._worker = Worker(
+            self._rank,
+            spec.world_size,
+            threads=spec.threads,
+            shards=shards,
+            line=line,
+            uplink=self._uplink,
+            host=_host(spec),
+            local_dir=self._local_dir,
+            timeout=spec.timeout,
+        )
+        result = cloudpickle.loads(spec.program)(self._worker)
+        kind, data = encode(result)
+        self._worker.clean_up()
+        self._uplink.give(self._rank, kind, data)
+        if shards:
+            # nobody can need them any more once all results are on their way
+            line.meet("results", spec.world_size, longest=0.5)
+            _remove_spools(shards)
+        return "ok"
+
+    def _await_cause(self):
+        """Give the driver time to see what happened.
+
+        When a process was lost, Spark is about to close our connection; it is quieter to be ended
+        by the driver than by that.
+        """
+        self._clean_up(_CLEAN_UP_S)
+        end = time.monotonic() + _CAUSE_S
+        while not self._line.count("failed") and time.monotonic() < end:
+            time.sleep(0.05)
+
+    def _fail(self, error):
+        """Free the peers, then report; what hangs is ended by the driver's answer."""
+        place = self._uplink.failing()
+        self._clean_up(_CLEAN_UP_S)
+        self._uplink.report({"place": place, "rank": self._rank, **describe(error)})
+
+
+_TRANSPORT = "gloo/transport/"
+
+
+def is_peer_failure(error: BaseException) -> bool:
+    """Whether an exception says that another worker went away.
+
+    A program may use ``torch.distributed`` without our GradientSync, which says it by PeerLost.
+    """
+    if isinstance(error, PeerLost):
+        return True
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    return _TRANSPORT in text and "enforce fail" not in text
+
+
+def describe(error: BaseException) -> dict:
+    """An exception as a JSON-able report."""
+    from bigdl.orca.data.feeds.base import SourceError
+
+    try:
+        message = str(error)
+        frames = traceback.TracebackException.from_exception(error)
+        text = "".join(_without_engine(frames).format())
+    except Exception as unprintable:
+        message = f"<{type(error).__name__} that cannot be printed: {type(unprintable).__name__}>"
+        text = "".join(traceback.format_tb(error.__traceback__)) + message
+    return {
+        "kind": type(error).__name__,
+        "usage": isinstance(error, UsageError | SourceError),
+        "message": message,
+        "traceback": text,
+    }
+
+
+def _without_engine(frames):
+    """Drop the engine's own frames from the top of a traceback."""
+    own = os.path.dirname(os.path.abspath(__file__))
+    while len(frames.stack) > 1 and frames.stack[0].filename.startswith(own):
+        frames.stack.pop(0)
+    return frames
+
+
+def _ingest(spec, batches, place, local_dir, line):
+    from bigdl.orca.data.feeds.spool import SpoolWriter, remove_stale_spools
+
+    if spec.reader is None:
+        for _ in batches:  # the engine's own empty frame
+            pass
+        return {}
+    remove_stale_spools(local_dir, spec.job, set(spec.active_jobs))
+    writers = []
+
+    def open_spool(name, specs):
+        writers.append(SpoolWriter(local_dir, spec.job, f"{name}-{place}", specs))
+        return writers[-1]
+
+    try:
+        shards = spec.reader(batches, open_spool)
+    except BaseException:
+        for writer in writers:
+            writer.discard()
+        raise
+    line.set_json(f"spool/{place}", {k: s.spool.to_json() for k, s in shards.items()})
+    return shards
+
+
+def _reopen(spools):
+    from bigdl.orca.data.feeds.shard import Shard
+    from bigdl.orca.data.feeds.spool import Spool
+
+    return {name: Shard(Spool.from_json(doc)) for name, doc in spools.items()}
+
+
+def _remove_spools(shards):
+    from bigdl.orca.data.feeds.spool import remove_spool
+
+    for shard in shards.values():
+        remove_spool(shard.spool.path)
+
+
+def _choose_rank(spec, place, line):
+    """Which shard this task takes, of those whose spools its machine sees; None if it cannot be.
+
+    Every task says what it sees and computes the same assignment.
+    """
+    from bigdl.orca.data.feeds.spool import Spool
+
+    seen = [
+        rank
+        for rank, spools in enumerate(spec.spools)
+        if all(Spool.from_json(doc).is_here() for doc in spools.values())
+    ]
+    line.set_json(f"seen/{place}", seen)
+    line.meet("seen", spec.world_size)
+    views = [json.loads(line.get(f"seen/{p}")) for p in range(spec.world_size)]
+    return match(views).get(place)
+
+
+def match(views: list[list[int]]) -> dict[int, int]:
+    """Give every task one of the shards that it sees, each to one task.
+
+    Returns
+    -------
+    dict of task to shard; empty when there is no complete assignment
+    """
+    owner: dict[int, int] = {}
+
+    def place(task, tried):
+        # the shard of its own number first, so that nothing moves without need
+        for shard in sorted(views[task], key=lambda s: (s != task, s)):
+            if shard not in tried:
+                tried.add(shard)
+                if shard not in owner or place(owner[shard], tried):
+                    owner[shard] = task
+                    return True
+        return False
+
+    if not all(place(task, set()) for task in range(len(views))):
+        return {}
+    return {task: shard for shard, task in owner.items()}
+
+
+def _host(spec) -> str:
+    """The address that this machine uses towards the driver."""
+    host, port = spec.address.host, spec.address.port
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return probe.getsockname()[0]

@@ -1,0 +1,174 @@
+"""The whole state of a training, over all workers: taken, stored and restored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.learn.checkpoint import CheckpointDirectory, Snapshot
+from bigdl.orca.learn.position import Position
+from bigdl.orca.learn.pytorch.buffers import Buffers
+from bigdl.orca.learn.pytorch.parts import Built
+from bigdl.orca.learn.pytorch.state import capture_rng, dumps, load_into, loads, restore_rng
+from bigdl.orca.learn.pytorch.sums import EpochSums
+
+__all__ = ["Batches", "StateKeeper"]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What the batches of a run depend on.
+
+    Attributes
+    ----------
+    rows, fingerprint : sequence of int
+        Of every worker's shard.
+    """
+
+    seed: int
+    batch_size: int
+    rows: Sequence[int]
+    fingerprint: Sequence[int]
+    shuffle: bool
+    drop_last: bool
+
+    def check(self, manifest: dict, rank: int) -> None:
+        """In the middle of an epoch the batches must be those of the run that was interrupted."""
+        for key in ("batch_size", "seed", "shuffle", "drop_last", "rows"):
+            own = getattr(self, key)
+            if manifest[key] != own:
+                raise UsageError(
+                    f"The checkpoint was taken in the middle of an epoch with {key}="
+                    f"{manifest[key]}, now it is {own}; go on with the same data, seed, "
+                    "batch_size and number of workers, or from a checkpoint of an epoch's end"
+                )
+        if manifest["fingerprint"] != self.fingerprint and rank == 0:
+            print(
+                "The rows or their order differ from those of the interrupted run, so the result "
+                "will not equal that of an uninterrupted one",
+                flush=True,
+            )
+
+
+class StateKeeper:
+    """Snapshots of one training; every rank has one and they act together.
+
+    Parameters
+    ----------
+    worker, sync
+        Of the program.
+    built : Built
+        The model and what belongs to it.
+    buffers : Buffers
+    batches : Batches
+    directory : CheckpointDirectory, optional
+        Where rank 0 writes; without one the snapshots go to the driver.
+    inputs : list, optional
+        ``TensorShard.inputs``; kept for prediction.
+    """
+
+    def __init__(
+        self,
+        worker,
+        sync,
+        built: Built,
+        buffers: Buffers,
+        batches: Batches,
+        directory: CheckpointDirectory | None,
+        inputs: list | None,
+    ):
+        self._worker, self._sync, self._built = worker, sync, built
+        self._buffers, self._batches, self._inputs = buffers, batches, inputs
+        self.directory = directory
+        self._saved: dict | None = None  # position of the newest checkpoint
+        self._name: str | None = None
+
+    def restore(self) -> tuple[Position, EpochSums]:
+        """Start from the driver's state, or from the model of rank 0: the same on every rank."""
+        snapshot = self._agree_on_start()
+        built, files, manifest = self._built, snapshot.files, snapshot.manifest
+        load_into(built.model, files["model.pt"])
+        if "optimizer.pt" in files:
+            load_into(built.optimizer, files["optimizer.pt"], "optimizer's state", "optimizer")
+        if "scheduler.pt" in files and built.scheduler is not None:
+            load_into(built.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
+        self._restore_own(files.get("rng.pt"), restore_rng)
+        position = Position.of(manifest)
+        if not position.step or position.partial:
+            return position, EpochSums()
+        self._batches.check(manifest, self._sync.rank)
+        self._restore_own(files.get("buffers.pt"), self._buffers.put)
+        self._buffers.rows = manifest["rows_since_merge"][self._sync.rank]
+        return position, EpochSums(**manifest["sums"][self._sync.rank])
+
+    def _agree_on_start(self) -> Snapshot:
+        doc, blob = None, None
+        if self._sync.rank == 0:
+            blob = self._worker.state()
+            if blob is None:
+                model = {"model.pt": dumps(self._built.model.state_dict())}
+                doc, blob = Snapshot(Position().to_json(), model).pack()
+            else:
+                doc = self._worker.options["snapshot"]
+            doc = json.dumps(doc).encode()
+        doc = json.loads(self._sync.broadcast(doc))
+        return Snapshot.unpack(doc, self._sync.broadcast(blob))
+
+    def _restore_own(self, data: bytes | None, restore) -> None:
+        """Give this rank what it had, if there were as many ranks."""
+        everyone = loads(data) if data else []
+        if len(everyone) == self._sync.world_size:
+            restore(everyone[self._sync.rank])
+
+    def save(self, position: Position, sums: EpochSums) -> None:
+        """Write a checkpoint or send it to the driver; a collective."""
+        snapshot = self._take(position, sums)
+        self._saved = position.to_json()
+        if snapshot is None:
+            return
+        if self.directory is not None:
+            self._name = self.directory.write(snapshot)
+        else:
+            doc, blob = snapshot.pack()
+            self._worker.send("checkpoint", doc, blob)
+
+    def finish(self, position: Position, sums: EpochSums) -> str | None:
+        """Leave the final state where the driver finds it; a collective.
+
+        Returns
+        -------
+        str or None
+            On rank 0 the name of the checkpoint in the directory; None when it was sent.
+        """
+        if self.directory is not None:
+            if self._saved != position.to_json():
+                self.save(position, sums)
+            return self._name
+        snapshot = self._take(position, sums)
+        if snapshot is not None:
+            doc, blob = snapshot.pack()
+            self._worker.send("final", doc, blob)
+        return None
+
+    def _take(self, position, sums) -> Snapshot | None:
+        """The whole state, on rank 0."""
+        built, sync = self._built, self._sync
+        manifest = {**position.to_json(), **vars(self._batches), "inputs": self._inputs}
+        files = {"rng.pt": sync.gather(dumps(capture_rng()))}
+        if position.step:
+            everyone = sync.all_gather([*sums.values(), float(self._buffers.rows)])
+            manifest["sums"] = [EpochSums(*values[:-1]).to_json() for values in everyone]
+            manifest["rows_since_merge"] = [int(values[-1]) for values in everyone]
+            if sync.world_size > 1:
+                files["buffers.pt"] = sync.gather(dumps(self._buffers.own()))
+        with self._buffers.merged():
+            model = dumps(built.model.state_dict()) if sync.rank == 0 else b""
+        if sync.rank != 0:
+            return None
+        packed = {name: dumps([loads(d) for d in data]) for name, data in files.items()}
+        packed |= {"model.pt": model, "optimizer.pt": dumps(built.optimizer.state_dict())}
+        if built.scheduler is not None:
+            packed["scheduler.pt"] = dumps(built.scheduler.state_dict())
+        return Snapshot(manifest, packed)

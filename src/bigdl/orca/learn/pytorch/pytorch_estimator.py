@@ -1,0 +1,340 @@
+"""The PyTorch Estimator: the verbs fit, evaluate and predict."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.orca.data.feeds import as_feed
+from bigdl.orca.learn.estimator import check_positive
+from bigdl.orca.learn.failure import FailurePolicy
+from bigdl.orca.learn.progress import is_interactive
+from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
+from bigdl.orca.learn.pytorch.figures import as_returned, epoch_as_returned
+from bigdl.orca.learn.pytorch.model_files import ModelFiles
+from bigdl.orca.learn.trigger import EveryEpoch, Trigger
+
+__all__ = ["PyTorchEstimator"]
+
+logger = logging.getLogger("bigdl.orca")
+
+
+class PyTorchEstimator(ModelFiles):
+    """A PyTorch model with the verbs of scikit-learn; made by :meth:`Estimator.from_torch`."""
+
+    def __init__(
+        self,
+        parts,
+        *,
+        metrics=None,
+        workers_per_node=1,
+        use_tqdm=False,
+        model_dir=None,
+        log_to_driver=True,
+    ):
+        from bigdl.orca.learn.metrics import Metric
+        from bigdl.orca.learn.pytorch.training import Training
+        from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+
+        super().__init__(parts, Training(model_dir, TorchDistributedSync))
+        if metrics is None:
+            metrics = []
+        elif not isinstance(metrics, list | tuple):
+            metrics = [metrics]
+        # refuses now what would fail later, and gives the names
+        self._metric_names = list(Metric.convert_metrics_dict(list(metrics), backend="pytorch"))
+        self._metrics = list(metrics)
+        self._workers_per_node = workers_per_node
+        self._use_tqdm = use_tqdm
+        self._log_to_driver = log_to_driver
+        self._sync = TorchDistributedSync
+        self._shipped = None  # what predict has broadcast last
+
+    # -- fit -----------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data,
+        epochs: int = 1,
+        max_steps: int | None = None,
+        batch_size: int = 32,
+        profile: bool = False,
+        reduce_results: bool = True,
+        feature_cols: str | Sequence[str] | None = None,
+        label_cols: str | Sequence[str] | None = None,
+        validation_data=None,
+        callbacks: Sequence[Any] | None = None,
+        *,
+        max_failures: int | FailurePolicy = 3,
+        seed: int | None = None,
+        resume: str | None = None,
+        checkpoint_trigger: Trigger | str | None = None,
+    ) -> list:
+        """Train the model; another call goes on where this one ended.
+
+        Parameters
+        ----------
+        data : pyspark.sql.DataFrame
+        epochs : int
+        max_steps : int, optional
+            Train for so many optimizer steps instead of `epochs`. The next fit starts a new epoch.
+        batch_size : int
+            Rows of a global batch, over all workers together.
+        profile : bool
+            Add ``profile``: seconds of an epoch, and mean seconds per batch of fetching, forward
+            and backward.
+        reduce_results : bool
+            False gives, per epoch, a list of the workers' own figures.
+        feature_cols, label_cols : str or list of str
+            Columns of the model's inputs and targets.
+        validation_data : pyspark.sql.DataFrame, optional
+            Evaluated after every epoch; of the same columns as `data`.
+        callbacks : list of Callback, optional
+            Shipped to the workers; see :mod:`bigdl.orca.learn.pytorch.callbacks`.
+        max_failures : int or FailurePolicy
+            How many losses of workers are answered by going on from the latest checkpoint.
+        seed : int, optional
+            Seed of weights, shuffling and dropout; kept for later fits. Default: random.
+        resume : str, optional
+            ``"auto"`` goes on from the newest checkpoint below `model_dir` (and starts afresh
+            without one): a program that was killed is just run again. A path of a checkpoint goes
+            on from that. `epochs` and `max_steps` then count from the start of the run, so a run
+            that has ended returns its figures at once.
+        checkpoint_trigger : Trigger or str, optional
+            When to write a checkpoint; default after every epoch.
+
+        Returns
+        -------
+        list of dict
+            Per epoch: ``epoch``, ``batch_count``, ``num_samples``, ``train_loss``,
+            ``last_train_loss`` and, with validation, ``val_loss``, ``val_num_samples`` and
+            ``val_<metric>`` (a tensor).
+
+        Raises
+        ------
+        UsageError
+            For arguments or rows that cannot work.
+        WorkerError
+            When the model or another creator raised in a worker.
+        WorkerLost
+            When workers were lost more often than `max_failures` allows.
+        """
+        from bigdl.orca.learn.position import Goal
+        from bigdl.orca.learn.pytorch.loop import FitSettings
+
+        self._need_model()
+        self._parts.check()  # an entire module may have been loaded since
+        if seed is not None:
+            check_positive("seed", seed, minimum=0)
+        feed, columns = self._training_feed(data, validation_data, feature_cols, label_cols)
+        goal = Goal(epochs=check_positive("epochs", epochs))
+        if max_steps is not None:
+            goal = Goal(steps=check_positive("max_steps", max_steps))
+        settings = FitSettings(
+            goal=goal,
+            batch_size=check_positive("batch_size", batch_size),
+            seed=0,
+            feature_cols=columns.feature_cols,
+            label_cols=columns.label_cols,
+            shuffle=bool(self._parts.config.get("shuffle", True)),
+            drop_last=bool(self._parts.config.get("drop_last", False)),
+            trigger=Trigger.convert_trigger(checkpoint_trigger or EveryEpoch()),
+            metrics=self._metrics,
+            callbacks=as_callbacks(callbacks),
+            per_worker=not reduce_results,
+        )
+        figures = self._training.fit(
+            lambda program: self._engine().open(program, feed),
+            self._parts,
+            settings,
+            seed=seed,
+            resume=resume,
+            policy=FailurePolicy.of(max_failures),
+            show_progress=self._use_tqdm or is_interactive(),
+        )
+        return [epoch_as_returned(entry, reduce_results, profile) for entry in figures]
+
+    def _training_feed(self, data, validation_data, feature_cols, label_cols):
+        from bigdl.orca.data.feeds.spark_dataframe import FeedGroup
+
+        feeds = {"data": self._feed(data, feature_cols, label_cols)}
+        if validation_data is not None:
+            if type(validation_data) is not type(data):
+                raise UsageError(
+                    "validation_data should have the same type with train data, got "
+                    f"{type(validation_data).__name__} and {type(data).__name__}"
+                )
+            feeds["validation"] = self._feed(
+                validation_data, feature_cols, label_cols, name="validation_data"
+            )
+        return FeedGroup(feeds), feeds["data"]
+
+    def _feed(self, data, feature_cols, label_cols, name=None):
+        feed = as_feed(data, feature_cols, label_cols, self._parts.config, name=name)
+        if not feed.label_cols:
+            raise UsageError(
+                "label_cols is required to fit or evaluate on a Spark DataFrame; pass the names of "
+                "the target columns"
+            )
+        return feed
+
+    # -- evaluate ------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        data,
+        batch_size: int = 32,
+        num_steps: int | None = None,
+        profile: bool = False,
+        reduce_results: bool = True,
+        feature_cols: str | Sequence[str] | None = None,
+        label_cols: str | Sequence[str] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        *,
+        max_failures: int | FailurePolicy = 3,
+    ) -> dict | list[dict]:
+        """Loss and metrics; the same figures for any number of workers.
+
+        Parameters
+        ----------
+        data : pyspark.sql.DataFrame
+        batch_size : int
+            Rows of a batch over all workers together.
+        num_steps : int, optional
+            Batches per worker to look at; default all.
+        profile : bool
+            Add ``profile``: seconds of the evaluation, and mean seconds per batch.
+        reduce_results : bool
+            False gives a list of the figures of every worker's own rows.
+        feature_cols, label_cols : str or list of str
+        callbacks : list of Callback, optional
+            Their ``*_val_*`` hooks are called.
+        max_failures : int or FailurePolicy
+
+        Returns
+        -------
+        dict
+            ``num_samples``, ``val_loss`` (with a loss), and each metric under its name as a
+            tensor. On a table without rows the figures are nan.
+        """
+        from bigdl.orca.engine.spark import NoRows
+        from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
+
+        self._need_model()
+        if num_steps is not None:
+            check_positive("num_steps", num_steps)
+        settings = EvaluationSettings(
+            check_positive("batch_size", batch_size),
+            self._metrics,
+            num_steps,
+            per_worker=not reduce_results,
+        )
+        feed = self._feed(data, feature_cols, label_cols)
+        program = EvaluateProgram(
+            self._forward_parts(keep_loss=True),
+            settings,
+            feed.feature_cols,
+            feed.label_cols,
+            as_callbacks(callbacks),
+            self._sync,
+        )
+        policy = FailurePolicy.of(max_failures)
+        weights = self._training.weights(self._parts)
+        with self._engine().open(program, feed) as job:
+            while True:
+                try:
+                    found = job.attempt(state=weights)[0]
+                    break
+                except NoRows:
+                    nothing = {"num_samples": 0, "val_loss": None}
+                    nothing |= dict.fromkeys(self._metric_names)
+                    found = {"figures": nothing, "workers": [nothing], "profile": {}}
+                    break
+                except WorkerLost as error:
+                    decision = policy.decide()
+                    if not decision.retry:
+                        raise WorkerLost(f"{error} ({decision.reason})") from None
+                    logger.warning("%s; evaluating again (%s)", error, decision.reason)
+        if not reduce_results:
+            return [as_returned(figures) for figures in found["workers"]]
+        figures = as_returned(found["figures"])
+        return {**figures, "profile": found["profile"]} if profile else figures
+
+    # -- predict -------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        data,
+        batch_size: int = 32,
+        feature_cols: str | Sequence[str] | None = None,
+        output_cols: str | Sequence[str] | None = None,
+        profile: bool = False,
+        callbacks: Sequence[Any] | None = None,
+    ):
+        """`data` with predictions, lazily: all its columns, rows and their order are kept.
+
+        Parameters
+        ----------
+        data : pyspark.sql.DataFrame
+        batch_size : int
+            Rows of one forward pass.
+        feature_cols : str or list of str
+        output_cols : str or list of str, optional
+            Names for the model's outputs, one each; default one column ``prediction``, and for a
+            model that returns a dict one column per key.
+        profile : bool
+            Accepted for compatibility: nothing has run when this returns.
+        callbacks : None
+            Prediction calls no callbacks.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            With ``prediction``: float for one number per row (trailing dimensions of size 1 are
+            dropped), a dense vector for several, nested arrays for more dimensions; several
+            outputs without `output_cols` as an array of vectors.
+        """
+        from bigdl.orca.cluster.spark import SparkCluster
+        from bigdl.orca.learn.pytorch.predict import Shipped, predict_dataframe
+
+        self._need_model()
+        check_positive("batch_size", batch_size)
+        if callbacks:
+            raise UsageError(
+                "predict calls no callbacks; let the model's forward return what you want"
+            )
+        if not (type(data).__module__.startswith("pyspark.sql") and hasattr(data, "mapInArrow")):
+            raise UsageError(
+                f"Only a Spark DataFrame is supported for predict, got {type(data).__name__}"
+            )
+        feature_cols = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
+        output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
+        cluster = SparkCluster.from_active()
+        parts, weights = self._forward_parts(), self._training.weights(self._parts)
+        self._shipped = Shipped.of(parts, weights, cluster.sc, self._shipped)
+        snapshot = self._training.snapshot
+        inputs = None if snapshot is None else snapshot.manifest.get("inputs")
+        return predict_dataframe(
+            data, self._shipped, parts.config, feature_cols, batch_size, output_cols, inputs
+        )
+
+    def shutdown(self, force: bool = False) -> None:
+        """Let go of what prediction has broadcast; frames that were predicted stay valid."""
+        self._shipped = None
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _engine(self):
+        from bigdl.orca.engine.spark import SparkEngine
+
+        return SparkEngine(
+            workers_per_node=self._workers_per_node, log_to_driver=self._log_to_driver
+        )
+
+    def _forward_parts(self, *, keep_loss=False):
+        """What a forward pass needs; an optimizer instance would bring its state along."""
+        loss = self._parts.loss if keep_loss else None
+        return dataclasses.replace(self._parts, loss=loss, optimizer=None, scheduler_creator=None)
