@@ -68,7 +68,7 @@ def test_input_of_a_killed_executor_is_computed_again(local_cluster, undisturbed
     data = faults.frame(local_cluster, log)
     assert faults.fit(faults.estimator(), data, attempts, kill) == undisturbed
     assert attempts.starts() == [0, PER_EPOCH]
-    assert sorted(faults.times_computed(log)) in ([1, 1, 2, 2], [1, 2, 2, 2], [1, 1, 1, 2])
+    assert set(faults.times_computed(log)) in ({1, 2}, {2})
 
 
 def test_executor_killed_while_the_model_is_made(local_cluster, undisturbed, tmp_path):

@@ -381,9 +381,12 @@ def persistent(spark):
     return spark.sparkContext._jsc.getPersistentRDDs().size()
 
 
-def test_a_nondeterministic_frame_is_kept_for_the_time_of_the_job_only(orca_spark, engine):
+@pytest.mark.parametrize(
+    "make", [lambda f: f.select(F.rand().alias("id")), lambda f: f.limit(7), lambda f: f.offset(3)]
+)
+def test_a_nondeterministic_frame_is_kept_for_the_time_of_the_job_only(orca_spark, engine, make):
     before = persistent(orca_spark)
-    frame = orca_spark.range(50).select(F.rand().alias("id"))
+    frame = make(orca_spark.range(50))
     with engine.open(ids, as_feed(frame, "id"), 2) as job:
         job.attempt()
         assert persistent(orca_spark) == before + 1

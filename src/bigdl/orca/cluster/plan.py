@@ -27,14 +27,31 @@ def is_cached(frame) -> bool:
 
 
 def is_deterministic(frame) -> bool:
-    """Whether computing the frame again gives the same rows; True when it cannot be told."""
+    """Whether computing the frame again gives the same rows; True when it cannot be told.
+
+    A limit takes the rows that come first over the network, although Spark calls it deterministic.
+    """
     if _switched_off():
         return True
     try:
-        return bool(frame._jdf.queryExecution().optimizedPlan().deterministic())
+        plan = frame._jdf.queryExecution().optimizedPlan()
+        return bool(plan.deterministic()) and not _NAMES_OF_LIMITS & _node_names(plan)
     except Exception as error:  # an internal API: any failure means "cannot tell"
         logger.debug("Cannot tell whether the plan is deterministic: %s", error)
         return True
+
+
+_NAMES_OF_LIMITS = {"GlobalLimit", "Offset", "Tail"}
+
+
+def _node_names(plan) -> set[str]:
+    names, nodes = set(), [plan]
+    while nodes:
+        node = nodes.pop()
+        names.add(node.nodeName())
+        children = node.children()
+        nodes += [children.apply(i) for i in range(children.size())]
+    return names
 
 
 def fits_barrier(frame, num_tasks: int) -> bool | None:

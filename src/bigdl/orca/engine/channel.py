@@ -41,7 +41,7 @@ class Address:
     port: int
     prefix: str
 
-    def connect(self, attempt: int = 0) -> Line:
+    def connect(self, attempt: int) -> Line:
         """Open a line to the channel, for one attempt.
 
         Raises
@@ -122,10 +122,6 @@ class Channel:
         self._lines.append(Line(self._store, self.address.prefix, attempt))
         return self._lines[-1]
 
-    def announce(self, attempt: int) -> None:
-        """Tell workers that start from now on which attempt they belong to."""
-        self._store.set(f"{self.address.prefix}:attempt", str(attempt))
-
     def close(self) -> None:
         """Stop listening; also where the traceback of an exception still holds a line."""
         for line in self._lines:
@@ -138,16 +134,7 @@ class Line:
 
     def __init__(self, store, prefix: str, attempt: int):
         self.store = store
-        self._job = prefix
         self._prefix = f"{prefix}:{attempt}:"
-
-    def announced(self) -> int:
-        """Number of the attempt that the driver announced last."""
-        return int(self.store.get(f"{self._job}:attempt"))
-
-    def at(self, attempt: int) -> Line:
-        """The same connection, with the keys of another attempt."""
-        return Line(self.store, self._job, attempt)
 
     def group_store(self):
         """The store of the process group of this attempt."""

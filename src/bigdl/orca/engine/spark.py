@@ -30,6 +30,7 @@ __all__ = ["NoRows", "SparkEngine"]
 
 logger = logging.getLogger("bigdl.orca")
 
+_ATTEMPT = "bigdl.attempt"
 _OUTCOME = "rank int, outcome string, detail string"
 _SLOTS_S = 120.0  # seconds that executors get to register, or to come back
 
@@ -149,7 +150,7 @@ class SparkJob(Job):
         self._attempts = 0
         self._rdd = None
         self._spools: list[dict] | None = None
-        self._spool_paths: set[str] = set()
+        self._lines: list = []
         self._closed = False
         with _lock:
             self._number = next(_numbers)
@@ -190,15 +191,16 @@ class SparkJob(Job):
         self._closed = True
         with _lock:
             _active.discard(self._number)
-        if self._channel:
-            self._channel.close()
-        if self._spool_paths:
+        if self._ingest:
             from bigdl.orca.data.feeds.spool import remove_spool
 
-            for path in self._spool_paths:  # workers on other machines removed theirs
-                remove_spool(path)
-        if self._ingest:
+            with contextlib.suppress(Exception):  # workers on other machines removed theirs
+                for doc in (d for line in self._lines for d in self._spools_of(line).values()):
+                    for spool in doc.values():
+                        remove_spool(spool["path"])
             self._ingest.close()
+        if self._channel:
+            self._channel.close()
 
     # -- one attempt ---------------------------------------------------------------------------
 
@@ -206,10 +208,10 @@ class SparkJob(Job):
         """Results in rank order, or None when the spools of an earlier attempt are gone."""
         self._attempts += 1
         line = self._channel.line(self._attempts)
+        self._lines.append(line)
         line.set_json("options", options)
         if state is not None:
             line.put_bytes("state", state)
-        self._channel.announce(self._attempts)
         call = SparkCall(self._sc, lambda: self._collect(line, call))
         watch = Watch(line, call, on_event)
         rows, failure = [], None
@@ -221,13 +223,18 @@ class SparkJob(Job):
             failure = error
         watch.poll(final=True)
         line.delete_bytes("state")
-        self._remember_spools(line)
+        if self._spools is None and self._ingest is not None:
+            made = self._spools_of(line)
+            if len(made) == self.num_workers:
+                self._spools = [made[rank] for rank in range(self.num_workers)]
         return self._results(line, watch, rows, failure)
 
     def _collect(self, line, call):
         """Run the stage; returns when no worker is left, also when one was lost."""
         with quiet(self._sc):
             try:
+                # travels with the Spark job: the stage is the same in all attempts
+                self._sc.setLocalProperty(_ATTEMPT, str(self._attempts))
                 slots = self._engine.await_slots(self.num_workers, call)
                 if slots < self.num_workers:
                     raise WorkerLost(
@@ -256,14 +263,10 @@ class SparkJob(Job):
     def _empty(self):
         return self._spark.range(0, self.num_workers, 1, self.num_workers)
 
-    def _remember_spools(self, line):
-        if self._ingest is None or self._spools is not None:
-            return
-        keys = [f"spool/{place}" for place in range(self.num_workers)]
-        known = [line.get_json(key) for key in keys if line.has(key)]
-        self._spool_paths.update(doc["path"] for spools in known for doc in spools.values())
-        if len(known) == self.num_workers:
-            self._spools = known
+    def _spools_of(self, line) -> dict[int, dict]:
+        """Spools that the tasks of one attempt made, by rank."""
+        keys = {place: f"spool/{place}" for place in range(self.num_workers)}
+        return {place: line.get_json(key) for place, key in keys.items() if line.has(key)}
 
     def _results(self, line, watch, rows, failure):
         ranks = range(self.num_workers)
@@ -293,11 +296,12 @@ def _task(spec: TaskSpec):
 
         from bigdl.orca.engine.task import execute
 
-        place = BarrierTaskContext.get().partitionId()
+        context = BarrierTaskContext.get()
+        attempt, place = int(context.getLocalProperty(_ATTEMPT)), context.partitionId()
         directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
         directory = directories[place % len(directories)] or "/tmp"
         try:
-            rank, outcome, detail = execute(spec, batches, place, directory)
+            rank, outcome, detail = execute(spec, attempt, batches, place, directory)
         except Unreachable as error:
             raise unreachable(os.uname().nodename, str(error)) from None
         yield pa.RecordBatch.from_arrays(

@@ -70,12 +70,15 @@ class TaskSpec:
     spools: tuple[dict, ...] | None = None
 
 
-def execute(spec: TaskSpec, batches, place: int, local_dir: str) -> tuple[int, str, str]:
+def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
     """Run one task of a job.
 
     Parameters
     ----------
     spec : TaskSpec
+    attempt : int
+        Number of the attempt that this task was started for. A task of an earlier attempt can still
+        be starting when the next one runs.
     batches : iterator of pyarrow.RecordBatch
         The input of this task; not read when the spools of an earlier attempt are used.
     place : int
@@ -84,7 +87,7 @@ def execute(spec: TaskSpec, batches, place: int, local_dir: str) -> tuple[int, s
 
     Returns
     -------
-    rank, outcome, detail
+    tuple of (rank, outcome, detail)
 
     Raises
     ------
@@ -92,15 +95,14 @@ def execute(spec: TaskSpec, batches, place: int, local_dir: str) -> tuple[int, s
         If there is no way to the channel, so that only the cluster can tell the driver.
     """
     with _environment(spec):
-        line = spec.address.connect()
-        line = line.at(line.announced())
+        line = spec.address.connect(attempt)
         if line.count(f"enter/{place}", 1) > 1:
+            line.count("failed", 1)  # nobody shall wait for this task
             return place, "void", "Spark ran this task again"
         line.set_json(f"who/{place}", {"rank": place, "pid": os.getpid(), "host": _host(spec)})
         uplink = ChannelUplink(line)
         with captured(spec.log_to_driver, spec.is_local) as log:
-            own_line = spec.address.connect().at(line.announced())
-            watcher = Watcher(own_line, place, uplink, log)
+            watcher = Watcher(spec.address.connect(attempt), place, uplink, log)
             watcher.start()
             try:
                 return _Task(spec, place, local_dir, line, uplink, watcher).run(batches)

@@ -48,6 +48,7 @@ class Training:
         self._sync = sync
         self._seed: int | None = None
         self._run: CheckpointDirectory | None = None  # where the checkpoints of this run are
+        self._is_resumed = False  # whether the snapshot is as `resume` found it
         # where the last fit ended; the run that was resumed may be further
         self._epochs = self._steps = 0
 
@@ -100,9 +101,11 @@ class Training:
         list of dict
             Figures of the epochs of this fit.
         """
-        loaded = self._load(resume)
         if resume is None:
+            self._is_resumed = False
             self._epochs, self._steps = self.position.counted, self.position.global_step
+        else:
+            self._load(resume)
         first, goal = self._epochs, settings.goal
         goal = Goal(
             None if goal.epochs is None else self._epochs + goal.epochs,
@@ -113,26 +116,23 @@ class Training:
         if end is None:
             if seed is not None:
                 self._seed = seed
-            elif loaded:
-                self._seed = self.snapshot.manifest.get("seed", self.seed)
             start = self.snapshot
-            if loaded:  # goes on inside the epoch that was interrupted
+            if self._is_resumed:  # goes on inside the epoch that was interrupted
                 start = Snapshot({**start.manifest, "partial": None}, start.files)
             self._choose_run()
             url = None if self._run is None else self._run.url
             settings = replace(settings, goal=goal, seed=self.seed, run_url=url)
             program = FitProgram(parts, settings, self._sync)
             self.snapshot = self._train(open_job, program, start, policy, show_progress)
+            self._is_resumed = False
             end = self.position.counted
         figures = self.position.figures(first, end)
         self._epochs = end
         self._steps = figures[-1]["global_step"] if figures else self.position.global_step
         return figures
 
-    def _load(self, resume) -> bool:
-        """Take over the checkpoint that `resume` names; whether there was one."""
-        if resume is None:
-            return False
+    def _load(self, resume) -> None:
+        """Take over the checkpoint that `resume` names, if there is one."""
         if not isinstance(resume, str):
             raise UsageError(f'resume should be "auto" or the path of a checkpoint, got {resume!r}')
         if resume != "auto":
@@ -142,22 +142,26 @@ class Training:
                     f'resume should be "auto" or the path of a checkpoint such as '
                     f"Estimator.latest_checkpoint gives, got {resume!r}"
                 )
-            self.snapshot = snapshot
+            self._resume(snapshot)
             self._epochs = self._steps = 0
-            return True
+            return
         if self._model_dir is None:
             raise UsageError('resume="auto" needs model_dir= in Estimator.from_torch')
         run = self._run or CheckpointDirectory.latest_run(self._model_dir)
         found = run.latest() if run is not None else None
         if found is None:
             logger.info("No checkpoint below %s: the training starts afresh", self._model_dir)
-            return False
+            return
         name, snapshot = found
-        if self.snapshot is not None and name <= checkpoint_name(self.snapshot):
-            return False  # this Estimator's own state is the newest
-        self._run, self.snapshot = run, snapshot
-        logger.info("The training goes on from %s/%s", run.url, name)
-        return True
+        if self.snapshot is None or name > checkpoint_name(self.snapshot):
+            self._run = run
+            self._resume(snapshot)
+            logger.info("The training goes on from %s/%s", run.url, name)
+
+    def _resume(self, snapshot):
+        self.snapshot = snapshot
+        self._seed = snapshot.manifest.get("seed", self._seed)
+        self._is_resumed = True
 
     def _choose_run(self) -> None:
         """A run's folder that holds nothing beyond the state to start from."""

@@ -1,0 +1,462 @@
+"""Prediction: a lazy column that keeps everything else of the DataFrame."""
+
+import datetime
+import decimal
+import gc
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from pyspark.errors import PythonException
+from pyspark.ml.linalg import DenseVector, Vectors, VectorUDT
+from pyspark.sql import Row
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from torch import nn
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.learn.pytorch import Estimator
+
+ROWS = 40
+
+
+def estimator(model, **options):
+    return Estimator.from_torch(model=model, loss=nn.MSELoss(), workers_per_node=2, **options)
+
+
+class Returns(nn.Module):
+    """A model of one array column whose output is any function of it."""
+
+    def __init__(self, output, config=None):
+        super().__init__()
+        self.output = output
+        self.unused = nn.Parameter(torch.zeros(1))
+
+    def forward(self, *columns):
+        return self.output(*columns)
+
+
+def returning(output):
+    return estimator(lambda config: Returns(output))
+
+
+@pytest.fixture(scope="module")
+def frame(orca_spark):
+    """40 rows in 3 partitions: an id and an array `x` of two floats."""
+    rows = orca_spark.range(0, ROWS, 1, 3)
+    return rows.selectExpr("id", "array(double(id), double(-id)) as x").cache()
+
+
+def predictions(frame, est, **options):
+    """The prediction of every row, in the order of the ids."""
+    found = est.predict(frame, **{"feature_cols": ["x"], **options})
+    return [row.prediction for row in found.orderBy("id").collect()]
+
+
+# -- columns and rows ---------------------------------------------------------------------------
+
+
+def test_all_columns_and_the_order_within_partitions_are_kept(orca_spark):
+    schema = T.StructType(
+        [
+            T.StructField("id", T.LongType(), False),
+            T.StructField("text", T.StringType()),
+            T.StructField("map", T.MapType(T.StringType(), T.DoubleType())),
+            T.StructField(
+                "struct",
+                T.StructType(
+                    [
+                        T.StructField("a", T.IntegerType()),
+                        T.StructField("b", T.ArrayType(T.StringType())),
+                    ]
+                ),
+            ),
+            T.StructField("date", T.DateType()),
+            T.StructField("time", T.TimestampType()),
+            T.StructField("local", T.TimestampNTZType()),
+            T.StructField("price", T.DecimalType(12, 3)),
+            T.StructField("vector", VectorUDT()),
+            T.StructField("bytes", T.BinaryType()),
+            T.StructField("flag", T.BooleanType()),
+            T.StructField("small", T.ByteType()),
+            T.StructField("x", T.DoubleType()),
+        ]
+    )
+    when = datetime.datetime(2026, 11, 21, 7, 0, 0, 123456)
+
+    def row(i):
+        if i % 7 == 3:
+            return (i, *[None] * 11, float(i))
+        sparse = i % 2 == 0
+        vector = Vectors.sparse(3, [1], [float(i)]) if sparse else Vectors.dense([1.0, 2.0, i])
+        return (
+            i,
+            f"row {i}",
+            {"a": 1.0, "b": None},
+            (i, ["x", None, "z"]),
+            when.date(),
+            when,
+            when,
+            decimal.Decimal("12.345"),
+            vector,
+            bytes([i]),
+            sparse,
+            i,
+            float(i),
+        )
+
+    data = [row(i) for i in range(30)]
+    frame = orca_spark.createDataFrame(data, schema).repartition(3).cache()
+    place = F.spark_partition_id().alias("partition")
+    before = frame.select("*", place).collect()
+    found = returning(lambda x: 2 * x).predict(frame, feature_cols=["x"], batch_size=4)
+    assert found.schema.fields[:-1] == schema.fields
+    assert found.schema.fields[-1] == T.StructField("prediction", T.FloatType())
+    after = found.select(*frame.columns, place, "prediction").collect()
+    assert [r[:-1] for r in after] == [tuple(r) for r in before]
+    assert [r.prediction for r in after] == [2 * r.x for r in before]
+
+
+def test_nothing_runs_before_an_action(frame, tmp_path):
+    log = tmp_path / "calls"
+
+    def output(x):
+        with open(log, "a") as file:
+            file.write(f"{len(x)}\n")
+        return x[:, 0]
+
+    est = returning(output)
+    tracker = frame.sparkSession.sparkContext.statusTracker()
+    frame.count()
+    jobs = set(tracker.getJobIdsForGroup(None))
+    numbers = frame.select("id", F.col("x")[0].alias("n"))
+    found = est.predict(numbers, feature_cols=["n"], output_cols="p", batch_size=7)
+    assert set(tracker.getJobIdsForGroup(None)) == jobs
+    assert not log.exists() or set(log.read_text().split()) == {"2"}  # two made-up rows
+    log.write_text("")
+    with pytest.raises(PythonException, match="IndexError"):  # a number per row has no [:, 0]
+        found.collect()
+
+
+def test_every_row_is_predicted_once(frame, tmp_path):
+    def output(x):
+        for value in x[:, 0].tolist():
+            with open(tmp_path / str(value), "a") as file:
+                file.write("x")
+        return x[:, 0]
+
+    est = returning(output)
+    found = est.predict(frame, feature_cols=["x"], batch_size=6)
+    for path in tmp_path.iterdir():  # what was tried beforehand
+        path.unlink()
+    assert sorted(r.prediction for r in found.collect()) == list(range(ROWS))
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {
+        str(float(i)): "x" for i in range(ROWS)
+    }
+
+
+def test_the_result_is_a_dataframe_like_any_other(frame):
+    found = returning(lambda x: x[:, 0] + 0.5).predict(frame, feature_cols=["x"])
+    assert found.filter("prediction > 30").count() == 10
+    assert found.filter("prediction > 30").count() == 10
+    assert len(found.limit(5).collect()) == 5
+    joined = found.join(frame.selectExpr("id", "id % 2 as odd"), "id").groupBy("odd").count()
+    assert {(r.odd, r["count"]) for r in joined.collect()} == {(0, 20), (1, 20)}
+    twice = found.withColumnRenamed("prediction", "first")
+    again = returning(lambda y: 2 * y).predict(twice, feature_cols=["first"])
+    assert again.agg(F.sum("prediction")).first()[0] == 2 * (780 + 0.5 * ROWS)
+
+
+def test_a_table_without_rows(frame):
+    est = returning(lambda x: x)
+    for nothing in (frame.limit(0), frame.filter("id < 0")):
+        found = est.predict(nothing, feature_cols=["x"])
+        assert found.columns == ["id", "x", "prediction"]
+        assert found.collect() == []
+
+
+def test_partitions_without_rows(frame):
+    found = returning(lambda x: x[:, 0]).predict(frame.filter("id > 35"), feature_cols=["x"])
+    assert sorted(r.prediction for r in found.collect()) == [36, 37, 38, 39]
+
+
+@pytest.mark.parametrize("name", ["a.b", "with space", "quo`te", "ünï", "Id 2", "select"])
+def test_columns_may_have_any_name(frame, name):
+    renamed = frame.withColumnRenamed("x", name)
+    found = returning(lambda x: x[:, 0]).predict(renamed, feature_cols=name, output_cols=f"{name}!")
+    assert found.columns == ["id", name, f"{name}!"]
+    assert sum(r[2] for r in found.collect()) == 780
+
+
+def test_columns_of_one_name_are_kept(frame):
+    doubled = frame.select("id", "x", F.lit("a").alias("t"), F.lit("b").alias("t"))
+    found = returning(lambda x: x[:, 0]).predict(doubled, feature_cols=["x"])
+    assert found.columns == ["id", "x", "t", "t", "prediction"]
+    assert tuple(found.first())[2:4] == ("a", "b")
+
+
+# -- what a model returns -----------------------------------------------------------------------
+
+NUMBER, VECTOR = T.FloatType(), VectorUDT()
+
+
+@pytest.mark.parametrize(
+    ("output", "kind", "expected"),
+    [
+        (lambda x: x[:, 0], NUMBER, 3.0),
+        (lambda x: x[:, :1], NUMBER, 3.0),
+        (lambda x: x[:, :1, None], NUMBER, 3.0),
+        (lambda x: x[:, :1].squeeze(), NUMBER, 3.0),
+        (lambda x: x[:, 0].long(), NUMBER, 3.0),
+        (lambda x: x[:, 0] > 0, NUMBER, 1.0),
+        (lambda x: x[:, 0].double(), NUMBER, 3.0),
+        (lambda x: x[:, 0].bfloat16().requires_grad_(), NUMBER, 3.0),
+        (lambda x: (x[:, 0],), NUMBER, 3.0),
+        (lambda x: x, VECTOR, DenseVector([3, -3])),
+        (lambda x: x[:, :, None], VECTOR, DenseVector([3, -3])),
+        (lambda x: x.squeeze(), VECTOR, DenseVector([3, -3])),
+        (lambda x: x[:, :0], VECTOR, DenseVector([])),
+        (lambda x: x[:, None, :], T.ArrayType(T.ArrayType(NUMBER)), [[3.0, -3.0]]),
+        (
+            lambda x: torch.stack([x, 2 * x], 2)[:, None],
+            T.ArrayType(T.ArrayType(T.ArrayType(NUMBER))),
+            [[[3.0, 6.0], [-3.0, -6.0]]],
+        ),
+        (
+            lambda x: [x, x[:, 0], x[:, None, :]],
+            T.ArrayType(VECTOR),
+            [DenseVector([3, -3]), DenseVector([3]), DenseVector([3, -3])],
+        ),
+    ],
+)
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_outputs_become_columns(frame, output, kind, expected, batch_size):
+    found = returning(output).predict(frame, feature_cols=["x"], batch_size=batch_size)
+    assert found.schema["prediction"].dataType == kind
+    assert [r.prediction for r in found.filter("id = 3").collect()] == [expected]
+
+
+def test_outputs_can_have_names(frame):
+    est = returning(lambda x: (x[:, 0], x))
+    found = est.predict(frame, feature_cols=["x"], output_cols=["first", "both"])
+    assert [f.dataType for f in found.schema.fields[-2:]] == [NUMBER, VECTOR]
+    assert found.filter("id = 2").select("first", "both").first() == Row(2.0, DenseVector([2, -2]))
+    with pytest.raises(UsageError, match="returns 2 outputs but output_cols names 3"):
+        est.predict(frame, feature_cols=["x"], output_cols=["a", "b", "c"])
+
+
+def test_a_dict_has_names_of_its_own(frame):
+    est = returning(lambda x: {"logit": x[:, 0], "hidden": x})
+    found = est.predict(frame, feature_cols=["x"])
+    assert found.columns == ["id", "x", "logit", "hidden"]
+    assert found.filter("id = 2").first()[2:] == (2.0, DenseVector([2, -2]))
+    chosen = est.predict(frame, feature_cols=["x"], output_cols=["hidden"])
+    assert chosen.filter("id = 2").first()[2:] == (DenseVector([2, -2]),)
+    renamed = est.predict(frame, feature_cols=["x"], output_cols=["a", "b"])
+    assert renamed.filter("id = 2").first()[2:] == (2.0, DenseVector([2, -2]))
+    with pytest.raises(UsageError, match=r"returns 2 outputs \(logit, hidden\) but output_cols"):
+        est.predict(frame, feature_cols=["x"], output_cols=["a"])
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (lambda x: "text", "it returned str"),
+        (lambda x: [x, [x]], "it returned list"),
+        (lambda x: x.sum(), r"one row of output for each row of input.* shape \(\) for 2 rows"),
+        (lambda x: x.flatten(), r"shape \(4,\) for 2 rows"),
+    ],
+)
+def test_outputs_that_cannot_become_columns(frame, output, message):
+    with pytest.raises(UsageError, match=message):
+        returning(output).predict(frame, feature_cols=["x"])
+
+
+def test_inputs_of_every_kind(orca_spark):
+    schema = T.StructType(
+        [
+            T.StructField("id", T.LongType()),
+            T.StructField("flag", T.BooleanType()),
+            T.StructField("price", T.DecimalType(8, 2)),
+            T.StructField("vector", VectorUDT()),
+            T.StructField("map", T.MapType(T.StringType(), T.ArrayType(T.FloatType()))),
+        ]
+    )
+    rows = [
+        (i, i % 2 == 0, decimal.Decimal(i), Vectors.dense([i, 1]), {"b": [1.0 * i], "a": [0.5]})
+        for i in range(6)
+    ]
+    frame = orca_spark.createDataFrame(rows, schema)
+
+    def output(i, flag, price, vector, map):
+        assert (i.dtype, flag.dtype) == (torch.int64, torch.bool)
+        assert price.dtype == vector.dtype == map["b"].dtype == torch.float32
+        return i + flag.float() + price + vector.sum(1) + map["b"][:, 0] + map["a"][:, 0]
+
+    found = returning(output).predict(
+        frame, feature_cols=["id", "flag", "price", "vector", "map"], batch_size=4
+    )
+    assert [r.prediction for r in found.orderBy("id").collect()] == [
+        4 * i + (i % 2 == 0) + 1.5 for i in range(6)
+    ]
+
+
+# -- models -------------------------------------------------------------------------------------
+
+
+def net(config=None):
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 3)
+    )
+
+
+def adam(model, config=None):
+    return torch.optim.Adam(model.parameters())
+
+
+def test_predictions_equal_those_of_the_local_model(frame):
+    est = estimator(net)
+    found = np.array([v.toArray() for v in predictions(frame, est, batch_size=7)])
+    rows = torch.tensor([r.x for r in frame.orderBy("id").collect()])
+    with torch.no_grad():
+        expected = est.get_model().eval()(rows).numpy()
+    assert np.abs(found - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+def test_after_a_fit_the_shapes_are_known(orca_spark, tmp_path):
+    (tmp_path / "log").mkdir()
+
+    def noted(batches):
+        for batch in batches:
+            (tmp_path / "log" / "computed").touch()
+            yield batch
+
+    rows = orca_spark.range(30).selectExpr("array(double(id), 1d) as x", "double(id) as y")
+    logged = rows.mapInArrow(noted, rows.schema)
+    est = estimator(lambda config: nn.Linear(2, 1), optimizer=adam)
+    est.fit(rows, feature_cols=["x"], label_cols=["y"])
+    found = est.predict(logged, feature_cols=["x"])
+    assert not list((tmp_path / "log").iterdir())
+    assert found.schema["prediction"].dataType == NUMBER
+    assert found.count() == 30
+
+
+def test_a_model_that_takes_no_zeros_is_shown_a_row(orca_spark):
+    def output(i):
+        assert (i > 0).all()
+        return torch.stack([i, i], 1)
+
+    frame = orca_spark.range(1, 5).withColumnRenamed("id", "i")
+    found = returning(output).predict(frame, feature_cols=["i"])
+    assert found.schema["prediction"].dataType == VECTOR
+    assert found.count() == 4
+
+
+def test_a_prediction_is_what_the_model_was_when_it_was_asked_for(frame):
+    labelled = frame.selectExpr("id", "x", "double(id) as y")
+    est = estimator(net, optimizer=adam)
+    before = est.predict(labelled, feature_cols=["x"]).select("id", "prediction")
+    first = before.orderBy("id").collect()
+    est.fit(labelled.selectExpr("id", "x", "array(y, y, y) as y"), feature_cols=["x"],
+            label_cols=["y"])  # fmt: skip
+    after = est.predict(labelled, feature_cols=["x"]).select("id", "prediction")
+    assert before.orderBy("id").collect() == first
+    assert after.orderBy("id").collect() != first
+
+
+def test_a_prediction_outlives_its_estimator(frame):
+    est = returning(lambda x: x[:, 0])
+    found = est.predict(frame, feature_cols=["x"])
+    est.shutdown()
+    del est
+    gc.collect()
+    assert found.agg(F.sum("prediction")).first()[0] == 780
+    frame.sparkSession.sparkContext._jvm.System.gc()
+    assert found.agg(F.sum("prediction")).first()[0] == 780
+
+
+def test_models_take_turns(frame):
+    found = [
+        returning(lambda x, k=k: k * x[:, 0]).predict(frame, feature_cols=["x"]) for k in range(3)
+    ]
+    for _ in range(2):
+        sums = [f.agg(F.sum("prediction")).first()[0] for f in found]
+        assert sums == [0, 780, 1560]
+    both = found[1].join(found[2].selectExpr("id", "prediction as other"), "id")
+    assert both.filter("other = 2 * prediction").count() == ROWS
+
+
+def test_one_model_is_broadcast_once(frame):
+    est = returning(lambda x: x[:, 0])
+    est.predict(frame, feature_cols=["x"])
+    first = est._shipped
+    est.predict(frame, feature_cols=["x"])
+    assert est._shipped is first
+
+
+def test_a_module_of_the_user_is_predicted_with(frame):
+    module = net().train()
+    est = estimator(module)
+    found = np.array([v.toArray() for v in predictions(frame, est)])
+    rows = torch.tensor([r.x for r in frame.orderBy("id").collect()])
+    assert module.training
+    with torch.no_grad():
+        expected = module.eval()(rows).numpy()
+    assert np.allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_double_precision(frame):
+    est = estimator(lambda config: nn.Linear(2, 1).double(), config={"dtype": "float64"})
+    assert len(predictions(frame, est)) == ROWS
+
+
+def test_pandas_gets_the_predictions(frame):
+    table = returning(lambda x: x[:, 0]).predict(frame, feature_cols=["x"]).toPandas()
+    assert isinstance(table, pd.DataFrame)
+    assert table["prediction"].dtype == np.float32
+
+
+# -- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output_cols": "id"}, "has a column 'id' already; rename it"),
+        ({"output_cols": "ID"}, "has a column 'ID' already"),
+        ({"output_cols": ["a", "A"]}, "has a column 'A' already"),
+        ({"feature_cols": None}, "feature_cols is required"),
+        ({"feature_cols": ["y"]}, "no column 'y'"),
+        ({"batch_size": 0}, "batch_size should be a positive integer, got 0"),
+        ({"callbacks": [print]}, "predict calls no callbacks"),
+        ({"data": [[1.0]]}, "Only a Spark DataFrame is supported for predict, got list"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_refused(frame, options, message):
+    est = returning(lambda x: (x, x) if options.get("output_cols") == ["a", "A"] else x)
+    with pytest.raises(UsageError, match=message):
+        est.predict(**{"data": frame, "feature_cols": ["x"], **options})
+
+
+def test_a_column_called_prediction_is_not_replaced(frame):
+    est = returning(lambda x: x)
+    taken = frame.withColumn("Prediction", F.lit(1))
+    with pytest.raises(UsageError, match="has a column 'prediction' already"):
+        est.predict(taken, feature_cols=["x"])
+    assert est.predict(taken, feature_cols=["x"], output_cols="p").count() == ROWS
+
+
+def test_a_null_is_named_when_it_is_met(frame):
+    holes = frame.withColumn("x", F.when(F.col("id") != 20, F.col("x")))
+    found = returning(lambda x: x[:, 0]).predict(holes, feature_cols=["x"])
+    with pytest.raises(PythonException, match="Column 'x' holds nulls"):
+        found.collect()
+
+
+def test_a_model_that_cannot_be_shipped_is_refused(frame):
+    lock = __import__("threading").Lock()
+    with pytest.raises(UsageError, match="The model cannot be shipped to the workers"):
+        returning(lambda x: (lock, x)[1]).predict(frame, feature_cols=["x"])
