@@ -120,23 +120,21 @@ def test_all_columns_and_the_order_within_partitions_are_kept(orca_spark):
 
 def test_nothing_runs_before_an_action(frame, tmp_path):
     log = tmp_path / "calls"
+    log.touch()
 
     def output(x):
         with open(log, "a") as file:
             file.write(f"{len(x)}\n")
-        return x[:, 0]
+        return 2 * x
 
-    est = returning(output)
     tracker = frame.sparkSession.sparkContext.statusTracker()
-    frame.count()
     jobs = set(tracker.getJobIdsForGroup(None))
-    numbers = frame.select("id", F.col("x")[0].alias("n"))
-    found = est.predict(numbers, feature_cols=["n"], output_cols="p", batch_size=7)
+    found = returning(output).predict(frame, feature_cols=["id"], batch_size=7)
     assert set(tracker.getJobIdsForGroup(None)) == jobs
-    assert not log.exists() or set(log.read_text().split()) == {"2"}  # two made-up rows
-    log.write_text("")
-    with pytest.raises(PythonException, match="IndexError"):  # a number per row has no [:, 0]
-        found.collect()
+    assert log.read_text() == "2\n"  # made-up rows, on the driver
+    assert found.agg(F.sum("prediction")).first()[0] == 1560
+    assert set(tracker.getJobIdsForGroup(None)) != jobs
+    assert sum(map(int, log.read_text().split())) == 2 + ROWS
 
 
 def test_every_row_is_predicted_once(frame, tmp_path):
@@ -181,12 +179,13 @@ def test_partitions_without_rows(frame):
     assert sorted(r.prediction for r in found.collect()) == [36, 37, 38, 39]
 
 
-@pytest.mark.parametrize("name", ["a.b", "with space", "quo`te", "ünï", "Id 2", "select"])
-def test_columns_may_have_any_name(frame, name):
-    renamed = frame.withColumnRenamed("x", name)
-    found = returning(lambda x: x[:, 0]).predict(renamed, feature_cols=name, output_cols=f"{name}!")
-    assert found.columns == ["id", name, f"{name}!"]
-    assert sum(r[2] for r in found.collect()) == 780
+def test_columns_may_have_any_name(frame):
+    names = ["a.b", "with space", "quo`te", "ünï", "Id 2", "select", "c0"]
+    renamed = frame.select("id", *[F.col("x").alias(name) for name in names])
+    est = returning(lambda *xs: sum(x[:, 0] for x in xs))
+    found = est.predict(renamed, feature_cols=names, output_cols="p.q`r")
+    assert found.columns == ["id", *names, "p.q`r"]
+    assert sum(r[-1] for r in found.collect()) == 780 * len(names)
 
 
 def test_columns_of_one_name_are_kept(frame):
@@ -201,40 +200,51 @@ def test_columns_of_one_name_are_kept(frame):
 NUMBER, VECTOR = T.FloatType(), VectorUDT()
 
 
-@pytest.mark.parametrize(
-    ("output", "kind", "expected"),
-    [
-        (lambda x: x[:, 0], NUMBER, 3.0),
-        (lambda x: x[:, :1], NUMBER, 3.0),
-        (lambda x: x[:, :1, None], NUMBER, 3.0),
-        (lambda x: x[:, :1].squeeze(), NUMBER, 3.0),
-        (lambda x: x[:, 0].long(), NUMBER, 3.0),
-        (lambda x: x[:, 0] > 0, NUMBER, 1.0),
-        (lambda x: x[:, 0].double(), NUMBER, 3.0),
-        (lambda x: x[:, 0].bfloat16().requires_grad_(), NUMBER, 3.0),
-        (lambda x: (x[:, 0],), NUMBER, 3.0),
-        (lambda x: x, VECTOR, DenseVector([3, -3])),
-        (lambda x: x[:, :, None], VECTOR, DenseVector([3, -3])),
-        (lambda x: x.squeeze(), VECTOR, DenseVector([3, -3])),
-        (lambda x: x[:, :0], VECTOR, DenseVector([])),
-        (lambda x: x[:, None, :], T.ArrayType(T.ArrayType(NUMBER)), [[3.0, -3.0]]),
-        (
-            lambda x: torch.stack([x, 2 * x], 2)[:, None],
-            T.ArrayType(T.ArrayType(T.ArrayType(NUMBER))),
-            [[[3.0, 6.0], [-3.0, -6.0]]],
-        ),
-        (
-            lambda x: [x, x[:, 0], x[:, None, :]],
-            T.ArrayType(VECTOR),
-            [DenseVector([3, -3]), DenseVector([3]), DenseVector([3, -3])],
-        ),
-    ],
-)
+MATRIX = T.ArrayType(T.ArrayType(NUMBER))
+OUTPUTS = [
+    (lambda x: x[:, 0], NUMBER, 3.0),
+    (lambda x: x[:, :1], NUMBER, 3.0),
+    (lambda x: x[:, :1, None], NUMBER, 3.0),
+    (lambda x: x[:, :1].squeeze(), NUMBER, 3.0),
+    (lambda x: x[:, 0].long(), NUMBER, 3.0),
+    (lambda x: x[:, 0] > 0, NUMBER, 1.0),
+    (lambda x: x[:, 0].double(), NUMBER, 3.0),
+    (lambda x: x[:, 0].bfloat16(), NUMBER, 3.0),
+    (lambda x: x[:, 0].clone().requires_grad_(), NUMBER, 3.0),
+    (lambda x: x, VECTOR, DenseVector([3, -3])),
+    (lambda x: x[:, :, None], VECTOR, DenseVector([3, -3])),
+    (lambda x: x.squeeze(), VECTOR, DenseVector([3, -3])),
+    (lambda x: x[:, :0], VECTOR, DenseVector([])),
+    (lambda x: x[:, None, :], MATRIX, [[3.0, -3.0]]),
+    (lambda x: x[:, None, :].squeeze(), VECTOR, DenseVector([3, -3])),
+    (
+        lambda x: torch.stack([x, 2 * x], 2)[:, None],
+        T.ArrayType(MATRIX),
+        [[[3.0, 6.0], [-3.0, -6.0]]],
+    ),
+]
+
+
 @pytest.mark.parametrize("batch_size", [1, 5])
-def test_outputs_become_columns(frame, output, kind, expected, batch_size):
-    found = returning(output).predict(frame, feature_cols=["x"], batch_size=batch_size)
-    assert found.schema["prediction"].dataType == kind
-    assert [r.prediction for r in found.filter("id = 3").collect()] == [expected]
+def test_outputs_become_columns(frame, batch_size):
+    functions = [output for output, _, _ in OUTPUTS]
+
+    def everything(x):
+        return {f"o{i}": function(x) for i, function in enumerate(functions)}
+
+    found = returning(everything).predict(frame, feature_cols=["x"], batch_size=batch_size)
+    assert [field.dataType for field in found.schema.fields[2:]] == [kind for _, kind, _ in OUTPUTS]
+    assert list(found.filter("id = 3").first()[2:]) == [expected for _, _, expected in OUTPUTS]
+
+
+def test_several_outputs_are_an_array_of_vectors(frame):
+    est = returning(lambda x: [x, x[:, 0], x[:, None, :]])
+    found = est.predict(frame, feature_cols=["x"], batch_size=7)
+    assert found.schema["prediction"].dataType == T.ArrayType(VECTOR)
+    both = DenseVector([3, -3])
+    assert found.filter("id = 3").first().prediction == [both, DenseVector([3]), both]
+    single = returning(lambda x: (x[:, 0],)).predict(frame, feature_cols=["x"])
+    assert single.schema["prediction"].dataType == NUMBER
 
 
 def test_outputs_can_have_names(frame):

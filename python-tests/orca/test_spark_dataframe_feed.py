@@ -429,6 +429,29 @@ def test_no_plan_is_inspected_when_that_is_switched_off(orca_spark, engine, monk
 # Memory -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_writing_to_a_batch_changes_no_later_epoch(orca_spark, engine, rows, shuffled):
+    frame = orca_spark.range(0, 5, 1, 1).selectExpr("id", "id AS twin", "array(id, id) AS pair")
+
+    def two_epochs(worker):
+        from bigdl.orca.learn.pytorch.data import TensorShard
+
+        data = TensorShard(worker.shard, ["id", "twin", "pair"], [])
+        order = np.array([3, 1, 4, 0, 2], np.int32) if shuffled else None
+        epochs = []
+        for _ in range(2):
+            batches = [data.batch(i, min(i + rows, 5), order) for i in range(0, 5, rows)]
+            epochs.append([[column.tolist() for column in batch] for batch in batches])
+            for column in itertools.chain(*batches):
+                column.fill_(-1)
+        return epochs
+
+    ((first, second),) = engine.run(two_epochs, as_feed(frame, ["id", "twin", "pair"]), 1)
+    assert first == second
+    assert -1 not in np.concatenate([batch[0] for batch in first])
+
+
 def test_an_epoch_over_a_shard_takes_the_memory_of_its_batches(orca_spark, engine):
     wide = F.array_repeat(F.col("id").cast("float"), 1000).alias("x")
     frame = orca_spark.range(0, 20_000, 1, 4).select(wide)  # 80 MB

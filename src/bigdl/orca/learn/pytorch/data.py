@@ -81,7 +81,9 @@ class TensorShard:
         for i, tensor in self._tensors.items():
             if i in self._matrices:
                 rows = tensor[start:stop] if order is None else tensor.index_select(0, index)
-                taken[i] = rows.t().contiguous().unbind(0)
+                # not contiguous(): a single row is contiguous already and would not be copied
+                turned = rows.t().clone(memory_format=torch.contiguous_format)
+                taken[i] = turned.unbind(0)
             elif order is None:
                 taken[i] = tensor[start:stop].clone()
             else:

@@ -78,8 +78,13 @@ class OutputColumns:
     def _is_joined(self) -> bool:
         return len(self.names) < len(self.order)
 
+    @property
+    def places(self) -> list[str]:
+        """Names of the columns in :meth:`schema`, free of what Spark reads as syntax."""
+        return [f"p{i}" for i in range(len(self.names))]
+
     def schema(self, schema):
-        """A frame's schema with these columns added."""
+        """A frame's schema with these columns added, under the names of :attr:`places`."""
         from pyspark.ml.linalg import VectorUDT
         from pyspark.sql import types as T
 
@@ -92,7 +97,7 @@ class OutputColumns:
             return nested
 
         kinds = [T.ArrayType(VectorUDT())] if self._is_joined else [of(s) for s in self._shapes]
-        added = [T.StructField(n, k) for n, k in zip(self.names, kinds, strict=True)]
+        added = [T.StructField(n, k) for n, k in zip(self.places, kinds, strict=True)]
         return T.StructType([*schema.fields, *added])
 
     def arrow(self, arrays: Sequence[np.ndarray]) -> list:

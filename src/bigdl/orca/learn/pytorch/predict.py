@@ -13,7 +13,7 @@ import logging
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -78,7 +78,7 @@ def predict_dataframe(
     feature_cols: Sequence[str],
     batch_size: int,
     output_cols: Sequence[str] | None = None,
-    inputs: list | None = None,
+    known: list | None = None,
     threads: int = 1,
 ):
     """`frame` with a ``prediction`` column, or one for each output that has a name.
@@ -93,7 +93,7 @@ def predict_dataframe(
     batch_size : int
         Rows of one forward pass.
     output_cols : sequence of str, optional
-    inputs : list, optional
+    known : list, optional
         What a fit knows of its feature columns (``TensorShard.inputs``).
     threads : int
         Threads of torch in each task.
@@ -105,21 +105,23 @@ def predict_dataframe(
     types = check_columns(frame, feature_cols)
     floats = float_dtype(config)
     specs = [column_spec(name, types[name], floats) for name in feature_cols]
-    names = [f"__bigdl_{i}" for i in range(len(specs))]
-    ready = frame.select("*", *[convert(s).alias(n) for s, n in zip(specs, names, strict=True)])
-    outputs = _outputs(shipped.load(), specs, ready.select(*names), inputs)
+    # mapInArrow finds columns by name, which fails for a dot, a backtick or a name given twice
+    kept = [f"c{i}" for i in range(len(frame.columns))]
+    place = dict(zip(frame.columns, kept, strict=True))
+    inputs = [f"f{i}" for i in range(len(specs))]
+    plain = frame.toDF(*kept)
+    converted = [
+        convert(replace(spec, name=place[spec.name])).alias(name)
+        for spec, name in zip(specs, inputs, strict=True)
+    ]
+    outputs = _outputs(shipped.load(), specs, plain.select(*converted), known)
     columns = OutputColumns.of(outputs, output_cols)
     columns.check(frame.columns)
-    task = _task(
-        (shipped.digest, shipped.broadcast),
-        specs,
-        names,
-        columns,
-        batch_size,
-        threads,
-        tuple(sys.path),
-    )
-    return ready.mapInArrow(task, columns.schema(frame.schema))
+    ready = plain.select("*", *converted)
+    snapshot = shipped.digest, shipped.broadcast
+    task = _task(snapshot, specs, kept, inputs, columns, batch_size, threads, tuple(sys.path))
+    result = ready.mapInArrow(task, columns.schema(plain.schema))
+    return result.toDF(*frame.columns, *columns.names)
 
 
 def _load(data: bytes):
@@ -262,7 +264,7 @@ def _array(item, rows, shape) -> np.ndarray:
 # -- the task -----------------------------------------------------------------------------------
 
 
-def _task(snapshot, specs, inputs, columns: OutputColumns, batch_size, threads, paths) -> Any:
+def _task(snapshot, specs, kept, inputs, columns: OutputColumns, batch_size, threads, paths):
     def task(batches):
         import os
 
@@ -276,11 +278,9 @@ def _task(snapshot, specs, inputs, columns: OutputColumns, batch_size, threads, 
         with thread_scope(threads):
             model = _cached(*snapshot)
             for batch in batches:
-                kept = [i for i, name in enumerate(batch.schema.names) if name not in inputs]
                 arrays = _predict(model, specs, batch.select(inputs), columns, batch_size)
-                made = [batch.column(i) for i in kept] + columns.arrow(arrays)
-                names = [batch.schema.names[i] for i in kept] + columns.names
-                yield pa.RecordBatch.from_arrays(made, names)
+                made = [*batch.select(kept).columns, *columns.arrow(arrays)]
+                yield pa.RecordBatch.from_arrays(made, [*kept, *columns.places])
 
     return task
 

@@ -1,0 +1,713 @@
+"""``Engine.run`` and what it promises, on real Spark."""
+
+import gc
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost
+from bigdl.orca.cluster.plan import quiet
+from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
+from bigdl.orca.engine import Engine, SparkEngine
+from bigdl.orca.engine import spark as spark_engine
+from bigdl.orca.engine.causes import job_error
+from bigdl.orca.engine.channel import Channel
+from bigdl.orca.engine.task import match
+
+
+@pytest.fixture
+def engine(orca_spark):
+    return SparkEngine()
+
+
+def listening() -> set:
+    connections = psutil.Process().net_connections("tcp")
+    return {tuple(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN}
+
+
+# Results ---------------------------------------------------------------------------------------
+
+
+def test_results_come_in_rank_order(engine):
+    assert isinstance(engine, Engine)
+
+    def program(worker):
+        time.sleep(0.2 * (1 - worker.rank))
+        return [worker.rank, worker.world_size]
+
+    assert engine.run(program, num_workers=2) == [[0, 2], [1, 2]]
+
+
+def test_results_are_bytes_or_json(engine):
+    values = [b"", b"\x00\xff", None, 1.5, "ü", [1, {"a": [True]}], {"nan": 1}]
+
+    def program(worker):
+        return values[worker.options["i"]]
+
+    for i, value in enumerate(values):
+        with engine.open(program, num_workers=1) as job:
+            assert job.attempt({"i": i}) == [value]
+    assert engine.run(lambda worker: bytearray(b"ab"), num_workers=1) == [b"ab"]
+
+
+def test_default_is_one_worker_per_node(orca_spark):
+    assert SparkEngine().run(lambda worker: worker.world_size) == [1]
+    assert SparkEngine(workers_per_node=2).run(lambda worker: worker.world_size) == [2, 2]
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, 1j, {"a": b"b"}])
+def test_other_results_are_refused(engine, value):
+    expected = r"^A program run by an engine must return bytes or JSON-able values, got \w+ \("
+    with pytest.raises(UsageError, match=expected):
+        engine.run(lambda worker: value, num_workers=1)
+
+
+def test_large_results_come_back(engine):
+    size = 80 << 20
+
+    def program(worker):
+        block = bytes([worker.rank + 1]) * (1 << 20)
+        return block * 80
+
+    zero, one = engine.run(program, num_workers=2)
+    assert (len(zero), len(one)) == (size, size)
+    assert zero == b"\x01" * size
+    assert one == b"\x02" * size
+
+
+def test_too_large_a_result_is_one_sentence(engine):
+    def program(worker):
+        from bigdl.orca.engine import uplink
+
+        uplink.RESULT_LIMIT = 1 << 20
+        try:
+            return uplink.encode(b"0" * (2 << 20))
+        finally:
+            uplink.RESULT_LIMIT = 2 << 30
+
+    with pytest.raises(UsageError, match=r"^The result of 2 MB is too large .* pass model_dir="):
+        engine.run(program, num_workers=1)
+
+
+def test_functions_and_classes_of_a_notebook_work(engine):
+    code = """
+class Thing:
+    def __init__(self, value):
+        self.value = value
+
+def helper(worker):
+    return Thing(worker.rank).value * 10
+
+program = lambda worker: helper(worker)
+"""
+    cell = {"__name__": "__main__"}
+    exec(code, cell)
+    assert engine.run(cell["program"], num_workers=2) == [0, 10]
+
+
+# Refused before anything runs ------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_jobs(orca_spark):
+    """No Spark job is started in the test."""
+    tracker = orca_spark.sparkContext.statusTracker()
+    before = tracker.getJobIdsForGroup(None)
+    threads = threading.active_count()
+    yield
+    assert tracker.getJobIdsForGroup(None) == before
+    assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("num_workers", [0, -1, 1.5, "2", True])
+def test_bad_number_of_workers(engine, no_jobs, num_workers):
+    expected = r"^num_workers should be an integer of at least 1, got "
+    with pytest.raises(UsageError, match=expected):
+        engine.run(lambda worker: 0, num_workers=num_workers)
+
+
+def test_more_workers_than_slots(engine, no_jobs):
+    started = time.monotonic()
+    expected = r"^3 workers were asked for but the cluster can run 2 tasks at once; ask for fewer"
+    with pytest.raises(UsageError, match=expected):
+        engine.run(lambda worker: 0, num_workers=3)
+    assert time.monotonic() - started < 5
+
+
+def test_dynamic_allocation(engine, no_jobs, monkeypatch):
+    monkeypatch.setattr(SparkCluster, "dynamic_allocation", True)
+    expected = (
+        r"^Distributed training needs all its workers at once.*dynamicAllocation.enabled=false$"
+    )
+    with pytest.raises(UsageError, match=expected):
+        engine.run(lambda worker: 0, num_workers=2)
+
+
+def test_a_program_that_cannot_be_shipped(engine, no_jobs):
+    lock = threading.Lock()
+    with pytest.raises(UsageError, match=r"^The program cannot be shipped to the workers.*pickle"):
+        engine.run(lambda worker: lock, num_workers=1)
+    with pytest.raises(UsageError, match=r"^The program cannot be shipped to the workers"):
+        sc = engine.cluster.sc
+        engine.run(lambda worker: sc.parallelize([1]), num_workers=1)
+    with pytest.raises(UsageError, match=r"^fn should be a function of a worker, got str"):
+        engine.run("program", num_workers=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers_per_node": 0}, r"^workers_per_node should be an integer of at least 1, got 0"),
+        ({"channel_port": -1}, r"^channel_port should be an integer from 0 to 65535, got -1"),
+        ({"channel_port": 70000}, r"^channel_port should be .* got 70000"),
+        ({"timeout": 0}, r"^timeout should be a positive number of seconds, got 0"),
+    ],
+)
+def test_bad_engine_arguments(orca_spark, arguments, message):
+    with pytest.raises(UsageError, match=message):
+        SparkEngine(**arguments)
+
+
+def test_no_context(monkeypatch):
+    from bigdl.orca.cluster import spark
+
+    monkeypatch.setattr(spark, "active_context", lambda: None)
+    with pytest.raises(UsageError, match=r"^No active SparkContext"):
+        SparkEngine()
+
+
+def test_a_taken_channel_port(orca_spark, no_jobs):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        frame = orca_spark.range(4).selectExpr("rand() as x")  # persisted for the time of the job
+        feed = SparkDataFrameFeed(frame, ["x"])
+        expected = rf"^The driver cannot listen on 127.0.0.1:{port} \(Address already in use\)"
+        with pytest.raises(UsageError, match=expected):
+            SparkEngine(channel_port=port).run(lambda worker: 0, feed, num_workers=1)
+    assert orca_spark.sparkContext._jsc.sc().getPersistentRDDs().size() == 0
+
+
+# What a worker has -----------------------------------------------------------------------------
+
+
+def test_options_state_progress_and_messages(engine):
+    events = []
+
+    def program(worker):
+        worker.send("hello", {"n": worker.rank}, b"x" * worker.rank)
+        for step in range(3):
+            worker.progress(step=step)
+            time.sleep(0.6)
+        worker.progress(step="end")
+        return [worker.options, worker.state().decode()]
+
+    with engine.open(program, num_workers=1) as job:
+        options = {"a": [1, {"b": None}]}
+        found = job.attempt(options, b"state", lambda kind, value: events.append((kind, value)))
+    assert found == [[options, "state"]]
+    assert events[0] == ("message", ({"topic": "hello", "rank": 0, "n": 0}, b""))
+    steps = [value["step"] for kind, value in events if kind == "progress"]
+    assert steps[-1] == "end"
+    assert len(steps) >= 3
+    assert steps[:-1] == sorted(steps[:-1])
+
+
+def test_no_state_and_no_options(engine):
+    assert engine.run(lambda w: [w.options, w.state(), w.shard], num_workers=1) == [
+        [{}, None, None]
+    ]
+
+
+def test_a_job_runs_again_with_other_options(engine):
+    with engine.open(lambda worker: worker.options["n"] * 2, num_workers=2) as job:
+        assert [job.attempt({"n": n}) for n in range(3)] == [[0, 0], [2, 2], [4, 4]]
+
+
+def test_an_error_in_on_event_ends_the_job(engine, tmp_path):
+    def program(worker):
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        worker.send("topic", {}, b"")
+        while True:
+            pass
+
+    def on_event(kind, value):
+        raise KeyError("mine")
+
+    started = time.monotonic()
+    with engine.open(program, num_workers=1) as job, pytest.raises(KeyError, match="mine"):
+        job.attempt(on_event=on_event)
+    assert time.monotonic() - started < 10
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+def test_shards_of_a_frame(orca_spark, engine):
+    frame = orca_spark.range(0, 101, 1, 3).selectExpr("double(id) as x", "array(id, id + 1) as a")
+    feed = SparkDataFrameFeed(frame, ["x", "a"], config={"dtype": "float64"})
+
+    def program(worker):
+        x, a = worker.shard.column("x"), worker.shard.column("a")
+        assert (a[:, 0] == x).all()
+        assert Path(worker.shard.spool.path).parent == Path(worker.local_dir)
+        return x.tobytes()
+
+    parts = [np.frombuffer(part) for part in engine.run(program, feed, num_workers=2)]
+    assert sorted(np.concatenate(parts)) == list(range(101))
+    assert abs(len(parts[0]) - len(parts[1])) <= 3
+    again = [np.frombuffer(part) for part in engine.run(program, feed, num_workers=2)]
+    assert all((a == b).all() for a, b in zip(parts, again, strict=True))
+
+
+def test_no_spool_and_no_persisted_frame_stay(orca_spark, engine):
+    feed = SparkDataFrameFeed(orca_spark.range(40).selectExpr("rand() as x"), ["x"])
+
+    def program(worker):
+        assert os.path.exists(worker.shard.spool.path)
+        return worker.local_dir
+
+    directories = set(engine.run(program, feed, num_workers=2))
+    assert not [p for d in directories for p in Path(d).glob("bigdl-spool-*")]
+    assert orca_spark.sparkContext._jsc.sc().getPersistentRDDs().size() == 0
+
+
+def test_spools_are_used_by_the_next_attempt_of_a_job(orca_spark, engine, tmp_path):
+    def note(batches):
+        with open(tmp_path / "computed", "a") as file:
+            file.write("x")
+        yield from batches
+
+    frame = orca_spark.range(0, 20, 1, 2)
+    feed = SparkDataFrameFeed(frame.mapInArrow(note, frame.schema), ["id"])
+
+    def program(worker):
+        if worker.options.get("die") and worker.rank == 1:
+            os.kill(os.getpid(), 9)
+        return sorted(worker.shard.column("id").tolist())
+
+    with engine.open(program, feed, num_workers=2) as job:
+        with pytest.raises(WorkerLost):
+            job.attempt({"die": True})
+        zero, one = job.attempt()
+    assert sorted(zero + one) == list(range(20))
+    assert (tmp_path / "computed").read_text() == "xx"
+
+
+def test_worker_lost_while_it_reads_its_input(orca_spark, engine, tmp_path):
+    """The stage that reads the input can run again in the next attempt."""
+
+    class Deadly(SparkDataFrameFeed):
+        def prepare(self, cluster, num_workers, **options):
+            ingest = super().prepare(cluster, num_workers, **options)
+            reader, marker = ingest.reader, tmp_path / "killed"
+
+            def read(batches, open_spool):
+                if not marker.exists():
+                    marker.touch()
+                    os.kill(os.getpid(), 9)
+                return reader(batches, open_spool)
+
+            ingest.reader = read
+            return ingest
+
+    feed = Deadly(orca_spark.range(0, 20, 1, 4), ["id"])
+    with engine.open(lambda w: w.shard.column("id").tolist(), feed, num_workers=2) as job:
+        with pytest.raises(WorkerLost):
+            job.attempt()
+        zero, one = job.attempt()
+    assert sorted(zero + one) == list(range(20))
+
+
+def test_an_input_without_rows(orca_spark, engine):
+    empty = orca_spark.range(5).where("id > 9")
+    rows = lambda worker: worker.shard.rows  # noqa: E731
+    assert engine.run(rows, SparkDataFrameFeed(empty, ["id"]), num_workers=2) == [0, 0]
+    with pytest.raises(UsageError, match=r"^The input has no rows$"):
+        engine.run(rows, SparkDataFrameFeed(orca_spark.range(5).limit(0), ["id"]), num_workers=2)
+
+
+def test_a_failing_input_is_told_from_a_failing_program(orca_spark, engine):
+    def broken(batches):
+        for _ in batches:
+            raise LookupError("bad source")
+        yield None
+
+    frame = orca_spark.range(4).mapInArrow(broken, "id long")
+    with pytest.raises(WorkerError, match=r"^The input could not be computed:\n") as error:
+        engine.run(lambda worker: 0, SparkDataFrameFeed(frame, ["id"]), num_workers=2)
+    text = str(error.value)
+    assert "bad source" in text
+    assert "\tat " not in text
+    assert "org.apache.spark" not in text
+
+
+# Output ----------------------------------------------------------------------------------------
+
+
+def test_what_workers_print_arrives(engine, capsys):
+    def program(worker):
+        print("one", worker.rank)
+        print("two\nthree", end="")
+        sys.stderr.write("\nto stderr\n")
+        sys.stdout.write("10%\r50%\r100%\n")
+        logging.getLogger("anything").warning("logged %d", worker.rank)
+        print("last", end="")
+
+    engine.run(program, num_workers=2)
+    lines = capsys.readouterr().out.splitlines()
+    for rank in (0, 1):
+        mine = [
+            x.removeprefix(f"[worker {rank}] ") for x in lines if x.startswith(f"[worker {rank}]")
+        ]
+        expected = [f"one {rank}", "two", "three", "to stderr", "100%", f"logged {rank}", "last"]
+        assert mine == expected
+
+
+def test_what_is_printed_before_an_error_arrives(engine, capsys):
+    def program(worker):
+        print("before")
+        raise ValueError
+
+    with pytest.raises(WorkerError):
+        engine.run(program, num_workers=1)
+    assert "[worker 0] before" in capsys.readouterr().out
+
+
+def test_log_to_driver_false(orca_spark, capfd):
+    def program(worker):
+        print("not to be seen")
+
+    SparkEngine(log_to_driver=False).run(program, num_workers=2)
+    time.sleep(0.5)
+    out, err = capfd.readouterr()
+    assert "not to be seen" not in out + err
+
+
+# Network ---------------------------------------------------------------------------------------
+
+
+def test_everything_listens_on_loopback_only(engine):
+    before = listening()
+    inside = []
+
+    def program(worker):
+        from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+
+        sync = TorchDistributedSync(worker)
+        sync.start()
+        worker.send("ready", {}, b"")
+        sync.all_gather([1.0])
+        time.sleep(0.5)
+        connections = psutil.Process().net_connections("inet")
+        ends = [c.laddr.ip for c in connections] + [c.raddr.ip for c in connections if c.raddr]
+        sync.all_gather([1.0])
+        return [worker.host, sorted({end.removeprefix("::ffff:") for end in ends})]
+
+    with engine.open(program, num_workers=2) as job:
+        found = job.attempt(on_event=lambda kind, value: inside.append(listening() - before))
+    assert found == [["127.0.0.1", ["127.0.0.1"]]] * 2
+    assert [{host for host, _ in ports} for ports in inside] == [{"127.0.0.1"}] * 2
+    assert listening() == before
+
+
+def test_a_fixed_channel_port(orca_spark):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    seen = []
+    for _ in range(2):
+        engine = SparkEngine(channel_port=port)
+        with engine.open(lambda w: w.send("x", {}, b""), num_workers=1) as job:
+            job.attempt(
+                on_event=lambda kind, value: seen.append(("127.0.0.1", port) in listening())
+            )
+    assert seen == [True, True]
+    assert ("127.0.0.1", port) not in listening()
+
+
+def test_no_port_and_no_thread_stay_on_the_driver(engine):
+    def fail(worker):
+        raise ValueError
+
+    engine.run(lambda worker: 0, num_workers=2)
+    with pytest.raises(WorkerError):
+        engine.run(fail, num_workers=2)
+    gc.collect()
+    ports, threads = listening(), threading.active_count()
+    kept = []
+    for _ in range(5):
+        engine.run(lambda worker: 0, num_workers=2)
+        with pytest.raises(WorkerError) as error:
+            engine.run(fail, num_workers=2)
+        kept.append(error)  # its traceback holds the frames of the job
+    assert listening() == ports
+    assert threading.active_count() == threads
+
+
+def test_a_driver_that_workers_cannot_reach_is_named(engine, monkeypatch):
+    class Elsewhere(Channel):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            self.address = self.address.__class__("127.0.0.1", port, self.address.prefix)
+
+    monkeypatch.setattr(spark_engine, "Channel", Elsewhere)
+    expected = r"^The worker on \S+ cannot connect to the driver at 127.0.0.1:\d+ .*channel_port="
+    with pytest.raises(UsageError, match=expected) as error:
+        engine.run(lambda worker: 0, num_workers=2)
+    assert "\n" not in str(error.value)
+
+
+# Python workers are used again -----------------------------------------------------------------
+
+
+def process_state(worker_or_batches):
+    import torch
+    import torch.distributed as dist
+    from threadpoolctl import threadpool_info
+
+    return {
+        "pid": os.getpid(),
+        "torch": torch.get_num_threads(),
+        "pools": sorted(p["num_threads"] for p in threadpool_info()),
+        "environment": dict(os.environ),
+        "path": list(sys.path),
+        "group": dist.is_initialized(),
+        "stdout": type(sys.stdout).__name__,
+        "stderr": type(sys.stderr).__name__,
+        "threads": sorted(t.name for t in threading.enumerate()),
+        "cwd": os.getcwd(),
+    }
+
+
+def test_a_reused_python_worker_is_as_before(orca_spark):
+    def in_udf(batches):
+        import pyarrow as pa
+
+        state = json.dumps(process_state(batches))
+        for _ in batches:
+            pass
+        yield pa.RecordBatch.from_arrays([pa.array([state])], ["state"])
+
+    def states():
+        rows = (
+            orca_spark.range(0, 2, 1, 2).mapInArrow(in_udf, "state string", barrier=True).collect()
+        )
+        return {state["pid"]: state for state in (json.loads(row[0]) for row in rows)}
+
+    def program(worker):
+        import torch
+        import torch.distributed as dist
+
+        group = worker.line.group_store()
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        dist.init_process_group("gloo", store=group, rank=worker.rank, world_size=2)
+        os.environ.pop("GLOO_SOCKET_IFNAME")
+        inside = process_state(worker)
+        dist.all_reduce(torch.ones(2))
+        if worker.options.get("fail"):
+            raise ValueError
+        return inside
+
+    before = states()
+    with SparkEngine().open(program, num_workers=2, threads=3) as job:
+        inside = job.attempt()
+        after = states()
+        with pytest.raises(WorkerError):
+            job.attempt({"fail": True})
+        after_error = states()
+    for state in inside:
+        assert state["torch"] == 3
+        assert set(state["pools"]) == {3}
+        assert state["environment"]["OMP_NUM_THREADS"] == "3"
+        assert state["group"]
+    same = set(before) & set(after) & {state["pid"] for state in inside}
+    assert same  # else nothing is tested
+    for pid in same:
+        assert after[pid] == before[pid]
+    for pid in set(before) & set(after_error):
+        assert after_error[pid] == before[pid]
+    assert set(before) & set(after_error)
+
+
+def test_threads_are_the_share_of_the_node(orca_spark):
+    def program(worker):
+        return worker.threads
+
+    assert SparkEngine().run(program, num_workers=1) == [2]
+    assert SparkEngine().run(program, num_workers=2) == [1, 1]
+
+
+# Around the engine -----------------------------------------------------------------------------
+
+
+def test_jobs_of_several_threads(engine):
+    found = {}
+
+    def run(n):
+        found[n] = engine.run(lambda worker: [n, worker.rank], num_workers=2)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {n: [[n, 0], [n, 1]] for n in range(3)}
+
+
+def test_a_job_that_somebody_else_cancels_is_no_lost_worker(engine):
+    def program(worker):
+        worker.send("running", {}, b"")
+        time.sleep(60)
+
+    def on_event(kind, value):
+        threading.Thread(target=engine.cluster.sc.cancelAllJobs).start()
+
+    with engine.open(program, num_workers=1) as job:
+        with pytest.raises(
+            BigDLError, match=r"^The Spark job was cancelled before it was done$"
+        ) as e:
+            job.attempt(on_event=on_event)
+    assert not isinstance(e.value, WorkerLost | UsageError)
+
+
+def test_a_stage_that_spark_runs_again_is_void(orca_spark, engine, tmp_path):
+    """A shuffle after the stage, which the engine never makes, lets Spark run it again."""
+
+    def program(worker):
+        with open(tmp_path / f"ran-{worker.rank}", "a") as file:
+            file.write("x")
+        if worker.rank == 1:
+            os.kill(os.getpid(), 9)
+        return 0
+
+    with engine.open(program, num_workers=2) as job, quiet(engine.cluster.sc):
+        job._channel.line(1).set_json("options", {})
+        engine.cluster.sc.setLocalProperty("bigdl.attempt", "1")
+        stage = orca_spark.range(0, 2, 1, 2).mapInArrow(
+            spark_engine._task(job._spec), "rank int, outcome string, detail string", barrier=True
+        )
+        rows = stage.repartition(1).collect()
+        engine.cluster.sc.setLocalProperty("bigdl.attempt", None)
+    assert {row["outcome"] for row in rows} == {"void"}
+    assert (tmp_path / "ran-1").read_text() == "x"
+
+
+def test_two_overlapping_quiet_times_restore_the_levels(orca_spark):
+    sc = orca_spark.sparkContext
+    log4j = sc._jvm.org.apache.logging.log4j
+
+    def level():
+        return str(log4j.LogManager.getLogger("org.apache.spark.executor.Executor").getLevel())
+
+    before = level()
+    first, second = quiet(sc), quiet(sc)
+    first.__enter__()
+    second.__enter__()
+    assert level() == "OFF"
+    first.__exit__(None, None, None)
+    assert level() == "OFF"
+    second.__exit__(None, None, None)
+    assert level() == before
+    sc.setLogLevel("ERROR")  # still follows the root logger
+    assert level() == "ERROR"
+    sc.setLogLevel("WARN")
+
+
+# Which task takes which shard ------------------------------------------------------------------
+
+
+@st.composite
+def views(draw):
+    """What each task sees of the shards, all of which lie on one machine or another."""
+    n = draw(st.integers(1, 8))
+    return [sorted(draw(st.sets(st.integers(0, n - 1)))) for _ in range(n)]
+
+
+@given(views())
+@settings(max_examples=300, deadline=None)
+def test_match_is_complete_exactly_if_it_can_be(views):
+    from itertools import combinations
+
+    found = match(views)
+    tasks = range(len(views))
+    # Hall: every set of tasks sees at least as many shards
+    possible = all(
+        len(set().union(*(views[t] for t in group))) >= size
+        for size in range(1, len(views) + 1)
+        for group in combinations(tasks, size)
+    )
+    assert bool(found) == possible
+    if found:
+        assert sorted(found) == list(tasks)
+        assert sorted(found.values()) == list(tasks)
+        assert all(found[task] in views[task] for task in tasks)
+
+
+@given(st.integers(1, 40), st.randoms(use_true_random=False))
+@settings(max_examples=50, deadline=None)
+def test_match_moves_nothing_without_need(n, random):
+    views = [sorted({task, *random.choices(range(n), k=3)}) for task in range(n)]
+    assert match(views) == {task: task for task in range(n)}
+
+
+def test_match_of_many_tasks():
+    n = 2000
+    everything = list(range(n))
+    assert match([everything] * n) == {task: task for task in range(n)}
+    rotated = [[(task + 1) % n] for task in range(n)]
+    assert match(rotated) == {task: (task + 1) % n for task in range(n)}
+    chain = [[task, task + 1] for task in range(n - 1)] + [[0]]
+    assert len(match(chain)) == n
+
+
+# From Spark's words to ours --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("Python worker exited unexpectedly (crashed)", WorkerLost, "its Python process ended"),
+        ("ExecutorLostFailure (executor 1 exited) Reason: code 137", WorkerLost, "its executor we"),
+        ("FetchFailed(null, shuffleId=0)", WorkerLost, "its input went away with an executor"),
+        ("Job 3 cancelled as part of cancellation of all jobs", BigDLError, "was cancelled"),
+        (
+            "PythonException: Traceback (most recent call last):\n  File x\nKeyError: 1\n\n\tat org.a.B",
+            WorkerError,
+            "The input could not be computed:\nTraceback (most recent call last):\n  File x\nKeyError",
+        ),
+        (
+            "Job aborted: [CANNOT_PARSE] no\n\tat org.a.B",
+            WorkerError,
+            "Job aborted: [CANNOT_PARSE] no",
+        ),
+    ],
+)
+def test_why_a_spark_job_failed(text, kind, message):
+    error = job_error(RuntimeError(text), [])
+    assert isinstance(error, kind)
+    assert message in str(error)
+    assert "\tat " not in str(error)
+
+
+def test_who_was_lost_is_named():
+    gone = [{"rank": 1, "pid": 7, "host": "a"}]
+    error = job_error(RuntimeError("Python worker exited unexpectedly"), gone)
+    assert str(error).startswith("Worker 1 (process 7 on a) was lost: its Python process ended")
+    gone = [{"rank": rank, "pid": 7, "host": "a"} for rank in range(5)]
+    error = job_error(RuntimeError("Python worker exited unexpectedly"), gone)
+    assert "2 (process 7 on a) and 2 more were lost: " in str(error)
