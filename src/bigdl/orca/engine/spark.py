@@ -32,6 +32,7 @@ logger = logging.getLogger("bigdl.orca")
 
 _ATTEMPT = "bigdl.attempt"
 _OUTCOME = "rank int, outcome string, detail string"
+_QUIET_S = 0.2  # seconds in which Spark logs that the tasks of a failed stage ended
 _SLOTS_S = 120.0  # seconds that executors get to register, or to come back
 
 _lock = threading.Lock()
@@ -176,6 +177,7 @@ class SparkJob(Job):
             import_path=tuple(user_import_path()),
             program=program,
             reader=self._ingest.reader if self._ingest else None,
+            accept=self._ingest.accept if self._ingest else None,
         )
 
     def attempt(self, options=None, state=None, on_event=None) -> list:
@@ -183,7 +185,6 @@ class SparkJob(Job):
             results = self._attempt(options or {}, state, on_event)
             if results is not None:
                 return results
-            logger.info("The spooled input is gone; it is read again")
 
     def close(self) -> None:
         if self._closed:
@@ -205,7 +206,7 @@ class SparkJob(Job):
     # -- one attempt ---------------------------------------------------------------------------
 
     def _attempt(self, options, state, on_event):
-        """Results in rank order, or None when the spools of an earlier attempt are gone."""
+        """Results in rank order, or None when the input must be read again."""
         self._attempts += 1
         line = self._channel.line(self._attempts)
         self._lines.append(line)
@@ -246,12 +247,13 @@ class SparkJob(Job):
                 with contextlib.suppress(Exception):
                     line.set("abort", "another worker failed")
                     settle(line, self.num_workers)
+                    time.sleep(_QUIET_S)
                 raise
 
     def _stage(self):
         """The stage of an attempt: with the input, or without where its spools are known."""
         if self._spools is not None:
-            spec = replace(self._spec, reader=None, spools=tuple(self._spools))
+            spec = replace(self._spec, reader=None, accept=None, spools=tuple(self._spools))
             return self._empty().mapInArrow(_task(spec), _OUTCOME, barrier=True)
         if self._rdd is None:
             # The same object in each attempt, so that Spark finds its shuffle files again. Not the
@@ -262,6 +264,13 @@ class SparkJob(Job):
 
     def _empty(self):
         return self._spark.range(0, self.num_workers, 1, self.num_workers)
+
+    def _read_otherwise(self):
+        """Prepare the input in the other way, after the workers refused its shards."""
+        self._ingest.close()
+        self._ingest = SparkCall(self._sc, self._ingest.otherwise).wait()
+        self._spec = replace(self._spec, reader=self._ingest.reader, accept=self._ingest.accept)
+        self._rdd = self._spools = None
 
     def _spools_of(self, line) -> dict[int, dict]:
         """Spools that the tasks of one attempt made, by rank."""
@@ -282,8 +291,13 @@ class SparkJob(Job):
             raise job_error(failure, gone) from None
         if not rows and self._ingest is not None:
             raise NoRows("The input has no rows")
-        if any(outcome == "nospool" for _, outcome, _ in rows):
+        outcomes = {outcome for _, outcome, _ in rows}
+        if "nospool" in outcomes:
+            logger.info("The spooled input is gone; it is read again")
             self._spools = None
+            return None
+        if "refused" in outcomes:
+            self._read_otherwise()
             return None
         detail = next((detail for _, _, detail in rows if detail), "it left no result")
         raise worker_lost(gone, detail)

@@ -2,11 +2,13 @@
 
 A task never raises because of what a program did.  It returns an *outcome*: ``"ok"``; ``"error"``,
 reported on the way to the driver; ``"peer"``, when another worker went away; ``"nospool"``, when
-spools expected here are gone; and ``"void"``, when the cluster ran this task again by itself.
+spools expected here are gone; ``"refused"``, when the input does not accept the sizes of its
+shards; and ``"void"``, when the cluster ran this task again by itself.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -50,7 +52,7 @@ class TaskSpec:
         The driver's own folders of modules; used where they exist.
     program : bytes
         The function, pickled by cloudpickle.
-    reader : callable or None
+    reader, accept : callable or None
         See :class:`~bigdl.orca.data.feeds.base.Ingest`.
     spools : tuple of dict, or None
         Spools of an earlier attempt, by rank, to be used instead of the input.
@@ -67,6 +69,7 @@ class TaskSpec:
     import_path: tuple[str, ...]
     program: bytes
     reader: Callable | None
+    accept: Callable | None = None
     spools: tuple[dict, ...] | None = None
 
 
@@ -176,6 +179,9 @@ class _Task:
             shards = _reopen(spec.spools[rank])
         else:
             shards = _ingest(spec, batches, self._place, self._local_dir, line)
+            if spec.accept is not None and not _is_accepted(spec, shards, self._place, line):
+                _remove_spools(shards)
+                return "refused"
         self._worker = Worker(
             self._rank,
             spec.world_size,
@@ -280,6 +286,13 @@ def _ingest(spec, batches, place, local_dir, line):
     return shards
 
 
+def _is_accepted(spec, shards, place, line) -> bool:
+    """Whether the input goes on with the sizes that its shards turned out to have."""
+    line.set_json(f"rows/{place}", sum(shard.rows for shard in shards.values()))
+    line.meet("rows", spec.world_size)
+    return spec.accept([line.get_json(f"rows/{p}") for p in range(spec.world_size)])
+
+
 def _reopen(spools):
     from bigdl.orca.data.feeds.shard import Shard
     from bigdl.orca.data.feeds.spool import Spool
@@ -315,25 +328,42 @@ def _choose_rank(spec, place, line):
 def match(views: list[list[int]]) -> dict[int, int]:
     """Give every task one of the shards that it sees, each to one task.
 
+    A task keeps the shard of its own number where that leaves a shard for everybody.
+
+    Parameters
+    ----------
+    views : list of list of int
+        The shards that each task sees.
+
     Returns
     -------
     dict of task to shard; empty when there is no complete assignment
     """
-    owner: dict[int, int] = {}
-
-    def place(task, tried):
-        # the shard of its own number first, so that nothing moves without need
-        for shard in sorted(views[task], key=lambda s: (s != task, s)):
-            if shard not in tried:
-                tried.add(shard)
-                if shard not in owner or place(owner[shard], tried):
-                    owner[shard] = task
-                    return True
-        return False
-
-    if not all(place(task, set()) for task in range(len(views))):
-        return {}
-    return {task: shard for shard, task in owner.items()}
+    shard_of = {task: task for task, seen in enumerate(views) if task in seen}
+    owner = dict(shard_of)
+    for task in range(len(views)):
+        if task in shard_of:
+            continue
+        # the nearest free shard, if those on the way to it move on by one
+        reached: dict[int, int] = {}  # shard -> the task that would take it
+        queue, free = collections.deque([task]), None
+        while queue and free is None:
+            taker = queue.popleft()
+            for shard in views[taker]:
+                if shard not in reached:
+                    reached[shard] = taker
+                    if shard not in owner:
+                        free = shard
+                        break
+                    queue.append(owner[shard])
+        if free is None:
+            return {}
+        while free is not None:
+            taker = reached[free]
+            left = shard_of.get(taker)
+            shard_of[taker], owner[free] = free, taker
+            free = left
+    return shard_of
 
 
 def _host(spec) -> str:

@@ -64,6 +64,7 @@ class Watcher(threading.Thread):
     def stop(self):
         self._stopping.set()
         self.join(timeout=10)
+        self._log.end_line()
         with contextlib.suppress(Exception):
             self.flush()
 
@@ -149,4 +150,3 @@ def captured(to_driver: bool, is_local: bool):
         yield log
     finally:
         sys.stdout, sys.stderr = out, err
-        log.end_line()

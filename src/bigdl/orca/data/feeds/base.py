@@ -47,11 +47,17 @@ class Ingest:
         ``open_spool(name, specs)`` gives it a :class:`~bigdl.orca.data.feeds.spool.SpoolWriter`.
     close : callable
         Frees what was persisted for the time of the call; safe to call twice.
+    accept : callable, optional
+        ``accept(rows)`` says, of the rows of every shard, whether to go on with them.
+    otherwise : callable, optional
+        ``otherwise()`` makes the Ingest that is used when `accept` said no.
     """
 
     frame: Any
     reader: Callable
     close: Callable[[], None] = field(default=lambda: None)
+    accept: Callable[[list[int]], bool] | None = None
+    otherwise: Callable[[], Ingest] | None = None
 
 
 class Feed(ABC):

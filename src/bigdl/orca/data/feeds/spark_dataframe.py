@@ -82,11 +82,18 @@ class SparkDataFrameFeed(Feed):
         self.specs = [column_spec(c, t, self.floats) for c, t in self.types.items()]
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
-        if not self.balance:
-            self._check_partitions(num_workers)
-        elif not self._is_balanced(num_workers):
+        def packed():
             return _prepare_packed([(name, self.name, self.frame, self.specs)], num_workers)
-        return Ingest(project(self.frame, self.specs), _direct_reader(name, self.specs))
+
+        if self.balance and not self._is_cached_in(num_workers):
+            return packed()
+        direct = Ingest(project(self.frame, self.specs), _direct_reader(name, self.specs))
+        if self.balance:
+            # the workers look at the sizes once they have them: to count first costs another job
+            direct.accept, direct.otherwise = _near_equal, packed
+        else:
+            self._check_partitions(num_workers)
+        return direct
 
     def _check_partitions(self, num_workers):
         found = self.frame.rdd.getNumPartitions()
@@ -101,18 +108,17 @@ class SparkDataFrameFeed(Feed):
                 f"which Spark refuses in a barrier stage; call repartition({num_workers}) on it"
             )
 
-    def _is_balanced(self, num_workers):
-        if not spark_plan.is_cached(self.frame):
-            return False
-        if self.frame.rdd.getNumPartitions() != num_workers:
-            return False
-        if not spark_plan.fits_barrier(self.frame, num_workers):
-            return False
-        from pyspark.sql import functions as F
+    def _is_cached_in(self, num_workers):
+        """Whether the frame is cached in as many partitions as there are workers."""
+        return (
+            spark_plan.is_cached(self.frame)
+            and self.frame.rdd.getNumPartitions() == num_workers
+            and bool(spark_plan.fits_barrier(self.frame, num_workers))
+        )
 
-        partitions = self.frame.groupBy(F.spark_partition_id()).count().collect()
-        counts = [row[1] for row in partitions] + [0] * (num_workers - len(partitions))
-        return max(counts) - min(counts) <= 1 + _NEAR * sum(counts) / num_workers
+
+def _near_equal(rows: list[int]) -> bool:
+    return max(rows) - min(rows) <= 1 + _NEAR * sum(rows) / len(rows)
 
 
 class FeedGroup(Feed):
