@@ -4,8 +4,10 @@ They run the same programs over the same channel with the same ``Worker``; only 
 what gives them their rows is different.
 """
 
+import itertools
 import tempfile
 import threading
+import time
 
 import cloudpickle
 import numpy as np
@@ -27,8 +29,14 @@ class Crew:
         self.size = size
         self._channel = Channel("127.0.0.1")
         self._runs = 0
-        args = (self._channel.address,)
-        self._thread = threading.Thread(target=launch, args=(serve, size, args))
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._launch)
+
+    def _launch(self):
+        try:
+            launch(serve, self.size, (self._channel.address,))
+        except BaseException as error:
+            self._failure = error
 
     def __enter__(self):
         self._thread.start()
@@ -56,7 +64,7 @@ class Crew:
             What the workers have sent.
         """
         line = self._task((program, shards), state, options)
-        outcomes = [cloudpickle.loads(line.take_bytes(f"outcome/{r}")) for r in range(len(shards))]
+        outcomes = [self._outcome(line, rank) for rank in range(len(shards))]
         messages = list(Inbox(line, "messages", data=True).take())
         for message in messages if on_event else ():
             on_event("message", message)
@@ -64,6 +72,15 @@ class Crew:
         for error in sorted(causes, key=lambda e: isinstance(e, PeerLost)):
             raise error
         return outcomes, messages
+
+    def _outcome(self, line, rank):
+        give_up = time.monotonic() + 100
+        while not line.has(f"outcome/{rank}"):
+            if self._failure is not None:
+                raise self._failure
+            assert time.monotonic() < give_up, f"no outcome of rank {rank}"
+            time.sleep(0.002)
+        return cloudpickle.loads(line.take_bytes(f"outcome/{rank}"))
 
     def _task(self, task, state=None, options=None):
         self._runs += 1
@@ -77,10 +94,8 @@ class Crew:
 
 def serve(rank, address):
     """Run the programs of a crew until there are no more; runs in every process of it."""
-    first, run = address.connect(), 0
-    while True:
-        run += 1
-        line = first.at(run)
+    for run in itertools.count(1):
+        line = address.connect(run)
         task = cloudpickle.loads(line.take_bytes("task", delete=False))
         if task is None:
             return

@@ -123,6 +123,13 @@ def test_a_repeated_checkpoint_replaces_the_first(tmp_path):
     assert directory.read(name).files == {"model.pt": b"second"}
 
 
+def test_a_relative_folder_is_the_same_for_every_worker(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    directory = CheckpointDirectory.create("models")
+    assert directory.url.startswith(f"{tmp_path}/models/run-")
+    assert CheckpointDirectory.create(f"file://{tmp_path}/models").url.startswith(f"{tmp_path}/")
+
+
 def test_the_latest_run_is_the_newest_that_has_a_checkpoint(tmp_path):
     assert CheckpointDirectory.latest_run(str(tmp_path / "nothing")) is None
     runs = [CheckpointDirectory.create(str(tmp_path)) for _ in range(4)]

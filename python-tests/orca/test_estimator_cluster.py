@@ -1,4 +1,4 @@
-"""The Estimator on executors of their own: the same figures, and nothing that only works locally."""
+"""The Estimator on executors of their own: nothing works in one process only."""
 
 import numpy as np
 import pytest

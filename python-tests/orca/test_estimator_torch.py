@@ -764,9 +764,10 @@ def test_a_full_state_goes_on_where_it_was(fitted, frame, tmp_path):
     state = fitted.get_state_dict()
     assert set(state) == {"epoch", "models", "optimizers", "schedulers"}
     assert state["epoch"] == 2
-    fitted.save_checkpoint(str(tmp_path / "full.ckpt"))
+    path = str(tmp_path / "checkpoint-2.pt")  # a file, whatever its name
+    fitted.save_checkpoint(path)
     other, whole = fresh(), fresh()
-    other.load_checkpoint(str(tmp_path / "full.ckpt"))
+    other.load_checkpoint(path)
     (stats,) = other.fit(frame, seed=0, **COLUMNS)
     assert stats["epoch"] == 3
     whole.fit(frame, epochs=3, seed=0, **COLUMNS)

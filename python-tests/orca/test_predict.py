@@ -25,6 +25,13 @@ def estimator(model, **options):
     return Estimator.from_torch(model=model, loss=nn.MSELoss(), workers_per_node=2, **options)
 
 
+def net(config=None):
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 3)
+    )
+
+
 class Returns(nn.Module):
     """A model of one array column whose output is any function of it."""
 
@@ -315,13 +322,6 @@ def test_inputs_of_every_kind(orca_spark):
 # -- models -------------------------------------------------------------------------------------
 
 
-def net(config=None):
-    torch.manual_seed(1)
-    return nn.Sequential(
-        nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 3)
-    )
-
-
 def adam(model, config=None):
     return torch.optim.Adam(model.parameters())
 
@@ -398,8 +398,9 @@ def test_models_take_turns(frame):
     assert both.filter("other = 2 * prediction").count() == ROWS
 
 
-def test_one_model_is_broadcast_once(frame):
-    est = returning(lambda x: x[:, 0])
+@pytest.mark.parametrize("model", [lambda config: net(), net()], ids=["creator", "module"])
+def test_one_model_is_broadcast_once(frame, model):
+    est = estimator(model)
     est.predict(frame, feature_cols=["x"])
     first = est._shipped
     est.predict(frame, feature_cols=["x"])

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import logging
 import posixpath
+import re
 import secrets
 import time
 import zlib
@@ -41,6 +42,7 @@ logger = logging.getLogger("bigdl.orca")
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
+_NAME = re.compile(r"checkpoint-\d{6,}-\d{8,}")
 
 
 @dataclass
@@ -88,9 +90,10 @@ class CheckpointDirectory:
     """
 
     def __init__(self, url: str, keep: int = 2):
-        self.url = url.rstrip("/")
+        self._fs, self._root = _open(url)
+        # a relative path would be another one where a worker has another working directory
+        self.url = self._root if "file" in _protocols(self._fs) else url.rstrip("/")
         self.keep = keep
-        self._fs, self._root = _open(self.url)
 
     @classmethod
     def create(cls, model_dir: str, keep: int = 2) -> CheckpointDirectory:
@@ -131,8 +134,7 @@ class CheckpointDirectory:
         return sorted(
             name
             for name in self._listed()
-            if name.startswith("checkpoint-")
-            and self._fs.exists(f"{self._root}/{name}/{_MANIFEST}")
+            if _NAME.fullmatch(name) and self._fs.exists(f"{self._root}/{name}/{_MANIFEST}")
         )
 
     def newest(self) -> str:
@@ -210,7 +212,7 @@ def checkpoint_name(snapshot: Snapshot) -> str:
 def read_checkpoint(path: str) -> Snapshot | None:
     """The checkpoint in the folder `path`, or None if `path` is not one."""
     parent, name = posixpath.split(path.rstrip("/"))
-    if not name.startswith("checkpoint-"):
+    if not _NAME.fullmatch(name):
         return None
     return CheckpointDirectory(parent).read(name)
 

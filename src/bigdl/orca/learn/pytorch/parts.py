@@ -74,9 +74,7 @@ class ModelParts:
             raise UsageError(
                 "config must not hold batch_size; pass batch_size to fit, evaluate or predict"
             )
-        if self.model is not None and not (
-            isinstance(self.model, torch.nn.Module) or callable(self.model)
-        ):
+        if self.model is not None and not (self.is_instance or callable(self.model)):
             raise UsageError(
                 "model must be an nn.Module or a function model(config) that returns one, got "
                 f"{type(self.model).__name__}"
@@ -108,9 +106,7 @@ class ModelParts:
             raise UsageError("scheduler_creator must be a function of (optimizer, config)")
 
     def _check_optimizer_instance(self):
-        import torch
-
-        if not isinstance(self.model, torch.nn.Module):
+        if not self.is_instance:
             raise UsageError(
                 "An optimizer instance belongs to a model instance; with a model creator pass a "
                 "function optimizer(model, config)"
@@ -123,13 +119,20 @@ class ModelParts:
                     "model.parameters() of the same model"
                 )
 
+    @property
+    def is_instance(self) -> bool:
+        """Whether the model is a module rather than what makes one."""
+        import torch
+
+        return isinstance(self.model, torch.nn.Module)
+
     def build_model(self):
         """A model of its own: a deep copy of an instance, or what the creator returns."""
         import copy
 
         import torch
 
-        if isinstance(self.model, torch.nn.Module):
+        if self.is_instance:
             return copy.deepcopy(self.model)
         model = self.model(self.config)
         if not isinstance(model, torch.nn.Module):
@@ -140,9 +143,7 @@ class ModelParts:
 
     def build(self, *, training: bool) -> Built:
         """All parts, in a worker. Instances are used as they came, in this process' own copy."""
-        import torch
-
-        model = self.model if isinstance(self.model, torch.nn.Module) else self.build_model()
+        model = self.model if self.is_instance else self.build_model()
         built = Built(model, criterion=self.build_loss())
         if training:
             self._build_optimizer(built)

@@ -34,23 +34,31 @@ _models: OrderedDict[str, tuple] = OrderedDict()  # of this Python worker: diges
 class Shipped:
     """A model as prediction ships it; what a DataFrame's plan holds of it never changes.
 
+    Parameters
+    ----------
+    parts : ModelParts
+    weights : bytes
+        State dict of the model.
+    sc : pyspark.SparkContext
+
     Attributes
     ----------
     digest : str
-        Of the pickled model.
+        Of what was broadcast.
     broadcast : pyspark.Broadcast
     """
 
-    def __init__(self, data: bytes, digest: str, sc):
-        self._sc = sc
-        self.digest = digest
-        self.broadcast = sc.broadcast(data)
-
-    @classmethod
-    def of(cls, parts, weights: bytes | None, sc, previous: Shipped | None = None) -> Shipped:
-        """Broadcast a model, unless it is what was broadcast last."""
+    def __init__(self, parts, weights: bytes, sc):
         import cloudpickle
 
+        from bigdl.orca.learn.pytorch.state import load_into
+
+        self._origin = parts, _digest(weights), sc
+        parts = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
+        if parts.is_instance:  # it carries its weights itself
+            parts = replace(parts, model=parts.build_model())
+            load_into(parts.model, weights)
+            weights = None
         try:
             data = cloudpickle.dumps((parts, weights))
         except Exception as error:
@@ -58,10 +66,17 @@ class Shipped:
                 f"The model cannot be shipped to the workers, since it refers to something that "
                 f"cannot be pickled ({error}); create such objects inside the model creator instead"
             ) from error
-        digest = hashlib.sha256(data).hexdigest()
-        if previous is not None and previous.digest == digest and previous._sc is sc:
-            return previous
-        return cls(data, digest, sc)
+        self.digest = _digest(data)
+        self.broadcast = sc.broadcast(data)
+
+    @classmethod
+    def of(cls, parts, weights: bytes, sc, previous: Shipped | None = None) -> Shipped:
+        """Broadcast a model, unless it is what was broadcast last."""
+        if previous is not None:
+            old_parts, old_weights, old_sc = previous._origin
+            if old_parts is parts and old_sc is sc and old_weights == _digest(weights):
+                return previous
+        return cls(parts, weights, sc)
 
     def load(self):
         """The model, on the driver."""
@@ -69,6 +84,10 @@ class Shipped:
 
         with isolated_rng(0):
             return _load(self.broadcast.value)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def predict_dataframe(

@@ -234,7 +234,7 @@ class PyTorchEstimator(ModelFiles):
         )
         feed = self._feed(data, feature_cols, label_cols)
         program = EvaluateProgram(
-            self._forward_parts(keep_loss=True),
+            dataclasses.replace(self._parts, optimizer=None, scheduler_creator=None),
             settings,
             feed.feature_cols,
             feed.label_cols,
@@ -313,12 +313,18 @@ class PyTorchEstimator(ModelFiles):
         feature_cols = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
         output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
         cluster = SparkCluster.from_active()
-        parts, weights = self._forward_parts(), self._training.weights(self._parts)
-        self._shipped = Shipped.of(parts, weights, cluster.sc, self._shipped)
+        weights = self._training.weights(self._parts)
+        self._shipped = Shipped.of(self._parts, weights, cluster.sc, self._shipped)
         snapshot = self._training.snapshot
         inputs = None if snapshot is None else snapshot.manifest.get("inputs")
         return predict_dataframe(
-            data, self._shipped, parts.config, feature_cols, batch_size, output_cols, inputs
+            data,
+            self._shipped,
+            self._parts.config,
+            feature_cols,
+            batch_size,
+            output_cols,
+            inputs,
         )
 
     def shutdown(self, force: bool = False) -> None:
@@ -333,8 +339,3 @@ class PyTorchEstimator(ModelFiles):
         return SparkEngine(
             workers_per_node=self._workers_per_node, log_to_driver=self._log_to_driver
         )
-
-    def _forward_parts(self, *, keep_loss=False):
-        """What a forward pass needs; an optimizer instance would bring its state along."""
-        loss = self._parts.loss if keep_loss else None
-        return dataclasses.replace(self._parts, loss=loss, optimizer=None, scheduler_creator=None)
