@@ -244,10 +244,11 @@ class _Crew:
             self._pump()
             # In this order: one that ends in between is seen the next time.
             running = [worker.rank for worker in self._workers if not worker.ended()]
-            failures = [worker.failure() for worker in self._workers]
-            first = min((failure for failure in failures if failure), default=None)
-            if first is not None:
-                raise first[-1]
+            if self._first_failure() is not None:
+                # a worker whose loss caused the error is seen now, if it was not yet
+                for worker in self._workers:
+                    worker.ended()
+                raise self._first_failure()[-1]
             if not running:
                 return [worker.outcome[1] for worker in self._workers]
             if deadline is not None and time.monotonic() > deadline:
@@ -256,6 +257,10 @@ class _Crew:
                     f"{len(running)} of {len(self._workers)} workers (rank {ranks}) had not ended "
                     f"after {timeout:g} s and were stopped; raise timeout if they need longer"
                 )
+
+    def _first_failure(self) -> tuple | None:
+        failures = [worker.failure() for worker in self._workers]
+        return min((failure for failure in failures if failure), default=None)
 
     def _start_worker(self, rank: int, order: dict, environ: dict) -> None:
         outcome = self._resources.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
