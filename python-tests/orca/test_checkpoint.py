@@ -203,6 +203,7 @@ class Run:
             None if model_dir is None else str(model_dir), TorchDistributedSync
         )
         self.jobs = 0
+        self.topics = []
 
     def fit(
         self,
@@ -218,7 +219,7 @@ class Run:
     ):
         def open_job(program):
             self.jobs += 1
-            return Job(self._crew, self.shards, program)
+            return Job(self._crew, self.shards, program, self.topics)
 
         settings = FitSettings(
             Goal(epochs, steps),
@@ -246,9 +247,19 @@ class Run:
 
 
 class Job(CrewJob):
-    def attempt(self, *args):
+    """Calls an error that stands for it the loss of a worker, and notes what is sent."""
+
+    def __init__(self, crew, shards, program, topics):
+        super().__init__(crew, shards, program)
+        self._topics = topics
+
+    def attempt(self, options, state, on_event):
+        def listen(kind, value):
+            self._topics.append(value[0]["topic"])
+            on_event(kind, value)
+
         try:
-            return super().attempt(*args)
+            return super().attempt(options, state, listen)
         except ConnectionAbortedError:
             raise WorkerLost("A worker was lost") from None
 
@@ -361,6 +372,13 @@ def test_a_fit_that_lost_a_worker_goes_on(crew, whole, tmp_path, folder, trigger
 def test_too_many_losses_are_raised(crew, tmp_path):
     with pytest.raises(WorkerLost, match=r"A worker was lost \(2 losses are more than 1\)"):
         Run(crew).fit(3, callbacks=[PowerCut(3, ConnectionAbortedError())], max_failures=1)
+
+
+def test_checkpoints_that_nobody_would_use_are_not_taken(crew):
+    for max_failures, topics in [(1, ["checkpoint"] * 2 + ["final"]), (0, ["final"])]:
+        run = Run(crew)
+        run.fit(3, max_failures=max_failures)
+        assert run.topics == topics
 
 
 def test_a_finished_run_returns_at_once(crew, whole, tmp_path):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from alone import largest_difference, rows_of
-from crew import Crew
 from sklearn import metrics as sk
 from torch import nn
 
@@ -17,12 +16,8 @@ from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.learn.metrics import AUC, MAE, MSE, ROC, Accuracy, Precision, Recall
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
-from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 from bigdl.orca.learn.pytorch.lightning import configured
-from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.state import dumps
 from bigdl.orca.learn.trigger import SeveralIteration
-from bigdl.orca.sync.torch_distributed import TorchDistributedSync
 
 
 def net(config=None):
@@ -223,27 +218,6 @@ def test_evaluate_does_not_depend_on_the_workers(frame, scored, workers):
     assert {k: float(v) for k, v in found.items()} == pytest.approx(scored, rel=1e-6)
     assert isinstance(found["val_loss"], float)
     assert isinstance(found["AUC"], torch.Tensor)
-
-
-def test_evaluate_is_the_same_on_three_workers(scored):
-    (shard,) = rows_of([100], classes=2)
-    shard["x"] = shard["x"].astype("float32")
-    cuts = [slice(0, 1), slice(1, 60), slice(60, 100)]
-    shards = [{"data": {k: v[cut] for k, v in shard.items()}} for cut in cuts]
-    program = EvaluateProgram(
-        ModelParts(net, loss=nn.MSELoss()),
-        EvaluationSettings(9, METRICS),
-        ["x"],
-        ["c"],
-        [],
-        TorchDistributedSync,
-    )
-    with Crew(3) as crew:
-        for size in (3, 2):  # with two, some rows are left out
-            results, _ = crew.run(program, shards[:size], dumps(net().state_dict()))
-            assert all(result["figures"] == results[0]["figures"] for result in results)
-            if size == 3:
-                assert results[0]["figures"] == pytest.approx(scored, rel=1e-6)
 
 
 def test_evaluate_gives_the_workers_own_figures_and_times(frame):

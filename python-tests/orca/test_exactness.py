@@ -1,10 +1,13 @@
 """N workers make the updates that one process would make with the same batches."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from alone import largest_difference, rows_of, train_alone, union_batches
 from crew import Crew
+from sklearn import metrics as sk
 from torch import nn
 
 from bigdl.common.errors import UsageError
@@ -12,8 +15,10 @@ from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
 from bigdl.orca.learn.position import Goal
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
+from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 from bigdl.orca.learn.pytorch.loop import FitSettings, TorchLoop
 from bigdl.orca.learn.pytorch.parts import ModelParts
+from bigdl.orca.learn.pytorch.state import dumps
 from bigdl.orca.sync.torch_distributed import TorchDistributedSync
 
 SHARDS = {"7+4": [7, 4], "9+0": [9, 0], "1+5+3": [1, 5, 3]}
@@ -557,6 +562,48 @@ def test_workers_draw_different_random_numbers(crew):
 class Drawn(Callback):
     def before_run(self, runner):
         self.numbers = [float(torch.rand(1)), float(np.random.rand())]
+
+
+# -- evaluation ---------------------------------------------------------------------------------
+
+
+def scorer(config=None):
+    return nn.Sequential(net(), nn.Sigmoid())
+
+
+@pytest.mark.parametrize("sizes", [[100], [40, 60], [1, 59, 40], [100, 0, 0]], ids=str)
+@pytest.mark.parametrize("batch_size", [1, 7, 1000])
+def test_evaluate_gives_the_figures_of_scikit_learn(crew, sizes, batch_size):
+    (rows,) = rows_of([100], classes=2)
+    cuts = np.cumsum([0, *sizes])
+    shards = [
+        {"data": {k: v[low:high] for k, v in rows.items()}}
+        for low, high in itertools.pairwise(cuts)
+    ]
+    names = ["accuracy", "precision", "recall", "auc", "mse", "mae"]
+    settings = EvaluationSettings(batch_size, names, per_worker=True)
+    program = EvaluateProgram(
+        ModelParts(scorer, loss=nn.MSELoss()), settings, ["x"], ["c"], [], TorchDistributedSync
+    )
+    results, _ = crew.run(program, shards, dumps(scorer().state_dict()))
+    with torch.no_grad():
+        score = scorer()(torch.from_numpy(rows["x"]))[:, 0].numpy()
+    truth, guess = rows["c"], score >= 0.5
+    for result in results:
+        assert result["figures"] == pytest.approx(
+            {
+                "Accuracy": sk.accuracy_score(truth, guess),
+                "Precision": sk.precision_score(truth, guess),
+                "Recall": sk.recall_score(truth, guess),
+                "AUC": sk.roc_auc_score(truth, score),
+                "MSE": sk.mean_squared_error(truth, score),
+                "MAE": sk.mean_absolute_error(truth, score),
+                "val_loss": sk.mean_squared_error(truth, score),
+                "num_samples": 100,
+            },
+            rel=1e-6,
+        )
+        assert [worker["num_samples"] for worker in result["workers"]] == sizes
 
 
 # -- through the Estimator ----------------------------------------------------------------------

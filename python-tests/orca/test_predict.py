@@ -199,7 +199,7 @@ def test_columns_of_one_name_are_kept(frame):
     doubled = frame.select("id", "x", F.lit("a").alias("t"), F.lit("b").alias("t"))
     found = returning(lambda x: x[:, 0]).predict(doubled, feature_cols=["x"])
     assert found.columns == ["id", "x", "t", "t", "prediction"]
-    assert tuple(found.first())[2:4] == ("a", "b")
+    assert tuple(found.collect()[0])[2:4] == ("a", "b")
 
 
 # -- what a model returns -----------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_outputs_become_columns(frame, batch_size):
 
     found = returning(everything).predict(frame, feature_cols=["x"], batch_size=batch_size)
     assert [field.dataType for field in found.schema.fields[2:]] == [kind for _, kind, _ in OUTPUTS]
-    assert list(found.filter("id = 3").first()[2:]) == [expected for _, _, expected in OUTPUTS]
+    assert list(found.filter("id = 3").collect()[0][2:]) == [expected for _, _, expected in OUTPUTS]
 
 
 def test_several_outputs_are_an_array_of_vectors(frame):
@@ -249,7 +249,7 @@ def test_several_outputs_are_an_array_of_vectors(frame):
     found = est.predict(frame, feature_cols=["x"], batch_size=7)
     assert found.schema["prediction"].dataType == T.ArrayType(VECTOR)
     both = DenseVector([3, -3])
-    assert found.filter("id = 3").first().prediction == [both, DenseVector([3]), both]
+    assert found.filter("id = 3").collect()[0].prediction == [both, DenseVector([3]), both]
     single = returning(lambda x: (x[:, 0],)).predict(frame, feature_cols=["x"])
     assert single.schema["prediction"].dataType == NUMBER
 
@@ -258,7 +258,9 @@ def test_outputs_can_have_names(frame):
     est = returning(lambda x: (x[:, 0], x))
     found = est.predict(frame, feature_cols=["x"], output_cols=["first", "both"])
     assert [f.dataType for f in found.schema.fields[-2:]] == [NUMBER, VECTOR]
-    assert found.filter("id = 2").select("first", "both").first() == Row(2.0, DenseVector([2, -2]))
+    assert found.filter("id = 2").select("first", "both").collect()[0] == Row(
+        2.0, DenseVector([2, -2])
+    )
     with pytest.raises(UsageError, match="returns 2 outputs but output_cols names 3"):
         est.predict(frame, feature_cols=["x"], output_cols=["a", "b", "c"])
 
@@ -267,11 +269,11 @@ def test_a_dict_has_names_of_its_own(frame):
     est = returning(lambda x: {"logit": x[:, 0], "hidden": x})
     found = est.predict(frame, feature_cols=["x"])
     assert found.columns == ["id", "x", "logit", "hidden"]
-    assert found.filter("id = 2").first()[2:] == (2.0, DenseVector([2, -2]))
+    assert found.filter("id = 2").collect()[0][2:] == (2.0, DenseVector([2, -2]))
     chosen = est.predict(frame, feature_cols=["x"], output_cols=["hidden"])
-    assert chosen.filter("id = 2").first()[2:] == (DenseVector([2, -2]),)
+    assert chosen.filter("id = 2").collect()[0][2:] == (DenseVector([2, -2]),)
     renamed = est.predict(frame, feature_cols=["x"], output_cols=["a", "b"])
-    assert renamed.filter("id = 2").first()[2:] == (2.0, DenseVector([2, -2]))
+    assert renamed.filter("id = 2").collect()[0][2:] == (2.0, DenseVector([2, -2]))
     with pytest.raises(UsageError, match=r"returns 2 outputs \(logit, hidden\) but output_cols"):
         est.predict(frame, feature_cols=["x"], output_cols=["a"])
 

@@ -41,6 +41,8 @@ class FitSettings:
         Where to stop; epochs and steps are counted on from fit to fit.
     per_worker : bool
         Whether the validation figures of each worker are wanted too.
+    trigger : Trigger or None
+        When to take a checkpoint before the end.
     run_url : str or None
         Folder for checkpoints; None sends them to the driver.
     """
@@ -52,7 +54,7 @@ class FitSettings:
     label_cols: Sequence[str]
     shuffle: bool = True
     drop_last: bool = False
-    trigger: Trigger = field(default_factory=EveryEpoch)
+    trigger: Trigger | None = field(default_factory=EveryEpoch)
     run_url: str | None = None
     metrics: Sequence[Any] = ()
     callbacks: Sequence[Any] = ()
@@ -305,6 +307,8 @@ class TorchLoop(Runner):
 
     def _maybe_checkpoint(self, state: TriggerState):
         trigger = self.settings.trigger
+        if trigger is None:
+            return
         fires = bool(trigger(state))
         if not trigger.is_reproducible:  # the ranks' answers may differ: that of rank 0 counts
             fires = bool(self.sync.all_gather([float(fires)])[0][0])

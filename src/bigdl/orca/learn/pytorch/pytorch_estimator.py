@@ -127,6 +127,7 @@ class PyTorchEstimator(ModelFiles):
 
         self._need_model()
         self._parts.check()  # an entire module may have been loaded since
+        engine = self._engine()
         if seed is not None:
             check_positive("seed", seed, minimum=0)
         feed, columns = self._training_feed(data, validation_data, feature_cols, label_cols)
@@ -147,7 +148,7 @@ class PyTorchEstimator(ModelFiles):
             per_worker=not reduce_results,
         )
         figures = self._training.fit(
-            lambda program: self._engine().open(program, feed),
+            lambda program: engine.open(program, feed),
             self._parts,
             settings,
             seed=seed,
@@ -224,6 +225,7 @@ class PyTorchEstimator(ModelFiles):
         from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 
         self._need_model()
+        engine = self._engine()
         if num_steps is not None:
             check_positive("num_steps", num_steps)
         settings = EvaluationSettings(
@@ -243,7 +245,7 @@ class PyTorchEstimator(ModelFiles):
         )
         policy = FailurePolicy.of(max_failures)
         weights = self._training.weights(self._parts)
-        with self._engine().open(program, feed) as job:
+        with engine.open(program, feed) as job:
             while True:
                 try:
                     found = job.attempt(state=weights)[0]

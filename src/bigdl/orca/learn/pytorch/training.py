@@ -120,8 +120,11 @@ class Training:
             if self._is_resumed:  # goes on inside the epoch that was interrupted
                 start = Snapshot({**start.manifest, "partial": None}, start.files)
             self._choose_run()
-            url = None if self._run is None else self._run.url
-            settings = replace(settings, goal=goal, seed=self.seed, run_url=url)
+            settings = replace(settings, goal=goal, seed=self.seed)
+            if self._run is not None:
+                settings = replace(settings, run_url=self._run.url)
+            elif policy.max_failures == 0:
+                settings = replace(settings, trigger=None)  # nobody would use the checkpoints
             program = FitProgram(parts, settings, self._sync)
             self.snapshot = self._train(open_job, program, start, policy, show_progress)
             self._is_resumed = False
