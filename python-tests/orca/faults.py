@@ -151,3 +151,9 @@ def is_running(pid: int) -> bool:
 def spools(directory: Path) -> list[Path]:
     """Spool directories somewhere below `directory`."""
     return [p for p in Path(directory).rglob("bigdl-spool-*") if p.is_dir()]
+
+
+def listening() -> set:
+    """Addresses on which this process listens."""
+    connections = psutil.Process().net_connections("tcp")
+    return {tuple(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN}

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 
+import faults
 import psutil
 import pytest
 
@@ -25,31 +26,26 @@ def channel():
     channel.close()
 
 
-def listening() -> set:
-    connections = psutil.Process().net_connections("tcp")
-    return {tuple(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN}
-
-
 # Life ------------------------------------------------------------------------------------------
 
 
 def test_it_listens_on_its_own_address_only():
-    before = listening()
+    before = faults.listening()
     channel = Channel("127.0.0.1")
-    assert listening() - before == {("127.0.0.1", channel.address.port)}
+    assert faults.listening() - before == {("127.0.0.1", channel.address.port)}
     channel.close()
-    assert listening() == before
+    assert faults.listening() == before
 
 
 def test_close_leaves_no_port_and_no_thread_even_if_a_line_is_held():
     Channel("127.0.0.1").close()  # what torch keeps for good
-    before, threads = listening(), psutil.Process().num_threads()
+    before, threads = faults.listening(), psutil.Process().num_threads()
     channel = Channel("127.0.0.1")
     line = channel.line(1)
     line.set("key", "value")
     channel.close()
     gc.collect()
-    assert listening() == before
+    assert faults.listening() == before
     assert psutil.Process().num_threads() == threads
     with pytest.raises(Unreachable):
         channel.address.connect(1)

@@ -21,21 +21,15 @@ from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
-from bigdl.orca.engine import Engine, SparkEngine
-from bigdl.orca.engine import spark as spark_engine
+from bigdl.orca.engine import Engine, SparkEngine, spark_job
 from bigdl.orca.engine.causes import job_error
 from bigdl.orca.engine.channel import Channel
-from bigdl.orca.engine.task import match
+from bigdl.orca.engine.intake import match
 
 
 @pytest.fixture
 def engine(orca_spark):
     return SparkEngine()
-
-
-def listening() -> set:
-    connections = psutil.Process().net_connections("tcp")
-    return {tuple(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN}
 
 
 # Results ---------------------------------------------------------------------------------------
@@ -405,7 +399,7 @@ def test_log_to_driver_false(orca_spark, capfd):
 
 
 def test_everything_listens_on_loopback_only(engine):
-    before = listening()
+    before = faults.listening()
     inside = []
 
     def program(worker):
@@ -422,10 +416,10 @@ def test_everything_listens_on_loopback_only(engine):
         return [worker.host, sorted({end.removeprefix("::ffff:") for end in ends})]
 
     with engine.open(program, num_workers=2) as job:
-        found = job.attempt(on_event=lambda kind, value: inside.append(listening() - before))
+        found = job.attempt(on_event=lambda kind, value: inside.append(faults.listening() - before))
     assert found == [["127.0.0.1", ["127.0.0.1"]]] * 2
     assert [{host for host, _ in ports} for ports in inside] == [{"127.0.0.1"}] * 2
-    assert listening() == before
+    assert faults.listening() == before
 
 
 def test_a_fixed_channel_port(orca_spark):
@@ -437,10 +431,10 @@ def test_a_fixed_channel_port(orca_spark):
         engine = SparkEngine(channel_port=port)
         with engine.open(lambda w: w.send("x", {}, b""), num_workers=1) as job:
             job.attempt(
-                on_event=lambda kind, value: seen.append(("127.0.0.1", port) in listening())
+                on_event=lambda kind, value: seen.append(("127.0.0.1", port) in faults.listening())
             )
     assert seen == [True, True]
-    assert ("127.0.0.1", port) not in listening()
+    assert ("127.0.0.1", port) not in faults.listening()
 
 
 def test_no_port_and_no_thread_stay_on_the_driver(engine):
@@ -451,14 +445,14 @@ def test_no_port_and_no_thread_stay_on_the_driver(engine):
     with pytest.raises(WorkerError):
         engine.run(fail, num_workers=2)
     gc.collect()
-    ports, threads = listening(), threading.active_count()
+    ports, threads = faults.listening(), threading.active_count()
     kept = []
     for _ in range(5):
         engine.run(lambda worker: 0, num_workers=2)
         with pytest.raises(WorkerError) as error:
             engine.run(fail, num_workers=2)
         kept.append(error)  # its traceback holds the frames of the job
-    assert listening() == ports
+    assert faults.listening() == ports
     assert threading.active_count() == threads
 
 
@@ -471,7 +465,7 @@ def test_a_driver_that_workers_cannot_reach_is_named(engine, monkeypatch):
                 port = probe.getsockname()[1]
             self.address = self.address.__class__("127.0.0.1", port, self.address.prefix)
 
-    monkeypatch.setattr(spark_engine, "Channel", Elsewhere)
+    monkeypatch.setattr(spark_job, "Channel", Elsewhere)
     expected = r"^The worker on \S+ cannot connect to the driver at 127.0.0.1:\d+ .*channel_port="
     with pytest.raises(UsageError, match=expected) as error:
         engine.run(lambda worker: 0, num_workers=2)
@@ -604,11 +598,11 @@ def test_a_stage_that_spark_runs_again_is_void(orca_spark, engine, tmp_path):
         job._channel.line(1).set_json("options", {})
         engine.cluster.sc.setLocalProperty("bigdl.attempt", "1")
         stage = orca_spark.range(0, 2, 1, 2).mapInArrow(
-            spark_engine._task(job._spec), "rank int, outcome string, detail string", barrier=True
+            spark_job._task(job._spec), spark_job._ROWS, barrier=True
         )
         rows = stage.repartition(1).collect()
         engine.cluster.sc.setLocalProperty("bigdl.attempt", None)
-    assert {row["outcome"] for row in rows} == {"void"}
+    assert {row["kind"] for row in rows} == {"void"}
     assert (tmp_path / "ran-1").read_text() == "x"
 
 

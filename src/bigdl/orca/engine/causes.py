@@ -33,7 +33,8 @@ _CANCELLED = re.compile(r"cancelled|SparkContext was shut down|SparkContext is s
 _TRACEBACK = re.compile(
     r"(Traceback \(most recent call last\):.*?)(?=\n\s*at [\w.$]+[(/]|\Z)", re.DOTALL
 )
-_MARK = "bigdl-unreachable:"
+_UNREACHABLE = "bigdl-unreachable:"
+_REPORT = "bigdl-report:"
 
 
 def user_error(doc: dict) -> BigDLError:
@@ -45,7 +46,12 @@ def user_error(doc: dict) -> BigDLError:
 
 def unreachable(host: str, reason: str) -> RuntimeError:
     """What a task raises that cannot tell the driver in another way; see :func:`job_error`."""
-    return RuntimeError(_MARK + json.dumps([host, reason]) + "\n")
+    return RuntimeError(_UNREACHABLE + json.dumps([host, reason]) + "\n")
+
+
+def reported(doc: dict) -> RuntimeError:
+    """A report as what a task raises; see :func:`job_error`."""
+    return RuntimeError(_REPORT + json.dumps(doc) + "\n")
 
 
 def job_error(error: BaseException, vanished: list[dict]) -> BaseException:
@@ -61,12 +67,14 @@ def job_error(error: BaseException, vanished: list[dict]) -> BaseException:
     if isinstance(error, BigDLError):
         return error
     text = str(error)
-    if _MARK in text:
-        host, reason = json.loads(text.partition(_MARK)[2].partition("\n")[0])
+    if _REPORT in text:
+        return user_error(_marked(text, _REPORT))
+    if _UNREACHABLE in text:
+        host, reason = _marked(text, _UNREACHABLE)
         return NoWay(
             f"The worker on {host} cannot connect to the driver at {reason}; open that port for "
-            "the workers (channel_port= makes it a fixed one), or set spark.driver.host to an "
-            "address of the driver that they can reach"
+            "the workers (channel_port= makes it a fixed one), set spark.driver.host to an "
+            'address of the driver that they can reach, or pass rendezvous="rank0"'
         )
     found = _TRACEBACK.search(text)
     if found is None:
@@ -79,6 +87,10 @@ def job_error(error: BaseException, vanished: list[dict]) -> BaseException:
     failure = WorkerError(-1, type(error).__name__, cause)
     failure.args = (f"The input could not be computed:\n{cause}",)
     return failure
+
+
+def _marked(text, mark):
+    return json.loads(text.partition(mark)[2].partition("\n")[0])
 
 
 def worker_lost(vanished: list[dict], reason: str) -> WorkerLost:

@@ -8,9 +8,7 @@ shards; and ``"void"``, when the cluster ran this task again by itself.
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import json
 import os
 import socket
 import sys
@@ -22,11 +20,18 @@ from dataclasses import dataclass
 from bigdl.common.errors import UsageError
 from bigdl.orca.engine.base import PeerLost
 from bigdl.orca.engine.channel import Address
+from bigdl.orca.engine.intake import (
+    choose_rank,
+    is_accepted,
+    read_input,
+    remove_spools,
+    reopen,
+)
 from bigdl.orca.engine.uplink import ChannelUplink, encode
 from bigdl.orca.engine.watcher import Watcher, captured
 from bigdl.orca.engine.worker import Worker
 
-__all__ = ["TaskSpec", "execute", "match"]
+__all__ = ["TaskSpec", "attempt_task", "describe", "execute", "task_environment"]
 
 _CAUSE_S = 1.0  # seconds that a worker whose peer went away waits for the cause to be known
 _CLEAN_UP_S = 1.0  # seconds that the clean-up after an error may hold up its report
@@ -38,8 +43,8 @@ class TaskSpec:
 
     Attributes
     ----------
-    address : Address
-        Of the channel.
+    address : Address or None
+        Of the channel, where there is one.
     job : int
         Number of the job; jobs of one driver are numbered upwards.
     active_jobs : tuple of int
@@ -56,9 +61,11 @@ class TaskSpec:
         See :class:`~bigdl.orca.data.feeds.base.Ingest`.
     spools : tuple of dict, or None
         Spools of an earlier attempt, by rank, to be used instead of the input.
+    options : dict, state : bytes or None
+        What the driver has to say, where there is no channel.
     """
 
-    address: Address
+    address: Address | None
     job: int
     active_jobs: tuple[int, ...]
     world_size: int
@@ -71,6 +78,8 @@ class TaskSpec:
     reader: Callable | None
     accept: Callable | None = None
     spools: tuple[dict, ...] | None = None
+    options: dict | None = None
+    state: bytes | None = None
 
 
 def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
@@ -97,18 +106,18 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
     Unreachable
         If there is no way to the channel, so that only the cluster can tell the driver.
     """
-    with _environment(spec):
+    with task_environment(spec):
         line = spec.address.connect(attempt)
         if line.count(f"enter/{place}", 1) > 1:
             line.count("failed", 1)  # nobody shall wait for this task
             return place, "void", "Spark ran this task again"
-        line.set_json(f"who/{place}", {"rank": place, "pid": os.getpid(), "host": _host(spec)})
         uplink = ChannelUplink(line)
         with captured(spec.log_to_driver, spec.is_local) as log:
             watcher = Watcher(spec.address.connect(attempt), place, uplink, log)
             watcher.start()
             try:
-                return _Task(spec, place, local_dir, line, uplink, watcher).run(batches)
+                task = _Task(spec, place, local_dir, line, spec.address, uplink, watcher)
+                return task.run(batches)
             finally:
                 watcher.stop()
                 with contextlib.suppress(Exception):
@@ -116,7 +125,7 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
 
 
 @contextlib.contextmanager
-def _environment(spec):
+def task_environment(spec):
     """Let the program import what the driver can; leave the reused process as it was."""
     path, level = list(sys.path), os.environ.get("TORCH_CPP_LOG_LEVEL")
     sys.path[:0] = [p for p in spec.import_path if p not in path and os.path.exists(p)]
@@ -131,14 +140,32 @@ def _environment(spec):
             os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
 
 
+def attempt_task(spec: TaskSpec, place: int, local_dir: str, line, address, uplink, batches):
+    """Run the program of a task whose way to the driver is `uplink`.
+
+    Returns
+    -------
+    tuple of (rank, outcome, detail)
+    """
+    return _Task(spec, place, local_dir, line, address, uplink).run(batches)
+
+
 class _Task:
     """One run of a program in one worker."""
 
-    def __init__(self, spec, place, local_dir, line, uplink, watcher):
+    def __init__(self, spec, place, local_dir, line, address, uplink, watcher=None):
         self._spec, self._place, self._local_dir = spec, place, local_dir
         self._line, self._uplink, self._watcher = line, uplink, watcher
-        self._rank = place
+        self._host = own_address(address)
         self._worker: Worker | None = None
+        self._take_rank(place)
+
+    def _take_rank(self, rank):
+        self._rank = rank
+        if self._watcher is not None:
+            self._watcher.rank = rank
+        who = {"rank": rank, "pid": os.getpid(), "host": self._host}
+        self._line.set_json(f"who/{self._place}", who)
 
     def run(self, batches):
         from bigdl.common.cpu import thread_scope
@@ -169,19 +196,18 @@ class _Task:
 
         spec, line = self._spec, self._line
         if spec.spools is not None:
-            rank = _choose_rank(spec, self._place, line)
+            rank = choose_rank(spec, self._place, line)
             if rank is None:
                 return "nospool"
-            self._rank = self._watcher.rank = rank
-            line.set_json(
-                f"who/{self._place}", {"rank": rank, "pid": os.getpid(), "host": _host(spec)}
-            )
-            shards = _reopen(spec.spools[rank])
+            self._take_rank(rank)
+            shards = reopen(spec.spools[rank])
         else:
-            shards = _ingest(spec, batches, self._place, self._local_dir, line)
-            if spec.accept is not None and not _is_accepted(spec, shards, self._place, line):
-                _remove_spools(shards)
+            shards = read_input(spec, batches, self._place, self._local_dir)
+            if spec.accept is not None and not is_accepted(spec, shards, self._place, line):
+                remove_spools(shards)
                 return "refused"
+            docs = {name: shard.spool.to_json() for name, shard in shards.items()}
+            line.set_json(f"spool/{self._place}", docs)
         self._worker = Worker(
             self._rank,
             spec.world_size,
@@ -189,7 +215,7 @@ class _Task:
             shards=shards,
             line=line,
             uplink=self._uplink,
-            host=_host(spec),
+            host=self._host,
             local_dir=self._local_dir,
             timeout=spec.timeout,
         )
@@ -200,7 +226,7 @@ class _Task:
         if shards:
             # nobody can need them any more once all results are on their way
             line.meet("results", spec.world_size, longest=0.5)
-            _remove_spools(shards)
+            remove_spools(shards)
         return "ok"
 
     def _await_cause(self):
@@ -211,25 +237,34 @@ class _Task:
         """
         self._clean_up(_CLEAN_UP_S)
         end = time.monotonic() + _CAUSE_S
-        while not self._line.count("failed") and time.monotonic() < end:
-            time.sleep(0.05)
+        with contextlib.suppress(RuntimeError):  # it may be the line that went away
+            while time.monotonic() < end:
+                if self._line.count("failed"):  # an error ends the job, so no attempt will follow
+                    self._drop_spools()
+                    break
+                time.sleep(0.05)
 
     def _fail(self, error):
         """Free the peers, then report; what hangs is ended by the driver's answer."""
         place = self._uplink.failing()
         self._clean_up(_CLEAN_UP_S)
         self._uplink.report({"place": place, "rank": self._rank, **describe(error)})
+        self._drop_spools()
+
+    def _drop_spools(self):
+        if self._worker is not None:
+            remove_spools(self._worker.shards)
 
 
 _TRANSPORT = "gloo/transport/"
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether an exception says that another worker went away.
+    """Whether an exception says that another worker, or the line, went away.
 
     A program may use ``torch.distributed`` without our GradientSync, which says it by PeerLost.
     """
-    if isinstance(error, PeerLost):
+    if isinstance(error, PeerLost) or type(error).__name__ == "DistNetworkError":
         return True
     text = str(error) if isinstance(error, RuntimeError) else ""
     return _TRANSPORT in text and "enforce fail" not in text
@@ -262,114 +297,11 @@ def _without_engine(frames):
     return frames
 
 
-def _ingest(spec, batches, place, local_dir, line):
-    from bigdl.orca.data.feeds.spool import SpoolWriter, remove_stale_spools
-
-    if spec.reader is None:
-        for _ in batches:  # the engine's own empty frame
-            pass
-        return {}
-    remove_stale_spools(local_dir, spec.job, set(spec.active_jobs))
-    writers = []
-
-    def open_spool(name, specs):
-        writers.append(SpoolWriter(local_dir, spec.job, f"{name}-{place}", specs))
-        return writers[-1]
-
-    try:
-        shards = spec.reader(batches, open_spool)
-    except BaseException:
-        for writer in writers:
-            writer.discard()
-        raise
-    line.set_json(f"spool/{place}", {k: s.spool.to_json() for k, s in shards.items()})
-    return shards
-
-
-def _is_accepted(spec, shards, place, line) -> bool:
-    """Whether the input goes on with the sizes that its shards turned out to have."""
-    line.set_json(f"rows/{place}", sum(shard.rows for shard in shards.values()))
-    line.meet("rows", spec.world_size)
-    return spec.accept([line.get_json(f"rows/{p}") for p in range(spec.world_size)])
-
-
-def _reopen(spools):
-    from bigdl.orca.data.feeds.shard import Shard
-    from bigdl.orca.data.feeds.spool import Spool
-
-    return {name: Shard(Spool.from_json(doc)) for name, doc in spools.items()}
-
-
-def _remove_spools(shards):
-    from bigdl.orca.data.feeds.spool import remove_spool
-
-    for shard in shards.values():
-        remove_spool(shard.spool.path)
-
-
-def _choose_rank(spec, place, line):
-    """Which shard this task takes, of those whose spools its machine sees; None if it cannot be.
-
-    Every task says what it sees and computes the same assignment.
-    """
-    from bigdl.orca.data.feeds.spool import Spool
-
-    seen = [
-        rank
-        for rank, spools in enumerate(spec.spools)
-        if all(Spool.from_json(doc).is_here() for doc in spools.values())
+def own_address(address: Address) -> str:
+    """The address that this machine uses towards another one."""
+    family, _, _, _, other = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)[
+        0
     ]
-    line.set_json(f"seen/{place}", seen)
-    line.meet("seen", spec.world_size)
-    views = [json.loads(line.get(f"seen/{p}")) for p in range(spec.world_size)]
-    return match(views).get(place)
-
-
-def match(views: list[list[int]]) -> dict[int, int]:
-    """Give every task one of the shards that it sees, each to one task.
-
-    A task keeps the shard of its own number where that leaves a shard for everybody.
-
-    Parameters
-    ----------
-    views : list of list of int
-        The shards that each task sees.
-
-    Returns
-    -------
-    dict of task to shard; empty when there is no complete assignment
-    """
-    shard_of = {task: task for task, seen in enumerate(views) if task in seen}
-    owner = dict(shard_of)
-    for task in range(len(views)):
-        if task in shard_of:
-            continue
-        # the nearest free shard, if those on the way to it move on by one
-        reached: dict[int, int] = {}  # shard -> the task that would take it
-        queue, free = collections.deque([task]), None
-        while queue and free is None:
-            taker = queue.popleft()
-            for shard in views[taker]:
-                if shard not in reached:
-                    reached[shard] = taker
-                    if shard not in owner:
-                        free = shard
-                        break
-                    queue.append(owner[shard])
-        if free is None:
-            return {}
-        while free is not None:
-            taker = reached[free]
-            left = shard_of.get(taker)
-            shard_of[taker], owner[free] = free, taker
-            free = left
-    return shard_of
-
-
-def _host(spec) -> str:
-    """The address that this machine uses towards the driver."""
-    host, port = spec.address.host, spec.address.port
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)
+        probe.connect(other)
         return probe.getsockname()[0]

@@ -1,0 +1,275 @@
+"""One program on the tasks of Spark's barrier stages."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bigdl.common.errors import UsageError, WorkerLost, require
+from bigdl.orca.cluster.plan import quiet
+from bigdl.orca.cluster.spark import user_import_path
+from bigdl.orca.engine import rank0
+from bigdl.orca.engine.base import Job
+from bigdl.orca.engine.causes import NoRows, NoWay, job_error, unreachable, user_error, worker_lost
+from bigdl.orca.engine.channel import Channel, Unreachable
+from bigdl.orca.engine.stage import SparkCall, Watch, settle, vanished
+from bigdl.orca.engine.task import TaskSpec
+from bigdl.orca.engine.uplink import decode
+
+if TYPE_CHECKING:
+    from bigdl.orca.engine.spark import SparkEngine
+
+__all__ = ["SparkJob"]
+
+logger = logging.getLogger("bigdl.orca")
+
+_ATTEMPT = "bigdl.attempt"
+_ROWS = "rank int, kind string, detail string, data binary"
+_QUIET_S = 0.2  # seconds in which Spark logs that the tasks of a failed stage ended
+
+_lock = threading.Lock()
+_numbers = itertools.count()
+_active: set[int] = set()
+
+
+class SparkJob(Job):
+    """One program on the tasks of barrier stages; made by :meth:`SparkEngine.open`."""
+
+    def __init__(self, engine: SparkEngine, fn, feed, num_workers: int, threads: int):
+        program = _pickle(fn)
+        self._engine = engine
+        self._sc, self._spark = engine.cluster.sc, engine.cluster.spark
+        self.num_workers = num_workers
+        self._ingest = self._channel = None
+        self._attempts = 0
+        self._rdd = None
+        self._spools: list[dict] | None = None
+        self._lines: list = []
+        self._closed = False
+        with _lock:
+            self._number = next(_numbers)
+            active = tuple(_active)
+            _active.add(self._number)
+        try:
+            if feed is not None:
+                prepare = SparkCall(self._sc, lambda: feed.prepare(engine.cluster, num_workers))
+                self._ingest = prepare.wait()
+            self._channel = Channel(engine.cluster.driver_host, engine._port)
+        except BaseException:
+            self.close()
+            raise
+        self._spec = TaskSpec(
+            address=self._channel.address,
+            job=self._number,
+            active_jobs=active,
+            world_size=num_workers,
+            threads=threads,
+            timeout=engine._timeout,
+            is_local=engine.cluster.is_local,
+            log_to_driver=engine._log_to_driver,
+            import_path=tuple(user_import_path()),
+            program=program,
+            reader=self._ingest.reader if self._ingest else None,
+            accept=self._ingest.accept if self._ingest else None,
+        )
+
+    def attempt(self, options=None, state=None, on_event=None) -> list:
+        while True:
+            try:
+                at_driver = self._engine.is_driver_reachable
+                attempt = self._attempt if at_driver else self._attempt_at_rank_0
+                results = attempt(options or {}, state, on_event)
+            except NoWay as error:
+                if not self._engine.give_up_driver(error):
+                    raise
+            else:
+                if results is not None:
+                    return results
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with _lock:
+            _active.discard(self._number)
+        if self._ingest:
+            from bigdl.orca.data.feeds.spool import remove_spool
+
+            with contextlib.suppress(Exception):  # workers on other machines removed theirs
+                for doc in (d for line in self._lines for d in self._spools_of(line).values()):
+                    for spool in doc.values():
+                        remove_spool(spool["path"])
+            self._ingest.close()
+        if self._channel:
+            self._channel.close()
+
+    # -- one attempt ---------------------------------------------------------------------------
+
+    def _attempt(self, options, state, on_event):
+        """Results in rank order, or None when the input must be read again."""
+        self._attempts += 1
+        line = self._channel.line(self._attempts)
+        self._lines.append(line)
+        line.set_json("options", options)
+        if state is not None:
+            line.put_bytes("state", state)
+        call = SparkCall(self._sc, lambda: self._collect(call, self._stage, line))
+        watch = Watch(line, call, on_event)
+        rows, failure = [], None
+        try:
+            rows = call.wait(watch.poll, lambda: line.set("abort", "stopped by the driver"))
+        except Exception as error:
+            if call.error is not error:  # of `on_event`
+                raise
+            failure = error
+        watch.poll(final=True)
+        line.delete_bytes("state")
+        if self._spools is None and self._ingest is not None:
+            made = self._spools_of(line)
+            if len(made) == self.num_workers:
+                self._spools = [made[rank] for rank in range(self.num_workers)]
+        return self._results(line, watch, rows, failure)
+
+    def _attempt_at_rank_0(self, options, state, on_event):
+        """The same, where the workers cannot reach the driver."""
+        spec = replace(self._spec, address=None, options=options, state=state)
+
+        def stage():
+            return self._source().mapInArrow(_task(spec), _ROWS, barrier=True)
+
+        call = SparkCall(self._sc, lambda: self._collect(call, stage))
+        try:
+            rows = call.wait()
+        except Exception as error:
+            raise job_error(error, []) from None
+        results, errors, outcomes, details = rank0.read(rows, on_event)
+        if errors:
+            raise user_error(min(errors, key=lambda doc: doc["place"]))
+        if len(results) == self.num_workers:
+            return [results[rank] for rank in range(self.num_workers)]
+        return self._without_results(rows, outcomes, details, [])
+
+    def _collect(self, call, stage, line=None):
+        """Run the stage; returns when no worker is left, also when one was lost."""
+        with quiet(self._sc):
+            try:
+                # travels with the Spark job: the stage is the same in all attempts
+                self._sc.setLocalProperty(_ATTEMPT, str(self._attempts))
+                slots = self._engine.await_slots(self.num_workers, call)
+                if slots < self.num_workers:
+                    raise WorkerLost(
+                        f"{self.num_workers} workers are needed but the cluster can only run "
+                        f"{slots} tasks at once since executors were lost"
+                    )
+                return [tuple(row) for row in stage().collect()]
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    if line is not None:
+                        line.set("abort", "another worker failed")
+                        settle(line, self.num_workers)
+                    time.sleep(_QUIET_S)
+                raise
+
+    def _stage(self):
+        """The stage of an attempt: with the input, or without where its spools are known."""
+        if self._spools is not None:
+            spec = replace(self._spec, reader=None, accept=None, spools=tuple(self._spools))
+            return self._empty().mapInArrow(_task(spec), _ROWS, barrier=True)
+        if self._rdd is None:
+            # The same object in each attempt, so that Spark finds its shuffle files again. Not the
+            # frame: adaptive execution remembers that its result failed and would not run it again.
+            stage = self._source().mapInArrow(_task(self._spec), _ROWS, barrier=True)
+            self._rdd = stage.rdd
+        return self._rdd
+
+    def _source(self):
+        return self._ingest.frame if self._ingest else self._empty()
+
+    def _empty(self):
+        return self._spark.range(0, self.num_workers, 1, self.num_workers)
+
+    def _read_otherwise(self):
+        """Prepare the input in the other way, after the workers refused its shards."""
+        self._ingest.close()
+        self._ingest = SparkCall(self._sc, self._ingest.otherwise).wait()
+        self._spec = replace(self._spec, reader=self._ingest.reader, accept=self._ingest.accept)
+        self._rdd = self._spools = None
+
+    def _spools_of(self, line) -> dict[int, dict]:
+        """Spools that the tasks of one attempt made, by rank."""
+        keys = {place: f"spool/{place}" for place in range(self.num_workers)}
+        return {place: line.get_json(key) for place, key in keys.items() if line.has(key)}
+
+    def _results(self, line, watch, rows, failure):
+        ranks = range(self.num_workers)
+        if watch.first_error is not None:
+            raise user_error(watch.first_error) from None
+        if line.has(*(f"result/{rank}/kind" for rank in ranks)):
+            return [
+                decode(line.get(f"result/{rank}/kind").decode(), line.take_bytes(f"result/{rank}"))
+                for rank in ranks
+            ]
+        gone = vanished(line, self.num_workers)
+        if failure is not None:
+            raise job_error(failure, gone) from None
+        details = [detail for _, _, detail, _ in rows if detail]
+        return self._without_results(rows, {kind for _, kind, _, _ in rows}, details, gone)
+
+    def _without_results(self, rows, outcomes, details, gone):
+        """What a stage that ended by itself, but not with a result of every rank, calls for."""
+        if not rows and self._ingest is not None:
+            raise NoRows("The input has no rows")
+        if "nospool" in outcomes:
+            logger.info("The spooled input is gone; it is read again")
+            self._spools = None
+            return None
+        if "refused" in outcomes:
+            self._read_otherwise()
+            return None
+        raise worker_lost(gone, details[0] if details else "it left no result")
+
+
+def _task(spec: TaskSpec):
+    def task(batches):
+        import pyarrow as pa
+        from pyspark import BarrierTaskContext
+
+        from bigdl.orca.engine import rank0
+        from bigdl.orca.engine.task import execute
+
+        context = BarrierTaskContext.get()
+        attempt, place = int(context.getLocalProperty(_ATTEMPT)), context.partitionId()
+        directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+        directory = directories[place % len(directories)] or "/tmp"
+        if spec.address is None:
+            rows = rank0.execute(spec, context, batches, directory)
+        else:
+            try:
+                rows = [(*execute(spec, attempt, batches, place, directory), None)]
+            except Unreachable as error:
+                raise unreachable(os.uname().nodename, str(error)) from None
+        types = (pa.int32(), pa.string(), pa.string(), pa.binary())
+        for row in rows:
+            arrays = [pa.array([v], t) for v, t in zip(row, types, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, ["rank", "kind", "detail", "data"])
+
+    return task
+
+
+def _pickle(fn) -> bytes:
+    cloudpickle = require("cloudpickle", "orca")
+    if not callable(fn):
+        raise UsageError(f"fn should be a function of a worker, got {type(fn).__name__}")
+    try:
+        return cloudpickle.dumps(fn)
+    except Exception as error:
+        raise UsageError(
+            f"The program cannot be shipped to the workers, since it refers to something that "
+            f"cannot be pickled ({error}); create such objects inside the function instead"
+        ) from error
