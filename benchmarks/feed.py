@@ -1,6 +1,6 @@
 """From a cached Spark DataFrame to tensor batches: BigDL's feed beside its alternatives.
 
-    python benchmarks/feed.py [--rows 10000000] [--repeats 3] [--json results.json]
+    python benchmarks/feed.py [--rows 10000000] [--repeats 5] [--warm-up 10] [--json results.json]
 
 Two tables: 8 numeric columns, and a vector of 128 floats. Every repeat runs all sides one after
 another (interleaved), so that the noise of a shared machine meets all of them.
@@ -246,8 +246,13 @@ def measure(name, frame, columns, folder, options):
         "ray": lambda: ray_side(path, columns),
         "pyarrow": lambda: pyarrow_side(path, columns),
     }
-    for warm in ("bigdl", "ray"):  # worker processes start and import once
-        sides[warm]()
+    # A JVM compiles what it has run often enough: the sides on Spark settle in some ten runs.
+    # Before that, worker processes start and import; the very first run is reported apart.
+    cold = sides["bigdl"]()["first epoch"]
+    for _ in range(options.warm_up):
+        for side in ("bigdl", "rows"):
+            sides[side]()
+    sides["ray"]()
     found = {side: [] for side in sides}
     for repeat in range(options.repeats):
         for side, run in sides.items():
@@ -255,6 +260,8 @@ def measure(name, frame, columns, folder, options):
             print(f"  {name} {repeat + 1}/{options.repeats} {side}: {_short(found[side][-1])}")
     for table in (frame, some, other):
         table.unpersist()
+    for result in found["bigdl"]:
+        result["first epoch of the process"] = cold
     return rows, found
 
 
@@ -313,9 +320,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--vector-rows", type=int, default=200_000)
-    parser.add_argument("--row-path-rows", type=int, default=1_000_000)
+    parser.add_argument("--row-path-rows", type=int, default=500_000)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=10, help="runs before the repeats")
     parser.add_argument("--memory", default="8g")
     parser.add_argument("--json", help="also write the figures here")
     options = parser.parse_args()

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bigdl.common.errors import UsageError
+from bigdl.common.memory import freeze_modules
 from bigdl.orca.engine.base import PeerLost
 from bigdl.orca.engine.channel import Address
 from bigdl.orca.engine.intake import (
@@ -132,6 +133,7 @@ def task_environment(spec):
     if level is None:
         os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # we say ourselves who went away
         import torch  # noqa: F401 - it looks at the variable once
+    freeze_modules()
     try:
         yield
     finally:

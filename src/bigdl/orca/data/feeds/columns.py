@@ -13,8 +13,9 @@ map<key, ...>             a dict of the value's arrays; the same keys in every r
 ========================  =====================================================
 
 Vectors become arrays and doubles become floats **in the JVM**, so that half of the bytes are moved.
-Scalar columns of one dtype travel as one array per row and stay together as the columns of one
-matrix: Spark writes an Arrow list of k values about twice as fast as k Arrow columns.
+Scalar columns travel as one array per row, since Spark writes an Arrow list of k values at least
+twice as fast as k Arrow columns: as doubles where their types differ but a double holds them all.
+Those of one dtype stay together as the columns of one matrix.
 
 Nulls, strings and arrays of unequal lengths are refused: only the user knows what they mean.
 """
@@ -191,8 +192,10 @@ def project(frame, specs):
     from pyspark.sql import functions as F
 
     out = []
-    for i, members in enumerate(_groups(specs)):
+    for i, members in enumerate(_lists(specs)):
         columns = [convert(spec) for spec in members]
+        if len({spec.cast for spec in members}) > 1:
+            columns = [column.cast("double") for column in columns]
         out.append((F.array(*columns) if len(columns) > 1 else columns[0]).alias(f"c{i}"))
     return frame.select(*out)
 
@@ -207,43 +210,69 @@ def convert(spec: ColumnSpec):
     from pyspark.ml.functions import vector_to_array
 
     floats = spec.dtype if spec.dtype in _FLOATS else "float64"
+    # the values of a dense vector are there already, a sparse one is filled up
+    inside = F.unwrap_udt(column)
+    dense = inside.getField("values").cast(f"array<{_FLOATS[floats]}>")
+    array = F.when(inside.getField("type") == 1, dense).otherwise(vector_to_array(column, floats))
     # vector_to_array fails on a null, with an exception that does not name the column
-    return F.when(column.isNotNull(), vector_to_array(column, floats))
+    return F.when(column.isNotNull(), array)
 
 
-def _groups(specs) -> list[list[ColumnSpec]]:
-    """Scalar columns of one dtype together, every other column alone."""
-    groups: dict = {}
+def _lists(specs) -> list[list[ColumnSpec]]:
+    """The columns that travel as one list per row; all but scalars alone."""
+    lists: dict = {}
     for i, spec in enumerate(specs):
-        scalar = spec.kind == "plain" and spec.ndim == 0
-        groups.setdefault((spec.dtype, spec.cast) if scalar else i, []).append(spec)
+        key: object = i
+        if spec.kind == "plain" and spec.ndim == 0:
+            key = "bigint" if spec.cast == "bigint" else "double"
+        lists.setdefault(key, []).append(spec)
+    return list(lists.values())
+
+
+def _matrices(specs) -> list[list[ColumnSpec]]:
+    """Of the members of one list, those that become the columns of one matrix."""
+    groups: dict = {}
+    for spec in specs:
+        groups.setdefault((spec.dtype, spec.cast), []).append(spec)
     return list(groups.values())
 
 
 def decode_batch(specs, batch) -> tuple[list[Leaf], list[np.ndarray]]:
     """The arrays of one record batch of :func:`project`, C-contiguous, and what they are."""
     leaves, arrays = [], []
-    for members, column in zip(_groups(specs), batch.columns, strict=True):
-        if len(members) > 1:
-            names = tuple(spec.name for spec in members)
-            array = _decode_group(members, column)
-            leaves.append(Leaf(names, None, array.dtype.name, array.shape[1:]))
-            arrays.append(array)
-            continue
-        for key, array in decode(members[0], column):
-            leaves.append(Leaf(members[0].name, key, array.dtype.name, array.shape[1:]))
+    for members, column in zip(_lists(specs), batch.columns, strict=True):
+        if len(members) == 1:
+            found = [(members[0].name, *pair) for pair in decode(members[0], column)]
+        else:
+            found = _decode_list(members, column)
+        for name, key, array in found:
+            leaves.append(Leaf(name, key, array.dtype.name, array.shape[1:]))
             arrays.append(np.ascontiguousarray(array))
     return leaves, arrays
 
 
-def _decode_group(members, array):
+def _decode_list(specs, array):
     values = array.flatten()
     if values.null_count:
-        missing = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)) % len(members)
-        first = members[int(missing[0])]
+        missing = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)) % len(specs)
+        first = specs[int(missing[0])]
         raise _nulls(first, int((missing == missing[0]).sum()))
-    values = values.to_numpy(zero_copy_only=False)
-    return _in_dtype(members, values.reshape(len(array), len(members)))
+    values = values.to_numpy(zero_copy_only=False).reshape(len(array), len(specs))
+    place = {spec.name: i for i, spec in enumerate(specs)}
+    found = []
+    for members in _matrices(specs):
+        columns = [place[spec.name] for spec in members]
+        if len(members) == len(specs):
+            part = values
+        elif columns == list(range(columns[0], columns[-1] + 1)):
+            part = values[:, columns[0] : columns[-1] + 1]  # no copy before the conversion
+        else:
+            part = values[:, columns]
+        if len(members) > 1:
+            found.append((tuple(s.name for s in members), None, _in_dtype(members, part)))
+        else:
+            found.append((members[0].name, None, _in_dtype(members, part[:, 0])))
+    return found
 
 
 def decode(spec: ColumnSpec, array) -> list[tuple[str | None, np.ndarray]]:
