@@ -185,7 +185,8 @@ class SparkJob(Job):
             # The same object in each attempt, so that Spark finds its shuffle files again. Not the
             # frame: adaptive execution remembers that its result failed and would not run it again.
             stage = self._source().mapInArrow(_task(self._spec), _ROWS, barrier=True)
-            self._rdd = stage.rdd
+            with sql_settings(self._spark, self._ingest.settings if self._ingest else {}):
+                self._rdd = stage.rdd  # plans it
         return self._rdd
 
     def _source(self):
@@ -233,6 +234,22 @@ class SparkJob(Job):
             self._read_otherwise()
             return None
         raise worker_lost(gone, details[0] if details else "it left no result")
+
+
+@contextlib.contextmanager
+def sql_settings(spark, settings: dict[str, str]):
+    """Other SQL settings of a session for a while."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
 
 
 def _task(spec: TaskSpec):

@@ -51,6 +51,8 @@ class Ingest:
         ``accept(rows)`` says, of the rows of every shard, whether to go on with them.
     otherwise : callable, optional
         ``otherwise()`` makes the Ingest that is used when `accept` said no.
+    settings : dict of str to str
+        SQL settings under which the stage over `frame` is planned.
     """
 
     frame: Any
@@ -58,6 +60,7 @@ class Ingest:
     close: Callable[[], None] = field(default=lambda: None)
     accept: Callable[[list[int]], bool] | None = None
     otherwise: Callable[[], Ingest] | None = None
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 class Feed(ABC):

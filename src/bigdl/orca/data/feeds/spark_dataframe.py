@@ -34,6 +34,7 @@ from bigdl.orca.data.feeds.shard import Shard
 
 __all__ = ["FeedGroup", "SparkDataFrameFeed", "check_columns"]
 
+_BATCH_BYTES = 64 << 20  # of an Arrow batch
 _NEAR = 0.05  # how far partitions of "near-equal" sizes may be apart, in parts of their mean
 
 
@@ -88,6 +89,7 @@ class SparkDataFrameFeed(Feed):
         if self.balance and not self._is_cached_in(num_workers):
             return packed()
         direct = Ingest(project(self.frame, self.specs), _direct_reader(name, self.specs))
+        direct.settings = _settings(self.frame, self.specs)
         if self.balance:
             # the workers look at the sizes once they have them: to count first costs another job
             direct.accept, direct.otherwise = _near_equal, packed
@@ -115,6 +117,15 @@ class SparkDataFrameFeed(Feed):
             and self.frame.rdd.getNumPartitions() == num_workers
             and bool(spark_plan.fits_barrier(self.frame, num_workers))
         )
+
+
+def _settings(frame, specs) -> dict[str, str]:
+    """No limit of bytes where that of rows is enough: Spark adds up a batch before every row."""
+    rows = int(frame.sparkSession.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch"))
+    scalars = all(spec.kind == "plain" and spec.ndim == 0 for spec in specs)
+    if scalars and 0 < rows * len(specs) * 8 <= _BATCH_BYTES:
+        return {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
+    return {}
 
 
 def _near_equal(rows: list[int]) -> bool:
