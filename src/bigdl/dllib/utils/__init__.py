@@ -1,0 +1,1 @@
+"""Helpers that programs for BigDL 2.x import."""

@@ -1,0 +1,97 @@
+"""What a program asks about the active Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from bigdl.common.errors import UsageError, require
+from bigdl.orca.settings import OrcaContext
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SQLContext
+
+__all__ = [
+    "create_spark_conf",
+    "get_dtype",
+    "get_node_and_core_number",
+    "get_spark_context",
+    "get_spark_sql_context",
+    "init_engine",
+    "redire_spark_logs",
+    "show_bigdl_info_logs",
+    "to_list",
+]
+
+_OF_THE_JVM = (
+    *("EvaluatedResult", "JActivity", "JTensor", "JavaCreator", "JavaValue", "RNG", "Sample"),
+    *("callBigDlFunc", "callJavaFunc", "get_bigdl_conf", "to_sample_rdd"),
+)
+
+
+def get_node_and_core_number() -> tuple[int, int]:
+    """Number of nodes of the active Spark, and of the cores that tasks may use on each of them.
+
+    Raises
+    ------
+    UsageError
+        If there is no active SparkContext.
+    """
+    from bigdl.orca.cluster.spark import SparkCluster
+
+    cluster = SparkCluster.from_active()
+    return cluster.nodes, cluster.cores_per_node
+
+
+def get_spark_context(conf: SparkConf | None = None) -> SparkContext:
+    """The active SparkContext, or a new one with the properties of `conf`."""
+    from bigdl.orca.cluster.spark import active_context
+
+    active = active_context()
+    if active is not None:
+        return active
+    from bigdl.orca.context import init_orca_context
+
+    properties = {} if conf is None else dict(conf.getAll())
+    return init_orca_context("local", conf=properties)
+
+
+def get_spark_sql_context(sc: SparkContext | None = None) -> SQLContext:
+    """Spark's older SQLContext on the active SparkContext."""
+    return OrcaContext.get_sql_context()
+
+
+def create_spark_conf() -> SparkConf:
+    """An empty SparkConf: BigDL needs no property of its own."""
+    return require("pyspark", "orca").SparkConf()
+
+
+def init_engine(bigdl_type: str = "float") -> None:
+    """Accepted without effect: there is no engine in the JVM."""
+
+
+def redire_spark_logs(bigdl_type: str = "float", log_path: str | None = None) -> None:
+    """Accepted without effect: Spark's log is never moved to a file."""
+
+
+def show_bigdl_info_logs(bigdl_type: str = "float") -> None:
+    """Accepted without effect: BigDL logs to the logger ``bigdl`` of this process."""
+
+
+def get_dtype(bigdl_type: str) -> str:
+    """numpy's name of the type that BigDL 2.x calls ``"float"`` or ``"double"``."""
+    return "float32" if bigdl_type == "float" else "float64"
+
+
+def to_list(a: Any) -> list:
+    """`a` if it is a list, else a list with only `a`."""
+    return a if isinstance(a, list) else [a]
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in _OF_THE_JVM:
+        raise UsageError(
+            f"{__name__}.{name} belongs to the layers that BigDL 2.x ran in the JVM, which are no "
+            "more; docs/compat.md says what takes their place"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

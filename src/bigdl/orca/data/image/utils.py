@@ -1,0 +1,211 @@
+"""What a column of a :class:`~bigdl.orca.data.image.ParquetDataset` holds, and its bytes.
+
+========================  ==========================  ===========================
+type of the field         a record has                the Parquet file has
+========================  ==========================  ===========================
+``FeatureType.IMAGE``     path or bytes of an image   the bytes of the image file
+``FeatureType.NDARRAY``   a numpy array               bytes of a compressed npz
+``FeatureType.SCALAR``    a number, str or bytes      the value
+========================  ==========================  ===========================
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from bigdl.common.errors import UsageError, require
+
+if TYPE_CHECKING:
+    import PIL.Image
+    import pyarrow as pa
+
+__all__ = [
+    "DType",
+    "FeatureType",
+    "SchemaField",
+    "arrow_schema",
+    "check_schema",
+    "chunks",
+    "decode_image",
+    "decode_record",
+    "decode_schema",
+    "encode_record",
+    "encode_schema",
+]
+
+
+class FeatureType(Enum):
+    """Kind of a column."""
+
+    IMAGE = "IMAGE"
+    NDARRAY = "NDARRAY"
+    SCALAR = "SCALAR"
+
+
+class DType(Enum):
+    """Type of a scalar, or of the elements of an array."""
+
+    STRING = "STRING"
+    BYTES = "BYTES"
+    INT32 = "INT32"
+    FLOAT32 = "FLOAT32"
+    UINT8 = "UINT8"
+
+
+class SchemaField(NamedTuple):
+    """One column.
+
+    Attributes
+    ----------
+    feature_type : FeatureType
+    dtype : DType
+    shape : tuple of int
+        Shape of an array, ``()`` for others.
+    """
+
+    feature_type: FeatureType
+    dtype: DType
+    shape: tuple = ()
+
+
+def chunks(items: Iterable, size: int) -> Iterator[list]:
+    """Lists of `size` items, the last one of what remains; nothing is read ahead."""
+    iterator = iter(items)
+    while block := list(itertools.islice(iterator, size)):
+        yield block
+
+
+def check_schema(schema: Any) -> dict[str, SchemaField]:
+    """`schema`, or a UsageError that says what is wrong with it."""
+    if not isinstance(schema, Mapping) or not schema:
+        raise UsageError(f"schema must be a dict of SchemaField by column name, got {schema!r}")
+    for name, field in schema.items():
+        good = isinstance(field, SchemaField) and isinstance(field.dtype, DType)
+        if not good or not isinstance(field.feature_type, FeatureType):
+            raise UsageError(
+                f"The column {name!r} of the schema must be a "
+                f"SchemaField(FeatureType, DType, shape), got {field!r}"
+            )
+    return dict(schema)
+
+
+def encode_schema(schema: Mapping[str, SchemaField]) -> str:
+    """`schema` as JSON."""
+    return json.dumps(
+        {
+            name: {
+                "feature_type": field.feature_type.name,
+                "dtype": field.dtype.name,
+                "shape": list(field.shape),
+            }
+            for name, field in schema.items()
+        }
+    )
+
+
+def decode_schema(text: str | bytes) -> dict[str, SchemaField]:
+    """The schema that :func:`encode_schema`, or BigDL 2.x, wrote."""
+    try:
+        return {
+            name: SchemaField(
+                FeatureType[_member(field["feature_type"])],
+                DType[_member(field["dtype"])],
+                tuple(field["shape"]),
+            )
+            for name, field in json.loads(text).items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"This is not the schema of a ParquetDataset: {text!r}") from error
+
+
+def _member(value: Any) -> str:
+    """``IMAGE`` of ``{"__enum__": "FeatureType.IMAGE"}``, as BigDL 2.x writes."""
+    if isinstance(value, Mapping):
+        value = value["__enum__"]
+    return value.rpartition(".")[2]
+
+
+def arrow_schema(schema: Mapping[str, SchemaField]) -> pa.Schema:
+    """The types of the Parquet columns."""
+    import pyarrow as pa
+
+    scalars = {
+        DType.STRING: pa.string(),
+        DType.BYTES: pa.binary(),
+        DType.INT32: pa.int32(),
+        DType.FLOAT32: pa.float32(),
+        DType.UINT8: pa.int32(),  # Spark has no unsigned types
+    }
+    return pa.schema(
+        (name, scalars[f.dtype] if f.feature_type is FeatureType.SCALAR else pa.binary())
+        for name, f in schema.items()
+    )
+
+
+def encode_record(schema: Mapping[str, SchemaField], record: Mapping[str, Any]) -> dict[str, Any]:
+    """The Parquet values of one record."""
+    if record.keys() != schema.keys():
+        raise UsageError(
+            f"A record has the columns {sorted(record)} where the schema has {sorted(schema)}"
+        )
+    return {name: _encode(name, field, record[name]) for name, field in schema.items()}
+
+
+def _encode(name: str, field: SchemaField, value: Any) -> Any:
+    if field.feature_type is FeatureType.IMAGE:
+        if isinstance(value, bytes | bytearray):
+            return bytes(value)
+        from bigdl.orca.data.file import read_bytes
+
+        return read_bytes(value)
+    if field.feature_type is FeatureType.NDARRAY:
+        array = np.asarray(value)
+        if array.dtype == object:
+            raise UsageError(
+                f"The column {name!r} holds an array of Python objects; give its elements one "
+                "type and its rows one length"
+            )
+        data = io.BytesIO()
+        np.savez_compressed(data, array)
+        return data.getvalue()
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def decode_record(schema: Mapping[str, SchemaField], record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record from its Parquet values: arrays are arrays again, images are bytes."""
+    return {
+        name: _decode_array(value)
+        if schema[name].feature_type is FeatureType.NDARRAY
+        else bytes(value)
+        if isinstance(value, bytearray)
+        else value
+        for name, value in record.items()
+    }
+
+
+def _decode_array(data: bytes) -> np.ndarray:
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return arrays[arrays.files[0]]
+
+
+def decode_image(data: bytes, name: str) -> PIL.Image.Image:
+    """The image in the bytes of an image file, in the mode of the file.
+
+    Raises
+    ------
+    UsageError
+        If it is none; the message has `name`.
+    """
+    pil = require("PIL.Image", "orca")
+    try:
+        with pil.open(io.BytesIO(data)) as image:
+            return image.copy()  # of the class Image: pixels without the file
+    except (OSError, SyntaxError, ValueError, pil.DecompressionBombError) as error:
+        raise UsageError(f"{name!r} is not an image that Pillow can read: {error}") from error

@@ -1,0 +1,135 @@
+"""Pickles that do not run foreign code.
+
+A pickle is a program: whoever wrote the file decides what its reader runs.  BigDL 2.x signed its
+pickles with a key that is printed in its source, which stops nobody.  :class:`SafePickle` keeps
+the names and holds what it promises: a pickle is read when the caller knows its digest, when it
+holds plain data only, or when the caller says that it is trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import io
+import pickle
+from typing import Any, BinaryIO, NoReturn
+
+from bigdl.common.errors import UsageError
+
+__all__ = ["SafePickle"]
+
+_TYPES = ("bytearray", "bytes", "complex", "frozenset", "range", "set", "slice")
+_PLAIN = frozenset(
+    [(module, name) for module in ("builtins", "__builtin__") for name in _TYPES]
+    + [("collections", name) for name in ("Counter", "OrderedDict", "deque")]
+    + [("datetime", name) for name in ("date", "datetime", "time", "timedelta", "timezone")]
+    + [("_codecs", "encode")]  # bytes in the older protocols
+    + [("decimal", "Decimal"), ("fractions", "Fraction"), ("uuid", "UUID")]
+    + [("numpy", "dtype"), ("numpy", "ndarray")]
+    + [(f"{core}.multiarray", "_reconstruct") for core in ("numpy.core", "numpy._core")]
+    + [(f"{core}.multiarray", "scalar") for core in ("numpy.core", "numpy._core")]
+    + [(f"{core}.numeric", "_frombuffer") for core in ("numpy.core", "numpy._core")]
+)
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _PLAIN:
+            raise UsageError(
+                f"The pickle holds a {module}.{name}, which is more than plain data; pass the "
+                "digest that was returned when it was written, or trust=True if you know its writer"
+            )
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise UsageError("The pickle refers to objects that are not in it and cannot be read")
+
+
+class SafePickle:
+    """``pickle`` with a check before anything is unpickled.
+
+    Without a digest only plain data are read: numbers, str, bytes, None, lists, tuples, dicts,
+    sets, dates and numpy arrays of them.
+
+    Examples
+    --------
+    >>> import io
+    >>> file = io.BytesIO()
+    >>> digest = SafePickle.dump({"a": 1}, file, return_digest=True)
+    >>> _ = file.seek(0)
+    >>> SafePickle.load(file, digest)
+    {'a': 1}
+    """
+
+    @classmethod
+    def dump(
+        cls, obj: Any, file: BinaryIO, return_digest: bool = False, **kwargs: Any
+    ) -> str | None:
+        """Pickle an object into an open file.
+
+        Parameters
+        ----------
+        obj : object
+        file : binary file
+        return_digest : bool, default False
+        **kwargs
+            Of ``pickle.dumps``.
+
+        Returns
+        -------
+        str or None
+            With `return_digest`, the SHA-256 of what was written, in hexadecimal.  Whoever keeps
+            it where the writer of the file cannot change it can tell that the file is the same.
+        """
+        data = pickle.dumps(obj, **kwargs)
+        file.write(data)
+        return _digest(data) if return_digest else None
+
+    @classmethod
+    def dumps(cls, obj: Any, return_digest: bool = False, **kwargs: Any) -> Any:
+        """Pickle an object: bytes, or (bytes, digest) with `return_digest`."""
+        data = pickle.dumps(obj, **kwargs)
+        return (data, _digest(data)) if return_digest else data
+
+    @classmethod
+    def load(
+        cls, file: BinaryIO, digest: str | None = None, *, trust: bool = False, **kwargs: Any
+    ) -> Any:
+        """Unpickle an object from an open file, or with a digest all of the file.
+
+        Parameters
+        ----------
+        file : binary file
+        digest : str, optional
+            What :meth:`dump` returned; any object is read if it agrees.
+        trust : bool, default False
+            Read any object of a file whose writer is known, which may run any code.
+        **kwargs
+            Of ``pickle.load``.
+
+        Raises
+        ------
+        UsageError
+            If the digest differs, or an object without a digest is more than plain data.
+        """
+        if digest is not None:
+            return cls.loads(file.read(), digest, trust=trust, **kwargs)
+        return pickle.load(file, **kwargs) if trust else _PlainUnpickler(file, **kwargs).load()
+
+    @classmethod
+    def loads(
+        cls, data: bytes, digest: str | None = None, *, trust: bool = False, **kwargs: Any
+    ) -> Any:
+        """Unpickle bytes; the parameters are those of :meth:`load`."""
+        if digest is not None and not hmac.compare_digest(str(digest), _digest(data)):
+            raise UsageError(
+                "The pickle is not the one that the digest was made of: it was changed, or the "
+                "digest is of BigDL 2.x; pass trust=True without a digest if you know its writer"
+            )
+        if trust or digest is not None:
+            return pickle.loads(data, **kwargs)
+        return _PlainUnpickler(io.BytesIO(data), **kwargs).load()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
