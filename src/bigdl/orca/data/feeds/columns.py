@@ -193,18 +193,32 @@ def project(frame, specs):
 
     out = []
     for i, members in enumerate(_lists(specs)):
-        columns = [convert(spec) for spec in members]
-        if len({spec.cast for spec in members}) > 1:
-            columns = [column.cast("double") for column in columns]
-        out.append((F.array(*columns) if len(columns) > 1 else columns[0]).alias(f"c{i}"))
+        if len(members) > 1:
+            casts = {spec.cast for spec in members}
+            cast = casts.pop() if len(casts) == 1 else "double"
+            # as text: a thousand Column objects take seconds
+            column = F.expr(f"array({', '.join(_cast(spec, cast) for spec in members)})")
+        else:
+            column = convert(members[0])
+        out.append(column.alias(f"c{i}"))
     return frame.select(*out)
+
+
+def _cast(spec: ColumnSpec, cast: str) -> str:
+    """SQL for a column in its own type (as far as that decides its value) and then in `cast`."""
+    text = f"CAST({_quoted(spec.name)} AS {spec.cast})"
+    return text if cast == spec.cast else f"CAST({text} AS {cast})"
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def convert(spec: ColumnSpec):
     """The Spark column of a spec, converted in the JVM."""
     from pyspark.sql import functions as F
 
-    column = F.col("`" + spec.name.replace("`", "``") + "`")
+    column = F.col(_quoted(spec.name))
     if spec.cast != "vector":
         return column.cast(spec.cast)
     from pyspark.ml.functions import vector_to_array
