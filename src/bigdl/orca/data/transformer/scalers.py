@@ -1,0 +1,263 @@
+"""Scaling of numbers by what they are in all shards together.
+
+The figures are those of Spark ML's scalers of the same names.  Missing values (nulls, NaN) are
+left out of what is learned and stay NaN.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.transformer.inputs import as_columns, require_columns
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bigdl.orca.data.shard import SparkXShards
+
+__all__ = ["MinMaxScaler", "StandardScaler"]
+
+
+@dataclass
+class _Moments:
+    """What is known of each feature of some rows; adds up over shards without rounding away."""
+
+    count: np.ndarray
+    mean: np.ndarray
+    squares: np.ndarray  # sum of squared differences from the mean
+    low: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, matrix: np.ndarray) -> _Moments:
+        here = ~np.isnan(matrix)
+        count = here.sum(0)
+        values = np.where(here, matrix, 0.0)
+        mean = values.sum(0) / np.maximum(count, 1)
+        squares = (np.where(here, matrix - mean, 0.0) ** 2).sum(0)
+        low = np.where(here, matrix, np.inf).min(0, initial=np.inf)
+        high = np.where(here, matrix, -np.inf).max(0, initial=-np.inf)
+        return cls(count, mean, squares, low, high)
+
+    def __add__(self, other: _Moments) -> _Moments:
+        count = self.count + other.count
+        step = other.mean - self.mean
+        weight = other.count / np.maximum(count, 1)
+        return _Moments(
+            count,
+            self.mean + step * weight,
+            self.squares + other.squares + step**2 * self.count * weight,
+            np.minimum(self.low, other.low),
+            np.maximum(self.high, other.high),
+        )
+
+
+@dataclass
+class _Line:
+    """A linear function of every feature, which maps `center` to `base` exactly."""
+
+    center: np.ndarray
+    width: np.ndarray
+    slope: np.ndarray
+    base: np.ndarray
+
+    def __call__(self, matrix: np.ndarray) -> np.ndarray:
+        return (matrix - self.center) / self.width * self.slope + self.base
+
+
+class _Scaler(ABC):
+    """A linear function of every feature, learned from :class:`_Moments`."""
+
+    def __init__(self, inputCol: str | list[str] | None, outputCol: str | None):
+        self.inputCol, self.outputCol = inputCol, outputCol
+        self._line: _Line | None = None
+
+    def setInputOutputCol(self, inputCol: str | list[str], outputCol: str) -> _Scaler:
+        """Set the columns, from which :meth:`fit_transform` has to learn then; returns this."""
+        self.inputCol, self.outputCol = inputCol, outputCol
+        self._line = None
+        return self
+
+    @abstractmethod
+    def _learn(self, moments: _Moments) -> _Line:
+        """The function that `moments` ask for."""
+
+    def fit_transform(self, shards: SparkXShards) -> SparkXShards:
+        """Learn from all shards and add the column of scaled values.
+
+        Parameters
+        ----------
+        shards : SparkXShards of pandas.DataFrame
+
+        Returns
+        -------
+        SparkXShards
+            As `shards`, with one float64 array per row in the output column: the scaled values
+            of the input columns in their order.
+        """
+        columns = self._columns(shards)
+        moments = None
+        for found in shards.rdd.map(lambda frame: _moments(frame, columns)).collect():
+            if isinstance(found, str):
+                raise UsageError(found)
+            if moments is not None and found is not None and len(found.count) != len(moments.count):
+                raise UsageError(f"The columns {columns} hold arrays of different lengths")
+            if found is not None:
+                moments = found if moments is None else moments + found
+        if moments is None or (moments.count == 0).any():
+            raise UsageError(f"There is no number to learn from in one of the columns {columns}")
+        self._line = self._learn(moments)
+        return self.transform(shards)
+
+    def transform(self, shards: SparkXShards) -> SparkXShards:
+        """Add the column of values scaled by what was learned."""
+        if self._line is None:
+            raise UsageError("Please call fit_transform first")
+        columns = self._columns(shards)
+        return shards.transform_shard(_ScaleShard(columns, self.outputCol, self._line))
+
+    def _columns(self, shards: SparkXShards) -> list[str]:
+        columns = as_columns(self.inputCol, "inputCol")
+        if not isinstance(self.outputCol, str):
+            raise UsageError(f"outputCol must be the name of a column, got {self.outputCol!r}")
+        require_columns(shards, columns)
+        return columns
+
+
+class MinMaxScaler(_Scaler):
+    """Moves every feature to a range: its smallest value to `min`, its largest to `max`.
+
+    A feature with one value only becomes the middle of the range.
+
+    Parameters
+    ----------
+    min, max : float, default 0 and 1
+    inputCol : str or list of str, optional
+        Columns of numbers, or of arrays of them.
+    outputCol : str, optional
+        Column of the scaled values, one array per row.
+    """
+
+    def __init__(
+        self,
+        min: float = 0.0,
+        max: float = 1.0,
+        inputCol: str | list[str] | None = None,
+        outputCol: str | None = None,
+    ):
+        if not min < max:
+            raise UsageError(f"min must be less than max, got {min!r} and {max!r}")
+        super().__init__(inputCol, outputCol)
+        self.min, self.max = min, max
+
+    def _learn(self, moments: _Moments) -> _Line:
+        width = moments.high - moments.low
+        varies = width > 0
+        return _Line(
+            moments.low,
+            np.where(varies, width, 1.0),
+            np.where(varies, self.max - self.min, 0.0),
+            np.where(varies, self.min, (self.max + self.min) / 2),
+        )
+
+
+class StandardScaler(_Scaler):
+    """Divides every feature by its standard deviation, and with `withMean` centers it first.
+
+    The standard deviation is that of a sample (n − 1).  A feature without any becomes 0.
+
+    Parameters
+    ----------
+    withMean : bool, default False
+    withStd : bool, default True
+    inputCol : str or list of str, optional
+        Columns of numbers, or of arrays of them.
+    outputCol : str, optional
+        Column of the scaled values, one array per row.
+    """
+
+    def __init__(
+        self,
+        withMean: bool = False,
+        withStd: bool = True,
+        inputCol: str | list[str] | None = None,
+        outputCol: str | None = None,
+    ):
+        super().__init__(inputCol, outputCol)
+        self.withMean, self.withStd = withMean, withStd
+
+    def _learn(self, moments: _Moments) -> _Line:
+        zeros = np.zeros(len(moments.count))
+        spread = np.sqrt(moments.squares / np.maximum(moments.count - 1, 1))
+        if not self.withStd:
+            spread = zeros + 1.0
+        return _Line(
+            moments.mean if self.withMean else zeros,
+            np.where(spread > 0, spread, 1.0),
+            np.where(spread > 0, 1.0, 0.0),
+            zeros,
+        )
+
+
+class _ScaleShard:
+    def __init__(self, columns: list[str], output: str, line: _Line):
+        self._columns, self._output, self._line = columns, output, line
+
+    def __call__(self, frame: pd.DataFrame) -> pd.DataFrame:
+        import pandas as pd
+
+        rows: list = []
+        if len(frame):
+            matrix = _matrix(frame, self._columns)
+            if matrix.shape[1] != len(self._line.center):
+                raise UsageError(
+                    f"The columns {self._columns} hold {matrix.shape[1]} features, but "
+                    f"{len(self._line.center)} when they were learned"
+                )
+            rows = list(self._line(matrix))
+        return frame.assign(**{self._output: pd.Series(rows, index=frame.index, dtype=object)})
+
+
+def _moments(frame: pd.DataFrame, columns: list[str]) -> _Moments | str | None:
+    """What is known of a shard, what is wrong with it, or None without rows."""
+    if not len(frame):
+        return None
+    try:
+        return _Moments.of(_matrix(frame, columns))
+    except UsageError as error:
+        return str(error)
+
+
+def _matrix(frame: pd.DataFrame, columns: list[str]) -> np.ndarray:
+    """The features of a shard with rows, as float64 of shape (rows, features)."""
+    return np.concatenate([_features(frame[column]) for column in columns], axis=1)
+
+
+def _features(series: pd.Series) -> np.ndarray:
+    import pandas as pd
+
+    cells = series.dropna()
+    first = cells.iloc[0] if len(cells) else None
+    try:
+        if hasattr(first, "__len__") and not isinstance(first, str | bytes):
+            rows = [np.asarray(getattr(c, "toArray", lambda c=c: c)(), dtype=float) for c in cells]
+            matrix = np.full((len(series), *rows[0].shape), np.nan)
+            matrix[series.notna().to_numpy()] = rows
+            return matrix.reshape(len(series), -1)
+        plain = pd.api.types.is_numeric_dtype(series) or not len(cells)
+        texts = series.dtype != object or any(isinstance(cell, str | bytes) for cell in cells)
+        if plain or not texts:
+            return series.to_numpy(dtype="float64", na_value=np.nan).reshape(-1, 1)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"The column {series.name!r} cannot be scaled: {error}; it must hold numbers, or "
+            "arrays of them of one length"
+        ) from error
+    raise UsageError(
+        f"The column {series.name!r} holds {first!r}, which is no number; encode or cast it first"
+    )
