@@ -133,19 +133,6 @@ def test_a_wrong_argument_is_one_clear_sentence(arguments, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "mode",
-    ["yarn", "Yarn-Client", "yarn-cluster", "k8s", "K8S-client", "k8s-cluster", "standalone"],
-)
-def test_a_mode_of_a_later_version_says_what_this_one_has(no_context, mode):
-    with pytest.raises(
-        UsageError, match=f'cluster_mode="{mode.lower()}" is not available'
-    ) as error:
-        init_orca_context(mode, num_nodes=2, driver_memory="4g")
-    assert "already active" in str(error.value)
-    assert "spark-submit" in str(error.value)
-
-
 def test_local_mode_refuses_the_master_of_a_cluster(no_context):
     with pytest.raises(UsageError, match=r"cannot use spark.master=spark://host"):
         init_orca_context("local", conf={"spark.master": "spark://host:7077"})

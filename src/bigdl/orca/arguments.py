@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.submit import family
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -30,12 +31,9 @@ CLUSTER_MODES = (
 )
 RUNTIMES = ("spark", "ray")
 LOG_LEVELS = ("ALL", "DEBUG", "ERROR", "FATAL", "INFO", "OFF", "TRACE", "WARN")
-THIS_VERSION = (
-    'this version of BigDL supports cluster_mode="local" and, for any cluster, a SparkContext that '
-    'is already active or cluster_mode="spark-submit"'
-)
+THIS_VERSION = 'this version of BigDL supports runtime="spark" without Ray'
 
-# Arguments of `**kwargs`: for every mode, for Ray, and for other cluster modes than local.
+# Arguments of `**kwargs`: for every mode, for Ray, and for some cluster modes, by their families.
 COMMON_OPTIONS = ("conf", "spark_log_level", "redirect_spark_log", "python_location")
 RAY_OPTIONS = (
     "redis_port",
@@ -50,35 +48,45 @@ RAY_OPTIONS = (
     "include_webui",
     "system_config",
 )
-CLUSTER_OPTIONS = (
-    "additional_archive",
-    "conda_name",
-    "container_image",
-    "driver_cores",
-    "driver_memory",
-    "enable_numa_binding",
-    "extra_executor_memory_for_ray",
-    "extra_python_lib",
-    "hadoop_conf",
-    "hadoop_user_name",
-    "jars",
-    "master",
-    "penv_archive",
-    "spark_yarn_archive",
-)
+_EVERY_FAMILY = ("yarn", "k8s", "standalone")
+CLUSTER_OPTIONS = {
+    "additional_archive": ("yarn",),
+    "conda_name": ("yarn",),
+    "container_image": ("k8s",),
+    "driver_cores": _EVERY_FAMILY,
+    "driver_memory": _EVERY_FAMILY,
+    "enable_numa_binding": ("standalone",),
+    "extra_executor_memory_for_ray": _EVERY_FAMILY,
+    "extra_python_lib": _EVERY_FAMILY,
+    "hadoop_conf": ("yarn",),
+    "hadoop_user_name": ("yarn",),
+    "jars": _EVERY_FAMILY,
+    "master": ("k8s", "standalone"),
+    "penv_archive": ("yarn", "k8s"),
+    "spark_yarn_archive": ("yarn",),
+}
+
+# These have an effect in every mode that starts Spark.
+MEANT_FOR_ALL = ("cores", "memory", "conf", "num_nodes", "python_location")
+
+CORES_OF_A_NODE = 2
+"""Cores of an executor where `cores` is not given; those of a laptop say nothing of a cluster's."""
 
 SMALLEST_MEMORY = 512 * 2**20
 """Spark refuses to start with less than 450 MiB of heap, and a JVM uses a bit of it for itself."""
 
 
 def refuse_what_cannot_start(mode: str, conf: Mapping[str, str]) -> None:
-    if mode != "local" and mode not in SUBMIT_MODES:
-        raise UsageError(f'cluster_mode="{mode}" is not available: {THIS_VERSION}')
     master = conf.get("spark.master", "local")
     if mode == "local" and not master.startswith("local"):
         raise UsageError(
-            f'cluster_mode="local" cannot use spark.master={master} of conf: {THIS_VERSION}'
+            f'cluster_mode="local" cannot use spark.master={master} of conf: choose the '
+            'cluster_mode of that cluster, such as "standalone", and pass master'
         )
+    refuse_spark_connect()
+
+
+def refuse_spark_connect() -> None:
     for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE"):
         value = os.environ.get(name)
         if value and (name != "SPARK_API_MODE" or value.lower() == "connect"):
@@ -144,24 +152,24 @@ def check_cores(value: Any) -> int:
     return number
 
 
-def check_num_nodes(value: Any) -> int:
+def check_num_nodes(value: Any, name: str = "num_nodes") -> int:
     number = whole_number(value)
     if number is None or number < 1:
-        raise UsageError(f"num_nodes must be a whole number of at least 1, but got {value!r}")
+        raise UsageError(f"{name} must be a whole number of at least 1, but got {value!r}")
     return number
 
 
-def check_memory(value: Any) -> str:
+def check_memory(value: Any, name: str = "memory", least: int = SMALLEST_MEMORY) -> str:
     """Check a size and write it the way that both Spark and ``java -Xmx`` understand."""
     match = isinstance(value, str) and re.fullmatch(r"\s*(\d+)\s*([kmgt])b?\s*", value.lower())
     if not match:
         raise UsageError(
-            'memory must be a whole number and a unit of k, m, g or t, such as "2g" or "1536m", '
-            f"but got {value!r}"
+            f"{name} must be a whole number and a unit of k, m, g or t, such as "
+            f'"2g" or "1536m", but got {value!r}'
         )
     number, unit = int(match[1]), match[2]
-    if number * 2 ** (10 * ("kmgt".index(unit) + 1)) < SMALLEST_MEMORY:
-        raise UsageError(f'memory must be at least "512m" for Spark to start, but got {value!r}')
+    if number * 2 ** (10 * ("kmgt".index(unit) + 1)) < least:
+        raise UsageError(f'{name} must be at least "512m" for Spark to start, but got {value!r}')
     return f"{number}{unit}"
 
 
@@ -197,3 +205,64 @@ def check_python(location: Any, conf: Mapping[str, str]) -> str:
             f"python_location must be the path of a Python interpreter, but got {location!r}"
         )
     return os.path.abspath(found)  # a link is kept: it may belong to a virtual environment
+
+
+def check_path(value: Any) -> str:
+    """The path of a Python interpreter on the nodes, which need not exist here."""
+    return _check_text("python_location", value)
+
+
+def check_cluster_options(mode: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that belong to a cluster mode, checked; one that is None was not given."""
+    wanted = family(mode)
+    return {
+        name: _OPTION_CHECKS.get(name, _check_text)(name, kwargs[name])
+        for name, families in CLUSTER_OPTIONS.items()
+        if wanted in families and kwargs.get(name) is not None
+    }
+
+
+def _check_text(name: str, value: Any) -> str:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise UsageError(f"{name} must be a string, but got {value!r}")
+    return os.fspath(value)
+
+
+def _check_list(name: str, value: Any) -> str:
+    """Files, as a sequence or one string with commas."""
+    entries = value if isinstance(value, list | tuple | set) else [value]
+    return ",".join(_check_text(name, each) for each in entries)
+
+
+def _check_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} must be True or False, but got {value!r}")
+    return value
+
+
+def _check_file(name: str, value: Any) -> str:
+    text = _check_text(name, value)
+    path = text.partition("#")[0].removeprefix("file://")
+    if "://" not in path and not os.path.exists(path):
+        raise UsageError(f"{name} must be the path of a file, but {path!r} does not exist")
+    return text
+
+
+def _check_directory(name: str, value: Any) -> str:
+    text = _check_text(name, value)
+    if not os.path.isdir(text):
+        raise UsageError(f"{name} must be a directory, but {text!r} is none")
+    return os.path.abspath(text)
+
+
+_OPTION_CHECKS = {
+    "additional_archive": _check_list,
+    "driver_cores": lambda name, value: check_num_nodes(value, name),
+    "driver_memory": lambda name, value: check_memory(value, name),
+    "enable_numa_binding": _check_flag,
+    "extra_executor_memory_for_ray": lambda name, value: check_memory(value, name, least=1),
+    "extra_python_lib": _check_list,
+    "hadoop_conf": _check_directory,
+    "jars": _check_list,
+    "penv_archive": _check_file,
+}

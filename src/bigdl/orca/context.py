@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
     from bigdl.orca.cluster.launch import LaunchedSpark
+    from bigdl.orca.cluster.provision import OwnStandalone
+    from bigdl.orca.cluster.submit import Request
 
 __all__ = ["OrcaContext", "init_orca_context", "stop_orca_context"]
 
@@ -33,7 +35,7 @@ class _State:
     """What ``init_orca_context`` has done in this process."""
 
     lock = threading.RLock()
-    launched: LaunchedSpark | None = None
+    launched: LaunchedSpark | OwnStandalone | None = None
     request: tuple | None = None  # the arguments that `launched` was started with
     ray_options: Mapping[str, Any] = {}
     pid: int | None = None  # the process that registered `stop_orca_context` for its exit
@@ -51,28 +53,35 @@ def init_orca_context(
 ) -> SparkContext:
     """Start Orca, or take over the SparkContext that is already active.
 
-    A SparkContext that is active in this process is reused whatever the arguments say.  Otherwise
-    Spark is started on this machine, or as the ``spark-submit`` command says.
+    A SparkContext that is active in this process is reused whatever the arguments say, and in a
+    program that ``spark-submit`` runs, Spark is started as that command says.
     :func:`stop_orca_context` is called at the exit of the process at the latest.
 
     Parameters
     ----------
     cluster_mode : str, optional
-        ``"local"`` (the default) for this machine, over the loopback interface only;
-        ``"spark-submit"`` or its alias ``"bigdl-submit"`` for the cluster and the settings of the
-        command that runs the program.  Upper and lower case mean the same.  The other modes of
-        BigDL 2.x (``"yarn-client"``, ``"k8s-client"``, ``"standalone"``, …) are not available in
-        this version.
+        Upper and lower case mean the same.
+
+        * ``"local"`` (the default): this machine, over the loopback interface only.
+        * ``"standalone"``: the standalone cluster at `master`, or one on this machine that is
+          started for this program and stopped after it.
+        * ``"yarn-client"`` (``"yarn"``), ``"k8s-client"`` (``"k8s"``): a YARN or Kubernetes
+          cluster, with this process as the driver.
+        * ``"yarn-cluster"``, ``"k8s-cluster"``: the same, but the program is run again with its
+          driver on the cluster; this call waits for it and ends the process with its exit code.
+        * ``"spark-submit"`` or its alias ``"bigdl-submit"``: the cluster and the settings of the
+          command that runs the program.
     runtime : str, default "spark"
         ``"ray"`` is not available in this version.
     cores : int or str, optional
-        Cores to use on a node.  ``"*"`` or None: every core that this process may use, by its CPU
-        affinity and the CPU quota of its container.
+        Cores to use on a node.  ``"*"`` is every core that this process may use, by its CPU
+        affinity and the CPU quota of its container; it is the default of local mode, and 2 that of
+        the others.
     memory : str, default "2g"
         Memory of Spark's JVM on a node, in Spark's form: a whole number and one of k, m, g, t.
         The Python workers take theirs beside it.
     num_nodes : int, default 1
-        Number of nodes; there is only one in local mode.
+        Number of executors; there is only one node in local mode.
     init_ray_on_spark : bool, default False
         True is not available in this version.
     init_executor_gateway : bool, default True
@@ -81,11 +90,29 @@ def init_orca_context(
         ``conf`` : dict of Spark properties, which win over those that Orca sets.
         ``spark_log_level`` : level of Spark's own log, default ``"WARN"``.
         ``redirect_spark_log`` : accepted without effect: Spark's log is never moved to a file.
-        ``python_location`` : the Python interpreter of the workers, default: this one.
+        ``python_location`` : the Python interpreter of the workers, a path on the nodes; default:
+        this one, or the shipped environment, or on Kubernetes the ``python3`` of the image.
+
+        For standalone, YARN and Kubernetes: ``driver_cores`` (4), ``driver_memory`` (``"2g"``),
+        ``extra_executor_memory_for_ray`` (memory of an executor beside its JVM),
+        ``extra_python_lib`` (Python files, zip files or eggs for the workers) and ``jars``, each a
+        list or a string with commas.
+
+        For YARN: ``hadoop_conf`` (default: ``HADOOP_CONF_DIR``), ``hadoop_user_name`` (default:
+        ``HADOOP_USER_NAME``, else ``"root"``), ``penv_archive`` (a packed Python environment;
+        default: this one is packed once by conda-pack or venv-pack), ``conda_name`` (another
+        conda environment to pack), ``additional_archive``, ``spark_yarn_archive``.
+
+        For Kubernetes: ``master`` (``"k8s://https://host:port"``) and ``container_image``, which
+        are required, and ``penv_archive`` (default: the image has the Python environment).
+
+        For standalone: ``master`` (``"spark://host:port"``), ``enable_numa_binding`` (a cluster
+        on this machine gets one Spark worker per NUMA node).
+
         The arguments for Ray (``redis_port``, ``redis_password``, ``object_store_memory``,
         ``verbose``, ``env``, ``extra_params``, ``num_ray_nodes``, ``ray_node_cpu_cores``,
-        ``include_webui``, ``system_config``) are kept until Ray is started.  Those for other
-        cluster modes are ignored with a warning.
+        ``include_webui``, ``system_config``) are kept until Ray is started.  An argument that the
+        cluster mode does not use is ignored with a warning.
 
     Returns
     -------
@@ -94,9 +121,10 @@ def init_orca_context(
     Raises
     ------
     UsageError
-        If an argument is wrong or not available, or no suitable Java is found.
+        If an argument is wrong or not available, no suitable Java is found, or the cluster cannot
+        be reached.
     MissingExtraError
-        If PySpark is not installed.
+        If PySpark is not installed, or the program that packs the Python environment.
 
     Notes
     -----
@@ -111,14 +139,21 @@ def init_orca_context(
     >>> stop_orca_context()
     """
     mode = arguments.check_cluster_mode(cluster_mode)
+    is_local = mode == "local" or mode in arguments.SUBMIT_MODES
     arguments.check_runtime(runtime, init_ray_on_spark)
     arguments.check_names(kwargs)
     conf = arguments.check_conf(kwargs.get("conf"))
     log_level = arguments.check_log_level(kwargs.get("spark_log_level", "WARN"))
-    python = arguments.check_python(kwargs.get("python_location"), conf)
+    python = kwargs.get("python_location")
+    if is_local:
+        python = arguments.check_python(python, conf)
+    options = {} if is_local else arguments.check_cluster_options(mode, kwargs)
     # Those that differ from their default, to say which ones have no effect.
     given = {"cores": cores is not None, "memory": memory != "2g", "conf": bool(conf)}
     given.update((name, True) for name in arguments.CLUSTER_OPTIONS if name in kwargs)
+    given["python_location"] = "python_location" in kwargs
+    if not is_local and cores is None:
+        cores = arguments.CORES_OF_A_NODE
     cores, memory, num_nodes = (
         arguments.check_cores(cores),
         arguments.check_memory(memory),
@@ -131,9 +166,10 @@ def init_orca_context(
     )
     require("pyspark", "orca")
     from bigdl.orca.cluster import launch, spark
+    from bigdl.orca.cluster.submit import Request
 
     with _State.lock:
-        request = (mode, cores, memory, conf, python)
+        request = (mode, cores, memory, conf, python, num_nodes, dict(options))
         sc = spark.active_context()
         if sc is not None:
             given["cluster_mode"] = cluster_mode is not None and mode not in arguments.SUBMIT_MODES
@@ -150,9 +186,20 @@ def init_orca_context(
             logger.info("Initializing orca context")
             _stop_launched()
             if mode == "local":
-                given.update(cores=False, memory=False, conf=False, num_nodes=num_nodes > 1)
+                given.update(dict.fromkeys(arguments.MEANT_FOR_ALL, False))
+                given["num_nodes"] = num_nodes > 1
                 arguments.warn_ignored(given, "this is local mode, with one node")
                 sc = _start_local(cores, memory, conf, python)
+            elif not is_local and not _is_submitted(mode):
+                if not given["cores"]:
+                    logger.warning(
+                        "cores was not given: each node gives %d to this program.", cores
+                    )
+                given.update(dict.fromkeys((*arguments.MEANT_FOR_ALL, *options), False))
+                arguments.warn_ignored(given, f'cluster_mode="{mode}" does not use it')
+                if python is not None:
+                    options["python_location"] = arguments.check_path(python)
+                sc = _start_on_cluster(Request(mode, cores, memory, num_nodes, conf, options))
             else:
                 arguments.warn_ignored(given, "the settings are those of the spark-submit command")
                 sc = _start_as_submitted()
@@ -189,6 +236,38 @@ def stop_orca_context() -> None:
         _State.ray_options = {}
 
 
+def init_spark_with(
+    properties: Mapping[str, str], spark_log_level: str = "WARN", redirect_spark_log: bool = True
+) -> SparkContext:
+    """Start Spark with the user's own properties, which also name the master.
+
+    The settings of a ``spark-submit`` command stay below them.  An active SparkContext is reused.
+
+    Parameters
+    ----------
+    properties : mapping of str to str
+    spark_log_level, redirect_spark_log
+        See :func:`init_orca_context`.
+    """
+    require("pyspark", "orca")
+    from bigdl.orca.cluster import launch, spark
+
+    with _State.lock:
+        if spark.active_context() is None:
+            arguments.refuse_spark_connect()
+            _stop_launched()
+            sc = _start_as_submitted(arguments.check_conf(properties))
+            launch.set_log_level(sc, arguments.check_log_level(spark_log_level))
+        return init_orca_context("spark-submit", redirect_spark_log=redirect_spark_log)
+
+
+def stop_own_cluster() -> None:
+    """Stop the standalone cluster that this process started, if any, and the context on it."""
+    with _State.lock:
+        if hasattr(_State.launched, "cluster"):
+            stop_orca_context()
+
+
 def _is_ours(sc: SparkContext) -> bool:
     return _State.launched is not None and _State.launched.sc is sc
 
@@ -216,13 +295,33 @@ def _start_local(cores: int, memory: str, conf: Mapping[str, str], python: str) 
     return _State.launched.sc
 
 
-def _start_as_submitted() -> SparkContext:
+def _is_submitted(mode: str) -> bool:
+    """Whether this process is the driver that a ``spark-submit`` command has started."""
+    from bigdl.orca.cluster import launch, submit
+
+    return launch.has_foreign_gateway() or submit.is_inside(mode, os.environ)
+
+
+def _start_on_cluster(request: Request) -> SparkContext:
+    from bigdl.orca.cluster import provision
+
+    if request.is_cluster_mode:
+        code = provision.submit_program(request)
+        logger.info("The program has run on the cluster and ended with exit code %d", code)
+        sys.exit(code)  # what follows has been done there
+    _State.launched = provision.connect(request, log_output=OrcaContext.log_output)
+    return _State.launched.sc
+
+
+def _start_as_submitted(properties: Mapping[str, str] | None = None) -> SparkContext:
     from bigdl.orca.cluster import launch
 
+    properties = properties or {}
     if launch.has_foreign_gateway():
-        sc = launch.attach({}, {})
+        sc = launch.attach(properties, {})
     else:  # a notebook kernel with PYSPARK_SUBMIT_ARGS, or only a spark-defaults.conf
-        _State.launched = launch.LaunchedSpark.launch({}, {}, log_output=OrcaContext.log_output)
+        log_output = OrcaContext.log_output
+        _State.launched = launch.LaunchedSpark.launch(properties, {}, log_output=log_output)
         sc = _State.launched.sc
     launch.use_this_python(sc)
     return sc

@@ -32,6 +32,8 @@ TASK_ATTEMPTS = 4
 EXIT_GRACE_S = 10.0
 """Seconds that a JVM has to end by itself before it is killed."""
 
+_SECRET = "spark.authenticate.secret"
+
 logger = logging.getLogger("bigdl.orca")
 
 
@@ -88,10 +90,12 @@ class LaunchedSpark:
         java = find_java()
         sigint = signal.getsignal(signal.SIGINT)
         conf = SparkConf().setAll(list(properties.items()))
+        # Other users of this machine can read the command line of the JVM.
+        shown = SparkConf().setAll([item for item in properties.items() if item[0] != _SECRET])
         gateway, readers = None, []
         try:
             with _environment({**environment, "JAVA_HOME": str(java.home)}):
-                gateway = _launch_gateway(conf, readers if log_output else None)
+                gateway = _launch_gateway(shown, readers if log_output else None)
                 sc = _new_context(conf, gateway)
         except BaseException:
             if gateway is not None:
@@ -200,20 +204,33 @@ def local_properties(cores: int, memory: str, conf: Mapping[str, str]) -> dict[s
         "spark.master": f"local[{cores},{TASK_ATTEMPTS}]",
         "spark.app.name": "orca",
         "spark.driver.memory": memory,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.enabled": "true" if "spark.ui.port" in conf else "false",
+        **loopback_properties(conf),
         "spark.ui.showConsoleProgress": "false",
         "spark.python.worker.reuse": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # Spark's default of 200 is for clusters; a few more than cores keep them all busy.
         "spark.sql.shuffle.partitions": str(max(8, 2 * cores)),
-        # A worker is another process of this machine: it can import what the driver can.
-        "spark.executorEnv.PYTHONPATH": os.pathsep.join(user_import_path()),
     }
     if hasattr(socket, "AF_UNIX") and Version(pyspark.__version__) >= Version("4.1"):
         properties["spark.python.unix.domain.socket.enabled"] = "true"
     return {**properties, **conf}
+
+
+def loopback_properties(conf: Mapping[str, str]) -> dict[str, str]:
+    """Spark properties of a driver whose executors are on the same machine.
+
+    Parameters
+    ----------
+    conf : mapping of str to str
+        The user's own properties.
+    """
+    return {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "true" if "spark.ui.port" in conf else "false",
+        # A worker is another process of this machine: it can import what the driver can.
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(user_import_path()),
+    }
 
 
 def local_environment(python: str) -> dict[str, str]:

@@ -1,0 +1,305 @@
+"""The functions by which programs for BigDL 2.x start and stop Spark.
+
+They all come down to :func:`bigdl.orca.init_orca_context`; new programs call that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bigdl.common.errors import UsageError, require
+from bigdl.orca.context import (
+    OrcaContext,
+    init_orca_context,
+    init_spark_with,
+    stop_orca_context,
+    stop_own_cluster,
+)
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf, SparkContext
+
+__all__ = [
+    "ZooContext",
+    "getOrCreateSparkContext",
+    "get_optimizer_version",
+    "init_nncontext",
+    "init_spark_conf",
+    "init_spark_on_k8s",
+    "init_spark_on_k8s_cluster",
+    "init_spark_on_local",
+    "init_spark_on_yarn",
+    "init_spark_on_yarn_cluster",
+    "init_spark_standalone",
+    "set_optimizer_version",
+    "stop_orca_context",
+    "stop_spark_standalone",
+]
+
+logger = logging.getLogger("bigdl.orca")
+
+ZooContext = OrcaContext
+
+_OPTIMIZER_VERSIONS = ("optimizerV1", "optimizerV2")
+_optimizer_version = "optimizerV1"
+
+
+def init_nncontext(
+    conf: SparkConf | Mapping[str, Any] | str | None = None,
+    cluster_mode: str = "spark-submit",
+    spark_log_level: str = "WARN",
+    redirect_spark_log: bool = True,
+    **kwargs: Any,
+) -> SparkContext:
+    """Start Spark, or take over the SparkContext that is active.
+
+    Parameters
+    ----------
+    conf : SparkConf, dict or str, optional
+        Spark properties, or only the name of the application.
+    cluster_mode : str, default "spark-submit"
+        See :func:`bigdl.orca.init_orca_context`.  In the default mode, without a ``spark-submit``
+        command, the master is that of `conf`, else this machine.
+    spark_log_level : str, default "WARN"
+    redirect_spark_log : bool
+        Accepted without effect.
+    **kwargs
+        Further arguments of ``init_orca_context``; ``num_executors``, ``executor_cores`` and
+        ``executor_memory`` are other names of ``num_nodes``, ``cores`` and ``memory``.
+
+    Returns
+    -------
+    pyspark.SparkContext
+    """
+    properties = _properties(conf)
+    if str(cluster_mode).lower() in ("spark-submit", "bigdl-submit") and properties:
+        return init_spark_with(
+            properties, spark_log_level=spark_log_level, redirect_spark_log=redirect_spark_log
+        )
+    return _start(
+        cluster_mode,
+        conf=properties,
+        spark_log_level=spark_log_level,
+        redirect_spark_log=redirect_spark_log,
+        **kwargs,
+    )
+
+
+def init_spark_on_local(
+    cores: int | str = 2,
+    conf: Mapping[str, str] | None = None,
+    python_location: str | None = None,
+    spark_log_level: str = "WARN",
+    redirect_spark_log: bool = True,
+) -> SparkContext:
+    """Start Spark on this machine; see :func:`bigdl.orca.init_orca_context`."""
+    return _start("local", **locals())
+
+
+def init_spark_on_yarn(
+    hadoop_conf: str | None,
+    conda_name: str | None,
+    num_executors: int,
+    executor_cores: int,
+    executor_memory: str = "2g",
+    driver_cores: int = 4,
+    driver_memory: str = "2g",
+    extra_executor_memory_for_ray: str | None = None,
+    extra_python_lib: str | None = None,
+    penv_archive: str | None = None,
+    additional_archive: str | None = None,
+    hadoop_user_name: str | None = None,
+    spark_yarn_archive: str | None = None,
+    spark_log_level: str = "WARN",
+    redirect_spark_log: bool = True,
+    jars: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> SparkContext:
+    """Start Spark on YARN with this process as the driver.
+
+    See :func:`bigdl.orca.init_orca_context` with ``cluster_mode="yarn-client"``.
+    """
+    return _start("yarn-client", **locals())
+
+
+def init_spark_on_yarn_cluster(
+    hadoop_conf: str | None,
+    conda_name: str | None,
+    num_executors: int,
+    executor_cores: int,
+    executor_memory: str = "2g",
+    driver_cores: int = 4,
+    driver_memory: str = "2g",
+    extra_executor_memory_for_ray: str | None = None,
+    extra_python_lib: str | None = None,
+    penv_archive: str | None = None,
+    additional_archive: str | None = None,
+    hadoop_user_name: str | None = None,
+    spark_yarn_archive: str | None = None,
+    spark_log_level: str = "WARN",
+    redirect_spark_log: bool = True,
+    jars: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> SparkContext:
+    """Run this program on YARN, driver included.
+
+    See :func:`bigdl.orca.init_orca_context` with ``cluster_mode="yarn-cluster"``.
+    """
+    return _start("yarn-cluster", **locals())
+
+
+def init_spark_standalone(
+    num_executors: int,
+    executor_cores: int,
+    executor_memory: str = "2g",
+    driver_cores: int = 4,
+    driver_memory: str = "2g",
+    master: str | None = None,
+    extra_executor_memory_for_ray: str | None = None,
+    extra_python_lib: str | None = None,
+    spark_log_level: str = "WARN",
+    redirect_spark_log: bool = True,
+    conf: Mapping[str, str] | None = None,
+    jars: str | None = None,
+    python_location: str | None = None,
+    enable_numa_binding: bool = False,
+) -> SparkContext:
+    """Join a standalone cluster, or start one on this machine.
+
+    See :func:`bigdl.orca.init_orca_context` with ``cluster_mode="standalone"``.
+    """
+    return _start("standalone", **locals())
+
+
+def stop_spark_standalone() -> None:
+    """Stop the standalone cluster that this process started, and the context on it."""
+    stop_own_cluster()
+
+
+def init_spark_on_k8s(
+    master: str,
+    container_image: str,
+    num_executors: int,
+    executor_cores: int,
+    executor_memory: str = "2g",
+    driver_memory: str = "2g",
+    driver_cores: int = 4,
+    extra_executor_memory_for_ray: str | None = None,
+    extra_python_lib: str | None = None,
+    penv_archive: str | None = None,
+    spark_log_level: str = "WARN",
+    redirect_spark_log: bool = True,
+    jars: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    python_location: str | None = None,
+) -> SparkContext:
+    """Start Spark on Kubernetes with this process as the driver.
+
+    See :func:`bigdl.orca.init_orca_context` with ``cluster_mode="k8s-client"``.
+    """
+    return _start("k8s-client", **locals())
+
+
+def init_spark_on_k8s_cluster(
+    master: str,
+    container_image: str,
+    num_executors: int,
+    executor_cores: int,
+    executor_memory: str = "2g",
+    driver_memory: str = "2g",
+    driver_cores: int = 4,
+    extra_executor_memory_for_ray: str | None = None,
+    extra_python_lib: str | None = None,
+    penv_archive: str | None = None,
+    spark_log_level: str = "WARN",
+    redirect_spark_log: bool = True,
+    jars: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    python_location: str | None = None,
+) -> SparkContext:
+    """Run this program on Kubernetes, driver included.
+
+    See :func:`bigdl.orca.init_orca_context` with ``cluster_mode="k8s-cluster"``.
+    """
+    return _start("k8s-cluster", **locals())
+
+
+def init_spark_conf(conf: Mapping[str, Any] | None = None) -> SparkConf:
+    """Make a SparkConf that has the given properties over those that Spark finds by itself."""
+    require("pyspark", "orca")
+    from pyspark import SparkConf
+
+    made = SparkConf()
+    for key, value in (conf or {}).items():
+        made.set(key, str(value).lower() if isinstance(value, bool) else str(value))
+    return made
+
+
+def getOrCreateSparkContext(
+    conf: SparkConf | Mapping[str, Any] | None = None, appName: str | None = None
+) -> SparkContext:
+    """The active SparkContext, or a new one.
+
+    Parameters
+    ----------
+    conf : SparkConf or dict, optional
+    appName : str, optional
+        Name of the application.
+    """
+    properties = _properties(conf)
+    if appName is not None:
+        properties["spark.app.name"] = appName
+    return init_spark_with(properties)
+
+
+def set_optimizer_version(optimizerVersion: str, bigdl_type: str = "float") -> None:
+    """Remember a version of the JVM optimizer of BigDL 2.x; there is none here, so nothing changes.
+
+    Raises
+    ------
+    UsageError
+        If it is neither ``"optimizerV1"`` nor ``"optimizerV2"``.
+    """
+    global _optimizer_version
+    if optimizerVersion not in _OPTIMIZER_VERSIONS:
+        raise UsageError(
+            f"optimizerVersion must be one of {', '.join(_OPTIMIZER_VERSIONS)}, "
+            f"but got {optimizerVersion!r}"
+        )
+    _optimizer_version = optimizerVersion
+    logger.warning("optimizerVersion: no effect, because optimizers run in Python.")
+
+
+def get_optimizer_version(bigdl_type: str = "float") -> str:
+    """The version that :func:`set_optimizer_version` was given, default ``"optimizerV1"``."""
+    return _optimizer_version
+
+
+_OTHER_NAMES = {
+    "num_executors": "num_nodes",
+    "executor_cores": "cores",
+    "executor_memory": "memory",
+}
+
+
+def _start(cluster_mode: str, **arguments: Any) -> SparkContext:
+    renamed = {_OTHER_NAMES.get(name, name): value for name, value in arguments.items()}
+    kept = {name: value for name, value in renamed.items() if value is not None}
+    return init_orca_context(cluster_mode, **kept)
+
+
+def _properties(conf: SparkConf | Mapping[str, Any] | str | None) -> dict[str, str]:
+    if conf is None:
+        return {}
+    if isinstance(conf, str):
+        return {"spark.app.name": conf}
+    if isinstance(conf, Mapping):
+        return dict(init_spark_conf(conf).getAll())
+    if not hasattr(conf, "getAll"):
+        raise UsageError(
+            "conf must be a SparkConf, a dict of Spark properties or the name of the application, "
+            f"but got {conf!r}"
+        )
+    return dict(conf.getAll())

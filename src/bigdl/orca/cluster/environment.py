@@ -1,0 +1,301 @@
+"""Ship the Python environment and the program's own modules to other machines.
+
+:func:`packed_environment` makes an archive of the conda or virtual environment that this program
+runs in, once: it is kept under a hash of what is installed.  :func:`ship_modules` sends the modules
+that lie beside the program, which no archive holds; :func:`zip_modules` makes their file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import logging
+import os
+import sys
+import tempfile
+import time
+import weakref
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bigdl.common.errors import MissingExtraError, UsageError
+from bigdl.orca.cluster.spark import user_import_path
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+__all__ = ["packed_environment", "ship_modules", "zip_modules"]
+
+LARGEST_MODULES = 64 * 2**20
+"""Bytes of Python files that are shipped with a program; more is a folder of something else."""
+
+OLD_S = 24 * 3600.0
+"""Age from which an archive of an environment that has changed since is removed."""
+
+logger = logging.getLogger("bigdl.orca")
+
+_NO_FILES = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
+_shipped: weakref.WeakKeyDictionary[SparkContext, set[str]] = weakref.WeakKeyDictionary()
+
+
+def packed_environment(prefix: str | None = None, cache: str | None = None) -> str:
+    """An archive of a Python environment, made if there is none of what is installed now.
+
+    Parameters
+    ----------
+    prefix : str, optional
+        Directory of the environment; default: that of this interpreter.
+    cache : str, optional
+        Directory of the archives; default ``~/.cache/bigdl/environments``, or below
+        ``XDG_CACHE_HOME``.
+
+    Returns
+    -------
+    str
+        Path of a ``.tar.gz`` file.
+
+    Raises
+    ------
+    MissingExtraError
+        If conda-pack or venv-pack, whichever it takes, is not installed.
+    UsageError
+        If `prefix` is neither a conda nor a virtual environment, or cannot be packed.
+    """
+    root = Path(prefix or sys.prefix).resolve()
+    kind = _kind(root)
+    directory = Path(cache) if cache else _cache_directory()
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    family = hashlib.sha256(str(root).encode()).hexdigest()[:12]
+    archive = directory / f"{family}-{environment_hash(root)}.tar.gz"
+    if archive.exists():
+        return str(archive)
+    packer = _packer(kind)
+    logger.info("Packing the Python environment %s, once: %s", root, archive)
+    handle, name = tempfile.mkstemp(prefix="packing-", suffix=".tar.gz", dir=directory)
+    os.close(handle)
+    os.unlink(name)
+    try:
+        _pack(packer, kind, root, name)
+        os.replace(name, archive)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+    for old in directory.glob(f"{family}-*.tar.gz"):
+        with contextlib.suppress(OSError):
+            if old != archive and time.time() - old.stat().st_mtime > OLD_S:
+                old.unlink()
+    return str(archive)
+
+
+def environment_hash(prefix: str | Path) -> str:
+    """A hash of what is installed in an environment; it reads no package's files."""
+    root = Path(prefix)
+    digest = hashlib.sha256(f"{root}\n".encode())
+    with contextlib.suppress(OSError):
+        digest.update((root / "pyvenv.cfg").read_bytes())
+    patterns = ("conda-meta/*.json", "lib/python*/site-packages/*", "bin/*")
+    for path in sorted(path for pattern in patterns for path in root.glob(pattern)):
+        if path.name == "__pycache__":
+            continue
+        # A package that is installed anew gets a new RECORD, and its folder a new entry.
+        record = path / "RECORD" if path.suffix == ".dist-info" else path
+        with contextlib.suppress(OSError):
+            stat = record.lstat()
+            size = 0 if record.is_dir() else stat.st_size
+            changed = 0 if record.is_dir() else stat.st_mtime_ns
+            digest.update(f"{path.relative_to(root)} {size} {changed}\n".encode())
+    return digest.hexdigest()[:24]
+
+
+def conda_prefix(name: str | None) -> str | None:
+    """The directory of the conda environment `name`, or None for the one of this interpreter.
+
+    Raises
+    ------
+    UsageError
+        If there is none of this name beside the active one.
+    """
+    if not name:
+        return None
+    base = Path(os.environ.get("CONDA_PREFIX") or sys.prefix).resolve()
+    root = base.parent if base.parent.name == "envs" else base / "envs"
+    candidates = [base, root / name] if base.name == name else [root / name]
+    for each in candidates:
+        if (each / "conda-meta").is_dir():
+            return str(each)
+    raise UsageError(
+        f"conda_name={name!r} is not a conda environment in {root}: activate it, or pass "
+        "penv_archive, an archive made by conda pack"
+    )
+
+
+def zip_modules(file: str | Path, path: Iterable[str] | None = None) -> bool:
+    """Write the program's own modules to a zip file that Python can import from.
+
+    Those are the modules and packages beside the script, and what the program has imported from
+    other folders that are not the interpreter's own (an editable installation, for one).
+
+    Parameters
+    ----------
+    file : str or Path
+    path : iterable of str, optional
+        Folders to look into; default :func:`bigdl.orca.cluster.spark.user_import_path`.
+
+    Returns
+    -------
+    bool
+        Whether there are any; without any no file is written.
+    """
+    entries = user_import_path() if path is None else list(path)
+    members = _members(entries, beside_script=True)
+    if _size(members) > LARGEST_MODULES:
+        members = _members(entries, beside_script=False)
+    if _size(members) > LARGEST_MODULES:
+        logger.warning(
+            "The program's own modules are %d MB, more than is shipped to the executors; name the "
+            "ones that they need with extra_python_lib.",
+            _size(members) // 2**20,
+        )
+        return False
+    if members:
+        _write(file, members)
+    return bool(members)
+
+
+def ship_modules(sc: SparkContext) -> None:
+    """Send the program's own modules to the executors of `sc`, unless they have them already.
+
+    A program may import more after its context was started; what is new is sent at the next call.
+    """
+    # Executors fetch the file from here for as long as the context lives, which removes it.
+    directory = Path(sc._temp_dir)
+    file = directory / "bigdl-modules.zip"
+    if not zip_modules(file):
+        return
+    content = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    sent = _shipped.setdefault(sc, set())
+    if content in sent:
+        return
+    sent.add(content)
+    named = file.rename(directory / f"bigdl-modules-{content}.zip")
+    sc.addPyFile(str(named))
+    with contextlib.suppress(ValueError):  # the driver has the modules themselves
+        sys.path.remove(os.path.join(_files_directory(), named.name))
+
+
+def _files_directory() -> str:
+    from pyspark import SparkFiles
+
+    return SparkFiles.getRootDirectory()
+
+
+def _kind(root: Path) -> str:
+    if (root / "conda-meta").is_dir():
+        return "conda"
+    if (root / "pyvenv.cfg").is_file():
+        return "venv"
+    raise UsageError(
+        f"the Python at {root} is neither a conda nor a virtual environment and cannot be shipped "
+        "to the cluster: pass penv_archive, or python_location if the nodes have their own Python"
+    )
+
+
+def _cache_directory() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(root) / "bigdl" / "environments"
+
+
+def _packer(kind: str):
+    try:
+        return importlib.import_module(f"{kind}_pack")
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{kind}-pack, which packs this Python environment for the cluster, is not installed; "
+            f"run: pip install {kind}-pack (or pass penv_archive)"
+        ) from error
+
+
+def _pack(packer, kind: str, root: Path, output: str) -> None:
+    # An editable package is the program's own module: it travels beside the archive.
+    options = {"ignore_editable_packages": True} if kind == "conda" else {}
+    try:
+        packer.pack(prefix=str(root), output=output, format="tar.gz", **options)
+    except Exception as error:
+        raise UsageError(
+            f"{kind}-pack cannot pack {root} ({error}): pass penv_archive, an archive of the "
+            "environment made in another way"
+        ) from error
+
+
+def _imported_from(entry: str) -> set[str]:
+    """Top-level names that this process has imported from a folder."""
+    found = set()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and name != "__main__" and os.path.realpath(file).startswith(entry + os.sep):
+            top = os.path.relpath(os.path.realpath(file), entry).split(os.sep)[0]
+            if top.removesuffix(".py") == name.partition(".")[0]:
+                found.add(top)
+    return found
+
+
+def _beside_script(entry: str) -> set[str]:
+    """Names of the modules and packages in the folder of the script."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    folder = os.path.dirname(os.path.realpath(script)) if script else os.path.realpath(os.getcwd())
+    if entry != folder or folder == os.sep:
+        return set()
+    return {
+        name
+        for name in os.listdir(entry)
+        if (name.endswith(".py") and os.path.isfile(os.path.join(entry, name)))
+        or os.path.isfile(os.path.join(entry, name, "__init__.py"))
+    }
+
+
+def _members(entries: Iterable[str], *, beside_script: bool) -> dict[str, Path]:
+    """The files of the program's own modules, by their names in a zip file."""
+    members: dict[str, Path] = {}
+    for entry in entries:
+        if not os.path.isdir(entry):
+            continue  # a zip file or an egg, which extra_python_lib ships
+        names = _imported_from(entry) | (_beside_script(entry) if beside_script else set())
+        for top in sorted(names):
+            for source in _sources(Path(entry) / top):
+                members.setdefault(source.relative_to(entry).as_posix(), source)
+    return members
+
+
+def _size(members: dict[str, Path]) -> int:
+    return sum(source.stat().st_size for source in members.values())
+
+
+def _sources(path: Path) -> Iterable[Path]:
+    if path.is_file():
+        return [path] if path.suffix == ".py" else []
+    found = []
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(
+            name for name in folders if name not in _NO_FILES and not name.startswith(".")
+        )
+        found += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
+    return found
+
+
+def _write(file: str | Path, members: dict[str, Path]) -> None:
+    # The same modules give the same bytes, whenever their files were written.
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        folders: set[str] = set()
+        for name in members:
+            parts = name.split("/")[:-1]
+            folders.update("/".join(parts[: n + 1]) + "/" for n in range(len(parts)))
+        for folder in sorted(folders):  # a package without __init__.py is found by its entry
+            archive.writestr(zipfile.ZipInfo(folder), b"")
+        for name, source in sorted(members.items()):
+            info = zipfile.ZipInfo(name)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, source.read_bytes())

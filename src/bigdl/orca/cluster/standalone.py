@@ -1,0 +1,236 @@
+"""A standalone Spark cluster on this machine: one master and its workers, on loopback only.
+
+:class:`StandaloneCluster` is the life of one.  Its daemons belong to a keeper process
+(``_keeper_main.py``) that stops them when this process says so or is gone, however it ended, and
+removes their directory.  Applications prove with a secret that they may use the cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.java import find_java
+
+if TYPE_CHECKING:
+    from bigdl.orca.cluster.java import JavaHome
+
+__all__ = ["StandaloneCluster", "numa_prefixes"]
+
+LOOPBACK = "127.0.0.1"
+STOP_S = 20.0
+"""Seconds that the keeper has to stop the cluster; it kills what is left after five."""
+
+_KEEPER = Path(__file__).with_name("_keeper_main.py")
+# The daemons hold no data: they need little memory and no compiler that takes its time.
+_DAEMON_MEMORY = "512m"
+_DAEMON_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+_LOGGING = """\
+rootLogger.level = info
+rootLogger.appenderRef.stdout.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+class StandaloneCluster:
+    """A master and workers that this process started; made by :meth:`start`.
+
+    Attributes
+    ----------
+    master : str
+        ``"spark://127.0.0.1:port"``.
+    secret : str
+        The value of ``spark.authenticate.secret`` for applications.
+    """
+
+    def __init__(self, master: str, secret: str, keeper: subprocess.Popen, directory: str, java):
+        self.master = master
+        self.secret = secret
+        self._keeper = keeper
+        self._directory = directory
+        self._java: JavaHome = java
+
+    @classmethod
+    def start(
+        cls,
+        cores: int,
+        memory: str,
+        executors: int = 1,
+        *,
+        prefixes: Sequence[Sequence[str]] = ((),),
+        directory: str | None = None,
+    ) -> StandaloneCluster:
+        """Start a cluster with room for `executors` executors.
+
+        Parameters
+        ----------
+        cores : int
+            Cores of an executor.
+        memory : str
+            Memory of an executor's JVM and what it has beside it, e.g. ``"2g"``.
+        executors : int
+            A multiple of the number of workers.
+        prefixes : sequence of sequence of str
+            For each Spark worker, a command that its own is appended to; see
+            :func:`numa_prefixes`.
+        directory : str, optional
+            Parent of the cluster's own directory, default: that of temporary files.
+
+        Raises
+        ------
+        UsageError
+            If there is no suitable Java, or a daemon does not start.
+        """
+        java = find_java()
+        own = tempfile.mkdtemp(prefix="bigdl-standalone-", dir=directory)
+        secret = secrets.token_hex(32)
+        keeper = None
+        try:
+            order = _order(own, secret, java, cores, memory, executors // len(prefixes), prefixes)
+            keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_KEEPER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for the program, which then stops the cluster
+            )
+            keeper.stdin.write(json.dumps(order).encode() + b"\n")
+            keeper.stdin.flush()
+            reply = json.loads(keeper.stdout.readline() or b'{"error": "its keeper was killed"}')
+            if "error" in reply:
+                raise UsageError(f"The standalone cluster did not start: {reply['error']}")
+        except BaseException:
+            _stop(keeper, own, java)
+            raise
+        return cls(reply["master"], secret, keeper, own, java)
+
+    def stop(self) -> None:
+        """Stop the cluster; no process and no file of it is left when this returns."""
+        _stop(self._keeper, self._directory, self._java)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the cluster is up."""
+        return self._keeper.poll() is None
+
+
+def numa_prefixes(executors: int) -> list[list[str]]:
+    """For each NUMA node, the ``numactl`` command that binds a Spark worker to it.
+
+    Raises
+    ------
+    UsageError
+        If ``numactl`` is not installed or `executors` cannot be shared out equally.
+    """
+    from bigdl.common.cpu import topology
+
+    numactl = shutil.which("numactl")
+    if numactl is None:
+        raise UsageError(
+            "enable_numa_binding=True needs the program numactl, which is not on PATH: "
+            "install it (apt-get install numactl), or leave enable_numa_binding out"
+        )
+    nodes = _numa_nodes(topology().numa_nodes)
+    if executors % len(nodes):
+        raise UsageError(
+            f"enable_numa_binding=True needs num_nodes to be a multiple of this machine's "
+            f"{len(nodes)} NUMA nodes, but got num_nodes={executors}"
+        )
+    return [
+        [numactl, "-m", str(node), "-C", ",".join(map(str, cores))] for node, cores in nodes.items()
+    ]
+
+
+def _numa_nodes(groups: Sequence[Sequence[int]], root: str = "/sys/devices/system/node") -> dict:
+    """The number that the kernel gives to each NUMA node, and its usable cores."""
+    nodes = {}
+    for cores in groups:
+        found = list(Path(root).glob(f"node*/cpu{cores[0]}"))
+        nodes[int(found[0].parent.name[4:]) if found else 0] = cores
+    return nodes
+
+
+def _order(directory, secret, java, cores, memory, executors, prefixes) -> dict:
+    from pyspark.find_spark_home import _find_spark_home
+
+    home = _find_spark_home()
+    conf = os.path.join(directory, "conf")
+    for name in (conf, *(os.path.join(directory, part) for part in ("work", "local"))):
+        os.mkdir(name)
+    Path(conf, "log4j2.properties").write_text(_LOGGING)
+    properties = os.path.join(conf, "cluster.conf")
+    with open(os.open(properties, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+        file.write(
+            f"spark.authenticate true\nspark.authenticate.secret {secret}\n"
+            "spark.master.rest.enabled false\n"
+        )
+    spark_class = os.path.join(home, "bin", "spark-class")
+    common = ["--host", LOOPBACK, "--port", "0", "--webui-port", "0"]
+    common += ["--properties-file", properties]
+    worker = [spark_class, "org.apache.spark.deploy.worker.Worker", *common]
+    worker += ["--cores", str(cores * executors), "--memory", _times(memory, executors)]
+    worker += ["--work-dir", os.path.join(directory, "work")]
+    return {
+        "parent": os.getpid(),
+        "directory": directory,
+        "environment": _environment(os.environ, home, conf, directory, str(java.home)),
+        "master": [spark_class, "org.apache.spark.deploy.master.Master", *common],
+        "workers": [[*prefix, *worker] for prefix in prefixes],
+    }
+
+
+def _environment(environ: Mapping[str, str], home, conf, directory, java) -> dict[str, str]:
+    """Variables of the daemons and what they start: ours win over those for other clusters."""
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(("SPARK_MASTER_", "SPARK_WORKER_", "PYSPARK_GATEWAY_"))
+        and name != "SPARK_ENV_LOADED"
+    }
+    options = f"{_DAEMON_OPTIONS} {environ.get('SPARK_DAEMON_JAVA_OPTS', '')}".strip()
+    return {
+        **kept,
+        "JAVA_HOME": java,
+        "SPARK_HOME": home,
+        "SPARK_CONF_DIR": conf,
+        "SPARK_LOCAL_DIRS": os.path.join(directory, "local"),
+        "SPARK_LOCAL_IP": LOOPBACK,
+        "SPARK_PUBLIC_DNS": LOOPBACK,
+        "SPARK_DAEMON_MEMORY": _DAEMON_MEMORY,
+        "SPARK_DAEMON_JAVA_OPTS": options,
+    }
+
+
+def _times(memory: str, number: int) -> str:
+    match = re.fullmatch(r"(\d+)([kmgt])", memory)
+    # in MiB: Spark's worker understands no smaller unit
+    factor = {"k": 2**-10, "m": 1, "g": 2**10, "t": 2**20}[match[2]]
+    return f"{int(int(match[1]) * factor) * number}m"
+
+
+def _stop(keeper: subprocess.Popen | None, directory: str, java: JavaHome) -> None:
+    if keeper is not None:
+        with contextlib.suppress(OSError):
+            keeper.stdin.close()
+        try:
+            keeper.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            keeper.kill()  # the kernel ends the daemons with it
+            keeper.wait()
+        keeper.stdout.close()
+    shutil.rmtree(directory, ignore_errors=True)
+    java.close()

@@ -1,0 +1,353 @@
+"""From the arguments of ``init_orca_context`` to what Spark is told.
+
+:func:`submission` is a pure function: a :class:`Request`, which holds the arguments, and a
+:class:`Machine`, which describes where the program runs, give a :class:`Submission`.  Nothing here
+looks at the machine or starts anything, except :meth:`Machine.this_one` and :func:`run`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.address import local_address
+
+__all__ = ["Machine", "Request", "Submission", "family", "is_inside", "submission"]
+
+ENVIRONMENT = "python_env"
+"""The directory in which an executor finds the shipped Python environment."""
+
+# Set in the process that a cluster mode has submitted, as programs for BigDL 2.x know them.
+_MARKERS = {"yarn-cluster": "OnAppMaster", "k8s-cluster": "onDriver"}
+_SCRIPT_ELSEWHERE = ("local:", "hdfs:", "http:", "https:", "s3a:", "gs:", "abfs:")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller of ``init_orca_context`` asked for, checked.
+
+    Attributes
+    ----------
+    mode : str
+        A cluster mode other than local and spark-submit.
+    cores, memory, num_nodes
+        Cores and memory of an executor, and the number of executors.
+    conf : dict of str to str
+        Spark properties of the user, which win.
+    options : dict
+        The other arguments, by their names, that were given.
+    """
+
+    mode: str
+    cores: int = 2
+    memory: str = "2g"
+    num_nodes: int = 1
+    conf: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self.options.get(name)
+        return default if value is None else value
+
+    @property
+    def is_cluster_mode(self) -> bool:
+        """Whether the driver runs on the cluster too."""
+        return self.mode.endswith("-cluster")
+
+    @property
+    def python_on_nodes(self) -> str | None:
+        """The Python that the nodes already have, where the caller named one."""
+        return self.conf.get("spark.pyspark.python") or self.get("python_location")
+
+    @property
+    def packs_environment(self) -> bool:
+        """Whether the Python environment of this process is to be shipped."""
+        return family(self.mode) == "yarn" and not (
+            self.get("penv_archive") or self.python_on_nodes
+        )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine and the program, as far as a submission depends on them.
+
+    Attributes
+    ----------
+    environ : mapping of str to str
+    python : str
+        The interpreter of this program.
+    address : str
+        Address of this machine that the cluster can reach.
+    program : tuple of str
+        ``sys.argv``.
+    spark_submit : str
+        Path of the command.
+    environment_archive : str, optional
+        The packed Python environment, if one is to be shipped.
+    modules : str, optional
+        A zip file of the program's own modules.
+    """
+
+    environ: Mapping[str, str]
+    python: str = "/usr/bin/python3"
+    address: str = "127.0.0.1"
+    program: tuple[str, ...] = ("",)
+    spark_submit: str = "spark-submit"
+    environment_archive: str | None = None
+    modules: str | None = None
+
+    @classmethod
+    def this_one(cls, towards: tuple[str, int] | None = None, **more: Any) -> Machine:
+        """Describe this process; its address is that of the route to the cluster."""
+        return cls(
+            environ=dict(os.environ),
+            python=sys.executable,
+            address=local_address(towards),
+            program=tuple(sys.argv),
+            spark_submit=spark_submit(),
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What Spark is told.
+
+    Attributes
+    ----------
+    properties : dict of str to str
+        Spark's configuration.
+    environment : dict of str to str
+        Environment variables of the JVM, or of the command.
+    command : tuple of str
+        The ``spark-submit`` command that runs the program on the cluster; empty if this process
+        is the driver.
+    """
+
+    properties: Mapping[str, str]
+    environment: Mapping[str, str]
+    command: tuple[str, ...] = ()
+
+
+def submission(request: Request, machine: Machine) -> Submission:
+    """Make the configuration of Spark, and the command of a cluster mode.
+
+    Raises
+    ------
+    UsageError
+        If something is missing that the mode cannot do without.
+    """
+    parts = {"yarn": _yarn, "k8s": _kubernetes, "standalone": _standalone}
+    properties, environment = parts[family(request.mode)](request, machine)
+    properties = {**_common(request), **properties}
+    if not request.is_cluster_mode:
+        environment["PYSPARK_DRIVER_PYTHON"] = machine.python
+        return Submission({**properties, **request.conf}, environment)
+    marker = _MARKERS[request.mode]
+    prefix = "spark.yarn.appMasterEnv" if family(request.mode) == "yarn" else _KUBERNETES_DRIVER
+    properties[f"{prefix}.{marker}"] = "True"
+    properties = {**properties, **request.conf}
+    return Submission(properties, environment, _command(request, machine, properties))
+
+
+def family(mode: str) -> str:
+    """``"yarn"``, ``"k8s"`` or ``"standalone"``."""
+    return mode.partition("-")[0]
+
+
+def is_inside(mode: str, environ: Mapping[str, str]) -> bool:
+    """Whether this process is the driver that a cluster mode has submitted."""
+    return environ.get(_MARKERS.get(mode, ""), "").lower() == "true"
+
+
+def join(*lists: str | Iterable[str] | None) -> str:
+    """Make one comma-separated list of several, each a string of that form or a sequence."""
+    entries = []
+    for each in lists:
+        parts = each.split(",") if isinstance(each, str) else map(os.fspath, each or ())
+        entries += [part.strip() for part in parts if part.strip()]
+    return ",".join(dict.fromkeys(entries))
+
+
+def spark_home() -> str:
+    """Where Spark is: ``SPARK_HOME``, else the installed PySpark."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    return _find_spark_home()
+
+
+def spark_submit() -> str:
+    """The path of the ``spark-submit`` command."""
+    return os.path.join(spark_home(), "bin", "spark-submit")
+
+
+def run(command: Iterable[str], environment: Mapping[str, str]) -> int:
+    """Run a command as this program's stand-in, and return its exit code when it ends.
+
+    Ctrl-C reaches it through the terminal; the signal that ends this process is passed on.
+    """
+    handlers = {}
+    with subprocess.Popen(list(command), env={**os.environ, **environment}) as child:
+        try:
+            for number, action in (
+                (signal.SIGTERM, lambda *_: child.terminate()),
+                (signal.SIGINT, signal.SIG_IGN),
+            ):
+                handlers[number] = signal.signal(number, action)
+        except ValueError:
+            pass  # not the main thread: signals are not its business
+        try:
+            code = child.wait()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+_KUBERNETES_DRIVER = "spark.kubernetes.driverEnv"
+
+
+def _common(request: Request) -> dict[str, str]:
+    properties = {
+        "spark.app.name": "orca",
+        "spark.submit.deployMode": "cluster" if request.is_cluster_mode else "client",
+        "spark.driver.cores": str(request.get("driver_cores", 4)),
+        "spark.driver.memory": request.get("driver_memory", "2g"),
+        "spark.executor.instances": str(request.num_nodes),
+        "spark.executor.cores": str(request.cores),
+        "spark.executor.memory": request.memory,
+        # All workers of a training start together, which Spark refuses with executors that come
+        # and go.
+        "spark.dynamicAllocation.enabled": "false",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.python.worker.reuse": "true",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+    }
+    for name, value in (
+        ("spark.executor.memoryOverhead", request.get("extra_executor_memory_for_ray")),
+        ("spark.jars", join(request.get("jars"))),
+        ("spark.submit.pyFiles", join(request.get("extra_python_lib"))),
+    ):
+        if value:
+            properties[name] = value
+    return properties
+
+
+def _yarn(request: Request, machine: Machine) -> tuple[dict, dict]:
+    directory = hadoop_conf(request, machine.environ)
+    properties = {"spark.master": "yarn"}
+    user = request.get("hadoop_user_name") or machine.environ.get("HADOOP_USER_NAME") or "root"
+    environment = {
+        "HADOOP_CONF_DIR": directory,
+        "YARN_CONF_DIR": directory,
+        "HADOOP_USER_NAME": user,
+    }
+    archive = request.get("penv_archive") or machine.environment_archive
+    python = request.python_on_nodes
+    if archive and not python:
+        python = f"{ENVIRONMENT}/bin/python"
+    archives = join(archive and _unpacked_as(archive), request.get("additional_archive"))
+    if archives:
+        properties["spark.yarn.dist.archives"] = archives
+    if request.get("spark_yarn_archive"):
+        properties["spark.yarn.archive"] = request.get("spark_yarn_archive")
+    _use_python(properties, environment, python, request)
+    if request.is_cluster_mode and python:
+        properties["spark.yarn.appMasterEnv.PYSPARK_PYTHON"] = python
+    if request.is_cluster_mode and machine.modules:
+        own = properties.get("spark.submit.pyFiles")
+        properties["spark.submit.pyFiles"] = join(
+            own, request.get("extra_python_lib"), machine.modules
+        )
+    return properties, environment
+
+
+def hadoop_conf(request: Request, environ: Mapping[str, str]) -> str:
+    """The directory of Hadoop's configuration files."""
+    directory = request.get("hadoop_conf") or environ.get("HADOOP_CONF_DIR")
+    if not directory:
+        raise UsageError(
+            f'cluster_mode="{request.mode}" needs the directory of Hadoop\'s configuration files, '
+            "which is not known: set HADOOP_CONF_DIR, or pass hadoop_conf"
+        )
+    return directory
+
+
+def _kubernetes(request: Request, machine: Machine) -> tuple[dict, dict]:
+    master = request.get("master") or request.conf.get("spark.master")
+    image = request.get("container_image") or request.conf.get("spark.kubernetes.container.image")
+    if not master or not master.startswith("k8s://"):
+        raise UsageError(
+            f'cluster_mode="{request.mode}" needs master="k8s://https://host:port", the address of '
+            f"the Kubernetes API server, but got {master!r}"
+        )
+    if not image:
+        raise UsageError(
+            f'cluster_mode="{request.mode}" needs container_image, the image of the executors, '
+            "but got None"
+        )
+    properties = {"spark.master": master, "spark.kubernetes.container.image": image}
+    environment: dict[str, str] = {}
+    archive, python = request.get("penv_archive"), request.python_on_nodes
+    if archive:
+        properties["spark.archives"] = _unpacked_as(archive)
+        python = python or f"./{ENVIRONMENT}/bin/python"
+    # The image has its own Python, wherever this program's may be.
+    _use_python(properties, environment, python or "python3", request)
+    if not request.is_cluster_mode:
+        properties["spark.driver.host"] = machine.address
+        properties["spark.driver.bindAddress"] = "0.0.0.0"
+    return properties, environment
+
+
+def _standalone(request: Request, machine: Machine) -> tuple[dict, dict]:
+    properties = {
+        "spark.master": request.get("master") or request.conf.get("spark.master"),
+        "spark.cores.max": str(request.cores * request.num_nodes),
+        "spark.driver.host": machine.address,
+    }
+    environment: dict[str, str] = {}
+    _use_python(properties, environment, request.python_on_nodes or machine.python, request)
+    return properties, environment
+
+
+def _use_python(properties, environment, python, request) -> None:
+    if python:
+        environment["PYSPARK_PYTHON"] = python
+        if request.is_cluster_mode:
+            properties["spark.pyspark.python"] = python
+
+
+def _unpacked_as(archive: str) -> str:
+    return archive if "#" in archive else f"{archive}#{ENVIRONMENT}"
+
+
+def _command(request: Request, machine: Machine, properties: Mapping[str, str]) -> tuple[str, ...]:
+    script, *arguments = machine.program
+    if not script or not script.endswith(".py"):
+        raise UsageError(
+            f'cluster_mode="{request.mode}" runs the program\'s file again on the cluster, but '
+            f"this program is {script or 'an interactive one'!r}: start it as a .py file, or use "
+            f'cluster_mode="{family(request.mode)}-client"'
+        )
+    if not script.startswith(_SCRIPT_ELSEWHERE):
+        script = str(Path(script).absolute())
+        if family(request.mode) == "k8s" and "spark.kubernetes.file.upload.path" not in properties:
+            script = f"local://{script}"  # the image or a volume has it at the same place
+    options = [
+        part
+        for key, value in sorted(properties.items())
+        if key not in ("spark.master", "spark.submit.deployMode")
+        for part in ("--conf", f"{key}={value}")
+    ]
+    master = ["--master", properties["spark.master"], "--deploy-mode", "cluster"]
+    return (machine.spark_submit, *master, *options, script, *arguments)

@@ -1,0 +1,75 @@
+"""``bigdl-submit``: ``spark-submit`` with the Java and the Python that BigDL uses.
+
+All arguments are those of ``spark-submit``.  The command is the one of ``SPARK_HOME`` or of the
+installed PySpark; the program runs on this interpreter unless ``PYSPARK_PYTHON`` or an option of
+the command names another.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from bigdl.common.errors import UsageError, require
+from bigdl.orca.cluster import submit
+from bigdl.orca.cluster.java import find_java
+
+__all__ = ["main"]
+
+_PYTHON_PROPERTIES = ("spark.pyspark.python=", "spark.pyspark.driver.python=")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``spark-submit`` with `arguments`, by default those of this command.
+
+    Returns
+    -------
+    int
+        Its exit code.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        require("pyspark", "orca")
+        java = find_java()
+    except UsageError as error:
+        print(f"bigdl-submit: {error}", file=sys.stderr)
+        return 1
+    try:
+        environment = {"JAVA_HOME": str(java.home), **python_variables(arguments, os.environ)}
+        return submit.run([submit.spark_submit(), *arguments], environment)
+    finally:
+        java.close()
+
+
+def python_variables(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variable that makes this interpreter run the program, where nothing else was asked for.
+
+    On a cluster it is the driver's only where the driver runs here; executors of other machines
+    get theirs from ``PYSPARK_PYTHON`` or ``spark.pyspark.python``.
+    """
+    asked = [argument for argument in arguments if argument.startswith(_PYTHON_PROPERTIES)]
+    if asked or "PYSPARK_PYTHON" in environ or "PYSPARK_DRIVER_PYTHON" in environ:
+        return {}
+    if _is_local(_option(arguments, "--master", "local")):
+        return {"PYSPARK_PYTHON": sys.executable}
+    if _option(arguments, "--deploy-mode", "client") == "client":
+        return {"PYSPARK_DRIVER_PYTHON": sys.executable}
+    return {}
+
+
+def _option(arguments: Sequence[str], name: str, default: str) -> str:
+    for first, second in zip(arguments, [*arguments[1:], ""], strict=True):
+        if first == name:
+            return second
+        if first.startswith(f"{name}="):
+            return first.partition("=")[2]
+    return default
+
+
+def _is_local(master: str) -> bool:
+    return master.startswith("local")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
