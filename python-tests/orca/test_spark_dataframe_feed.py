@@ -16,7 +16,8 @@ from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds import as_feed, packing
 from bigdl.orca.data.feeds.columns import Leaf
-from bigdl.orca.data.feeds.spark_dataframe import FeedGroup, SparkDataFrameFeed
+from bigdl.orca.data.feeds.group import FeedGroup
+from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
 from bigdl.orca.data.feeds.spool import SpoolWriter
 from bigdl.orca.engine.spark import SparkEngine
 

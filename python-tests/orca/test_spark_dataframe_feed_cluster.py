@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.data.feeds import as_feed, packing
 from bigdl.orca.data.feeds.columns import Leaf
-from bigdl.orca.data.feeds.spark_dataframe import FeedGroup
+from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.data.feeds.spool import SpoolWriter
 from bigdl.orca.engine.spark import SparkEngine
 

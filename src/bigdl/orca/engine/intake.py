@@ -22,8 +22,11 @@ def read_input(spec, batches, place: int, local_dir: str) -> dict:
         writers.append(SpoolWriter(local_dir, spec.job, f"{name}-{place}", specs))
         return writers[-1]
 
+    open_spool.place, open_spool.world_size = place, spec.world_size
     try:
         shards = spec.reader(batches, open_spool)
+        for _ in batches:  # of a reader that gets at the rows by itself
+            pass
     except BaseException:
         for writer in writers:
             writer.discard()

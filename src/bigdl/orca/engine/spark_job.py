@@ -190,7 +190,8 @@ class SparkJob(Job):
         return self._rdd
 
     def _source(self):
-        return self._ingest.frame if self._ingest else self._empty()
+        frame = self._ingest.frame if self._ingest else None
+        return self._empty() if frame is None else frame
 
     def _empty(self):
         return self._spark.range(0, self.num_workers, 1, self.num_workers)

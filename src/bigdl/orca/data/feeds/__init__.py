@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.base import Feed, Ingest
 
-__all__ = ["Feed", "Ingest", "as_feed"]
+__all__ = ["Feed", "Ingest", "as_feed", "is_path", "names_of"]
 
 
 def as_feed(data, feature_cols=None, label_cols=None, config=None, *, name=None) -> Feed:
@@ -13,7 +18,10 @@ def as_feed(data, feature_cols=None, label_cols=None, config=None, *, name=None)
 
     Parameters
     ----------
-    data : pyspark.sql.DataFrame or Feed
+    data : pyspark.sql.DataFrame, SparkXShards, str, arrays, pandas.DataFrame, DataLoader or Feed
+        A string, or a list of them, is the path of Parquet files; arrays are an ndarray or a tuple,
+        list or dict of them (:mod:`bigdl.orca.data.feeds.values`). A torch ``Dataset`` or a
+        function ``creator(config, batch_size)`` stands for a ``DataLoader``.
     feature_cols, label_cols : str or sequence of str, optional
         Columns for the model and targets.
     config : dict, optional
@@ -27,17 +35,19 @@ def as_feed(data, feature_cols=None, label_cols=None, config=None, *, name=None)
     """
     if isinstance(data, Feed):
         return data
-    if any(c.__module__.startswith("pyspark.sql.") for c in type(data).__mro__):
-        from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed, is_connect
-
-        if hasattr(data, "mapInArrow") or is_connect(data):
-            features, labels = _names(feature_cols), _names(label_cols)
-            return SparkDataFrameFeed(data, features, labels, config, name=name)
+    for is_of_kind, make in _KINDS:
+        if is_of_kind(data):
+            return make(data, names_of(feature_cols), names_of(label_cols), config, name)
     given = f"{type(data).__module__}.{type(data).__qualname__}"
-    raise UsageError(f"{name or 'data'} must be a Spark DataFrame, got {given}")
+    raise UsageError(
+        f"{name or 'data'} must be a Spark DataFrame, SparkXShards, a path of Parquet files, numpy "
+        "arrays, a pandas DataFrame, a torch DataLoader or Dataset, or a function (config, "
+        f"batch_size) that returns one; got {given}"
+    )
 
 
-def _names(columns) -> list:
+def names_of(columns: str | Sequence[str] | None) -> list:
+    """Names of columns as a list."""
     if columns is None:
         return []
     if isinstance(columns, str):
@@ -46,3 +56,91 @@ def _names(columns) -> list:
         return list(columns)
     except TypeError:  # e.g. a Column, which the feed refuses
         return [columns]
+
+
+# -- the kinds of input, and how each becomes a Feed ---------------------------------------------
+
+
+def _is_spark_frame(data: Any) -> bool:
+    if not any(c.__module__.startswith("pyspark.sql.") for c in type(data).__mro__):
+        return False
+    from bigdl.orca.data.feeds.spark_dataframe import is_connect
+
+    return hasattr(data, "mapInArrow") or is_connect(data)
+
+
+def _spark_frame(data, features, labels, config, name):
+    from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
+
+    return SparkDataFrameFeed(data, features, labels, config, name=name)
+
+
+def _is_xshards(data: Any) -> bool:
+    from bigdl.orca.data.xshards import SparkXShards
+
+    return isinstance(data, SparkXShards)
+
+
+def _xshards(data, features, labels, config, name):
+    from bigdl.orca.data.feeds.xshards import XShardsFeed
+
+    return XShardsFeed(data, features, labels, config, name=name)
+
+
+def is_path(data: Any) -> bool:
+    """Whether an input is a path, or a list of them."""
+    if isinstance(data, list | tuple):
+        return bool(data) and all(isinstance(each, str | os.PathLike) for each in data)
+    return isinstance(data, str | os.PathLike)
+
+
+def _parquet(data, features, labels, config, name):
+    from bigdl.orca.data.feeds.parquet import ParquetFeed
+
+    return ParquetFeed(data, features, labels, config, name=name)
+
+
+def _is_in_memory(data: Any) -> bool:
+    from bigdl.orca.data.feeds.values import is_frame
+
+    return hasattr(data, "__array_interface__") or isinstance(data, dict | list | tuple) or is_frame(data)
+
+
+def _in_memory(data, features, labels, config, name):
+    from bigdl.orca.data.feeds.in_memory import ArrayFeed
+
+    return ArrayFeed(data, features, labels, config, name=name)
+
+
+def _is_tensors(data: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and type(data) is torch.utils.data.TensorDataset
+
+
+def _tensors(data, features, labels, config, name):
+    from bigdl.orca.data.feeds.in_memory import ArrayFeed
+
+    return ArrayFeed(tuple(data.tensors), config=config, keep_dtypes=True, name=name)
+
+
+def _is_loader(data: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(data, torch.utils.data.DataLoader | torch.utils.data.Dataset):
+        return True
+    return callable(data) and not isinstance(data, type)
+
+
+def _loader(data, features, labels, config, name):
+    from bigdl.orca.data.feeds.loader import LoaderFeed
+
+    return LoaderFeed(data, config, name=name)
+
+
+_KINDS = (
+    (_is_spark_frame, _spark_frame),
+    (_is_xshards, _xshards),
+    (is_path, _parquet),
+    (_is_in_memory, _in_memory),
+    (_is_tensors, _tensors),
+    (_is_loader, _loader),
+)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Feed", "Ingest", "SourceError"]
+__all__ = ["Feed", "Ingest", "PackedFeed", "SourceError"]
 
 
 class SourceError(Exception):
@@ -41,10 +41,12 @@ class Ingest:
     Attributes
     ----------
     frame : object
-        What the engine runs its tasks over; for Spark a DataFrame with exactly N partitions.
+        What the engine runs its tasks over; for Spark a DataFrame with exactly N partitions. None
+        where the workers get at the rows by themselves.
     reader : callable
         ``reader(batches, open_spool) -> dict[str, Shard]``; picklable, runs in the worker, where
-        ``open_spool(name, specs)`` gives it a :class:`~bigdl.orca.data.feeds.spool.SpoolWriter`.
+        ``open_spool(name, specs)`` gives it a :class:`~bigdl.orca.data.feeds.spool.SpoolWriter`,
+        and ``open_spool.place`` and ``open_spool.world_size`` say which worker it is.
     close : callable
         Frees what was persisted for the time of the call; safe to call twice.
     accept : callable, optional
@@ -66,10 +68,44 @@ class Ingest:
 class Feed(ABC):
     """An input to ``fit``, ``evaluate`` or ``Engine.run``."""
 
-    #: names of the columns given to the model, and of the targets
-    feature_cols: Sequence[str] = ()
-    label_cols: Sequence[str] = ()
+    #: names of the columns given to the model, and of the targets; None where only the shards know
+    feature_cols: Sequence[str] | None = ()
+    label_cols: Sequence[str] | None = ()
+    #: what messages call inputs like this one
+    kind: str = "Feed"
+    #: what messages call the input itself, e.g. "validation_data"
+    name: str | None = None
 
     @abstractmethod
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         """Check the input and describe how `num_workers` tasks get its rows."""
+
+
+class PackedFeed(Feed):
+    """A Feed whose rows can travel in cells (:mod:`~bigdl.orca.data.feeds.packing`), alone or
+    together with those of others."""
+
+    @abstractmethod
+    def cells(
+        self, number: int, num_workers: int, reference: PackedFeed | None = None
+    ) -> tuple[Any, Sequence, Callable[[], None]]:
+        """The rows as a DataFrame of cells.
+
+        Parameters
+        ----------
+        number : int
+            The ``part`` of its cells.
+        num_workers : int
+        reference : PackedFeed, optional
+            The Feed whose columns' types these must have.
+
+        Returns
+        -------
+        frame, specs, close
+            The columns' :class:`~bigdl.orca.data.feeds.columns.ColumnSpec`, if they are known, and
+            what frees what was persisted.
+        """
+
+    def travels(self, cluster) -> bool:
+        """Whether the rows must travel in cells to reach the workers of a cluster."""
+        return True

@@ -16,7 +16,7 @@ from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import Leaf, decode_batch
 from bigdl.orca.data.feeds.shard import Shard
 
-__all__ = ["CELL", "packed_reader", "packer"]
+__all__ = ["CELL", "cell_table", "packed_reader", "packer", "rows_packer"]
 
 CELL = "target int, part int, source int, seq long, meta string, data binary"
 """Spark's schema of a cell: its shard, the number of its frame, its place (source partition,
@@ -28,8 +28,6 @@ PIECE = 32 << 20  # bytes of one cell at most, but for a single larger row
 def packer(part: int, name: str | None, specs, num_workers: int):
     """What packs the rows of a source partition, for ``mapInArrow``.
 
-    Row i of source partition p goes to shard ``(i + p) mod N``.
-
     Parameters
     ----------
     part : int
@@ -39,40 +37,65 @@ def packer(part: int, name: str | None, specs, num_workers: int):
     specs : sequence of ColumnSpec
     num_workers : int
     """
-    piece = PIECE  # shipped by value
+    pack = rows_packer(part, name, num_workers)
 
-    def pack(batches):
+    def pack_batches(batches):
         from pyspark import TaskContext
 
         freeze_modules()  # there may be many more partitions than cores
-        source = TaskContext.get().partitionId()
+        chunks = (decode_batch(specs, batch) for batch in batches if batch.num_rows)
+        for targets, *values in pack(TaskContext.get().partitionId(), chunks):
+            yield _cells(targets, *values)
+
+    return pack_batches
+
+
+def rows_packer(part: int, name: str | None, num_workers: int):
+    """What packs the rows of a source partition that are there as arrays.
+
+    Row i of source partition p goes to shard ``(i + p) mod N``.
+
+    Returns
+    -------
+    callable
+        ``pack(source, chunks)`` of iterables of (leaves, arrays), all with rows; it yields the
+        shards that a cell goes to and what follows ``target`` in :data:`CELL`.
+    """
+    piece = PIECE  # shipped by value
+
+    def pack(source, chunks):
         offset = sequence = 0
         known = set()
         try:
-            for batch in batches:
-                if not batch.num_rows:
-                    continue
-                leaves, arrays = decode_batch(specs, batch)
+            for leaves, arrays in chunks:
+                num_rows = len(arrays[0])
                 meta = json.dumps([[x.column, x.key, x.dtype, x.shape] for x in leaves])
                 if meta not in known:
                     # every shard learns what the rows look like, also one that gets none of them
                     known.add(meta)
-                    yield _cells(range(num_workers), part, source, sequence, meta, b"")
-                for low, high in _pieces(arrays, batch.num_rows, num_workers, piece):
+                    yield range(num_workers), part, source, sequence, meta, b""
+                for low, high in _pieces(arrays, num_rows, num_workers, piece):
                     for target in range(num_workers):
                         first = low + (target - source - offset - low) % num_workers
                         if first >= high:
                             continue
                         rows = slice(first, high, num_workers)
                         data = b"".join([np.ascontiguousarray(a[rows]).data for a in arrays])
-                        yield _cells([target], part, source, sequence, meta, data)
+                        yield [target], part, source, sequence, meta, data
                     sequence += 1
-                offset += batch.num_rows
+                offset += num_rows
         except SourceError as error:
             meta = json.dumps({"error": f"{name}: {error}" if name else str(error)})
-            yield _cells(range(num_workers), part, source, sequence, meta, b"")
+            yield range(num_workers), part, source, sequence, meta, b""
 
     return pack
+
+
+def cell_table(cells):
+    """Cells of :func:`rows_packer` as an Arrow table."""
+    import pyarrow as pa
+
+    return pa.Table.from_batches([_cells(targets, *values) for targets, *values in cells])
 
 
 def _pieces(arrays, rows, num_workers, limit):
@@ -115,7 +138,7 @@ def packed_reader(names, specs):
                     layouts[text] = _layout(text)
                 leaves, widths = layouts[text]
                 view = memoryview(data.as_buffer())
-                rows = view.nbytes // sum(widths)
+                rows = view.nbytes // sum(widths) if view else 0
                 arrays, start = [], 0
                 for width in widths:
                     arrays.append(view[start : start + width * rows])

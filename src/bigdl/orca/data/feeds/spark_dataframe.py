@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import plan as spark_plan
-from bigdl.orca.data.feeds.base import Feed, Ingest
+from bigdl.orca.data.feeds.base import Ingest, PackedFeed
 from bigdl.orca.data.feeds.columns import (
     column_spec,
     decode_batch,
@@ -29,16 +29,17 @@ from bigdl.orca.data.feeds.columns import (
     project,
     unified_spec,
 )
-from bigdl.orca.data.feeds.packing import CELL, packed_reader, packer
+from bigdl.orca.data.feeds.group import prepare_packed
+from bigdl.orca.data.feeds.packing import CELL, packer
 from bigdl.orca.data.feeds.shard import Shard
 
-__all__ = ["FeedGroup", "SparkDataFrameFeed", "check_columns"]
+__all__ = ["SparkDataFrameFeed", "check_columns", "is_connect"]
 
 _BATCH_BYTES = 64 << 20  # of an Arrow batch
 _NEAR = 0.05  # how far partitions of "near-equal" sizes may be apart, in parts of their mean
 
 
-class SparkDataFrameFeed(Feed):
+class SparkDataFrameFeed(PackedFeed):
     """A Spark DataFrame as input of training, evaluation or ``Engine.run``.
 
     Parameters
@@ -60,6 +61,8 @@ class SparkDataFrameFeed(Feed):
     UsageError
         For a missing column, a type that cannot become a tensor, or a Spark Connect frame.
     """
+
+    kind = "Spark DataFrame"
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class SparkDataFrameFeed(Feed):
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         def packed():
-            return _prepare_packed([(name, self.name, self.frame, self.specs)], num_workers)
+            return prepare_packed({name: self}, num_workers)
 
         if self.balance and not self._is_cached_in(num_workers):
             return packed()
@@ -96,6 +99,28 @@ class SparkDataFrameFeed(Feed):
         else:
             self._check_partitions(num_workers)
         return direct
+
+    def cells(self, number, num_workers, reference=None):
+        specs, frame = self._specs_like(reference), self.frame
+        converted = project(frame, specs)
+        kept = []
+        if not spark_plan.is_deterministic(frame):
+            # a retry that had to run this plan again would see other rows
+            kept.append(converted.persist())
+        packed = converted.mapInArrow(packer(number, self.name, specs, num_workers), CELL)
+        return packed, specs, lambda: [each.unpersist() for each in kept]
+
+    def _specs_like(self, reference):
+        """The columns in the types that those of the same name have in another frame."""
+        if reference is None:
+            return self.specs
+        owner, others = self.name or "the other data", {s.name: s for s in reference.specs}
+        return [
+            unified_spec(s.name, self.types[s.name], self.floats, others[s.name], owner)
+            if s.name in others
+            else s
+            for s in self.specs
+        ]
 
     def _check_partitions(self, num_workers):
         found = self.frame.rdd.getNumPartitions()
@@ -130,47 +155,6 @@ def _settings(frame, specs) -> dict[str, str]:
 
 def _near_equal(rows: list[int]) -> bool:
     return max(rows) - min(rows) <= 1 + _NEAR * sum(rows) / len(rows)
-
-
-class FeedGroup(Feed):
-    """Several DataFrames that travel together, e.g. training and validation data.
-
-    The columns that all of them have get the types that they have in the first one.
-
-    Parameters
-    ----------
-    feeds : dict of str to SparkDataFrameFeed
-
-    Raises
-    ------
-    UsageError
-        When a column cannot get the type that it has in the first one.
-    """
-
-    def __init__(self, feeds: dict[str, SparkDataFrameFeed]):
-        self.feeds = feeds
-        first = next(iter(feeds.values()))
-        self.feature_cols, self.label_cols = first.feature_cols, first.label_cols
-        reference = {spec.name: spec for spec in first.specs}
-        self._parts = [
-            (key, feed.name, feed.frame, _unified(feed, reference, feed.name or key))
-            for key, feed in feeds.items()
-        ]
-
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
-        if len(self.feeds) == 1:
-            ((only, feed),) = self.feeds.items()
-            return feed.prepare(cluster, num_workers, name=only)
-        return _prepare_packed(self._parts, num_workers)
-
-
-def _unified(feed, reference, owner):
-    return [
-        unified_spec(spec.name, feed.types[spec.name], feed.floats, reference[spec.name], owner)
-        if spec.name in reference
-        else spec
-        for spec in feed.specs
-    ]
 
 
 def check_columns(frame, columns: Sequence[str], name: str | None = None) -> dict:
@@ -233,28 +217,3 @@ def _direct_reader(name, specs):
         return {name: Shard(writer.finish())}
 
     return read
-
-
-def _prepare_packed(parts, num_workers):
-    """Parts are (key in ``worker.shards``, name for messages or None, frame, specs)."""
-    kept = []
-
-    def close():
-        while kept:
-            kept.pop().unpersist()
-
-    try:
-        packed = None
-        for number, (_, name, frame, specs) in enumerate(parts):
-            converted = project(frame, specs)
-            if not spark_plan.is_deterministic(frame):
-                # a retry that had to run this plan again would see other rows
-                kept.append(converted.persist())
-            cells = converted.mapInArrow(packer(number, name, specs, num_workers), CELL)
-            packed = cells if packed is None else packed.union(cells)
-        frame = spark_plan.exchange(packed, num_workers, "target")
-    except BaseException:
-        close()
-        raise
-    keys = [part[0] for part in parts]
-    return Ingest(frame, packed_reader(keys, [part[3] for part in parts]), close)

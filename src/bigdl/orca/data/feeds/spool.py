@@ -120,6 +120,7 @@ class SpoolWriter:
     name : str
         Name of the feed and shard within the job.
     specs : sequence of ColumnSpec
+        Empty for rows that name their columns themselves.
     """
 
     def __init__(self, root: str, job: int, name: str, specs: list[ColumnSpec]):
@@ -160,6 +161,28 @@ class SpoolWriter:
         self._chunks.append((source, sequence, rows, checksum))
         self.rows += rows
 
+    def adopt(self, rows: int, leaves: list[Leaf], paths: list[str]) -> None:
+        """Take files of values as they are, instead of chunks; they must not change any more.
+
+        Parameters
+        ----------
+        rows : int
+        leaves : list of Leaf
+        paths : list of str
+            A file for each leaf, shared where the file system can.
+        """
+        self._leaves, self.rows = list(leaves), rows
+        checksum = 0
+        for i, path in enumerate(paths):
+            own = os.path.join(self.path, f"{i}.bin")
+            try:
+                os.link(path, own)
+            except OSError:  # another file system, or one without links
+                shutil.copyfile(path, own)
+            with open(own, "rb") as file:
+                checksum = zlib.crc32(file.read(_SAMPLE), checksum)
+        self._chunks.append((0, 0, rows, checksum))
+
     def finish(self) -> Spool:
         """Put the chunks in order, close the files and return the description."""
         for file in self._files:
@@ -177,7 +200,7 @@ class SpoolWriter:
                 _reorder(os.path.join(self.path, f"{i}.bin"), leaf, self._chunks)
         # not the sum of the checksums: it would be the same for rows that changed places
         fingerprint = zlib.crc32(json.dumps(ordered).encode()) if ordered else 0
-        columns = [spec.name for spec in self._specs]
+        columns = [spec.name for spec in self._specs] or _columns(leaves)
         spool = Spool(self.path, self._nonce, self.rows, leaves, fingerprint, columns)
         with open(os.path.join(self.path, _META), "w") as file:
             json.dump(spool.to_json(), file)
@@ -210,6 +233,12 @@ class SpoolWriter:
             ) from error
 
 
+def _columns(leaves) -> list[str]:
+    """The columns that some arrays are of."""
+    names = [x.column if isinstance(x.column, tuple) else (x.column,) for x in leaves]
+    return list(dict.fromkeys(name for each in names for name in each))
+
+
 def _allow_files(more: int) -> None:
     """Raise this process's own limit of open files: each array takes one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -239,8 +268,8 @@ def _reorder(path, leaf, chunks):
 
 
 def describe_difference(expected: list[Leaf], given: list[Leaf]) -> str:
-    """One sentence about how two chunks of one input differ: in the lengths of arrays or in the
-    keys of a map."""
+    """One sentence about how two chunks of one input differ: in the lengths of arrays, in dtypes,
+    in columns or in the keys of a map."""
     shapes = {(leaf.column, leaf.key): leaf.shape for leaf in expected}
     others = {(leaf.column, leaf.key): leaf.shape for leaf in given}
     unlike = [place for place in shapes if place in others and shapes[place] != others[place]]
@@ -250,7 +279,19 @@ def describe_difference(expected: list[Leaf], given: list[Leaf]) -> str:
             f"Column '{unlike[0][0]}' holds arrays of different lengths ({lengths[0]} and "
             f"{lengths[1]}); pad or cut them to one length first"
         )
-    column, key = min(shapes.keys() ^ others.keys(), key=str)
+    if shapes.keys() == others.keys():
+        dtypes = {(leaf.column, leaf.key): leaf.dtype for leaf in expected}
+        other = next(leaf for leaf in given if dtypes[leaf.column, leaf.key] != leaf.dtype)
+        return (
+            f"Column '{other.column}' is {dtypes[other.column, other.key]} in some of the data and "
+            f"{other.dtype} in the rest; give all of it one dtype first"
+        )
+    (column, key), *_ = sorted(shapes.keys() ^ others.keys(), key=str)
+    if key is None:
+        return (
+            f"Not all of the data has the same columns: {_columns(expected)} and "
+            f"{_columns(given)}; give all of it the same ones, of the same dtypes"
+        )
     return (
         f"Column '{column}' is a map whose keys differ between rows (not all have '{key}'); give "
         "every row the same keys"

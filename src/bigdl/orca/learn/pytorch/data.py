@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds.values import named_by_shard
+
 __all__ = ["TensorShard"]
 
 
@@ -13,7 +16,13 @@ class TensorShard:
     Parameters
     ----------
     shard : bigdl.orca.data.feeds.shard.Shard
-    feature_cols, label_cols : sequence of str
+    feature_cols, label_cols : sequence of str or None
+        None for those that the shard itself names so.
+
+    Raises
+    ------
+    UsageError
+        When the shard names no targets.
 
     Attributes
     ----------
@@ -31,6 +40,13 @@ class TensorShard:
         self._tensors: dict[int, torch.Tensor] = {}
         if not self.rows:
             return
+        if feature_cols is None:
+            feature_cols, label_cols = named_by_shard(shard.names)
+            if not label_cols:
+                raise UsageError(
+                    'The data holds no targets; pass (x, y) or {"x": ..., "y": ...} to fit or '
+                    "evaluate"
+                )
         self._features = [shard.places(name) for name in feature_cols]
         self._labels = [shard.places(name) for name in label_cols]
         for places in (*self._features, *self._labels):
@@ -104,6 +120,7 @@ def _target(tensor):
     """Losses that take class indices want int64."""
     import torch
 
-    if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.int32:
+    small = (torch.int32, torch.int16, torch.int8, torch.uint8)
+    if isinstance(tensor, torch.Tensor) and tensor.dtype in small:
         return tensor.to(torch.int64)
     return tensor

@@ -159,15 +159,10 @@ class PyTorchEstimator(ModelFiles):
         return [epoch_as_returned(entry, reduce_results, profile) for entry in figures]
 
     def _training_feed(self, data, validation_data, feature_cols, label_cols):
-        from bigdl.orca.data.feeds.spark_dataframe import FeedGroup
+        from bigdl.orca.data.feeds.group import FeedGroup
 
         feeds = {"data": self._feed(data, feature_cols, label_cols)}
         if validation_data is not None:
-            if type(validation_data) is not type(data):
-                raise UsageError(
-                    "validation_data should have the same type with train data, got "
-                    f"{type(validation_data).__name__} and {type(data).__name__}"
-                )
             feeds["validation"] = self._feed(
                 validation_data, feature_cols, label_cols, name="validation_data"
             )
@@ -175,10 +170,10 @@ class PyTorchEstimator(ModelFiles):
 
     def _feed(self, data, feature_cols, label_cols, name=None):
         feed = as_feed(data, feature_cols, label_cols, self._parts.config, name=name)
-        if not feed.label_cols:
+        if feed.label_cols is not None and not feed.label_cols:
             raise UsageError(
-                "label_cols is required to fit or evaluate on a Spark DataFrame; pass the names of "
-                "the target columns"
+                f"label_cols is required to fit or evaluate on a {feed.kind} with feature_cols; "
+                "pass the names of the target columns"
             )
         return feed
 

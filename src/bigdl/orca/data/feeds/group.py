@@ -1,0 +1,89 @@
+"""Several inputs of one job, e.g. training and validation data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.cluster import plan as spark_plan
+from bigdl.orca.data.feeds.base import Feed, Ingest, PackedFeed
+from bigdl.orca.data.feeds.packing import packed_reader
+
+__all__ = ["FeedGroup", "prepare_packed"]
+
+
+class FeedGroup(Feed):
+    """Inputs that travel together; the workers find each under its key in ``worker.shards``.
+
+    The columns of Spark DataFrames that all of them have get the types that they have in the first
+    one.
+
+    Parameters
+    ----------
+    feeds : dict of str to Feed
+
+    Raises
+    ------
+    UsageError
+        When the inputs are of different kinds.
+    """
+
+    def __init__(self, feeds: Mapping[str, Feed]):
+        self.feeds = dict(feeds)
+        (_, first), *others = self.feeds.items()
+        self.feature_cols, self.label_cols = first.feature_cols, first.label_cols
+        for key, other in others:
+            if type(other) is not type(first):
+                raise UsageError(
+                    f"{other.name or key} should have the same type with train data, got "
+                    f"{other.kind} and {first.kind}"
+                )
+
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+        if len(self.feeds) == 1:
+            ((only, feed),) = self.feeds.items()
+            return feed.prepare(cluster, num_workers, name=only)
+        if all(isinstance(f, PackedFeed) and f.travels(cluster) for f in self.feeds.values()):
+            return prepare_packed(self.feeds, num_workers)
+        return _combined([f.prepare(cluster, num_workers, name=k) for k, f in self.feeds.items()])
+
+
+def prepare_packed(feeds: Mapping[str, PackedFeed], num_workers: int) -> Ingest:
+    """Send the rows of all feeds to their shards in one exchange."""
+    closers, specs = [], []
+
+    def close():
+        while closers:
+            closers.pop()()
+
+    first = next(iter(feeds.values()))
+    try:
+        packed = None
+        for number, feed in enumerate(feeds.values()):
+            cells, columns, closer = feed.cells(number, num_workers, first if number else None)
+            closers.append(closer)
+            specs.append(columns)
+            packed = cells if packed is None else packed.union(cells)
+        frame = spark_plan.exchange(packed, num_workers, "target")
+    except BaseException:
+        close()
+        raise
+    return Ingest(frame, packed_reader(list(feeds), specs), close)
+
+
+def _combined(ingests) -> Ingest:
+    """Of inputs that the workers get at by themselves."""
+
+    def close():
+        for ingest in ingests:
+            ingest.close()
+
+    readers = [ingest.reader for ingest in ingests]
+
+    def read(batches, open_spool):
+        shards = {}
+        for reader in readers:
+            shards.update(reader(batches, open_spool))
+        return shards
+
+    return Ingest(None, read, close)

@@ -1,0 +1,114 @@
+"""Arrays and pandas frames of the driver -> shards of columns.
+
+Row i goes to shard ``i mod N``, so that without shuffling the global batches are those of one
+process. Workers on the driver's machine map files that the driver wrote; others get the rows
+through Spark, in cells.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds.base import Ingest, PackedFeed, SourceError
+from bigdl.orca.data.feeds.columns import float_dtype
+from bigdl.orca.data.feeds.group import prepare_packed
+from bigdl.orca.data.feeds.packing import cell_table, rows_packer
+from bigdl.orca.data.feeds.shard import Shard
+from bigdl.orca.data.feeds.values import columns_of, grouped
+
+__all__ = ["ArrayFeed"]
+
+
+class ArrayFeed(PackedFeed):
+    """Arrays or a pandas DataFrame in the driver's memory as input.
+
+    Parameters
+    ----------
+    data : pandas.DataFrame, ndarray, tuple, list or dict
+        See :mod:`bigdl.orca.data.feeds.values`.
+    feature_cols, label_cols : sequence of str, optional
+        Columns of a frame, or arrays of a dict, for the model and targets.
+    config : dict, optional
+        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating values.
+    keep_dtypes : bool
+        Leave floating values as they are.
+    name : str, optional
+
+    Raises
+    ------
+    UsageError
+        For values that cannot become tensors.
+    """
+
+    kind = "arrays"
+
+    def __init__(
+        self,
+        data,
+        feature_cols=None,
+        label_cols=None,
+        config=None,
+        *,
+        keep_dtypes: bool = False,
+        name: str | None = None,
+    ):
+        floats = None if keep_dtypes else float_dtype(config)
+        try:
+            columns = columns_of(data, feature_cols, label_cols, floats)
+        except SourceError as error:
+            raise UsageError(f"{name}: {error}" if name else str(error)) from None
+        self.name = name
+        named = bool(feature_cols)
+        self.feature_cols = tuple(feature_cols) if named else None
+        self.label_cols = tuple(label_cols or ()) if named else None
+        self.rows = len(columns[0][2])
+        self._leaves, self._arrays = grouped(columns)
+
+    def travels(self, cluster) -> bool:
+        return not cluster.is_local
+
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+        if self.travels(cluster):
+            return prepare_packed({name: self}, num_workers)
+        # PySpark's own folder goes with the application, also when this process is killed
+        folder = tempfile.mkdtemp(dir=getattr(cluster.sc, "_temp_dir", None), prefix="arrays-")
+        try:
+            files = [
+                [self._write(folder, rank, i, num_workers) for i in range(len(self._arrays))]
+                for rank in range(num_workers)
+            ]
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        sizes = [len(range(rank, self.rows, num_workers)) for rank in range(num_workers)]
+        reader = _file_reader(name, self._leaves, files, sizes)
+        return Ingest(None, reader, lambda: shutil.rmtree(folder, ignore_errors=True))
+
+    def _write(self, folder, rank, i, num_workers):
+        path = os.path.join(folder, f"{rank}-{i}.bin")
+        np.ascontiguousarray(self._arrays[i][rank::num_workers]).tofile(path)
+        return path
+
+    def cells(self, number, num_workers, reference=None):
+        from pyspark.sql import SparkSession
+
+        pack = rows_packer(number, self.name, num_workers)
+        chunks = [(self._leaves, self._arrays)] if self.rows else []
+        spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+        table = cell_table(pack(0, chunks))
+        return spark.createDataFrame(table), (), lambda: None
+
+
+def _file_reader(name, leaves, files, sizes):
+    def read(batches, open_spool):
+        place = open_spool.place
+        writer = open_spool(name, [])
+        writer.adopt(sizes[place], leaves, files[place])
+        return {name: Shard(writer.finish())}
+
+    return read

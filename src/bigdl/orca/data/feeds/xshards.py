@@ -1,0 +1,69 @@
+"""XShards -> shards of columns.
+
+The elements of the RDD are converted to arrays where they are and travel in the cells of
+:mod:`~bigdl.orca.data.feeds.packing`, so that every worker gets its part of the rows whatever the
+shards' number and sizes are, and nothing goes through the driver.
+"""
+
+from __future__ import annotations
+
+from bigdl.common.memory import freeze_modules
+from bigdl.orca.data.feeds.base import Ingest, PackedFeed
+from bigdl.orca.data.feeds.columns import float_dtype
+from bigdl.orca.data.feeds.group import prepare_packed
+from bigdl.orca.data.feeds.packing import CELL, rows_packer
+from bigdl.orca.data.feeds.values import columns_of, grouped
+
+__all__ = ["XShardsFeed"]
+
+
+class XShardsFeed(PackedFeed):
+    """``SparkXShards`` as input.
+
+    Parameters
+    ----------
+    shards : SparkXShards
+        Of pandas frames, of dicts ``{"x": ..., "y": ...}``, or of tuples of arrays; see
+        :mod:`bigdl.orca.data.feeds.values`. A shard may have no rows.
+    feature_cols, label_cols : sequence of str, optional
+        Columns of frames, or arrays of dicts, for the model and targets.
+    config : dict, optional
+        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating values.
+    name : str, optional
+    """
+
+    kind = "SparkXShards"
+
+    def __init__(self, shards, feature_cols=None, label_cols=None, config=None, *, name=None):
+        self.rdd = shards.rdd
+        self.name = name
+        self._named = [list(c) if c else None for c in (feature_cols, label_cols)]
+        self.feature_cols = tuple(feature_cols) if feature_cols else None
+        self.label_cols = tuple(label_cols or ()) if feature_cols else None
+        self._floats = float_dtype(config)
+
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+        return prepare_packed({name: self}, num_workers)
+
+    def cells(self, number, num_workers, reference=None):
+        from pyspark.sql import SparkSession
+
+        named, floats = self._named, self._floats
+        pack = rows_packer(number, self.name, num_workers)
+
+        def pack_shards(source, shards):
+            freeze_modules()
+            for targets, *values in pack(source, _chunks(shards, *named, floats)):
+                for target in targets:
+                    yield (target, *values)
+
+        spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+        cells = self.rdd.mapPartitionsWithIndex(pack_shards)
+        return spark.createDataFrame(cells, CELL, verifySchema=False), (), lambda: None
+
+
+def _chunks(shards, feature_cols, label_cols, floats):
+    for shard in shards:
+        columns = columns_of(shard, feature_cols, label_cols, floats)
+        if len(columns[0][2]):
+            yield grouped(columns)
