@@ -33,8 +33,11 @@ __all__ = [
     "CheckpointDirectory",
     "Snapshot",
     "checkpoint_name",
+    "file_exists",
+    "find_checkpoint",
     "read_bytes",
     "read_checkpoint",
+    "remove_file",
     "write_bytes",
 ]
 
@@ -194,6 +197,13 @@ class CheckpointDirectory:
             raise UsageError(f"The checkpoint {self.url}/{name} cannot be read: {error}") from error
         return Snapshot(manifest, files)
 
+    def position(self, name: str) -> Position:
+        """Where a checkpoint was taken, without reading its files."""
+        try:
+            return Position.of(json.loads(self._fs.cat_file(f"{self._root}/{name}/{_MANIFEST}")))
+        except (OSError, ValueError, TypeError) as error:
+            raise UsageError(f"The checkpoint {self.url}/{name} cannot be read: {error}") from error
+
     def latest(self, warn: Callable[[str], None] = logger.warning) -> tuple[str, Snapshot] | None:
         """The newest checkpoint that can be read; damaged ones are skipped with a warning."""
         for name in reversed(self.names()):
@@ -215,6 +225,32 @@ def read_checkpoint(path: str) -> Snapshot | None:
     if not _NAME.fullmatch(name):
         return None
     return CheckpointDirectory(parent).read(name)
+
+
+def find_checkpoint(path: str, version: int | None = None) -> Snapshot:
+    """A checkpoint below a ``model_dir`` or a run's folder.
+
+    Parameters
+    ----------
+    path : str
+    version : int, optional
+        Optimizer steps after which it was taken; default the newest that can be read.
+    """
+    run = CheckpointDirectory(path)
+    if not run.names():
+        run = CheckpointDirectory.latest_run(path)
+    if version is None:
+        found = None if run is None else run.latest()
+        if found is None:
+            raise UsageError(f"There is no checkpoint below {path!r}; pass a model_dir")
+        return found[1]
+    there = {} if run is None else {run.position(name).global_step: name for name in run.names()}
+    if version not in there:
+        raise UsageError(
+            f"There is no checkpoint of version {version!r} below {path!r}; the versions there are "
+            f"{sorted(there)}"
+        )
+    return run.read(there[version])
 
 
 def _open(url):
@@ -254,3 +290,16 @@ def write_bytes(url: str, data: bytes) -> None:
             fs.pipe_file(path, data)
     except OSError as error:
         raise UsageError(f"The file {url!r} cannot be written: {error}") from error
+
+
+def file_exists(url: str) -> bool:
+    """Whether a file is there, on any fsspec URL."""
+    fs, path = _open(url)
+    return fs.isfile(path)
+
+
+def remove_file(url: str) -> None:
+    """Remove a file on any fsspec URL, if it is there."""
+    fs, path = _open(url)
+    if fs.isfile(path):
+        fs.rm_file(path)

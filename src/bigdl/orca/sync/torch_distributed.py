@@ -23,7 +23,7 @@ _NONE, _SPARSE, _DENSE = 0, 1, 2  # what a rank has as gradient of a parameter
 
 
 class TorchDistributedSync(GradientSync):
-    """A process group over the job's channel: gloo on CPU.
+    """A process group over the job's channel: gloo, and nccl for workers with a GPU each.
 
     Parameters
     ----------
@@ -36,6 +36,26 @@ class TorchDistributedSync(GradientSync):
         self.world_size = worker.world_size
         self._started = False
         self._groups = _Groups([], [])
+        self._gpus = None  # the process group of nccl
+
+    def use_device(self, device, *, is_alone: bool) -> None:
+        """Compute on a GPU from now on; a collective.
+
+        Parameters
+        ----------
+        device : torch.device
+        is_alone : bool
+            Whether every worker has a GPU of its own, as nccl wants it; else gloo reduces.
+        """
+        import torch
+        import torch.distributed as dist
+
+        torch.cuda.set_device(device)
+        if self._started and is_alone:
+            with _peers():
+                self._gpus = dist.new_group(
+                    backend="nccl", timeout=timedelta(seconds=self._worker.timeout)
+                )
 
     def start(self) -> None:
         if self.world_size == 1:
@@ -57,7 +77,7 @@ class TorchDistributedSync(GradientSync):
         self._worker.at_exit(self.stop)
 
     def stop(self) -> None:
-        self._groups = _Groups([], [])
+        self._groups, self._gpus = _Groups([], []), None
         if self._started:
             self._started = False
             import torch.distributed as dist
@@ -120,14 +140,14 @@ class TorchDistributedSync(GradientSync):
 
             how = dist.ReduceOp.MAX if operation == "max" else dist.ReduceOp.SUM
             with _peers():
-                dist.all_reduce(tensor, how)
+                dist.all_reduce(tensor, how, group=self._gpus if tensor.is_cuda else None)
         return tensor
 
     def reduce(self, parameters, weight, may_be_sparse=()):
         if self.world_size == 1:
             return
         if not self._groups.are_of(parameters):
-            self._groups = _Groups(parameters, may_be_sparse)
+            self._groups = _Groups(parameters, may_be_sparse, self._gpus)
         for buckets in self._groups.dense:
             buckets.reduce(weight)
         if self._groups.sparse:
@@ -154,7 +174,7 @@ class TorchDistributedSync(GradientSync):
 class _Groups:
     """The parameters of a model, sorted by how their gradients are reduced; made once."""
 
-    def __init__(self, parameters, may_be_sparse):
+    def __init__(self, parameters, may_be_sparse, gpus=None):
         sparse = {id(p) for p in may_be_sparse}
         self._ids = tuple(map(id, parameters))
         self.sparse = [p for p in parameters if id(p) in sparse]
@@ -162,7 +182,10 @@ class _Groups:
         for parameter in parameters:
             if id(parameter) not in sparse:
                 kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-        self.dense = [FlatBuckets(members) for members in kinds.values()]
+        self.dense = [
+            FlatBuckets(members, gpus if device.type == "cuda" else None)
+            for (_, device), members in kinds.items()
+        ]
 
     def are_of(self, parameters) -> bool:
         """Whether it was made of these very parameters; an optimizer may be given more later."""
@@ -175,9 +198,10 @@ class FlatBuckets:
     The last ``len(parameters)`` elements say on how many ranks each parameter has a gradient.
     """
 
-    def __init__(self, parameters):
+    def __init__(self, parameters, group=None):
         import torch
 
+        self._group = group
         self._parameters = list(parameters)
         sizes = [p.numel() for p in self._parameters]
         first = self._parameters[0]
@@ -205,10 +229,10 @@ class FlatBuckets:
                     torch.mul(gradient, weight, out=view)
                 filled += view.numel()
                 if filled - start >= _BUCKET:
-                    works.append(_start_sum(self._flat[start:filled]))
+                    works.append(_start_sum(self._flat[start:filled], self._group))
                     start = filled
             self._flags.copy_(torch.tensor(flags, dtype=self._flat.dtype))
-            works.append(_start_sum(self._flat[start:]))
+            works.append(_start_sum(self._flat[start:], self._group))
             with _peers():
                 for work in works:
                     work.wait()
@@ -222,11 +246,11 @@ class FlatBuckets:
                     parameter.grad.copy_(view)
 
 
-def _start_sum(tensor):
+def _start_sum(tensor, group):
     import torch.distributed as dist
 
     with _peers():
-        return dist.all_reduce(tensor, async_op=True)
+        return dist.all_reduce(tensor, async_op=True, group=group)
 
 
 def _check_dense(gradient, parameter):

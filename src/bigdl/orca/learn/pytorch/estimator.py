@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import os
 from collections.abc import Callable
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.learn.checkpoint import CheckpointDirectory
 from bigdl.orca.learn.estimator import check_positive
+from bigdl.orca.learn.pytorch.callbacks import ModelCheckpoint
+from bigdl.orca.learn.pytorch.device import check_precision
+from bigdl.orca.learn.pytorch.old_keywords import take_old, warn_once
 from bigdl.orca.learn.pytorch.pytorch_estimator import PyTorchEstimator
+from bigdl.orca.learn.pytorch.training_operator import check_operator
 
 __all__ = ["Estimator", "PyTorchEstimator"]
 
 logger = logging.getLogger("bigdl.orca")
 
-_BACKENDS = ("spark",)
+_INTERVALS = {None: None, "batch": "step", "epoch": "epoch", "manual": "manual"}
+_LATER = ("horovod", "ray", "torch_distributed")
 
 
 class Estimator:
@@ -36,6 +43,12 @@ class Estimator:
         sync_stats: bool = False,
         log_level: int = logging.INFO,
         log_to_driver: bool = True,
+        scheduler_step_freq: str | None = None,
+        precision: str = "fp32",
+        num_to_keep: int = 2,
+        training_operator_cls=None,
+        initialization_hook: Callable | None = None,
+        **old,
     ) -> PyTorchEstimator:
         """An Estimator that trains a PyTorch model on a cluster (API of BigDL 2.x).
 
@@ -46,7 +59,8 @@ class Estimator:
             loss and optimizer). An instance is copied, never changed. May be None when
             :meth:`PyTorchEstimator.load` follows.
         optimizer : callable or torch.optim.Optimizer, optional
-            ``optimizer(model, config)``, or an optimizer of the model instance.
+            ``optimizer(model, config)``, one of :mod:`bigdl.orca.learn.optimizers`, or an optimizer
+            of the model instance.
         loss : torch.nn.Module or callable, optional
             A loss instance, ``loss(config)``, or a function of (output, target). N workers make
             the update of one process if it is a mean or a sum over the rows; class weights and
@@ -54,14 +68,15 @@ class Estimator:
         metrics : Metric, callable, str or list of these, optional
             See :mod:`bigdl.orca.learn.metrics`; merged exactly over the workers.
         backend : str
-            ``"spark"``: workers are the tasks of one Spark barrier stage.
+            ``"spark"``: workers are the tasks of one Spark barrier stage; ``"bigdl"`` means it too.
         config : dict, optional
             Passed to every creator. ``dtype`` ("float32", "float64"), ``shuffle`` (True) and
             ``drop_last`` (False) apply to the input; ``batch_size`` is refused.
         workers_per_node : int
             Workers on every node; each gets its share of the node's cores as threads.
         scheduler_creator : callable, optional
-            ``scheduler(optimizer, config)``; stepped once per epoch.
+            ``scheduler(optimizer, config)``; also one of
+            :mod:`bigdl.orca.learn.optimizers.schedule`.
         use_tqdm : bool
             Show a progress bar even where nobody seems to watch (no terminal, no notebook).
         model_dir : str, optional
@@ -72,6 +87,18 @@ class Estimator:
             Level of the logger ``bigdl.orca``.
         log_to_driver : bool
             Show what workers print.
+        scheduler_step_freq : str, optional
+            ``"epoch"``, ``"batch"`` (after every update) or ``"manual"``. Default: after updates
+            for Orca's own schedules, else once per epoch.
+        precision : str
+            ``"bf16"`` computes forward passes of training and evaluation in bfloat16 where torch's
+            autocast does; weights and gradients stay as they are.
+        num_to_keep : int
+            How many of the newest checkpoints stay in `model_dir`.
+        training_operator_cls : None
+            Of BigDL 2.0; see :class:`~bigdl.orca.learn.pytorch.callbacks.MainCallback`.
+        initialization_hook : callable, optional
+            Called without arguments in every worker before the model is made.
 
         Returns
         -------
@@ -82,19 +109,43 @@ class Estimator:
         UsageError
             For an argument that cannot work.
         """
-        if backend not in _BACKENDS:
-            known = ("horovod", "ray", "torch_distributed", "bigdl")
-            later = " (planned for a later release)" if backend in known else ""
+        take_old("from_torch", old, known=_ARGUMENTS)
+        if backend == "bigdl":
+            warn_once("backend='bigdl' trains on Spark workers without a JVM, as backend='spark'")
+        elif backend in _LATER:
             raise UsageError(
                 "Only the spark backend is supported for now, got backend: "
-                f"{backend!r}{later}; use backend='spark'"
+                f"{backend!r} (planned for a later release); use backend='spark'"
             )
+        elif backend != "spark":
+            raise UsageError(
+                "Only horovod, ray and spark backends are supported for now, got backend: "
+                f"{backend!r}; use backend='spark'"
+            )
+        check_operator(training_operator_cls)
+        if scheduler_step_freq not in _INTERVALS:
+            raise UsageError(
+                'scheduler_step_freq should be "batch", "epoch" or "manual", got '
+                f"{scheduler_step_freq!r}"
+            )
+        if initialization_hook is not None and not callable(initialization_hook):
+            raise UsageError("initialization_hook must be a function without arguments")
+        if model_dir is not None and not isinstance(model_dir, str | os.PathLike):
+            raise UsageError(f"model_dir should be a path or URL, got {type(model_dir).__name__}")
         if config is not None and not isinstance(config, dict):
             raise UsageError(f"config must be a dict, got {type(config).__name__}")
         require("torch", "orca")
         from bigdl.orca.learn.pytorch.parts import ModelParts
 
-        parts = ModelParts(model, optimizer, loss, scheduler_creator, dict(config or {}))
+        parts = ModelParts(
+            model,
+            optimizer,
+            loss,
+            scheduler_creator,
+            dict(config or {}),
+            _INTERVALS[scheduler_step_freq],
+            initialization_hook,
+        )
         parts.check()
         logger.setLevel(log_level)
         return PyTorchEstimator(
@@ -102,18 +153,21 @@ class Estimator:
             metrics=metrics,
             workers_per_node=check_positive("workers_per_node", workers_per_node),
             use_tqdm=use_tqdm,
-            model_dir=model_dir,
+            model_dir=None if model_dir is None else os.fspath(model_dir),
             log_to_driver=log_to_driver,
+            precision=check_precision(precision),
+            num_to_keep=check_positive("num_to_keep", num_to_keep),
         )
 
     @staticmethod
     def latest_checkpoint(checkpoint_dir: str) -> str:
-        """The newest complete checkpoint below a ``model_dir``.
+        """The newest complete checkpoint below a ``model_dir``, or the file ``last.ckpt`` there.
 
         Returns
         -------
         str
-            A folder that :meth:`PyTorchEstimator.load_checkpoint` and ``fit(resume=)`` take.
+            A folder that :meth:`PyTorchEstimator.load_checkpoint` and ``fit(resume=)`` take, or a
+            file for the former.
 
         Raises
         ------
@@ -121,6 +175,9 @@ class Estimator:
             If there is none.
         """
         run = CheckpointDirectory.latest_run(checkpoint_dir)
-        if run is None:
-            raise UsageError(f"Latest checkpoint at {checkpoint_dir} not found.")
-        return f"{run.url}/{run.newest()}"
+        if run is not None:
+            return f"{run.url}/{run.newest()}"
+        return ModelCheckpoint.get_latest_checkpoint(checkpoint_dir)
+
+
+_ARGUMENTS = tuple(inspect.signature(Estimator.from_torch).parameters)

@@ -10,8 +10,9 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.data import TensorShard
+from bigdl.orca.learn.pytorch.device import device_of, move, precision_of, to_cpu, to_device
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.runner import Runner
+from bigdl.orca.learn.pytorch.runner import BatchesOfWorker, Runner
 from bigdl.orca.learn.pytorch.state import dumps, load_into, loads, seed_everything
 from bigdl.orca.learn.pytorch.steps import step_for
 
@@ -30,12 +31,18 @@ class EvaluationSettings:
         Batches of each worker at most.
     per_worker : bool
         Whether the figures of each worker are wanted too.
+    precision : str
+        ``"fp32"`` or ``"bf16"``.
+    weighted : bool
+        Whether the last label column holds the weights of the rows.
     """
 
     batch_size: int
     metrics: Sequence[Any] = ()
     num_steps: int | None = None
     per_worker: bool = False
+    precision: str = "fp32"
+    weighted: bool = False
 
 
 @dataclass
@@ -94,17 +101,23 @@ def evaluate_shard(
 def _tally(runner, kind, data, settings, world_size, measures) -> _Tally:
     tally = _Tally()
     local = max(1, settings.batch_size // world_size)
+    runner.num_steps = -(-data.rows // local)
+    if settings.num_steps is not None:
+        runner.num_steps = min(runner.num_steps, settings.num_steps)
+    precision = precision_of(settings.precision, runner.device)
     for index, start in enumerate(range(0, data.rows, local)):
         if settings.num_steps is not None and index >= settings.num_steps:
             break
         stop = min(start + local, data.rows)
-        runner.batch, runner.batch_idx = data.batch(start, stop), index
+        runner.batch_idx = index
+        runner.batch = to_device(data.batch(start, stop), runner.device)
         runner.output = runner.target = runner.loss = None
         runner.call("before_val_iter")
         started = time.perf_counter()
-        output, target, loss = kind.evaluate(runner.batch, index, need_output=bool(measures))
+        with precision():
+            _forward(runner, kind, index, bool(measures))
         tally.forward_s += time.perf_counter() - started
-        runner.output, runner.target, runner.loss = output, target, loss
+        output, target, loss = runner.output, runner.target, runner.loss
         tally.batches += 1
         tally.rows += stop - start
         if loss is not None:
@@ -114,12 +127,20 @@ def _tally(runner, kind, data, settings, world_size, measures) -> _Tally:
                 tally.weight += weight
         for name, value in kind.logged().items():
             tally.logged[name] = tally.logged.get(name, 0.0) + value * (stop - start)
+        if measures and output is None:
+            raise UsageError("metrics= needs a model whose forward returns predictions")
         for measure in measures.values():
-            if output is None:
-                raise UsageError("metrics= needs a model whose forward returns predictions")
-            measure(output, target)
+            measure(to_cpu(output), to_cpu(target))
         runner.call("after_val_iter")
     return tally
+
+
+def _forward(runner, kind, index, need_output):
+    runner.forward_by(lambda: kind.evaluate(runner.batch, index, need_output=need_output))
+    if runner.main is None:
+        runner.forward()
+    else:
+        runner.main.on_val_forward(runner)
 
 
 def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
@@ -173,11 +194,14 @@ class EvaluateProgram:
         sync.start()
         load_into(built.model, sync.broadcast(worker.state() if worker.rank == 0 else None))
         runner = Runner(worker, self.parts.config, self.callbacks)
+        runner.device = device_of(worker, sync)
+        move(built, runner.device)
         runner.model, runner.criterion = built.model, built.criterion
         data = TensorShard(worker.shard, self.feature_cols, self.label_cols)
-        kind = step_for(built.model, built.criterion)
+        runner.val_loader = BatchesOfWorker(data, self.settings.batch_size // runner.size)
+        kind = step_for(built.model, built.criterion, weighted=self.settings.weighted)
         runner.call("before_val_epoch")
         found = evaluate_shard(runner, kind, data, sync, self.settings)
-        runner.epoch_stats = found["figures"]
+        runner.epoch_stats = runner.metrics_stats = found["figures"]
         runner.call("after_val_epoch")
         return found

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.background import BackgroundWriter
 from bigdl.orca.learn.checkpoint import CheckpointDirectory, Snapshot
 from bigdl.orca.learn.position import Position
 from bigdl.orca.learn.pytorch.buffers import Buffers
 from bigdl.orca.learn.pytorch.parts import Built
 from bigdl.orca.learn.pytorch.state import capture_rng, dumps, load_into, loads, restore_rng
+from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.learn.pytorch.sums import EpochSums
 
 __all__ = ["Batches", "StateKeeper"]
@@ -67,6 +69,9 @@ class StateKeeper:
         Where rank 0 writes; without one the snapshots go to the driver.
     inputs : list, optional
         ``TensorShard.inputs``; kept for prediction.
+    summary : StepSummary, optional
+    writer : BackgroundWriter, optional
+        Writes into the directory while the training goes on.
     """
 
     def __init__(
@@ -78,9 +83,13 @@ class StateKeeper:
         batches: Batches,
         directory: CheckpointDirectory | None,
         inputs: list | None,
+        *,
+        summary: StepSummary | None = None,
+        writer: BackgroundWriter | None = None,
     ):
         self._worker, self._sync, self._built = worker, sync, built
         self._buffers, self._batches, self._inputs = buffers, batches, inputs
+        self._summary, self._writer = summary, writer or BackgroundWriter()
         self.directory = directory
         self._saved: dict | None = None  # position of the newest checkpoint
         self._name: str | None = None
@@ -94,6 +103,8 @@ class StateKeeper:
             load_into(built.optimizer, files["optimizer.pt"], "optimizer's state", "optimizer")
         if "scheduler.pt" in files and built.scheduler is not None:
             load_into(built.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
+        if self._summary is not None and "summary.pt" in files:
+            self._summary.put(loads(files["summary.pt"]))
         self._restore_own(files.get("rng.pt"), restore_rng)
         position = Position.of(manifest)
         if not position.step or position.partial:
@@ -123,16 +134,22 @@ class StateKeeper:
             restore(everyone[self._sync.rank])
 
     def save(self, position: Position, sums: EpochSums) -> None:
-        """Write a checkpoint or send it to the driver; a collective."""
+        """Write a checkpoint or send it to the driver; a collective.
+
+        The state is copied here and written by a thread; the next checkpoint waits for it.
+        """
         snapshot = self._take(position, sums)
         self._saved = position.to_json()
         if snapshot is None:
             return
         if self.directory is not None:
-            self._name = self.directory.write(snapshot)
+            self._writer.start(lambda: self._write(snapshot))
         else:
             doc, blob = snapshot.pack()
             self._worker.send("checkpoint", doc, blob)
+
+    def _write(self, snapshot):
+        self._name = self.directory.write(snapshot)
 
     def finish(self, position: Position, sums: EpochSums) -> str | None:
         """Leave the final state where the driver finds it; a collective.
@@ -145,6 +162,7 @@ class StateKeeper:
         if self.directory is not None:
             if self._saved != position.to_json():
                 self.save(position, sums)
+            self._writer.wait()
             return self._name
         snapshot = self._take(position, sums)
         if snapshot is not None:
@@ -171,4 +189,6 @@ class StateKeeper:
         packed |= {"model.pt": model, "optimizer.pt": dumps(built.optimizer.state_dict())}
         if built.scheduler is not None:
             packed["scheduler.pt"] = dumps(built.scheduler.state_dict())
+        if self._summary is not None:
+            packed["summary.pt"] = dumps(self._summary.take())
         return Snapshot(manifest, packed)

@@ -104,7 +104,9 @@ def configured(module):
     monitor : str or None
         Name of the figure that the scheduler looks at.
     frequency : int
-        The scheduler is stepped every so many epochs.
+        The scheduler is stepped every so many epochs or steps.
+    interval : str
+        ``"epoch"`` or ``"step"``.
     """
     found = module.configure_optimizers()
     schedulers: list = []
@@ -127,11 +129,16 @@ def configured(module):
     if found is None:
         raise UsageError("configure_optimizers of the LightningModule returned no optimizer")
     if not schedulers:
-        return found, None, None, 1
+        return found, None, None, 1, "epoch"
     given = schedulers[0] if isinstance(schedulers[0], dict) else {"scheduler": schedulers[0]}
-    if given.get("interval", "epoch") != "epoch":
-        raise UsageError("A scheduler of a LightningModule must have the interval 'epoch'")
-    return found, given["scheduler"], given.get("monitor"), int(given.get("frequency", 1))
+    interval = given.get("interval", "epoch")
+    if interval not in ("epoch", "step"):
+        raise UsageError(
+            "A scheduler of a LightningModule must have the interval 'epoch' or 'step', got "
+            f"{interval!r}"
+        )
+    monitor, frequency = given.get("monitor"), int(given.get("frequency", 1))
+    return found, given["scheduler"], monitor, frequency, interval
 
 
 class _Returning:

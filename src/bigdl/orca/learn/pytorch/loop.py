@@ -9,56 +9,30 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.batches import BatchPlan, permutation
+from bigdl.orca.learn.background import BackgroundWriter
 from bigdl.orca.learn.checkpoint import CheckpointDirectory
-from bigdl.orca.learn.position import Goal
 from bigdl.orca.learn.pytorch.buffers import Buffers
 from bigdl.orca.learn.pytorch.data import TensorShard
+from bigdl.orca.learn.pytorch.device import device_of, move, precision_of, to_device
 from bigdl.orca.learn.pytorch.evaluation import EvaluationSettings, evaluate_shard
+from bigdl.orca.learn.pytorch.figures import score_of, validation_names
+from bigdl.orca.learn.pytorch.fit_settings import FitSettings
+from bigdl.orca.learn.pytorch.gradients import Update, may_be_sparse
 from bigdl.orca.learn.pytorch.keeper import Batches, StateKeeper
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.runner import Runner
+from bigdl.orca.learn.pytorch.runner import BatchesOfWorker, Runner
 from bigdl.orca.learn.pytorch.state import seed_everything
 from bigdl.orca.learn.pytorch.steps import counts_unevenly, step_for
+from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.learn.pytorch.sums import EpochSums
-from bigdl.orca.learn.trigger import EveryEpoch, Trigger, TriggerState
+from bigdl.orca.learn.trigger import TriggerState
 
 __all__ = ["FitProgram", "FitSettings", "TorchLoop"]
-
-
-@dataclass
-class FitSettings:
-    """What ``fit`` was asked for.
-
-    Attributes
-    ----------
-    goal : Goal
-        Where to stop; epochs and steps are counted on from fit to fit.
-    per_worker : bool
-        Whether the validation figures of each worker are wanted too.
-    trigger : Trigger or None
-        When to take a checkpoint before the end.
-    run_url : str or None
-        Folder for checkpoints; None sends them to the driver.
-    """
-
-    goal: Goal
-    batch_size: int
-    seed: int
-    feature_cols: Sequence[str]
-    label_cols: Sequence[str]
-    shuffle: bool = True
-    drop_last: bool = False
-    trigger: Trigger | None = field(default_factory=EveryEpoch)
-    run_url: str | None = None
-    metrics: Sequence[Any] = ()
-    callbacks: Sequence[Any] = ()
-    per_worker: bool = False
 
 
 @dataclass
@@ -86,18 +60,44 @@ class TorchLoop(Runner):
         self.model, self.optimizer = built.model, built.optimizer
         self.criterion, self.scheduler = built.criterion, built.scheduler
         self._built = built
-        self._kind = step_for(self.model, self.criterion)
-        self._sparse = _may_be_sparse(self.model)
+        self._kind = step_for(self.model, self.criterion, weighted=settings.weighted)
+        self._update = Update(
+            sync,
+            self.optimizer,
+            may_be_sparse(self.model),
+            sums=self._kind.sums,
+            clipping=settings.clipping,
+            accumulate=settings.accumulate,
+        )
         seed_everything(settings.seed, self.rank + 1)
 
+        writer = BackgroundWriter()
+        worker.at_exit(writer.wait)  # after the sync has stopped: a peer may wait for it
         sync.start()
+        self.device = device_of(worker, sync)
+        move(built, self.device)
+        self._precision = precision_of(settings.precision, self.device)
         batches, inputs = self._prepare_data()
+        self._is_uneven = self._is_uneven or settings.weighted
         self._buffers = Buffers(self.model, sync)
+        self.summary = StepSummary() if settings.summary else None
         self._keeper = StateKeeper(
-            worker, sync, built, self._buffers, batches, self._open_directory(), inputs
+            worker,
+            sync,
+            built,
+            self._buffers,
+            batches,
+            self._open_directory(),
+            inputs,
+            summary=self.summary,
+            writer=writer,
         )
         self.position, self._sums = self._keeper.restore()
-        self.num_epochs = self._last_epoch()
+        self.first_epoch, self.num_epochs = settings.goal.first, self._last_epoch()
+        local = settings.batch_size // self.size
+        self.train_loader = BatchesOfWorker(self._data, local)
+        if self._validation is not None:
+            self.val_loader = BatchesOfWorker(self._validation, local)
 
     # -- the fit -------------------------------------------------------------------------------
 
@@ -119,7 +119,8 @@ class TorchLoop(Runner):
         self.call("before_train_epoch")
         order = self._order()
         while position.step < self._plan.steps and not self._is_over():
-            self._iteration(order)
+            while not self._iteration(order):
+                pass
             if position.step < self._plan.steps:
                 self._maybe_checkpoint(TriggerState(position.epoch, position.global_step))
         is_whole = position.step == self._plan.steps
@@ -128,10 +129,12 @@ class TorchLoop(Runner):
         entry = self._sums.reduce(self.sync)
         if entry is None:  # it was stopped before the first step
             return
-        entry = {"epoch": position.epoch + 1, "global_step": position.global_step, **entry}
+        done = {"epoch": position.epoch + 1, "global_step": position.global_step}
+        entry = {**done, **entry}
+        entry["profile"]["ended_at"] = time.time()
         if self._validation is not None:
             self._validate(entry)
-        self.epoch_stats = entry
+        self.epoch_stats, self.epoch_is_whole = entry, is_whole
         self.call("after_train_epoch")
         if not is_whole:
             position.partial = entry
@@ -143,11 +146,12 @@ class TorchLoop(Runner):
                 step=position.global_step,
                 epoch_finished=True,
                 loss=entry["train_loss"],
-                score=_score(entry),
+                score=score_of(entry),
             )
         )
 
-    def _iteration(self, order):
+    def _iteration(self, order) -> bool:
+        """One batch; returns whether it ended in an update of the weights."""
         position = self.position
         started = time.perf_counter()
         start, stop, batch_rows = self._plan.batch(position.step, self.rank)
@@ -155,33 +159,38 @@ class TorchLoop(Runner):
         self.batch_idx = position.step
         self.batch = self.output = self.target = self.loss = None
         if rows:
-            self.batch = self._data.batch(start, stop, order)
+            self.batch = to_device(self._data.batch(start, stop, order), self.device)
         self.call("before_train_iter")
-        self.optimizer.zero_grad()
+        self._update.begin()
         fetched = forwarded = time.perf_counter()
         if rows:
-            kind = self._kind
-            self.output, self.target, self.loss = kind.forward(self.batch, position.step)
+            with self._precision():
+                self._forward()
             forwarded = time.perf_counter()
-            self.loss.backward()
-        share = self._share(rows, batch_rows)
-        weight = float(rows > 0) if self._kind.sums else share
-        computed = time.perf_counter()
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.sync.reduce(parameters, weight, self._sparse)
-        self.optimizer.step()
-        self._buffers.rows += rows
+        counted, total = self._counted(rows, batch_rows)
         position.step += 1
-        position.global_step += 1
-        loss = self.loss.item() if weight else 0.0
+        self.updated = self._backward(counted, total)
+        computed = time.perf_counter()
+        self._buffers.rows += rows
+        loss = self.loss.item() if counted and self.loss is not None else 0.0
+        parts = loss, float(rows)  # what adds up to the loss of the batch, and what it counts
+        if self.settings.weighted:
+            parts = loss if self._kind.sums else loss * counted, counted
+        elif not self._kind.sums:
+            parts = loss * (counted / total if total else 0.0) * batch_rows, float(rows)
+        if self.updated:
+            position.global_step += 1
+            self._built.step_scheduler_after_update(self)
         self._sums.add(
-            loss if self._kind.sums else loss * share * batch_rows,
+            *parts,
             rows,
             fetch_s=fetched - started,
             forward_s=forwarded - fetched,
             backward_s=computed - forwarded,
             step_s=time.perf_counter() - started,
         )
+        if self.summary is not None:
+            self.summary.add(self, parts, batch_rows, time.perf_counter() - started, self.updated)
         self.call("after_train_iter")
         self.worker.progress(
             epoch=position.epoch - self.settings.goal.first,
@@ -190,28 +199,63 @@ class TorchLoop(Runner):
             steps=self._plan.steps,
             loss=self._sums.mean(),
         )
+        return self.updated
 
-    def _share(self, rows, batch_rows) -> float:
-        """What part of the global batch's mean loss is this worker's."""
+    def _forward(self):
+        self.forward_by(lambda: self._kind.forward(self.batch, self.batch_idx))
+        if self.main is None:
+            self.forward()
+            return
+        self.main.on_train_forward(self)
+        if not hasattr(self.loss, "backward"):
+            raise UsageError(
+                "on_train_forward (or on_iter_forward) of the MainCallback must set runner.loss to "
+                f"a tensor, it is {type(self.loss).__name__}"
+            )
+
+    def _backward(self, counted, total) -> bool:
+        """From the loss to gradients, and to new weights if an update is due; a collective."""
+        if self.main is not None and self.main.owns_backward:
+            if self.loss is None:  # takes part in every pass without having a say
+                self.loss = sum((p * 0).sum() for p in self._update.parameters if p.requires_grad)
+            weight = float(counted > 0) if self._kind.sums else counted / total if total else 0.0
+            with self._update.by_hand(weight):
+                self.main.on_iter_backward(self)
+            if self.batch is None:
+                self.loss = None
+            return True
+        self._update.add(self.loss, counted, total)
+        if not self._update.is_due and self.position.step < self._plan.steps:
+            return False
+        self._update.step()
+        return True
+
+    def _counted(self, rows, batch_rows) -> tuple[float, float]:
+        """What the loss was divided by on this rank and on all of them."""
         if not self._is_uneven:
-            return rows / batch_rows
-        counted = self._kind.denominator(self.output, self.target, rows) if rows else 0.0
-        total = sum(row[0] for row in self.sync.all_gather([counted]))
-        return counted / total if total else 0.0
+            return float(rows), float(batch_rows)
+        own = self._kind.denominator(self.output, self.target, rows) if rows else 0.0
+        return own, sum(row[0] for row in self.sync.all_gather([own]))
 
     def _validate(self, entry):
         self.call("before_val_epoch")
         settings = EvaluationSettings(
-            self.settings.batch_size, self.settings.metrics, per_worker=self.settings.per_worker
+            self.settings.batch_size,
+            self.settings.metrics,
+            per_worker=self.settings.per_worker,
+            precision=self.settings.precision,
         )
         with self._buffers.merged():
             found = evaluate_shard(self, self._kind, self._validation, self.sync, settings)
-        entry.update(_validation_names(found["figures"]))
+        entry.update(validation_names(found["figures"]))
         entry["profile"].update(found["profile"])
         for own, figures in zip(entry["workers"], found.get("workers", ()), strict=False):
-            own.update(_validation_names(figures))
-        self.epoch_stats = entry
+            own.update(validation_names(figures))
+        self.epoch_stats, self.metrics_stats = entry, validation_names(found["figures"])
         self.call("after_val_epoch")
+
+    def merged_buffers(self):
+        return self._buffers.merged()
 
     def _close_epoch(self, entry):
         position = self.position
@@ -220,7 +264,7 @@ class TorchLoop(Runner):
         position.epoch += 1
         position.step = 0
         self._sums = EpochSums()
-        self._built.step_scheduler(position.epoch, entry)
+        self._built.step_scheduler_after_epoch(self, entry)
 
     def _is_over(self) -> bool:
         """Whether to end here; callbacks may stop on any rank, so then the ranks ask each other."""
@@ -297,7 +341,7 @@ class TorchLoop(Runner):
     def _open_directory(self) -> CheckpointDirectory | None:
         if self.settings.run_url is None:
             return None
-        directory = CheckpointDirectory(self.settings.run_url)
+        directory = CheckpointDirectory(self.settings.run_url, self.settings.keep)
         if self.rank == 0 and not directory.is_shared():
             raise UsageError(
                 f"The worker on {self.worker.host} does not see model_dir "
@@ -317,25 +361,3 @@ class TorchLoop(Runner):
         if self._keeper.directory is None and self._is_over():
             return  # the result of the fit is the same state
         self._keeper.save(self.position, self._sums)
-
-
-def _validation_names(figures):
-    return {
-        name if name.startswith("val_") else f"val_{name.lower()}": value
-        for name, value in figures.items()
-    }
-
-
-def _score(entry):
-    reserved = ("val_loss", "val_num_samples")
-    names = [n for n in entry if n.startswith("val_") and n not in reserved]
-    return entry[names[0]] if names else None
-
-
-def _may_be_sparse(model) -> list:
-    """Parameters that get sparse gradients: a rank without rows cannot see it."""
-    return [
-        module.weight
-        for module in model.modules()
-        if getattr(module, "sparse", False) is True and hasattr(module, "weight")
-    ]

@@ -9,13 +9,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import os
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.checkpoint import Snapshot, read_bytes, read_checkpoint, write_bytes
+from bigdl.orca.learn.checkpoint import (
+    Snapshot,
+    find_checkpoint,
+    read_bytes,
+    read_checkpoint,
+    write_bytes,
+)
 from bigdl.orca.learn.estimator import BaseEstimator
 from bigdl.orca.learn.position import Position
+from bigdl.orca.learn.pytorch.old_keywords import take_old
 from bigdl.orca.learn.pytorch.state import dumps, isolated_rng, load_into, loads
 
 __all__ = ["ModelFiles"]
@@ -56,7 +65,24 @@ class ModelFiles(BaseEstimator):
         """``epoch`` and the states of ``models``, ``optimizers`` and ``schedulers``, as lists."""
         return _full_state(self.get_model(), self._training.snapshot)
 
-    def save(self, path: str, entire: bool = False) -> str:
+    def load_state_dict(self, state_dict: dict, blocking: bool = True) -> None:
+        """Take over what :meth:`get_state_dict` gave, or the state dict of a module.
+
+        Parameters
+        ----------
+        state_dict : dict
+        blocking : bool
+            Accepted for compatibility.
+        """
+        if not isinstance(state_dict, dict):
+            raise UsageError(
+                f"state_dict should be a dict such as get_state_dict gives, got "
+                f"{type(state_dict).__name__}"
+            )
+        self._need_model()
+        self._take(_snapshot_of(state_dict), self._parts, "weights in state_dict")
+
+    def save(self, path: str | None = None, entire: bool = False, **old) -> str:
         """Write the model.
 
         Parameters
@@ -71,13 +97,20 @@ class ModelFiles(BaseEstimator):
         str
             `path`.
         """
+        path = _path("save", path, old)
         model = self.get_model()
-        data = dumps(model if entire else model.state_dict())
+        try:
+            data = dumps(model if entire else model.state_dict())
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"The module cannot be pickled ({error}); define its class in a module, or save "
+                "its weights with entire=False"
+            ) from error
         write_bytes(path, data)
         self._saved.add(hashlib.sha256(data).hexdigest())
         return path
 
-    def load(self, path: str, *, trust: bool = False) -> None:
+    def load(self, path: str | None = None, *, trust: bool = False, **old) -> None:
         """Read what :meth:`save` or :meth:`save_checkpoint` wrote, or a checkpoint's folder.
 
         Parameters
@@ -96,25 +129,51 @@ class ModelFiles(BaseEstimator):
         def is_trusted(data):
             return trust or hashlib.sha256(data).hexdigest() in self._saved
 
+        path = _path("load", path, old, ("path", "trust"))
         snapshot, module = _read_model(path, is_trusted)
         parts = self._parts
         if module is not None:
             parts = dataclasses.replace(parts, model=module)
         elif parts.model is None:
             raise UsageError(_NO_MODEL)
+        self._take(snapshot, parts, f"weights in {path!r}")
+
+    def _take(self, snapshot, parts, what):
         with isolated_rng(0):
             model = parts.build_model()
-        load_into(model, snapshot.files["model.pt"], f"weights in {path!r}")
+        load_into(model, snapshot.files["model.pt"], what)
         self._parts = parts
         self._training.take(snapshot)
 
-    def save_checkpoint(self, path: str) -> None:
+    def save_checkpoint(self, path: str | None = None, **old) -> None:
         """Write the full state: model, optimizer, scheduler and epoch."""
-        write_bytes(path, dumps(self.get_state_dict()))
+        write_bytes(_path("save_checkpoint", path, old), dumps(self.get_state_dict()))
 
-    def load_checkpoint(self, path: str) -> None:
+    def load_checkpoint(self, path: str | None = None, **old) -> None:
         """Read what :meth:`save_checkpoint` wrote, or a checkpoint's folder in ``model_dir``."""
-        self.load(path)
+        self.load(_path("load_checkpoint", path, old))
+
+    def load_orca_checkpoint(
+        self, path: str, version: int | None = None, prefix: str | None = None
+    ) -> None:
+        """Take over a checkpoint below a ``model_dir``.
+
+        Parameters
+        ----------
+        path : str
+            A ``model_dir``, or the folder of one run in it.
+        version : int, optional
+            Optimizer steps after which it was taken; default the newest.
+        prefix : str, optional
+            Accepted for compatibility: a checkpoint holds the optimizer.
+
+        Raises
+        ------
+        UsageError
+            If there is no such checkpoint.
+        """
+        self._need_model()
+        self._take(find_checkpoint(path, version), self._parts, f"weights in {path!r}")
 
     def _need_model(self):
         if self._parts.model is None:
@@ -161,20 +220,31 @@ def _read_model(path: str, is_trusted: Callable[[bytes], bool]) -> tuple[Snapsho
             f"{path!r} holds a {type(found).__name__}; expected a state dict, a full state or an "
             "entire module"
         )
+    return _snapshot_of(found), module
+
+
+def _snapshot_of(found: dict) -> Snapshot:
+    """The snapshot that a state dict or a full state stands for."""
     position, files = Position(), {}
-    if isinstance(found.get("models"), list):
+    if isinstance(found.get("models"), list) and found["models"]:
         position.epoch = int(found.get("epoch", 0))
         for key, file in _FULL:
             if found.get(key):
                 files[file] = dumps(found[key][0])
         found = found["models"][0]
     files["model.pt"] = dumps(found)
-    return Snapshot(position.to_json(), files), module
+    return Snapshot(position.to_json(), files)
+
+
+def _path(verb, path, old, known=("path",)) -> str:
+    """The location that a call names, by either of its names."""
+    path = take_old(verb, old, {"model_path": "path"}, known).get("path", path)
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise UsageError(f"{verb} needs the path of a file, got {path!r}")
+    return os.fspath(path)
 
 
 def _unpickle(path, data, is_trusted):
-    import pickle
-
     import torch
 
     try:

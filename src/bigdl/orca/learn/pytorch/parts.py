@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.pytorch.figures import figure_of
 from bigdl.orca.learn.pytorch.lightning import configured, is_lightning
 
 __all__ = ["Built", "ModelParts"]
@@ -26,8 +27,11 @@ class Built:
     monitor : str, optional
         Figure of an epoch that a ``ReduceLROnPlateau`` looks at; default the validation loss,
         without validation the training loss.
+    interval : str
+        When the scheduler is stepped: at the end of an ``"epoch"``, after an update (``"step"``),
+        or by user code alone (``"manual"``).
     frequency : int
-        The scheduler is stepped every so many epochs.
+        It is stepped every so many epochs or updates.
     """
 
     model: Any
@@ -36,24 +40,32 @@ class Built:
     scheduler: Any = None
     monitor: str | None = None
     frequency: int = 1
+    interval: str = "epoch"
 
-    def step_scheduler(self, epoch: int, figures: dict) -> None:
-        """Step the scheduler at the end of an epoch, if it is its turn."""
-        from torch.optim.lr_scheduler import ReduceLROnPlateau
-
-        if self.scheduler is None or epoch % self.frequency:
+    def step_scheduler_after_update(self, runner) -> None:
+        """Step the scheduler after an update, if it is its turn."""
+        if self.interval != "step" or runner.global_step % self.frequency:
             return
-        if not isinstance(self.scheduler, ReduceLROnPlateau):
+        if runner.main is not None and runner.main.owns_lr:
+            runner.main.on_lr_adjust(runner)
+        elif self.scheduler is not None:
+            self.scheduler.step()
+
+    def step_scheduler_after_epoch(self, runner, figures: dict) -> None:
+        """Step the scheduler at the end of an epoch, if it is its turn."""
+        if self.interval == "step" or runner.epochs % self.frequency:
+            return
+        if runner.main is not None and runner.main.owns_lr:
+            runner.main.on_lr_adjust(runner)
+        elif self.scheduler is not None and self.interval == "epoch":
+            self._step_by(figures)
+
+    def _step_by(self, figures):
+        if not _is_plateau(self.scheduler):
             self.scheduler.step()
             return
-        monitor = self.monitor or ("val_loss" if "val_loss" in figures else "train_loss")
-        if figures.get(monitor) is None:
-            known = [k for k, v in figures.items() if isinstance(v, int | float)]
-            raise UsageError(
-                f"The scheduler monitors {monitor!r}, which the epoch has no figure of; it has "
-                f"{known}"
-            )
-        self.scheduler.step(figures[monitor])
+        monitor = self.monitor or getattr(self.scheduler, "monitor", None)
+        self.scheduler.step(figure_of(figures, monitor, "scheduler"))
 
 
 @dataclass
@@ -65,6 +77,8 @@ class ModelParts:
     loss: Any = None
     scheduler_creator: Callable | None = None
     config: dict = field(default_factory=dict)
+    interval: str | None = None
+    initialize: Callable | None = None
 
     def check(self) -> None:
         """Refuse on the driver what cannot work in a worker."""
@@ -143,6 +157,8 @@ class ModelParts:
 
     def build(self, *, training: bool) -> Built:
         """All parts, in a worker. Instances are used as they came, in this process' own copy."""
+        if self.initialize is not None:
+            self.initialize()
         model = self.model if self.is_instance else self.build_model()
         built = Built(model, criterion=self.build_loss())
         if training:
@@ -186,15 +202,34 @@ class ModelParts:
                 )
         elif is_lightning(built.model):
             found = configured(built.model)
-            built.optimizer, built.scheduler, built.monitor, built.frequency = found
+            built.optimizer, built.scheduler, built.monitor, built.frequency = found[:4]
+            built.interval = found[4]
         if isinstance(built.optimizer, torch.optim.LBFGS):
             raise UsageError(
                 "LBFGS calls the model several times in a step, which distributed training cannot "
                 "do; use another optimizer"
             )
-        if self.scheduler_creator is not None:
-            built.scheduler = self.scheduler_creator(built.optimizer, self.config)
+        schedule = self.scheduler_creator or getattr(self.optimizer, "schedule", None)
+        if schedule is not None:
+            built.scheduler = schedule(built.optimizer, self.config)
+            if not callable(getattr(built.scheduler, "step", None)):
+                raise UsageError(
+                    "The scheduler creator must return a torch scheduler, it returned "
+                    f"{type(built.scheduler).__name__}"
+                )
             built.monitor, built.frequency = None, 1
+            built.interval = self.interval or getattr(built.scheduler, "interval", "epoch")
+        if built.interval == "step" and _is_plateau(built.scheduler):
+            raise UsageError(
+                "ReduceLROnPlateau looks at figures of an epoch; use scheduler_step_freq='epoch'"
+            )
+
+
+def _is_plateau(scheduler) -> bool:
+    """Whether a scheduler's ``step`` takes a figure."""
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+    return isinstance(scheduler, ReduceLROnPlateau) or hasattr(scheduler, "monitor")
 
 
 def _takes_config(function) -> bool:

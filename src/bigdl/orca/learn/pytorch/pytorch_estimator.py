@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.progress import is_interactive
+from bigdl.orca.learn.pytorch.callbacks import MainCallback, TqdmCallback
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
+from bigdl.orca.learn.pytorch.evaluating import run_evaluation
 from bigdl.orca.learn.pytorch.figures import as_returned, epoch_as_returned
-from bigdl.orca.learn.pytorch.model_files import ModelFiles
+from bigdl.orca.learn.pytorch.old_keywords import take_old
+from bigdl.orca.learn.pytorch.options import EstimatorOptions
+from bigdl.orca.learn.pytorch.weighted import check_weighted, with_weight
 from bigdl.orca.learn.trigger import EveryEpoch, Trigger
 
 __all__ = ["PyTorchEstimator"]
 
-logger = logging.getLogger("bigdl.orca")
 
-
-class PyTorchEstimator(ModelFiles):
+class PyTorchEstimator(EstimatorOptions):
     """A PyTorch model with the verbs of scikit-learn; made by :meth:`Estimator.from_torch`."""
 
     def __init__(
@@ -34,19 +36,16 @@ class PyTorchEstimator(ModelFiles):
         use_tqdm=False,
         model_dir=None,
         log_to_driver=True,
+        precision="fp32",
+        num_to_keep=2,
     ):
-        from bigdl.orca.learn.metrics import Metric
         from bigdl.orca.learn.pytorch.training import Training
         from bigdl.orca.sync.torch_distributed import TorchDistributedSync
 
-        super().__init__(parts, Training(model_dir, TorchDistributedSync))
-        if metrics is None:
-            metrics = []
-        elif not isinstance(metrics, list | tuple):
-            metrics = [metrics]
+        super().__init__(parts, Training(model_dir, TorchDistributedSync, num_to_keep))
         # refuses now what would fail later, and gives the names
-        self._metric_names = list(Metric.convert_metrics_dict(list(metrics), backend="pytorch"))
-        self._metrics = list(metrics)
+        self._metrics, self._metric_names = _measures(metrics)
+        self._precision = precision
         self._workers_per_node = workers_per_node
         self._use_tqdm = use_tqdm
         self._log_to_driver = log_to_driver
@@ -72,6 +71,9 @@ class PyTorchEstimator(ModelFiles):
         seed: int | None = None,
         resume: str | None = None,
         checkpoint_trigger: Trigger | str | None = None,
+        accumulate_grad_batches: int = 1,
+        weight_col: str | None = None,
+        **old,
     ) -> list:
         """Train the model; another call goes on where this one ended.
 
@@ -105,6 +107,13 @@ class PyTorchEstimator(ModelFiles):
             that has ended returns its figures at once.
         checkpoint_trigger : Trigger or str, optional
             When to write a checkpoint; default after every epoch.
+        accumulate_grad_batches : int
+            Batches of one update of the weights: k of them equal one of k times as many rows.
+        weight_col : str, optional
+            Column of the rows' weights: the loss is a mean weighted by it, here and in validation.
+            Metrics count every row once.
+        **old
+            Keywords of BigDL 2.0, such as ``info``.
 
         Returns
         -------
@@ -123,13 +132,20 @@ class PyTorchEstimator(ModelFiles):
             When workers were lost more often than `max_failures` allows.
         """
         from bigdl.orca.learn.position import Goal
-        from bigdl.orca.learn.pytorch.loop import FitSettings
+        from bigdl.orca.learn.pytorch.fit_settings import FitSettings
 
+        take_old("fit", old, known=_FIT)
+        callbacks = as_callbacks(callbacks)
+        accumulate = _check_accumulation(accumulate_grad_batches, callbacks)
+        trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
         self._need_model()
         self._parts.check()  # an entire module may have been loaded since
         engine = self._engine()
         if seed is not None:
             check_positive("seed", seed, minimum=0)
+        if weight_col is not None:
+            label_cols = with_weight(label_cols, weight_col)
+            check_weighted(self._parts.loss)
         feed, columns = self._training_feed(data, validation_data, feature_cols, label_cols)
         goal = Goal(epochs=check_positive("epochs", epochs))
         if max_steps is not None:
@@ -142,10 +158,15 @@ class PyTorchEstimator(ModelFiles):
             label_cols=columns.label_cols,
             shuffle=bool(self._parts.config.get("shuffle", True)),
             drop_last=bool(self._parts.config.get("drop_last", False)),
-            trigger=Trigger.convert_trigger(checkpoint_trigger or EveryEpoch()),
+            trigger=trigger,
             metrics=self._metrics,
-            callbacks=as_callbacks(callbacks),
+            callbacks=callbacks,
             per_worker=not reduce_results,
+            clipping=self._clipping,
+            accumulate=accumulate,
+            precision=self._precision,
+            weighted=weight_col is not None,
+            summary=self._events is not None,
         )
         figures = self._training.fit(
             lambda program: engine.open(program, feed),
@@ -154,8 +175,11 @@ class PyTorchEstimator(ModelFiles):
             seed=seed,
             resume=resume,
             policy=FailurePolicy.of(max_failures),
-            show_progress=self._use_tqdm or is_interactive(),
+            show_progress=self._use_tqdm
+            or is_interactive()
+            or any(isinstance(c, TqdmCallback) for c in callbacks),
         )
+        self._write_events()
         return [epoch_as_returned(entry, reduce_results, profile) for entry in figures]
 
     def _training_feed(self, data, validation_data, feature_cols, label_cols):
@@ -191,6 +215,8 @@ class PyTorchEstimator(ModelFiles):
         callbacks: Sequence[Any] | None = None,
         *,
         max_failures: int | FailurePolicy = 3,
+        weight_col: str | None = None,
+        **old,
     ) -> dict | list[dict]:
         """Loss and metrics; the same figures for any number of workers.
 
@@ -209,6 +235,11 @@ class PyTorchEstimator(ModelFiles):
         callbacks : list of Callback, optional
             Their ``*_val_*`` hooks are called.
         max_failures : int or FailurePolicy
+        weight_col : str, optional
+            Column of the rows' weights: ``val_loss`` is a mean weighted by it.
+        **old
+            Keywords of BigDL 2.0: ``info``, and ``validation_metrics`` instead of those of the
+            Estimator.
 
         Returns
         -------
@@ -216,45 +247,40 @@ class PyTorchEstimator(ModelFiles):
             ``num_samples``, ``val_loss`` (with a loss), and each metric under its name as a
             tensor. On a table without rows the figures are nan.
         """
-        from bigdl.orca.engine.spark import NoRows
         from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 
+        given = take_old("evaluate", old, {"validation_metrics": "metrics"}, _EVALUATE)
+        metrics, names = self._metrics, self._metric_names
+        if given.get("metrics") is not None:
+            metrics, names = _measures(given["metrics"])
+        callbacks = as_callbacks(callbacks)
         self._need_model()
         engine = self._engine()
         if num_steps is not None:
             check_positive("num_steps", num_steps)
         settings = EvaluationSettings(
             check_positive("batch_size", batch_size),
-            self._metrics,
+            metrics,
             num_steps,
             per_worker=not reduce_results,
+            precision=self._precision,
+            weighted=weight_col is not None,
         )
+        if weight_col is not None:
+            label_cols = with_weight(label_cols, weight_col)
+            check_weighted(self._parts.loss)
         feed = self._feed(data, feature_cols, label_cols)
         program = EvaluateProgram(
             dataclasses.replace(self._parts, optimizer=None, scheduler_creator=None),
             settings,
             feed.feature_cols,
             feed.label_cols,
-            as_callbacks(callbacks),
+            callbacks,
             self._sync,
         )
         policy = FailurePolicy.of(max_failures)
         weights = self._training.weights(self._parts)
-        with engine.open(program, feed) as job:
-            while True:
-                try:
-                    found = job.attempt(state=weights)[0]
-                    break
-                except NoRows:
-                    nothing = {"num_samples": 0, "val_loss": None}
-                    nothing |= dict.fromkeys(self._metric_names)
-                    found = {"figures": nothing, "workers": [nothing], "profile": {}}
-                    break
-                except WorkerLost as error:
-                    decision = policy.decide()
-                    if not decision.retry:
-                        raise WorkerLost(f"{error} ({decision.reason})") from None
-                    logger.warning("%s; evaluating again (%s)", error, decision.reason)
+        found = run_evaluation(engine.open(program, feed), weights, names, policy)
         if not reduce_results:
             return [as_returned(figures) for figures in found["workers"]]
         figures = as_returned(found["figures"])
@@ -284,8 +310,8 @@ class PyTorchEstimator(ModelFiles):
             model that returns a dict one column per key.
         profile : bool
             Accepted for compatibility: nothing has run when this returns.
-        callbacks : None
-            Prediction calls no callbacks.
+        callbacks : MainCallback, optional
+            Its ``on_pred_forward`` makes the outputs; prediction calls no other hooks.
 
         Returns
         -------
@@ -299,10 +325,7 @@ class PyTorchEstimator(ModelFiles):
 
         self._need_model()
         check_positive("batch_size", batch_size)
-        if callbacks:
-            raise UsageError(
-                "predict calls no callbacks; let the model's forward return what you want"
-            )
+        parts = self._predicting_parts(callbacks)
         if not (type(data).__module__.startswith("pyspark.sql") and hasattr(data, "mapInArrow")):
             raise UsageError(
                 f"Only a Spark DataFrame is supported for predict, got {type(data).__name__}"
@@ -311,7 +334,7 @@ class PyTorchEstimator(ModelFiles):
         output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
         cluster = SparkCluster.from_active()
         weights = self._training.weights(self._parts)
-        self._shipped = Shipped.of(self._parts, weights, cluster.sc, self._shipped)
+        self._shipped = Shipped.of(parts, weights, cluster.sc, self._shipped)
         snapshot = self._training.snapshot
         inputs = None if snapshot is None else snapshot.manifest.get("inputs")
         return predict_dataframe(
@@ -328,6 +351,19 @@ class PyTorchEstimator(ModelFiles):
         """Let go of what prediction has broadcast; frames that were predicted stay valid."""
         self._shipped = None
 
+    def _predicting_parts(self, callbacks):
+        if not callbacks:
+            return self._parts
+        given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+        if not all(isinstance(c, MainCallback) for c in given):
+            raise UsageError(
+                "predict calls no callbacks but the on_pred_forward of a MainCallback; let that or "
+                "the model's forward return what you want"
+            )
+        from bigdl.orca.learn.pytorch.predicting import predicting_parts
+
+        return predicting_parts(self._parts, *as_callbacks(callbacks))
+
     # -- helpers -------------------------------------------------------------------------------
 
     def _engine(self):
@@ -336,3 +372,27 @@ class PyTorchEstimator(ModelFiles):
         return SparkEngine(
             workers_per_node=self._workers_per_node, log_to_driver=self._log_to_driver
         )
+
+
+_FIT = tuple(inspect.signature(PyTorchEstimator.fit).parameters)
+_EVALUATE = tuple(inspect.signature(PyTorchEstimator.evaluate).parameters)
+
+
+def _measures(metrics) -> tuple[list, list[str]]:
+    """Metrics as a list of its own, and their names."""
+    from bigdl.orca.learn.metrics import Metric
+
+    given = [] if metrics is None else metrics
+    measures = list(given) if isinstance(given, list | tuple) else [given]
+    return measures, list(Metric.convert_metrics_dict(measures, backend="pytorch"))
+
+
+def _check_accumulation(batches, callbacks) -> int:
+    """``accumulate_grad_batches``, which a step of the user's own would not do."""
+    batches = check_positive("accumulate_grad_batches", batches)
+    if batches > 1 and any(isinstance(c, MainCallback) and c.owns_backward for c in callbacks):
+        raise UsageError(
+            f"accumulate_grad_batches={batches} does not go with an on_iter_backward of one's own; "
+            "accumulate there, or leave on_iter_backward as it is"
+        )
+    return batches

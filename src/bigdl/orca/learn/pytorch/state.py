@@ -20,11 +20,13 @@ __all__ = [
 
 
 def dumps(value) -> bytes:
-    """Tensors and plain containers as the bytes of ``torch.save``."""
+    """Tensors and plain containers as the bytes of ``torch.save``; all tensors on the CPU."""
     import torch
 
+    from bigdl.orca.learn.pytorch.device import to_cpu
+
     buffer = io.BytesIO()
-    torch.save(value, buffer)
+    torch.save(to_cpu(value) if torch.cuda.is_available() else value, buffer)
     return buffer.getvalue()
 
 
@@ -80,8 +82,10 @@ def capture_rng() -> dict:
 
     _, keys, position, has_gauss, cached = np.random.get_state()
     version, numbers, gauss = random.getstate()
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     return {
         "torch": torch.get_rng_state(),
+        "cuda": cuda,
         "numpy": torch.from_numpy(keys.astype("int64")),
         "numpy_rest": [int(position), int(has_gauss), float(cached)],
         "random": torch.tensor(numbers, dtype=torch.int64),
@@ -95,6 +99,8 @@ def restore_rng(state: dict) -> None:
     import torch
 
     torch.set_rng_state(state["torch"])
+    if state.get("cuda") is not None and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(state["cuda"])
     position, has_gauss, cached = state["numpy_rest"]
     keys = state["numpy"].numpy().astype("uint32")
     np.random.set_state(("MT19937", keys, position, has_gauss, cached))

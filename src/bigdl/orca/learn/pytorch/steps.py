@@ -6,15 +6,25 @@ model's inputs: ``*features, target = batch``.
 
 from __future__ import annotations
 
+from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.lightning import LightningStep, is_lightning
 
 __all__ = ["PlainStep", "step_for"]
 
 
-def step_for(model, criterion):
-    """The kind of step that belongs to a model."""
+def step_for(model, criterion, *, weighted: bool = False):
+    """The kind of step that belongs to a model, with or without weights of the rows."""
     if is_lightning(model) and criterion is None:
+        if weighted:
+            raise UsageError(
+                "weight_col needs a loss; pass loss= to Estimator.from_torch, or use the weights "
+                "in the training_step of the LightningModule"
+            )
         return LightningStep(model)
+    if weighted:
+        from bigdl.orca.learn.pytorch.weighted import WeightedStep
+
+        return WeightedStep(model, criterion)
     return PlainStep(model, criterion)
 
 
@@ -50,7 +60,9 @@ class PlainStep:
         import torch
 
         criterion = self.criterion
-        if not counts_unevenly(criterion) or not isinstance(target, torch.Tensor):
+        if not counts_unevenly(criterion):
+            return rows
+        if not (isinstance(target, torch.Tensor) and isinstance(output, torch.Tensor)):
             return rows
         if target.ndim == output.ndim:  # class probabilities: divided by the rows
             return rows
@@ -65,11 +77,14 @@ class PlainStep:
         return {}
 
     def _loss(self, output, target):
+        return self._call(self.criterion, output, target)
+
+    def _call(self, criterion, output, target):
         outputs = output if isinstance(output, list | tuple) else (output,)
         targets = target if isinstance(target, list | tuple) else (target,)
         if len(outputs) == len(targets) == 1:
             targets = (self._like(targets[0], outputs[0]),)
-        return self.criterion(*outputs, *targets)
+        return criterion(*outputs, *targets)
 
     def _like(self, target, output):
         """A target in the shape and dtype that the loss takes for this output.

@@ -11,26 +11,30 @@ __all__ = ["EpochSums"]
 class EpochSums:
     """Sums over the steps of an epoch in one worker; part of a checkpoint inside an epoch.
 
-    ``loss`` adds up so that the sum over the workers divided by the sum of their rows is the mean
-    loss of the samples.
+    ``loss`` adds up so that the sum over the workers divided by the sum of what they count is the
+    mean loss of the samples; a sample counts 1 or its weight.
     """
 
     loss: float = 0.0
     rows: float = 0.0
     batches: float = 0.0
     last_loss: float = 0.0
-    last_rows: float = 0.0
     epoch_s: float = 0.0
     fetch_s: float = 0.0
     forward_s: float = 0.0
     backward_s: float = 0.0
+    counted: float = 0.0
+    last_counted: float = 0.0
 
-    def add(self, loss: float, rows: int, *, fetch_s, forward_s, backward_s, step_s) -> None:
+    def add(
+        self, loss: float, counted: float, rows: int, *, fetch_s, forward_s, backward_s, step_s
+    ) -> None:
         """Add one step; without rows its loss is 0 and its times do not count as a batch."""
         self.loss += loss
+        self.counted += counted
         self.rows += rows
         self.batches += bool(rows)
-        self.last_loss, self.last_rows = loss, rows
+        self.last_loss, self.last_counted = loss, counted
         self.fetch_s += fetch_s
         self.forward_s += forward_s
         self.backward_s += backward_s
@@ -38,7 +42,7 @@ class EpochSums:
 
     def mean(self) -> float | None:
         """Mean loss of this worker's samples so far."""
-        return self.loss / self.rows if self.rows else None
+        return self.loss / self.counted if self.counted else None
 
     def values(self) -> tuple[float, ...]:
         return tuple(float(value) for value in astuple(self))
@@ -52,13 +56,14 @@ class EpochSums:
         rows = sum(s.rows for s in everyone)
         if not rows:
             return None
-        last_rows = sum(s.last_rows for s in everyone)
+        counted = sum(s.counted for s in everyone)
+        last = sum(s.last_counted for s in everyone)
         batches = max(1.0, sum(s.batches for s in everyone))
         return {
             "batch_count": sum(s.batches for s in everyone) / len(everyone),
             "num_samples": int(rows),
-            "train_loss": sum(s.loss for s in everyone) / rows,
-            "last_train_loss": sum(s.last_loss for s in everyone) / max(last_rows, 1.0),
+            "train_loss": sum(s.loss for s in everyone) / counted if counted else None,
+            "last_train_loss": sum(s.last_loss for s in everyone) / last if last else None,
             "profile": {
                 "mean_train_epoch_s": sum(s.epoch_s for s in everyone) / len(everyone),
                 "mean_fetch_s": sum(s.fetch_s for s in everyone) / batches,
@@ -69,8 +74,8 @@ class EpochSums:
                 {
                     "batch_count": int(s.batches),
                     "num_samples": int(s.rows),
-                    "train_loss": s.loss / s.rows if s.rows else None,
-                    "last_train_loss": s.last_loss / s.last_rows if s.last_rows else None,
+                    "train_loss": s.mean(),
+                    "last_train_loss": s.last_loss / s.last_counted if s.last_counted else None,
                 }
                 for s in everyone
             ],

@@ -35,6 +35,8 @@ class Training:
         Folder for checkpoints.
     sync : type
         Class of the GradientSync.
+    keep : int
+        How many of the newest checkpoints stay in `model_dir`.
 
     Attributes
     ----------
@@ -42,10 +44,10 @@ class Training:
         What the last fit or load left.
     """
 
-    def __init__(self, model_dir: str | None, sync):
+    def __init__(self, model_dir: str | None, sync, keep: int = 2):
         self.snapshot: Snapshot | None = None
         self._model_dir = model_dir
-        self._sync = sync
+        self._sync, self._keep = sync, keep
         self._seed: int | None = None
         self._run: CheckpointDirectory | None = None  # where the checkpoints of this run are
         self._is_resumed = False  # whether the snapshot is as `resume` found it
@@ -122,7 +124,7 @@ class Training:
             self._choose_run()
             settings = replace(settings, goal=goal, seed=self.seed)
             if self._run is not None:
-                settings = replace(settings, run_url=self._run.url)
+                settings = replace(settings, run_url=self._run.url, keep=self._keep)
             elif policy.max_failures == 0:
                 settings = replace(settings, trigger=None)  # nobody would use the checkpoints
             program = FitProgram(parts, settings, self._sync)

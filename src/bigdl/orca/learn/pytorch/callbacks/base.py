@@ -13,18 +13,19 @@ the driver's object does not change.  The hooks of a fit come in this order::
         after_train_epoch                           runner.epoch_stats is complete
     after_run
 
-``evaluate`` calls the hooks of validation only.  In a training step a worker can have no rows: then
-``runner.batch`` is None.
+``evaluate`` calls the hooks of validation only, and ``predict`` none but ``on_pred_forward`` of a
+MainCallback.  In a training step a worker can have no rows: then ``runner.batch`` is None.
 """
 
 from __future__ import annotations
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.pytorch.callbacks.old_hooks import OldHooks
 
 __all__ = ["Callback", "as_callbacks"]
 
 
-class Callback:
+class Callback(OldHooks):
     """Base class: every hook does nothing or what its more general hook does."""
 
     def before_run(self, runner):
@@ -56,6 +57,11 @@ class Callback:
 
     def after_val_epoch(self, runner):
         self.after_epoch(runner)
+
+    def before_pred_epoch(self, runner):
+        """Not called, since prediction is lazy."""
+
+    after_pred_epoch = before_pred_iter = after_pred_iter = before_pred_epoch
 
     def before_train_iter(self, runner):
         self.before_iter(runner)
@@ -90,4 +96,9 @@ def as_callbacks(callbacks) -> list[Callback]:
                 "callbacks must be instances of bigdl.orca.learn.pytorch.callbacks.Callback, got "
                 f"{'the class ' if isinstance(callback, type) else ''}{what}"
             )
+    mains = [type(c).__name__ for c in found if hasattr(c, "on_iter_forward")]
+    if len(mains) > 1:
+        raise UsageError(
+            f"callbacks can hold one MainCallback at most, got {len(mains)}: {', '.join(mains)}"
+        )
     return found

@@ -1,0 +1,64 @@
+"""FTRL-proximal (McMahan et al. 2013, "Ad Click Prediction: a View from the Trenches")."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["TorchFtrl"]
+
+
+class TorchFtrl(torch.optim.Optimizer):
+    """Follow the regularized leader.
+
+    Parameters
+    ----------
+    params : iterable
+    lr : float
+    power : float
+        Of the accumulated squares in the learning rate; at most 0.
+    start : float
+        First value of the accumulated squares.
+    l1, l2 : float
+        Regularization of the weights; `l1` makes them sparse.
+    shrinkage : float
+        L2 penalty on the gradient alone.
+    """
+
+    def __init__(self, params, lr=1e-3, power=-0.5, start=0.1, l1=0.0, l2=0.0, shrinkage=0.0):
+        defaults = {
+            "lr": lr,
+            "power": power,
+            "start": start,
+            "l1": l1,
+            "l2": l2,
+            "shrinkage": shrinkage,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One update of the weights that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return loss
+
+    def _update(self, parameter, group):
+        gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+        state = self.state[parameter]
+        if not state:
+            state["squares"] = torch.full_like(parameter, group["start"])
+            state["linear"] = torch.zeros_like(parameter)
+        before, linear, lr, power = state["squares"], state["linear"], group["lr"], group["power"]
+        squares = before + gradient * gradient
+        sigma = (squares.pow(-power) - before.pow(-power)) / lr
+        linear += gradient + 2 * group["shrinkage"] * parameter - sigma * parameter
+        quadratic = squares.pow(-power) / lr + 2 * group["l2"]
+        shrunk = linear.clamp(-group["l1"], group["l1"]) - linear
+        parameter.copy_(shrunk / quadratic)
+        state["squares"] = squares

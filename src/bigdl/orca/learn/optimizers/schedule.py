@@ -1,0 +1,205 @@
+"""Learning rate schedules of BigDL 2.x, as creators of torch schedulers.
+
+n counts the updates from 0, and ``lr`` is the optimizer's own rate.  Given as
+``learningrate_schedule`` of an optimizer, or as ``scheduler_creator`` of an Estimator.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+from bigdl.common.errors import UsageError
+
+__all__ = [
+    "Default",
+    "Exponential",
+    "MultiStep",
+    "Plateau",
+    "Poly",
+    "Scheduler",
+    "SequentialSchedule",
+    "Step",
+    "Warmup",
+]
+
+
+class Scheduler(ABC):
+    """A creator ``scheduler(optimizer, config)``."""
+
+    def __call__(self, optimizer, config=None):
+        from bigdl.orca.learn.optimizers.torch_schedule import ByFormula
+
+        return ByFormula(optimizer, self.rate)
+
+    @abstractmethod
+    def rate(self, lr: float, n: int) -> float:
+        """The learning rate of update `n`."""
+
+    def get_scheduler(self) -> Scheduler:
+        """Return the creator itself (BigDL 2.x returned an object of the JVM)."""
+        return self
+
+
+class Default(Scheduler):
+    """``lr / (1 + n * decay)``; the optimizer gives its ``learningrate_decay``."""
+
+    def __init__(self, decay: float = 0.0):
+        self.decay = _number("Default", "decay", decay, 0)
+
+    def rate(self, lr, n):
+        return lr / (1 + n * self.decay)
+
+
+class Poly(Scheduler):
+    """``lr * (1 - n / max_iteration) ** power``, and 0 from there on."""
+
+    def __init__(self, power: float, max_iteration: int):
+        self.power = _number("Poly", "power", power)
+        self.max_iteration = _positive("Poly", "max_iteration", max_iteration)
+
+    def rate(self, lr, n):
+        return lr * (1 - n / self.max_iteration) ** self.power if n < self.max_iteration else 0.0
+
+
+class Exponential(Scheduler):
+    """``lr * decay_rate ** (n / decay_step)``; in stairs with the quotient's floor."""
+
+    def __init__(self, decay_step: int, decay_rate: float, stair_case: bool = False):
+        self.decay_step = _positive("Exponential", "decay_step", decay_step)
+        self.decay_rate = _number("Exponential", "decay_rate", decay_rate, 0)
+        self.stair_case = bool(stair_case)
+
+    def rate(self, lr, n):
+        exponent = n // self.decay_step if self.stair_case else n / self.decay_step
+        return lr * self.decay_rate**exponent
+
+
+class Step(Scheduler):
+    """``lr * gamma ** (n // step_size)``."""
+
+    def __init__(self, step_size: int, gamma: float):
+        self.step_size = _positive("Step", "step_size", step_size)
+        self.gamma = _number("Step", "gamma", gamma, 0)
+
+    def rate(self, lr, n):
+        return lr * self.gamma ** (n // self.step_size)
+
+
+class MultiStep(Scheduler):
+    """``lr * gamma ** k`` after k of the numbers of `step_sizes` are reached."""
+
+    def __init__(self, step_sizes, gamma: float):
+        if not isinstance(step_sizes, list | tuple) or not step_sizes:
+            raise UsageError(f"MultiStep: step_sizes should be a list of ints, got {step_sizes!r}")
+        self.step_sizes = [_positive("MultiStep", "step_sizes", s) for s in step_sizes]
+        self.gamma = _number("MultiStep", "gamma", gamma, 0)
+
+    def rate(self, lr, n):
+        return lr * self.gamma ** sum(n >= size for size in self.step_sizes)
+
+
+class Warmup(Scheduler):
+    """``lr + delta * n``; meant for the start of a :class:`SequentialSchedule`."""
+
+    def __init__(self, delta: float):
+        self.delta = _number("Warmup", "delta", delta)
+
+    def rate(self, lr, n):
+        return lr + self.delta * n
+
+
+class Plateau(Scheduler):
+    """Multiply the rate by `factor` after `patience` epochs without progress.
+
+    Parameters
+    ----------
+    monitor : str
+        A figure of an epoch such as ``"val_loss"`` or the name of a metric; ``"Loss"`` is the
+        training loss and ``"score"`` the first metric.
+    """
+
+    def __init__(
+        self,
+        monitor: str,
+        factor: float = 0.1,
+        patience: int = 10,
+        mode: str = "min",
+        epsilon: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ):
+        if mode not in ("min", "max"):
+            raise UsageError(f'Plateau: mode should be "min" or "max", got {mode!r}')
+        if not isinstance(monitor, str):
+            raise UsageError(f"Plateau: monitor should be the name of a figure, got {monitor!r}")
+        self.monitor = "train_loss" if monitor == "Loss" else monitor
+        self.options = {
+            "mode": mode,
+            "factor": _number("Plateau", "factor", factor, 0),
+            "patience": patience,
+            "threshold": epsilon,
+            "threshold_mode": "abs",
+            "cooldown": cooldown,
+            "min_lr": min_lr,
+        }
+
+    def __call__(self, optimizer, config=None):
+        from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+        made = ReduceLROnPlateau(optimizer, **self.options)
+        made.monitor = self.monitor
+        return made
+
+    def rate(self, lr, n):
+        raise UsageError("Plateau looks at epochs, not at updates; use it by itself")
+
+
+class SequentialSchedule(Scheduler):
+    """One schedule after the other, each for its number of updates.
+
+    A schedule starts from the rate that the one before ended with and counts from 0; the last one
+    goes on for good.
+
+    Parameters
+    ----------
+    iteration_per_epoch : int
+        Accepted for compatibility: updates are counted.
+    """
+
+    def __init__(self, iteration_per_epoch: int = 1):
+        self.iteration_per_epoch = _positive(
+            "SequentialSchedule", "iteration_per_epoch", iteration_per_epoch
+        )
+        self.parts: list[tuple[Scheduler, int]] = []
+
+    def add(self, scheduler: Scheduler, max_iteration: int) -> SequentialSchedule:
+        """Append a schedule; returns itself."""
+        if not isinstance(scheduler, Scheduler) or isinstance(scheduler, Plateau):
+            raise UsageError(
+                "SequentialSchedule: a schedule of updates is expected, got "
+                f"{type(scheduler).__name__}"
+            )
+        number = _positive("SequentialSchedule", "max_iteration", max_iteration)
+        self.parts.append((scheduler, number))
+        return self
+
+    def rate(self, lr, n):
+        for index, (scheduler, number) in enumerate(self.parts):
+            if n < number or index == len(self.parts) - 1:
+                return scheduler.rate(lr, n)
+            lr, n = scheduler.rate(lr, number), n - number
+        return lr
+
+
+def _number(owner, name, value, minimum=-math.inf):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < minimum:
+        least = "" if minimum == -math.inf else f" of at least {minimum}"
+        raise UsageError(f"{owner}: {name} should be a number{least}, got {value!r}")
+    return value
+
+
+def _positive(owner, name, value):
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{owner}: {name} should be a positive integer, got {value!r}")
+    return value

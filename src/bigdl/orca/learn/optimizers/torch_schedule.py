@@ -1,0 +1,30 @@
+"""A torch scheduler by a formula of the number of updates."""
+
+from __future__ import annotations
+
+from torch.optim.lr_scheduler import LRScheduler
+
+__all__ = ["ByFormula"]
+
+
+class ByFormula(LRScheduler):
+    """Sets the rate of update n to ``rate(initial rate, n)``; n is its only state.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+    rate : callable
+    """
+
+    #: it is stepped after every update
+    interval = "step"
+
+    def __init__(self, optimizer, rate):
+        self._rate = rate
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [self._rate(base, self.last_epoch) for base in self.base_lrs]
+
+    def state_dict(self):
+        return {k: v for k, v in super().state_dict().items() if k != "_rate"}

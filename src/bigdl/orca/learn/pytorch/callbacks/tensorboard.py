@@ -1,0 +1,97 @@
+"""Event files for TensorBoard, written by a worker."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+from bigdl.common.errors import MissingExtraError, UsageError
+from bigdl.orca.learn.pytorch.callbacks.base import Callback
+
+__all__ = ["TensorBoardCallback", "upload", "writer_class"]
+
+
+class TensorBoardCallback(Callback):
+    """Write the figures of epochs, and the loss of steps if asked for, on rank 0.
+
+    Parameters
+    ----------
+    log_dir : str, optional
+        A folder on the machine of rank 0 or any fsspec URL, which gets the files after the fit;
+        default ``runs/<time and host>``.
+    freq : str or int
+        ``"epoch"``, ``"batch"``, or every so many steps.
+    **options
+        Of ``torch.utils.tensorboard.SummaryWriter``.
+    """
+
+    def __init__(self, log_dir: str | None = None, freq: str | int = "epoch", **options):
+        number = isinstance(freq, int) and not isinstance(freq, bool) and freq > 0
+        if freq not in ("epoch", "batch") and not number:
+            raise UsageError(
+                f'freq should be "epoch", "batch" or a positive number of steps, got {freq!r}'
+            )
+        self.log_dir = None if log_dir is None else str(log_dir)
+        self.freq, self.options = freq, options
+        self._writer = None
+        self._temporary = None
+
+    @property
+    def _steps(self) -> int:
+        return {"epoch": 0, "batch": 1}.get(self.freq, self.freq)
+
+    def before_run(self, runner):
+        if runner.rank:
+            return
+        where = self.log_dir
+        if where is not None and "://" in where:
+            self._temporary = tempfile.TemporaryDirectory()
+            where = self._temporary.name
+        self._writer = writer_class()(log_dir=where, **self.options)
+
+    def after_train_iter(self, runner):
+        if self._writer is None or not self._steps or runner.global_step % self._steps:
+            return
+        if runner.loss is not None:
+            self._writer.add_scalar("train_loss_step", runner.loss.item(), runner.global_step)
+        rate = runner.optimizer.param_groups[0]["lr"]
+        self._writer.add_scalar("learning_rate", float(rate), runner.global_step)
+
+    def after_train_epoch(self, runner):
+        if self._writer is None:
+            return
+        for name, value in runner.epoch_stats.items():
+            if isinstance(value, int | float) and name not in ("epoch", "global_step"):
+                self._writer.add_scalar(name, value, runner.epochs + 1)
+
+    def after_run(self, runner):
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._writer = None
+        if self._temporary is not None:
+            upload(self._temporary.name, self.log_dir)
+            self._temporary.cleanup()
+            self._temporary = None
+
+
+def writer_class():
+    """``torch.utils.tensorboard.SummaryWriter``, or the line that installs what it needs."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise MissingExtraError(
+            "tensorboard is not installed; run: pip install tensorboard"
+        ) from error
+    return SummaryWriter
+
+
+def upload(folder: str, url: str) -> None:
+    """Copy the files of a local folder to any fsspec URL."""
+    from bigdl.orca.learn.checkpoint import write_bytes
+
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            with open(path, "rb") as file:
+                write_bytes(f"{url.rstrip('/')}/{os.path.relpath(path, folder)}", file.read())

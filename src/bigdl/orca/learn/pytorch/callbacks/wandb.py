@@ -1,0 +1,54 @@
+"""Figures for Weights & Biases."""
+
+from __future__ import annotations
+
+from bigdl.common.errors import MissingExtraError
+from bigdl.orca.learn.pytorch.callbacks.base import Callback
+
+__all__ = ["WandbLoggerCallback"]
+
+
+class WandbLoggerCallback(Callback):
+    """Log the figures of every epoch from rank 0.
+
+    Parameters
+    ----------
+    project : str
+    log_config : bool
+        Log the ``config`` of the Estimator.
+    watch_model : bool
+        Log gradients and weights too.
+    **options
+        Of ``wandb.init``.
+    """
+
+    def __init__(
+        self, project: str, log_config: bool = False, watch_model: bool = False, **options
+    ):
+        self.project, self.options = project, options
+        self.log_config, self.watch_model = log_config, watch_model
+        self._run = None
+
+    def before_run(self, runner):
+        if runner.rank:
+            return
+        try:
+            import wandb
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("wandb is not installed; run: pip install wandb") from error
+        options = dict(self.options)
+        if self.log_config:
+            options["config"] = {**runner.config, **options.get("config", {})}
+        self._run = wandb.init(project=self.project, **options)
+        if self.watch_model:
+            self._run.watch(runner.model)
+
+    def after_train_epoch(self, runner):
+        if self._run is not None:
+            figures = runner.epoch_stats.items()
+            self._run.log({k: v for k, v in figures if isinstance(v, int | float)})
+
+    def after_run(self, runner):
+        if self._run is not None:
+            self._run.finish()
+            self._run = None

@@ -1,0 +1,117 @@
+"""Where a worker computes, and in which precision."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import sys
+import zlib
+from collections.abc import Callable
+
+from bigdl.common.errors import UsageError
+
+__all__ = ["check_precision", "device_of", "move", "precision_of", "to_cpu", "to_device"]
+
+_PRECISIONS = {
+    None: "fp32",
+    "fp32": "fp32",
+    "32": "fp32",
+    32: "fp32",
+    "32-true": "fp32",
+    "bf16": "bf16",
+    "bf16-mixed": "bf16",
+}
+
+
+def check_precision(precision) -> str:
+    """``"fp32"`` or ``"bf16"`` from what ``precision=`` accepts."""
+    try:
+        return _PRECISIONS[precision]
+    except (KeyError, TypeError):
+        raise UsageError(f'precision should be "fp32" or "bf16", got {precision!r}') from None
+
+
+def precision_of(name: str, device) -> Callable[[], contextlib.AbstractContextManager]:
+    """What makes the context of a forward pass."""
+    if name == "fp32":
+        return contextlib.nullcontext
+    import torch
+
+    return functools.partial(torch.autocast, device.type, dtype=torch.bfloat16)
+
+
+def device_of(worker, sync):
+    """The device of a worker: a GPU if every worker has one, else the CPU; a collective.
+
+    The workers of a machine share its GPUs evenly, unless Spark has assigned them.
+    """
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    machine = float(zlib.crc32(socket.gethostname().encode()))
+    assigned = _assigned_gpu(count)
+    own = [machine, float(count), -1.0 if assigned is None else float(assigned)]
+    everyone = sync.all_gather(own)
+    if not all(row[1] for row in everyone):
+        return torch.device("cpu")
+    before: dict[float, int] = {}
+    chosen = []
+    for name, gpus, given in everyone:
+        index = before.get(name, 0)
+        before[name] = index + 1
+        chosen.append((name, int(given) if given >= 0 else index % int(gpus)))
+    device = torch.device("cuda", chosen[worker.rank][1])
+    sync.use_device(device, is_alone=len(set(chosen)) == len(chosen))
+    return device
+
+
+def _assigned_gpu(count: int) -> int | None:
+    """The GPU that Spark gave this task, where it schedules them."""
+    pyspark = sys.modules.get("pyspark")
+    context = pyspark.TaskContext.get() if pyspark is not None else None
+    resource = context.resources().get("gpu") if context is not None else None
+    if resource is None or not resource.addresses:
+        return None
+    address = resource.addresses[0]
+    # behind CUDA_VISIBLE_DEVICES the numbers are others
+    return int(address) if address.isdigit() and int(address) < count else None
+
+
+def move(built, device) -> None:
+    """Bring the parts of a training to a device; the CPU is where they are made."""
+    if device.type == "cpu":
+        return
+    import torch
+
+    built.model.to(device)
+    if isinstance(built.criterion, torch.nn.Module):
+        built.criterion.to(device)
+    for parameter, state in built.optimizer.state.items() if built.optimizer is not None else ():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.ndim:  # step counters may stay
+                state[key] = value.to(parameter.device)
+
+
+def to_device(value, device):
+    """Tensors in lists, tuples and dicts on a device; everything else as it is."""
+    return value if device.type == "cpu" else _moved(value, device)
+
+
+def to_cpu(value):
+    """Tensors in lists, tuples and dicts on the CPU; what is there already is not copied."""
+    return _moved(value, "cpu")
+
+
+def _moved(value, device):
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_moved(v, device) for v in value))
+    if type(value) in (list, tuple):
+        return type(value)(_moved(v, device) for v in value)
+    if type(value) is dict:
+        return {key: _moved(v, device) for key, v in value.items()}
+    return value

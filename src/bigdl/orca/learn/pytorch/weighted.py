@@ -1,0 +1,133 @@
+"""Rows that count more than others: the loss is a mean weighted by a column."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.learn.pytorch.steps import PlainStep, counts_unevenly
+
+__all__ = ["WeightedStep", "check_weighted", "with_weight"]
+
+# their means are not over the rows or the elements
+_OTHER_MEANS = ("CTCLoss", "AdaptiveLogSoftmaxWithLoss")
+
+
+def with_weight(label_cols, weight_col) -> list:
+    """The label columns of a feed, with that of the weights behind them."""
+    if weight_col is None:
+        return label_cols
+    if not isinstance(weight_col, str):
+        raise UsageError(f"weight_col should be the name of one column, got {weight_col!r}")
+    labels = [label_cols] if isinstance(label_cols, str) else list(label_cols or ())
+    if not labels:
+        raise UsageError("weight_col needs label_cols; pass the names of the target columns")
+    if weight_col in labels:
+        raise UsageError(f"weight_col {weight_col!r} is one of label_cols; name another column")
+    return [*labels, weight_col]
+
+
+def check_weighted(loss) -> None:
+    """Refuse a loss that cannot be taken row by row."""
+    from torch import nn
+
+    if isinstance(loss, nn.Module):
+        _per_row(loss)
+
+
+class WeightedStep(PlainStep):
+    """``sum(w * loss) / sum(w)`` over the rows; the last target of a batch is w.
+
+    Class weights and ignored labels of a loss over classes multiply w. A loss that adds up over the
+    rows becomes ``sum(w * loss)``.
+    """
+
+    def __init__(self, model, criterion):
+        super().__init__(model, criterion)
+        self._each, self.sums = _per_row(criterion)
+        self._counted = 0.0
+
+    def denominator(self, output, target, rows: int) -> float:
+        return self._counted
+
+    def _split(self, batch):
+        *features, targets = batch
+        *targets, weights = targets
+        return features, targets[0] if len(targets) == 1 else tuple(targets), weights
+
+    def _loss(self, output, target):
+        import torch
+
+        *targets, weights = target
+        losses = self._call(self._each, output, targets[0] if len(targets) == 1 else tuple(targets))
+        rows = weights.shape[0]
+        weights = weights.reshape(rows).to(losses.dtype)
+        if losses.ndim == 0 or losses.shape[0] != rows:
+            raise UsageError(
+                f"weight_col needs a loss of every row, but with reduction='none' the loss has the "
+                f"shape {tuple(losses.shape)} for {rows} rows"
+            )
+        if bool((weights < 0).any()) or not bool(torch.isfinite(weights).all()):
+            raise UsageError("The column weight_col has negative numbers or none; weights are >= 0")
+        counts = self._counts(targets[0], losses)
+        weights = weights.reshape(rows, *[1] * (losses.ndim - 1))
+        total = (weights * losses).sum()
+        counted = (weights * counts).sum()
+        self._counted = float(counted)
+        if self.sums:
+            return total
+        return total / counted if self._counted else total * 0.0
+
+    def _counts(self, target, losses):
+        """What every element of a loss counts in its mean."""
+        import torch
+
+        criterion = self.criterion
+        if getattr(criterion, "reduction", "mean") != "mean":  # over the rows, not the elements
+            return torch.full_like(losses, losses.shape[0] / max(1, losses.numel()))
+        if not counts_unevenly(criterion):
+            return torch.ones_like(losses)
+        labels = target.to(torch.int64)
+        if labels.shape != losses.shape:  # class probabilities
+            return torch.ones_like(losses)
+        kept = labels != criterion.ignore_index
+        if criterion.weight is None:
+            return kept.to(losses.dtype)
+        return torch.where(kept, criterion.weight[labels.clamp(min=0)].to(losses.dtype), 0.0)
+
+    def forward(self, batch, index: int):
+        """Output, target and loss of a training batch."""
+        features, target, weights = self._split(batch)
+        output = self.model(*features)
+        return output, target, self._loss(output, (*_as_tuple(target), weights))
+
+    def evaluate(self, batch, index: int, *, need_output: bool):
+        """Output, target and loss of a validation batch."""
+        return self.forward(batch, index)
+
+
+def _as_tuple(target):
+    return target if isinstance(target, tuple) else (target,)
+
+
+def _per_row(criterion):
+    """A loss that does not reduce, and whether the given one adds up over the rows."""
+    reduction = getattr(criterion, "reduction", None)
+    known = reduction in ("mean", "sum", "batchmean")
+    if known and type(criterion).__name__ not in _OTHER_MEANS:
+        each = copy.copy(criterion)
+        each.reduction = "none"
+        return each, reduction == "sum"
+    try:
+        parameters = inspect.signature(criterion).parameters
+    except (TypeError, ValueError):
+        parameters = {}
+    if "reduction" in parameters and not known:
+        return functools.partial(criterion, reduction="none"), False
+    name = getattr(criterion, "__name__", type(criterion).__name__)
+    raise UsageError(
+        "weight_col needs a loss that can be taken row by row, that is one with a reduction such "
+        f"as torch.nn.MSELoss(), got {name}"
+    )
