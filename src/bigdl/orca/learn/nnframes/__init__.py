@@ -1,0 +1,42 @@
+"""Stages of Spark ML pipelines that train and apply PyTorch models.
+
+``NNEstimator`` is a ``pyspark.ml.Estimator`` whose ``fit(df)`` gives an ``NNModel``, a
+``pyspark.ml.Transformer``; ``NNClassifier`` and ``NNClassifierModel`` are the same for classes.
+They work in a ``Pipeline``, in a ``CrossValidator`` and with Spark's evaluators, and train through
+:class:`bigdl.orca.learn.pytorch.Estimator`, exactly for any number of workers.
+"""
+
+from bigdl.orca.learn.nnframes.classifier import NNClassifier, NNClassifierModel
+from bigdl.orca.learn.nnframes.image_reader import NNImageReader
+from bigdl.orca.learn.nnframes.preprocessing import (
+    ArrayToTensor,
+    ChainedPreprocessing,
+    FeatureLabelPreprocessing,
+    MLlibVectorToTensor,
+    Preprocessing,
+    ScalarToTensor,
+    SeqToMultipleTensors,
+    SeqToTensor,
+)
+from bigdl.orca.learn.nnframes.stages import NNEstimator, NNModel
+from bigdl.orca.learn.nnframes.storage import trusted_loading
+from bigdl.orca.learn.nnframes.summary import TrainSummary, ValidationSummary
+
+__all__ = [
+    "ArrayToTensor",
+    "ChainedPreprocessing",
+    "FeatureLabelPreprocessing",
+    "MLlibVectorToTensor",
+    "NNClassifier",
+    "NNClassifierModel",
+    "NNEstimator",
+    "NNImageReader",
+    "NNModel",
+    "Preprocessing",
+    "ScalarToTensor",
+    "SeqToMultipleTensors",
+    "SeqToTensor",
+    "TrainSummary",
+    "ValidationSummary",
+    "trusted_loading",
+]

@@ -1,0 +1,77 @@
+"""Images of a folder as a DataFrame."""
+
+from __future__ import annotations
+
+from bigdl.common.errors import UsageError, require
+from bigdl.orca.learn.estimator import check_positive
+
+__all__ = ["NNImageReader"]
+
+
+class NNImageReader:
+    """Reads images into Spark's image schema."""
+
+    @staticmethod
+    def readImages(
+        path: str,
+        sc=None,
+        minPartitions: int = 1,
+        resizeH: int = -1,
+        resizeW: int = -1,
+        image_codec: int = -1,
+        bigdl_type: str = "float",
+    ):
+        """Images of a folder; files that are none are left out.
+
+        Parameters
+        ----------
+        path : str
+            A folder or a pattern, on any file system of Spark.
+        sc : SparkContext, optional
+            Accepted for compatibility: the active session is used.
+        minPartitions : int
+        resizeH, resizeW : int
+            Height and width to scale to (needs Pillow); default as they are.
+        image_codec, bigdl_type
+            Accepted for compatibility: images are decoded as they were saved.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            One column ``image``: origin, height, width, nChannels, mode and data (rows of BGR).
+        """
+        from bigdl.orca.context import OrcaContext
+
+        if (resizeH > 0) != (resizeW > 0):
+            raise UsageError(
+                f"resizeH and resizeW must be given together, got {resizeH} and {resizeW}"
+            )
+        spark = OrcaContext.get_spark_session()
+        frame = spark.read.format("image").option("dropInvalid", True).load(path)
+        if frame.rdd.getNumPartitions() < check_positive("minPartitions", minPartitions):
+            frame = frame.repartition(minPartitions)
+        if resizeH <= 0:
+            return frame
+        require("PIL", "nano")
+        return frame.mapInArrow(_resizer(resizeH, resizeW), frame.schema)
+
+
+def _resizer(height, width):
+    def task(batches):
+        import pyarrow as pa
+        from PIL import Image
+
+        for batch in batches:
+            made = []
+            for row in batch.column("image").to_pylist():
+                mode = {1: "L", 3: "RGB", 4: "RGBA"}[row["nChannels"]]
+                size = (row["width"], row["height"])
+                # channels are scaled one by one, so their order does not matter
+                image = Image.frombytes(mode, size, row["data"])
+                data = image.resize((width, height), Image.Resampling.BILINEAR).tobytes()
+                made.append({**row, "height": height, "width": width, "data": data})
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(made, batch.schema.field("image").type)], schema=batch.schema
+            )
+
+    return task
