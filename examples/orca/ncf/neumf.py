@@ -1,0 +1,303 @@
+"""Neural collaborative filtering on MovieLens: the parts that the three programs share.
+
+The model is NeuMF (He et al., "Neural Collaborative Filtering", WWW 2017).  Of every user the last
+rating is held out; the model learns to tell the items that a user has rated from items that she
+has not (negatives), and HR@10 is the share of users whose held-out item is among the ten best of
+it and 99 items that she has not rated.
+
+Negatives are a function of (seed, user, item, number) alone: the Spark plan and the numpy functions
+draw the same ones, whatever the cluster.
+"""
+
+import argparse
+import os
+
+import numpy as np
+import torch
+from torch import nn
+
+from bigdl.orca.learn.metrics import AUC, Accuracy
+
+FEATURES, LABELS = ["user", "item"], ["label"]
+COLUMNS = ["user", "item", "rating", "time"]
+
+
+# -- the model -----------------------------------------------------------------------------------
+
+
+class NeuMF(nn.Module):
+    """The probability that a user chooses an item, from a product and from an MLP of embeddings."""
+
+    def __init__(self, users, items, factors=8, layers=(64, 32, 16, 8)):
+        super().__init__()
+        self.user_gmf, self.item_gmf = nn.Embedding(users, factors), nn.Embedding(items, factors)
+        half = layers[0] // 2
+        self.user_mlp, self.item_mlp = nn.Embedding(users, half), nn.Embedding(items, half)
+        steps = [(nn.Linear(a, b), nn.ReLU()) for a, b in zip(layers, layers[1:], strict=False)]
+        self.mlp = nn.Sequential(*[module for step in steps for module in step])
+        self.head = nn.Linear(factors + layers[-1], 1)
+        for table in (self.user_gmf, self.item_gmf, self.user_mlp, self.item_mlp):
+            nn.init.normal_(table.weight, std=0.01)
+
+    def forward(self, user, item):
+        product = self.user_gmf(user) * self.item_gmf(item)
+        hidden = self.mlp(torch.cat([self.user_mlp(user), self.item_mlp(item)], 1))
+        return torch.sigmoid(self.head(torch.cat([product, hidden], 1))).squeeze(1)
+
+
+def model_creator(config):
+    return NeuMF(config["users"], config["items"], config["factors"])
+
+
+def optimizer_creator(model, config):
+    return torch.optim.Adam(model.parameters(), lr=config["lr"])
+
+
+def scheduler_creator(optimizer, config):
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
+
+
+def make_estimator(options, users, items, **more):
+    """The Estimator of all three programs; `more` goes into its config."""
+    from bigdl.orca.learn.pytorch import Estimator
+
+    config = {"users": users, "items": items, "factors": options.factors, "lr": options.lr}
+    return Estimator.from_torch(
+        model=model_creator,
+        optimizer=optimizer_creator,
+        loss=nn.BCELoss(),
+        metrics=[Accuracy(), AUC()],
+        scheduler_creator=scheduler_creator,
+        config={**config, **more},
+        workers_per_node=options.workers_per_node,
+        backend=options.backend,
+    )
+
+
+# -- the data, as a Spark plan -------------------------------------------------------------------
+
+
+def histories(ratings):
+    """A row per user: all items of hers by time, the last of which is held out, and `unseen`.
+
+    Parameters
+    ----------
+    ratings : pyspark.sql.DataFrame
+        ``user`` and ``item`` as numbers from 0 on, and ``time``.
+
+    Returns
+    -------
+    DataFrame, int, int
+        ``user``, ``chosen``, ``unseen``; the numbers of users and of items.
+    """
+    from pyspark.sql import functions as F
+
+    users, items = ratings.agg(F.max("user") + 1, F.max("item") + 1).first()
+    chosen = F.array_sort(F.collect_list(F.struct("time", "item")))["item"]
+    every_item = F.sequence(F.lit(0), F.lit(items - 1))
+    per_user = ratings.groupBy("user").agg(chosen.alias("chosen"))
+    return per_user.withColumn("unseen", F.array_except(every_item, "chosen")), users, items
+
+
+def training_rows(per_user, negatives, seed):
+    """``user``, ``item``, ``label``: every chosen item but the last one, and its negatives."""
+    from pyspark.sql import functions as F
+
+    kept = F.expr("slice(chosen, 1, size(chosen) - 1)")
+
+    def rows_of(item):
+        drawn = F.transform(_numbers(negatives), lambda k: _drawn(item, k, seed))
+        return F.concat(F.array(item), drawn)
+
+    rows = per_user.select("user", F.explode(F.transform(kept, rows_of)).alias("items"))
+    rows = rows.select("user", F.posexplode("items").alias("position", "item"))
+    label = (F.col("position") == 0).cast("float").alias("label")
+    return rows.filter("item IS NOT NULL").select("user", "item", label)
+
+
+def test_rows(per_user, candidates, seed):
+    """``user``, ``item``, ``label``: the held-out item of every user, and items to rank it among."""
+    from pyspark.sql import functions as F
+
+    drawn = F.transform(_numbers(candidates), lambda k: _drawn(F.lit(-1), k, seed))
+    ranked = F.concat(F.expr("slice(chosen, -1, 1)"), drawn)
+    rows = per_user.select("user", F.posexplode(ranked).alias("position", "item"))
+    label = (F.col("position") == 0).cast("float").alias("label")
+    return rows.filter("item IS NOT NULL").select("user", "item", label)
+
+
+def _numbers(count):
+    from pyspark.sql import functions as F
+
+    # of nothing for users who have seen all
+    return F.when(F.size("unseen") > 0, F.sequence(F.lit(1), F.lit(count))).otherwise(F.array())
+
+
+def _drawn(item, number, seed):
+    """One of the column ``unseen``."""
+    from pyspark.sql import functions as F
+
+    key = [c.cast("bigint") for c in (F.lit(seed), F.col("user"), item, number)]
+    return F.get("unseen", F.pmod(F.xxhash64(*key), F.size("unseen")).cast("int"))
+
+
+def hit_rate(predicted, best=10):
+    """Share of users whose held-out item is among the `best` of hers, of a predicted DataFrame."""
+    from pyspark.sql import functions as F
+
+    score = F.max(F.when(F.col("label") == 1, F.col("prediction"))).alias("score")
+    others = F.collect_list(F.when(F.col("label") == 0, F.col("prediction"))).alias("others")
+    above = F.expr("size(filter(others, x -> x >= score))")
+    per_user = predicted.groupBy("user").agg(score, others)
+    return per_user.select(F.avg((above < best).cast("double"))).first()[0]
+
+
+# -- the data, as numpy functions ----------------------------------------------------------------
+
+
+class Histories:
+    """What :func:`histories`, :func:`training_rows` and :func:`test_rows` do, on arrays.
+
+    Parameters
+    ----------
+    user, item, time : ndarray of int
+        All ratings of some users.
+    items : int
+        Number of items.
+    """
+
+    def __init__(self, user, item, time, items):
+        order = np.lexsort((item, time, user))
+        self._user, self._item = user[order].astype(np.int64), item[order].astype(np.int64)
+        self.users, first, counts = np.unique(self._user, return_index=True, return_counts=True)
+        self._is_last = np.zeros(len(order), bool)
+        self._is_last[first + counts - 1] = True
+        self._width = items + 1
+
+        # item r + p of a user is the r-th that she has not seen, where p of those seen are before
+        place = np.searchsorted(self.users, self._user)
+        seen = np.unique(place * self._width + self._item)
+        owner = seen // self._width
+        self._begin = np.searchsorted(owner, np.arange(len(self.users) + 1))
+        self._gaps = seen - (np.arange(len(seen)) - self._begin[owner])
+        self._unseen = items - np.diff(self._begin)
+
+    def training_rows(self, negatives, seed):
+        """User, item and label of every chosen item but the last of each user, and negatives."""
+        user, item = self._user[~self._is_last], self._item[~self._is_last]
+        return self._with_drawn(user, item, item, negatives, seed)
+
+    def test_rows(self, candidates, seed):
+        """User, item and label of the held-out items and those to rank them among."""
+        user, item = self._user[self._is_last], self._item[self._is_last]
+        return self._with_drawn(user, item, np.full(len(item), -1), candidates, seed)
+
+    def _with_drawn(self, user, item, key, count, seed):
+        place = np.searchsorted(self.users, user)
+        unseen = self._unseen[place]
+        has_any = unseen > 0
+        rows = np.empty((len(user), 1 + count), np.int64)
+        rows[:, 0] = item
+        for number in range(1, count + 1):
+            drawn = hashed(seed, user, key, number) % np.maximum(unseen, 1)
+            gap = place * self._width + drawn
+            before = np.searchsorted(self._gaps, gap, side="right") - self._begin[place]
+            rows[:, number] = drawn + before
+        keep = np.ones(rows.shape, bool)
+        keep[:, 1:] = has_any[:, None]
+        label = np.zeros(rows.shape, np.float32)
+        label[:, 0] = 1
+        users = np.broadcast_to(user[:, None], rows.shape)
+        return users[keep].astype(np.int32), rows[keep].astype(np.int32), label[keep]
+
+
+_PRIMES = [
+    np.uint64(p)
+    for p in (
+        0x9E3779B185EBCA87,
+        0xC2B2AE3D27D4EB4F,
+        0x165667B19E3779F9,
+        0x85EBCA77C2B2AE63,
+        0x27D4EB2F165667C5,
+    )
+]
+
+
+def hashed(*columns):
+    """Spark's ``xxhash64`` of columns of int64."""
+    first, second, third, fourth, fifth = _PRIMES
+    found = np.uint64(42)
+    with np.errstate(over="ignore"):
+        for column in columns:
+            value = np.asarray(column, np.int64).astype(np.uint64)
+            found = (found + fifth + np.uint64(8)) ^ _rotated(value * second, 31) * first
+            found = _rotated(found, 27) * first + fourth
+            found = (found ^ (found >> np.uint64(33))) * second
+            found = (found ^ (found >> np.uint64(29))) * third
+            found = found ^ (found >> np.uint64(32))
+    return found.astype(np.int64)
+
+
+def _rotated(value, bits):
+    return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
+
+
+def hits(user, label, prediction, best=10):
+    """Of each user, whether the held-out item is among the `best`."""
+    order = np.argsort(user, kind="stable")
+    user, label, score = user[order], label[order], prediction[order]
+    found, place = np.unique(user, return_inverse=True)
+    own = np.full(len(found), -np.inf)
+    own[place[label == 1]] = score[label == 1]
+    above = np.bincount(place, (label == 0) & (score >= own[place]), len(found))
+    return above < best
+
+
+# -- the options of the programs -----------------------------------------------------------------
+
+
+def parse(argv, description):
+    """The options that the three programs share."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--data-dir", required=True, help="folder of MovieLens' u.data")
+    parser.add_argument("--cluster_mode", default="local", help="of init_orca_context")
+    parser.add_argument("--backend", default="spark", help="of the Estimator")
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--memory", default="2g")
+    parser.add_argument("--workers_per_node", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--factors", type=int, default=8)
+    parser.add_argument("--negatives", type=int, default=4, help="per item that a user has chosen")
+    parser.add_argument("--candidates", type=int, default=99, help="to rank the held-out item among")
+    parser.add_argument("--users", type=int, help="take the users with ids up to this one only")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", help="folder for the weights, the checkpoint and predictions")
+    return parser.parse_args(argv)
+
+
+def ratings_file(options):
+    return os.path.join(options.data_dir, "u.data")
+
+
+def start(options):
+    """Start Orca, or use the Spark that is running."""
+    from bigdl.orca import init_orca_context
+
+    return init_orca_context(options.cluster_mode, cores=options.cores, memory=options.memory)
+
+
+def report(stats, found, hr):
+    """Print how the training went; returns the figures."""
+    figures = {
+        "samples": stats[-1]["num_samples"],
+        "first_loss": stats[0]["train_loss"],
+        "last_loss": stats[-1]["train_loss"],
+        "accuracy": float(found["Accuracy"]),
+        "auc": float(found["AUC"]),
+        "hr": hr,
+    }
+    for name, value in figures.items():
+        print(f"{name} {value:.4f}")
+    return figures
