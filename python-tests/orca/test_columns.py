@@ -292,9 +292,9 @@ def test_a_spark_connect_frame_is_refused():
         as_feed(connect(), "x")
 
 
-@pytest.mark.parametrize("data", [None, [1, 2], np.zeros(3), "x"])
+@pytest.mark.parametrize("data", [None, 3, dict])
 def test_another_input_is_refused_with_its_type(data):
-    with pytest.raises(UsageError, match=f"Spark DataFrame, got .*{type(data).__name__}"):
+    with pytest.raises(UsageError, match=f"Spark DataFrame, .* got builtins.{type(data).__name__}"):
         as_feed(data, "x")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.base import Feed, Ingest
 
-__all__ = ["Feed", "Ingest", "as_feed", "is_path", "names_of"]
+__all__ = ["Feed", "Ingest", "as_feed", "is_path", "kind_of", "names_of"]
 
 
 def as_feed(data, feature_cols=None, label_cols=None, config=None, *, name=None) -> Feed:
@@ -35,7 +35,7 @@ def as_feed(data, feature_cols=None, label_cols=None, config=None, *, name=None)
     """
     if isinstance(data, Feed):
         return data
-    for is_of_kind, make in _KINDS:
+    for _, is_of_kind, make in _KINDS:
         if is_of_kind(data):
             return make(data, names_of(feature_cols), names_of(label_cols), config, name)
     given = f"{type(data).__module__}.{type(data).__qualname__}"
@@ -44,6 +44,14 @@ def as_feed(data, feature_cols=None, label_cols=None, config=None, *, name=None)
         "arrays, a pandas DataFrame, a torch DataLoader or Dataset, or a function (config, "
         f"batch_size) that returns one; got {given}"
     )
+
+
+def kind_of(data: Any) -> str:
+    """What an input is, for messages and to tell whether two are alike."""
+    if isinstance(data, Feed):
+        return data.kind
+    given = f"{type(data).__module__}.{type(data).__qualname__}"
+    return next((kind for kind, is_of_kind, _ in _KINDS if is_of_kind(data)), given)
 
 
 def names_of(columns: str | Sequence[str] | None) -> list:
@@ -137,10 +145,10 @@ def _loader(data, features, labels, config, name):
 
 
 _KINDS = (
-    (_is_spark_frame, _spark_frame),
-    (_is_xshards, _xshards),
-    (is_path, _parquet),
-    (_is_in_memory, _in_memory),
-    (_is_tensors, _tensors),
-    (_is_loader, _loader),
+    ("Spark DataFrame", _is_spark_frame, _spark_frame),
+    ("SparkXShards", _is_xshards, _xshards),
+    ("path", is_path, _parquet),
+    ("array", _is_in_memory, _in_memory),
+    ("array", _is_tensors, _tensors),
+    ("DataLoader", _is_loader, _loader),
 )

@@ -21,23 +21,12 @@ class FeedGroup(Feed):
     Parameters
     ----------
     feeds : dict of str to Feed
-
-    Raises
-    ------
-    UsageError
-        When the inputs are of different kinds.
     """
 
     def __init__(self, feeds: Mapping[str, Feed]):
         self.feeds = dict(feeds)
-        (_, first), *others = self.feeds.items()
+        first = next(iter(self.feeds.values()))
         self.feature_cols, self.label_cols = first.feature_cols, first.label_cols
-        for key, other in others:
-            if type(other) is not type(first):
-                raise UsageError(
-                    f"{other.name or key} should have the same type with train data, got "
-                    f"{other.kind} and {first.kind}"
-                )
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         if len(self.feeds) == 1:
@@ -78,6 +67,9 @@ def _combined(ingests) -> Ingest:
         for ingest in ingests:
             ingest.close()
 
+    if any(ingest.frame is not None for ingest in ingests):
+        close()
+        raise UsageError("These inputs cannot be read together; pass inputs of one kind")
     readers = [ingest.reader for ingest in ingests]
 
     def read(batches, open_spool):

@@ -45,7 +45,7 @@ class ArrayFeed(PackedFeed):
         For values that cannot become tensors.
     """
 
-    kind = "arrays"
+    kind = "array"
 
     def __init__(
         self,

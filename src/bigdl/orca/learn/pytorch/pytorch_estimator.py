@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds import as_feed
+from bigdl.orca.data.feeds import as_feed, kind_of
 from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.progress import is_interactive
@@ -187,6 +187,11 @@ class PyTorchEstimator(EstimatorOptions):
 
         feeds = {"data": self._feed(data, feature_cols, label_cols)}
         if validation_data is not None:
+            if kind_of(validation_data) != kind_of(data):
+                raise UsageError(
+                    "validation_data should have the same type with train data, got "
+                    f"{type(validation_data).__name__} and {type(data).__name__}"
+                )
             feeds["validation"] = self._feed(
                 validation_data, feature_cols, label_cols, name="validation_data"
             )
