@@ -1,0 +1,287 @@
+"""Images and their labels, masks or boxes, as XShards."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.file import is_file, listdir, open_file_system, open_image
+from bigdl.orca.data.image.utils import decode_image
+from bigdl.orca.data.image.voc import class_numbers, coco_records, voc_boxes, voc_images
+from bigdl.orca.settings import OrcaContext
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+
+    from bigdl.orca.data.shard import SparkXShards
+
+__all__ = ["read_coco", "read_images", "read_images_pil", "read_images_spark", "read_voc"]
+
+
+def read_images(
+    file_path: str | list[str],
+    label_func: Callable[[str], Any] | None = None,
+    target_path: str | list[str] | None = None,
+    image_type: str | tuple[str, ...] = ".jpg",
+    target_type: str | tuple[str, ...] = ".png",
+    backend: str = "spark",
+) -> SparkXShards:
+    """Read images in the order of their paths.
+
+    Parameters
+    ----------
+    file_path : str or list of str
+        A directory, a file, or a pattern such as ``"train/*"`` for the directories and files
+        that match it; or several of them.  What is deeper in a directory is not read.
+    label_func : callable, optional
+        Function of an image's path that gives its label.
+    target_path : str or list of str, optional
+        The same for masks.  The mask of ``x.jpg`` is ``x.png``, or one whose name goes on after
+        ``x`` with ``_``, ``-`` or ``.``, such as ``x_mask.png``.
+    image_type, target_type : str or tuple of str
+        Endings of the files to read, in upper or lower case.
+    backend : {"spark", "pillow"}, default "spark"
+        ``"spark"`` reads files through Spark, from every storage that it knows; ``"pillow"`` in
+        the Python workers, as :mod:`bigdl.orca.data.file` does.
+
+    Returns
+    -------
+    SparkXShards
+        A shard is a ``PIL.Image.Image``, or a tuple (image, label) or (image, mask).
+
+    Raises
+    ------
+    UsageError
+        If there is no image, or a mask is missing.
+    """
+    readers = {"spark": read_images_spark, "pillow": read_images_pil}
+    if backend not in readers:
+        raise UsageError(f"backend must be one of {', '.join(readers)}, got {backend!r}")
+    return readers[backend](file_path, label_func, target_path, image_type, target_type)
+
+
+def read_images_pil(
+    file_path: str | list[str],
+    label_func: Callable[[str], Any] | None = None,
+    target_path: str | list[str] | None = None,
+    image_type: str | tuple[str, ...] = ".jpg",
+    target_type: str | tuple[str, ...] = ".png",
+) -> SparkXShards:
+    """:func:`read_images` in the Python workers."""
+    _check_labels(label_func, target_path)
+    images = _files(file_path, image_type)
+    if target_path is None:
+        rdd = _spread(images).map(lambda path: _labelled(open_image(path), path, label_func))
+    else:
+        pairs = _pairs(images, _files(target_path, target_type))
+        rdd = _spread(pairs).map(lambda pair: tuple(map(open_image, pair)))
+    return _xshards(rdd)
+
+
+def read_images_spark(
+    file_path: str | list[str],
+    label_func: Callable[[str], Any] | None = None,
+    target_path: str | list[str] | None = None,
+    image_type: str | tuple[str, ...] = ".jpg",
+    target_type: str | tuple[str, ...] = ".png",
+) -> SparkXShards:
+    """:func:`read_images` through Spark."""
+    from pyspark.sql import functions as F
+
+    _check_labels(label_func, target_path)
+    images, paths = _listed(file_path, image_type)
+    parts = _partitions(len(paths))
+    if target_path is None:
+        masks, pairs = None, [(path, None) for path in paths]
+    else:
+        masks, mask_paths = _listed(target_path, target_type)
+        pairs = _pairs(paths, mask_paths)
+    # a part per image, since a sort of all would read every file twice: to sample, and to sort
+    rows = [(*pair, i * parts // len(pairs)) for i, pair in enumerate(pairs)]
+    placed = OrcaContext.get_spark_session().createDataFrame(
+        rows, "path string, mask_path string, part int"
+    )
+    frame = images.select("path", "content").join(F.broadcast(placed), "path")
+    if masks is not None:
+        masks = masks.select(F.col("path").alias("mask_path"), F.col("content").alias("mask"))
+        frame = frame.join(masks, "mask_path")
+    ordered = frame.repartitionById(parts, F.col("part")).sortWithinPartitions("path")
+
+    def decode(row):
+        image = decode_image(row["content"], row["path"])
+        if target_path is None:
+            return _labelled(image, _plain(row["path"]), label_func)
+        return image, decode_image(row["mask"], row["mask_path"])
+
+    return _xshards(ordered.rdd.map(decode))
+
+
+def read_voc(
+    file_path: str = "VOCdevkit",
+    split_names: Iterable[tuple[int, str]] = ((2009, "trainval"),),
+    classes: Any = None,
+    diff: bool = False,
+    max_samples: int | None = None,
+) -> SparkXShards:
+    """Read images and boxes of PASCAL VOC.
+
+    Parameters
+    ----------
+    file_path : str, default "VOCdevkit"
+        The directory with ``VOC<year>``.
+    split_names : list of (int, str)
+        Years and splits.
+    classes : list of str or dict of str to int, optional
+        Names of the classes, or their numbers; default: the 20 of VOC.  Other objects are left
+        out.
+    diff : bool, default False
+        Keep the column ``difficult``.
+    max_samples : int, optional
+        Read only so many images.
+
+    Returns
+    -------
+    SparkXShards
+        A shard is a tuple of the image and a float32 array with a row ``xmin, ymin, xmax, ymax,
+        class`` (and ``difficult``) per object, the box in fractions of the image.
+    """
+    numbers = class_numbers(classes)
+    columns = 6 if diff else 5
+    rdd = _spread(voc_images(file_path, split_names)[: _at_most(max_samples)])
+    return _xshards(
+        rdd.map(lambda pair: (open_image(pair[0]), voc_boxes(pair[1], numbers)[:, :columns]))
+    )
+
+
+def read_coco(file_path: str, split: str = "train", max_samples: int | None = None) -> SparkXShards:
+    """Read images and boxes of COCO.
+
+    Parameters
+    ----------
+    file_path : str
+        The directory with ``annotations/instances_<split>….json`` and the images in
+        ``<split>…`` or ``images/<split>…``.
+    split : str, default "train"
+        ``"train"`` finds ``train2017`` too.
+    max_samples : int, optional
+        Read only so many images.
+
+    Returns
+    -------
+    SparkXShards
+        A shard is a tuple of the image and a float32 array with a row ``xmin, ymin, xmax, ymax,
+        class`` per object: the box in fractions of the image, the classes numbered from 0 in the
+        order of their ``category_id``.
+    """
+    rdd = _spread(coco_records(file_path, split)[: _at_most(max_samples)])
+    return _xshards(rdd.map(lambda pair: (open_image(pair[0]), pair[1])))
+
+
+def _at_most(max_samples: int | None) -> int | None:
+    if max_samples is not None and (not isinstance(max_samples, int) or max_samples < 1):
+        raise UsageError(f"max_samples must be a whole number from 1 on, got {max_samples!r}")
+    return max_samples
+
+
+def _check_labels(label_func: Any, target_path: Any) -> None:
+    if label_func is not None and not callable(label_func):
+        raise UsageError(f"label_func must be a function of a path, got {label_func!r}")
+    if label_func is not None and target_path is not None:
+        raise UsageError("label_func and target_path cannot be given together; leave out one")
+
+
+def _labelled(image: Any, path: str, label_func: Callable | None) -> Any:
+    return image if label_func is None else (image, label_func(path))
+
+
+def _endings(types: str | Iterable[str]) -> tuple[str, ...]:
+    return tuple(t.lower() for t in ([types] if isinstance(types, str) else types))
+
+
+def _files(given: str | Iterable[str], types: str | Iterable[str]) -> list[str]:
+    """The files with these endings that a path, a pattern or several of them mean, sorted."""
+    found: list[str] = []
+    for path in [given] if isinstance(given, str) else given:
+        for match in _matches(path):
+            found += [match] if is_file(match) else [p for p in listdir(match) if is_file(p)]
+    # Spark takes the other names for temporary files
+    shown = {path for path in found if not posixpath.basename(path).startswith(("_", "."))}
+    chosen = sorted(path for path in shown if path.lower().endswith(_endings(types)))
+    if not chosen:
+        raise UsageError(f"There is no file that ends in {types!r} at {given!r}")
+    return chosen
+
+
+def _matches(path: str) -> list[str]:
+    if not any(mark in path for mark in "*?["):
+        return [path]
+    fs, inside = open_file_system(path)
+    start = path[: len(path) - len(inside)] if path.endswith(inside) else ""
+    return [start + match for match in fs.glob(inside)]
+
+
+def _listed(given: str | list[str], types: str | Iterable[str]) -> tuple[Any, list[str]]:
+    """The files that a path means as a frame of Spark, and their paths, sorted."""
+    from pyspark.errors import AnalysisException
+
+    paths = [given] if isinstance(given, str) else list(given)
+    letters = [
+        "".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in e) for e in _endings(types)
+    ]
+    reader = OrcaContext.get_spark_session().read.format("binaryFile")
+    try:
+        frame = reader.option("pathGlobFilter", f"*{{{','.join(letters)}}}").load(paths)
+    except AnalysisException as error:
+        raise UsageError(f"There is no file at {given!r}: {error.getCondition()}") from error
+    found = sorted(row["path"] for row in frame.select("path").collect())  # reads no content
+    if not found:
+        raise UsageError(f"There is no file that ends in {types!r} at {given!r}")
+    return frame, found
+
+
+def _plain(path: str) -> str:
+    """A local path of Spark's (``file:/x``) as the other functions know it."""
+    return "/" + path.removeprefix("file:").lstrip("/") if path.startswith("file:") else path
+
+
+def _stem(path: str) -> str:
+    return posixpath.basename(path).rpartition(".")[0]
+
+
+def _pairs(images: list[str], masks: list[str]) -> list[tuple[str, str]]:
+    """Every image with its mask, or a UsageError that names one without."""
+    by_stem: dict[str, list[str]] = {}
+    for mask in masks:
+        by_stem.setdefault(_stem(mask), []).append(mask)
+    stems = {_stem(path) for path in images}
+    longer = [stem for stem in by_stem if stem not in stems]
+    prefixes: dict[str, list[str]] = {}
+    for stem in longer:  # its image is the one with the longest name that it goes on from
+        cuts = [i for i, letter in enumerate(stem) if letter in "_-." and stem[:i] in stems]
+        if cuts:
+            prefixes.setdefault(stem[: cuts[-1]], []).extend(by_stem[stem])
+    pairs = []
+    for image in images:
+        found = by_stem.get(_stem(image)) or prefixes.get(_stem(image), [])
+        if len(found) != 1:
+            raise UsageError(
+                f"The image {image!r} must have one mask with its name, but has {found or 'none'}"
+            )
+        pairs.append((image, found[0]))
+    return pairs
+
+
+def _partitions(items: int) -> int:
+    return max(1, min(items, OrcaContext.get_spark_context().defaultParallelism))
+
+
+def _spread(items: list) -> RDD:
+    return OrcaContext.get_spark_context().parallelize(items, _partitions(len(items)))
+
+
+def _xshards(rdd: RDD) -> SparkXShards:
+    from bigdl.orca.data.shard import SparkXShards
+
+    return SparkXShards(rdd)

@@ -1,0 +1,25 @@
+"""Records as a dataset of PyTorch; needs torch, so it is imported where it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from bigdl.orca.data.image.reader import RecordReader
+
+__all__ = ["TorchRecords"]
+
+
+class TorchRecords(IterableDataset):
+    """The records of a :class:`RecordReader`; the workers of a DataLoader share its chunks."""
+
+    def __init__(self, reader: RecordReader):
+        self.reader = reader
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        if worker is None:
+            return self.reader.records()
+        return self.reader.records(worker.id, worker.num_workers)
