@@ -1,0 +1,60 @@
+"""Cores for the workers of one machine, under the import path of BigDL 2.x."""
+
+from __future__ import annotations
+
+from bigdl.common.cpu import split_cores, topology
+from bigdl.common.errors import UsageError
+
+__all__ = ["get_cgroup_cpuset", "schedule_workers"]
+
+
+def get_cgroup_cpuset() -> list[int]:
+    """Logical cores on which this process may run."""
+    from bigdl.common.cpu import usable_cores
+
+    return usable_cores()
+
+
+def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> list[list[int]]:
+    """The logical cores of each worker; workers share no core.
+
+    Parameters
+    ----------
+    num_workers : int
+    cores_per_worker : int, optional
+        Default as many as there are for each. Physical cores come before their hyperthreads.
+
+    Returns
+    -------
+    list of list of int
+
+    Raises
+    ------
+    UsageError
+        If the machine has fewer usable cores.
+    """
+    machine = topology()
+    usable = sum(len(siblings) for siblings in machine.cores)
+    wanted = num_workers * (1 if cores_per_worker is None else cores_per_worker)
+    if not num_workers > 0 or not wanted > 0:
+        raise UsageError(
+            "num_workers and cores_per_worker must be at least 1, got "
+            f"{num_workers} and {cores_per_worker}"
+        )
+    if wanted > usable:
+        raise UsageError(
+            f"{num_workers} workers need {wanted} cores and this process may use {usable}; ask "
+            "for fewer"
+        )
+    if cores_per_worker is None:
+        return split_cores(num_workers, machine)
+    return _first_of_each(num_workers, cores_per_worker, machine)
+
+
+def _first_of_each(num_workers, cores_per_worker, machine):
+    """Physical cores first: the n-th siblings come after all (n-1)-th ones."""
+    deepest = max(len(siblings) for siblings in machine.cores)
+    order = [s[i] for i in range(deepest) for s in machine.cores if i < len(s)]
+    return [
+        sorted(order[i * cores_per_worker : (i + 1) * cores_per_worker]) for i in range(num_workers)
+    ]

@@ -1,0 +1,245 @@
+"""InferenceModel: one model, a fixed number of copies, any number of threads."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.inference.runtimes import (
+    OnnxCopy,
+    OpenVinoCopy,
+    TorchCopy,
+    read_model,
+    torch_module,
+)
+
+__all__ = ["InferenceModel"]
+
+
+class InferenceModel:
+    """A model of PyTorch, ONNX or OpenVINO that threads share.
+
+    Every copy works for one thread at a time; a thread that finds all of them busy waits.
+
+    Parameters
+    ----------
+    supported_concurrent_num : int
+        How many copies there are.
+    """
+
+    def __init__(self, supported_concurrent_num: int = 1, bigdl_type: str = "float"):
+        if not isinstance(supported_concurrent_num, int) or supported_concurrent_num < 1:
+            raise UsageError(
+                "supported_concurrent_num must be an int of at least 1, got "
+                f"{supported_concurrent_num!r}"
+            )
+        self._count = supported_concurrent_num
+        self._idle: queue.LifoQueue[Any] | None = None
+        self._origin: tuple | None = None  # how a worker of Spark gets the same model
+
+    # -- loading -------------------------------------------------------------------------------
+
+    def load_torch(self, path: str, *, trust: bool = False) -> InferenceModel:
+        """Read a model of PyTorch.
+
+        Parameters
+        ----------
+        path : str
+            A TorchScript archive, an exported program (``torch.export``), or a pickled module.
+        trust : bool
+            All but TorchScript can run any code: it is read only with ``trust=True``.
+
+        Returns
+        -------
+        InferenceModel
+            Itself, as from every ``load``.
+        """
+        data = read_model(path)
+        module = torch_module(data, path, trust)
+        # the file is shipped: a script has no pickle
+        self._fill([TorchCopy.of(module) for _ in range(self._count)], ("file", data, path, trust))
+        return self
+
+    def load_module(self, module) -> InferenceModel:
+        """Take a module (or a ``TorchModel``); it is copied."""
+        module = module.to_pytorch() if hasattr(module, "to_pytorch") else module
+        self._fill([TorchCopy.of(module) for _ in range(self._count)], ("module", module))
+        return self
+
+    def load_onnx(self, path: str) -> InferenceModel:
+        """Read an ONNX model (needs onnxruntime)."""
+        data = read_model(path)
+        self._fill([OnnxCopy(data) for _ in range(self._count)], ("onnx", data))
+        return self
+
+    def load_openvino(
+        self, model_path: str, weight_path: str | None = None, batch_size: int = 0
+    ) -> InferenceModel:
+        """Read a model of OpenVINO.
+
+        Parameters
+        ----------
+        model_path : str
+            The ``.xml``.
+        weight_path : str, optional
+            The ``.bin``; default the one beside it.
+        batch_size : int
+            Fix the batch of the model; 0 leaves it as it is.
+        """
+        if weight_path is None:
+            weight_path = model_path.removesuffix(".xml") + ".bin"
+        xml, weights = read_model(model_path), read_model(weight_path)
+        compiled = OpenVinoCopy.compiled(xml, weights, batch_size)
+        copies = [OpenVinoCopy(compiled) for _ in range(self._count)]
+        self._fill(copies, ("openvino", xml, weights, batch_size))
+        return self
+
+    load_openvino_ng = load_openvino
+
+    def load_bigdl(self, model_path: str, weight_path: str | None = None):
+        """Models of BigDL's JVM layers cannot be read."""
+        raise UsageError(
+            "Models of BigDL's JVM layers cannot be read; export the model to ONNX or PyTorch and "
+            f"use load_onnx or load_torch instead of loading {model_path!r}"
+        )
+
+    def load(self, model_path: str, weight_path: str | None = None):
+        """Models of BigDL's JVM layers cannot be read."""
+        return self.load_bigdl(model_path, weight_path)
+
+    def load_caffe(self, model_path: str, weight_path: str):
+        """Models of Caffe cannot be read."""
+        raise UsageError(
+            "Models of Caffe cannot be read; convert the model to ONNX and use load_onnx instead "
+            f"of loading {model_path!r}"
+        )
+
+    def load_tensorflow(self, model_path: str, *args, **kwargs):
+        """Graphs of TensorFlow 1 cannot be read."""
+        raise UsageError(
+            "Graphs of TensorFlow 1 cannot be read; convert the model to OpenVINO or ONNX and use "
+            f"load_openvino or load_onnx instead of loading {model_path!r}"
+        )
+
+    def _fill(self, copies, origin):
+        self._idle = queue.LifoQueue()
+        for each in copies:
+            self._idle.put(each)
+        self._origin = origin
+
+    # -- prediction ----------------------------------------------------------------------------
+
+    def predict(self, inputs, batch_size: int | None = None):
+        """Outputs for a batch; threads may call it at the same time.
+
+        Parameters
+        ----------
+        inputs : ndarray or sequence of ndarray
+            Several are the several inputs of the model.
+        batch_size : int, optional
+            Rows of one forward pass; default all.
+
+        Returns
+        -------
+        ndarray or list of ndarray
+            A list for a model of several outputs.
+        """
+        arrays = _as_arrays(inputs)
+        rows = len(arrays[0])
+        step = batch_size or max(rows, 1)
+        lows = range(0, rows, step) if rows else [0]
+        with self._copy() as copy:
+            pieces = [copy.run([a[low : low + step] for a in arrays]) for low in lows]
+        columns = zip(*pieces, strict=True)
+        joined = [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in columns]
+        return joined[0] if len(joined) == 1 else joined
+
+    def distributed_predict(self, inputs, sc=None):
+        """Predict the elements of an RDD, each a batch as :meth:`predict` takes it.
+
+        Parameters
+        ----------
+        inputs : pyspark.RDD
+        sc : pyspark.SparkContext, optional
+            Default that of the RDD.
+
+        Returns
+        -------
+        pyspark.RDD
+            The outputs, lazily and in the same order.
+        """
+        import cloudpickle
+
+        self._need_model()
+        # a broadcast pickles without cloudpickle, which classes of __main__ need
+        shipped = (sc or inputs.context).broadcast(cloudpickle.dumps(self._origin))
+        return inputs.mapPartitions(_Predictor(shipped))
+
+    @contextmanager
+    def _copy(self):
+        self._need_model()
+        idle = self._idle  # another load may replace it meanwhile
+        copy = idle.get()
+        try:
+            yield copy
+        finally:
+            idle.put(copy)
+
+    def _need_model(self):
+        if self._idle is None:
+            raise UsageError(
+                "There is no model yet; call load_torch, load_onnx or load_openvino first"
+            )
+
+
+class _Predictor:
+    """The part of ``distributed_predict`` that runs in a partition."""
+
+    def __init__(self, shipped):
+        self._shipped = shipped
+
+    def __call__(self, batches):
+        import cloudpickle
+
+        model = None
+        for batch in batches:
+            if model is None:
+                model = _one_copy(*cloudpickle.loads(self._shipped.value))
+            yield model.predict(batch)
+
+
+def _one_copy(kind, *given) -> InferenceModel:
+    model = InferenceModel()
+    match kind:
+        case "module":
+            copy: Any = TorchCopy.of(*given)
+        case "file":
+            copy = TorchCopy.of(torch_module(*given))
+        case "onnx":
+            copy = OnnxCopy(*given)
+        case "openvino":
+            copy = OpenVinoCopy(OpenVinoCopy.compiled(*given))
+    model._fill([copy], None)
+    return model
+
+
+def _as_arrays(inputs: Any) -> list[np.ndarray]:
+    given: Sequence[Any] = inputs if isinstance(inputs, list | tuple) else [inputs]
+    if not given:
+        raise UsageError("predict needs an array, or one for each input of the model; got none")
+    arrays = [np.asarray(each) for each in given]
+    if any(a.ndim == 0 or a.dtype == object for a in arrays):
+        raise UsageError(
+            "predict takes an array of rows, or a list of them for several inputs of the model, "
+            f"got {type(inputs).__name__}"
+        )
+    if len({len(a) for a in arrays}) > 1:
+        raise UsageError(
+            f"All inputs must have the same number of rows, got {[len(a) for a in arrays]}"
+        )
+    return arrays
