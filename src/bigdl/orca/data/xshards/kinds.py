@@ -6,7 +6,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Summary", "class_name", "known_class_name", "length", "schema", "summarize"]
+from bigdl.orca.data.xshards.arrays import arrays_of
+
+__all__ = [
+    "DATA_FRAME",
+    "SERIES",
+    "Summary",
+    "class_name",
+    "known_class_name",
+    "length",
+    "rows",
+    "schema",
+    "summarize",
+]
 
 DATA_FRAME = "pandas.core.frame.DataFrame"
 SERIES = "pandas.core.series.Series"
@@ -32,6 +44,23 @@ def length(shard: Any) -> int:
         return 1
 
 
+def rows(shard: Any) -> int | None:
+    """Number of rows of a shard that can be cut by rows, None of any other.
+
+    Frames, Series, arrays and lists can be cut, and dicts (nested or not) of arrays of one length.
+    """
+    name = class_name(shard)
+    if name in (DATA_FRAME, SERIES, "list"):
+        return len(shard)
+    if name not in ("numpy.ndarray", "dict"):
+        return None
+    sizes = {
+        len(each) if class_name(each) == "numpy.ndarray" and each.ndim else None
+        for each in arrays_of(shard)
+    }
+    return sizes.pop() if len(sizes) == 1 else None
+
+
 def schema(shard: Any) -> dict | None:
     """``{"columns": [...], "dtypes": {...}}`` of a pandas frame, None of anything else."""
     if class_name(shard) != DATA_FRAME:
@@ -47,6 +76,8 @@ class Summary:
     ----------
     lengths : list of int
         Length of each shard.
+    rows : list of int or None
+        Number of rows of each shard that can be cut by rows.
     classes : list of str
         Names of their classes, in the order of first appearance.
     schema : dict or None
@@ -54,6 +85,7 @@ class Summary:
     """
 
     lengths: list[int] = field(default_factory=list)
+    rows: list[int | None] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
     schema: dict | None = None
 
@@ -68,4 +100,5 @@ def summarize(shards: Iterable) -> Iterator[Summary]:
         if name not in summary.classes:
             summary.classes.append(name)
         summary.lengths.append(length(shard))
+        summary.rows.append(rows(shard))
     yield summary

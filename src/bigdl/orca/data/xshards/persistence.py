@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 
-__all__ = ["detached", "hold", "persist", "release_dropped", "unpersist"]
+__all__ = ["detached", "hand_over", "hold", "persist", "release_dropped", "unpersist"]
 
 _dropped: deque = deque()  # (SparkContext, Java RDD) that nobody refers to any more
 
@@ -70,3 +70,17 @@ def detached(rdd):
     from pyspark.core.rdd import RDD
 
     return RDD(rdd._jrdd, rdd.ctx, rdd._jrdd_deserializer)
+
+
+def hand_over(rdd) -> None:
+    """Leave `rdd`, and what it is computed from, to Spark's own cleaner.
+
+    For a use that Python's references do not show, such as a Spark DataFrame: the JVM frees what
+    no plan of its own reads.
+    """
+    release = getattr(rdd, "_bigdl_release", None)
+    if release is not None:
+        release.detach()
+    for parent in (getattr(rdd, "prev", None), *getattr(rdd, "_bigdl_parents", ())):
+        if parent is not None:
+            hand_over(parent)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.xshards import persistence
+from bigdl.orca.data.xshards import exchange, persistence, pickles
 from bigdl.orca.data.xshards.base import XShards
+from bigdl.orca.data.xshards.frame_shards import FrameShards
 from bigdl.orca.data.xshards.kinds import Summary, known_class_name, summarize
 from bigdl.orca.data.xshards.shared_value import unwrap
 from bigdl.orca.settings import OrcaContext
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["SparkXShards"]
 
 
-class SparkXShards(XShards):
+class SparkXShards(FrameShards, XShards):
     """XShards whose shards are the elements of a Spark RDD.
 
     They are computed and kept (in memory, and on disk where that is short) when they are made, so
@@ -193,6 +194,76 @@ class SparkXShards(XShards):
         rdd = persistence.hold(self.rdd.map(_Select(key)), self.rdd)
         return SparkXShards.lazy(rdd) if self.is_lazy else SparkXShards(rdd, transient=True)
 
+    def _for_each(self, func: Callable, *args: Any) -> RDD:
+        """An RDD of ``func(shard, *args)``, where an exception is its own result."""
+        return persistence.hold(self.rdd.map(_Attempt(func, args)), self.rdd)
+
+    def split(self) -> list[SparkXShards]:
+        """One XShards per item, if every shard is a list or tuple of equally many items.
+
+        Otherwise a list of only these XShards.
+        """
+        counts = set(self.rdd.map(exchange.items).collect())
+        if len(counts) != 1 or not all(counts):  # None, or nothing to split
+            return [self]
+        return [self._derive(self.rdd.map(_Select(i))) for i in range(counts.pop())]
+
+    def zip(self, other: SparkXShards) -> SparkXShards:
+        """XShards of tuples of a shard of these and the shard of `other` in its place.
+
+        Raises
+        ------
+        UsageError
+            If `other` is no SparkXShards, or has not as many partitions with as many shards.
+        """
+        if not isinstance(other, SparkXShards):
+            raise UsageError(f"other should be a SparkXShards, got {type(other).__name__}")
+        numbers = self.num_partitions(), other.num_partitions()
+        if numbers[0] != numbers[1]:
+            raise UsageError(
+                "The two SparkXShards should have the same number of partitions, but they have "
+                f"{numbers[0]} and {numbers[1]}; repartition one of them first"
+            )
+        sizes = [[len(part.lengths) for part in each._summary()] for each in (self, other)]
+        if sizes[0] != sizes[1]:
+            raise UsageError(
+                "The two SparkXShards should have the same number of elements in each partition, "
+                f"but they have {sizes[0]} and {sizes[1]}"
+            )
+        return self._derive(self.rdd.zip(other.rdd), other.rdd, class_name="tuple")
+
+    def repartition(self, num_partitions: int) -> SparkXShards:
+        """The same rows, in the same order, in `num_partitions` partitions of equal size.
+
+        Shards that can be cut by rows (pandas frames and Series, arrays, lists, and dicts of
+        arrays of one length) are cut and joined: every partition has one shard, and the numbers of
+        rows differ by at most 1.  Other shards stay whole.
+        """
+        number = exchange.check_partitions(num_partitions)
+        rdd, class_name = exchange.repartition(self.rdd, self._summary(), number)
+        return self._derive(rdd, class_name=class_name)
+
+    def stack_feature_labels(self) -> SparkXShards:
+        """Samples to batches: one shard ``{"x": ..., "y": ...}`` of float32 arrays per partition.
+
+        A shard of these is one sample, ``(features, labels)`` or features alone.  Features and
+        labels are arrays, or tuples, lists or dicts of them, as the arrays of the result are.
+        """
+        return self._derive(self.rdd.mapPartitions(exchange.stack_samples), class_name="dict")
+
+    def save_pickle(self, path: str, batchSize: int = 10) -> SparkXShards:
+        """Write the shards as a pickle file of Spark, which :meth:`load_pickle` reads.
+
+        Parameters
+        ----------
+        path : str
+            A directory that does not exist, of any file system that Spark knows.
+        batchSize : int, default 10
+            Shards that are pickled together.
+        """
+        pickles.save(self, path, batchSize)
+        return self
+
 
 class _Transform:
     def __init__(self, func, args):
@@ -200,6 +271,14 @@ class _Transform:
 
     def __call__(self, shard):
         return self._func(shard, *map(unwrap, self._args))
+
+
+class _Attempt(_Transform):
+    def __call__(self, shard):
+        try:
+            return super().__call__(shard)
+        except Exception as error:
+            return error
 
 
 class _Select:
