@@ -258,3 +258,18 @@ def test_a_remote_path_in_place_of_a_local_one_is_refused():
 
 def test_the_other_name_of_the_module_has_the_same_functions():
     assert all(getattr(file_hdfs_cli, name) is getattr(file, name) for name in file.__all__)
+
+
+def test_hdfs_without_a_client_says_what_it_needs(tmp_path):
+    """In a process of its own: libhdfs looks for Java once."""
+    import subprocess
+    import sys
+
+    code = "from bigdl.orca.data import file; file.exists('hdfs://localhost:1/x')"
+    environment = {"PATH": str(tmp_path), "JAVA_HOME": str(tmp_path), "CLASSPATH": ""}
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60
+    )
+    last = run.stderr.strip().splitlines()[-1]
+    assert last.startswith("bigdl.common.errors.UsageError: The path 'hdfs://localhost:1/x'")
+    assert "HADOOP_HOME" in last

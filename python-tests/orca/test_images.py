@@ -190,6 +190,25 @@ def test_workers_of_a_loader_share_the_chunks(tmp_path):
     assert found == [[0, 1, 6], [2, 3], [4, 5]]
 
 
+def test_records_as_a_dataset_of_tensorflow(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    path = str(tmp_path)
+    ParquetDataset.write(path, records(7), SCHEMA, block_size=3)
+    batches = list(read_parquet("tf_dataset", path, batch_size=4).as_numpy_iterator())
+    assert [batch["array"].shape for batch in batches] == [(4, 2, 3), (3, 2, 3)]
+    assert [n for batch in batches for n in batch["number"].tolist()] == list(range(7))
+    assert batches[0]["image"][1] == png(1)
+
+    def of(record):
+        return record["array"], record["number"]
+
+    types, config = (tf.float32, tf.int32), {"num_shards": 2, "rank": 1}
+    pairs = read_parquet("tf_dataset", path, of, config, 2, output_types=types)
+    assert [n for _, ns in pairs.as_numpy_iterator() for n in ns.tolist()] == [3, 4, 5]
+    with pytest.raises(UsageError, match="output_types"):
+        read_parquet("tf_dataset", path, of)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -57,6 +57,7 @@ __all__ = [
 logger = logging.getLogger("bigdl.orca")
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
+_HDFS = ("hdfs", "arrow_hdfs")
 
 
 def is_local_path(path: str) -> bool:
@@ -91,7 +92,7 @@ def open_file_system(path: str) -> tuple[Any, str]:
     scheme = _SCHEME.match(path)
     if scheme is None:
         return fsspec.filesystem("file"), os.path.abspath(os.path.expanduser(path))
-    if scheme[1] in ("hdfs", "arrow_hdfs", "viewfs"):
+    if scheme[1] in _HDFS:
         _find_hadoop_classes()
     try:
         fs, inside = fsspec.core.url_to_fs(path)
@@ -106,10 +107,11 @@ def open_file_system(path: str) -> tuple[Any, str]:
     except ValueError as error:
         raise UsageError(f"The path {path!r} cannot be opened: {error}") from error
     except OSError as error:
-        if scheme[1] not in ("hdfs", "arrow_hdfs"):
+        if scheme[1] not in _HDFS:
             raise
+        reason = str(error).partition("\n")[0]  # the others are places without a libjvm.so
         raise UsageError(
-            f"The path {path!r} cannot be opened ({error}); HDFS needs a Hadoop client: set "
+            f"The path {path!r} cannot be opened ({reason}); HDFS needs a Hadoop client: set "
             "HADOOP_HOME and JAVA_HOME, and CLASSPATH to the output of `hadoop classpath --glob`"
         ) from error
     return fs, inside.rstrip("/") or inside
