@@ -15,12 +15,16 @@ from bigdl.orca.learn.nnframes import (
     NNClassifier,
     NNClassifierModel,
     NNEstimator,
+    NNImageReader,
     NNModel,
     ScalarToTensor,
     SeqToMultipleTensors,
     SeqToTensor,
+    TrainSummary,
+    ValidationSummary,
     trusted_loading,
 )
+from bigdl.orca.learn.optimizers import SGD
 from bigdl.orca.learn.trigger import (
     EveryEpoch,
     MaxEpoch,
@@ -29,6 +33,7 @@ from bigdl.orca.learn.trigger import (
     MinLoss,
     TriggerOr,
 )
+from bigdl.orca.torch import TorchLoss, TorchModel, TorchOptim
 
 ROWS = 24
 
@@ -256,11 +261,21 @@ def test_learning_rate_decays_by_step(frame, table):
     trained = stage.setLearningRate(0.1).setLearningRateDecay(1.0).fit(frame)
     model = linear()
     x, y = (torch.tensor(a, dtype=torch.float32) for a in table)
+    scheduled = torch.optim.SGD((given := linear()).parameters(), lr=0.1)
+    halving = torch.optim.lr_scheduler.StepLR(scheduled, 1, gamma=0.5)
+    wrapped = TorchOptim.from_pytorch(halving, "IterationDecay")
+    same = [
+        NNEstimator(TorchModel(given), TorchLoss(nn.MSELoss())).setOptimMethod(wrapped),
+        NNEstimator(linear(), nn.MSELoss()).setOptimMethod(SGD(0.1, learningrate_decay=1.0)),
+    ]
     for rate in (0.1, 0.05):
         model.zero_grad()
         nn.functional.mse_loss(model(x)[:, 0], y).backward()
         torch.optim.SGD(model.parameters(), lr=rate).step()
     torch.testing.assert_close(trained.getModel().weight, model.weight)
+    for each in same:
+        trained = each.setBatchSize(ROWS).setMaxEpoch(2).fit(frame)
+        torch.testing.assert_close(trained.getModel().weight, model.weight)
 
 
 def test_gradients_are_clipped(frame):
@@ -281,6 +296,18 @@ def test_checkpoints_are_where_they_were_asked_for(frame, tmp_path):
     stage = NNEstimator(linear(), nn.MSELoss()).setBatchSize(ROWS).setMaxEpoch(1)
     stage.setCheckpoint(str(tmp_path), EveryEpoch()).fit(frame)
     assert Estimator.latest_checkpoint(str(tmp_path)).startswith(str(tmp_path))
+
+
+def test_summaries_are_read_when_a_training_has_ended(frame, tmp_path):
+    train, validation = (kind(str(tmp_path), "app") for kind in (TrainSummary, ValidationSummary))
+    with pytest.raises(UsageError, match="no figures yet"):
+        train.read_scalar("Loss")
+    stage = NNEstimator(linear(), nn.MSELoss()).setBatchSize(ROWS).setMaxEpoch(2)
+    stage.setValidation(EveryEpoch(), frame, ["mse"], 4)
+    stage.setTrainSummary(train).setValidationSummary(validation).fit(frame)
+    assert [row[0] for row in train.read_scalar("Loss")] == [1, 2]
+    figures = [row[1] for row in validation.read_scalar("mse")]
+    assert figures == pytest.approx([float(e["val_mse"]) for e in stage.train_stats])
 
 
 # -- classes ------------------------------------------------------------------------------------
@@ -417,6 +444,22 @@ def test_buffers_and_tied_weights_survive_a_save(orca_spark, tmp_path):
     assert [p.requires_grad for p in again.parameters()] == [
         p.requires_grad for p in module.parameters()
     ]
+
+
+def test_images_are_read_and_scaled(orca_spark, tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    for i, color in enumerate([(255, 0, 0), (0, 0, 255)]):
+        pillow.new("RGB", (6, 4), color).save(tmp_path / f"{i}.png")
+    (tmp_path / "text.txt").write_text("no image")
+    for size, options in (((4, 6), {}), ((2, 3), {"resizeH": 2, "resizeW": 3})):
+        images = [
+            row["image"] for row in NNImageReader.readImages(str(tmp_path), **options).collect()
+        ]
+        images.sort(key=lambda image: image["origin"])
+        assert [(image["height"], image["width"]) for image in images] == [size] * 2
+        assert [bytes(image["data"][:3]) for image in images] == [b"\0\0\xff", b"\xff\0\0"]
+    with pytest.raises(UsageError, match="given together"):
+        NNImageReader.readImages(str(tmp_path), resizeH=3)
 
 
 # -- wrong inputs -------------------------------------------------------------------------------

@@ -1,0 +1,77 @@
+"""Losses of BigDL 2.x by name: each gives the loss of PyTorch that computes the same.
+
+Classes count from 0, as in PyTorch; ``NNClassifier`` shifts labels that count from 1 (see
+``setZeroBasedLabel``).
+"""
+
+from __future__ import annotations
+
+from bigdl.common.errors import require
+
+__all__ = [
+    "AbsCriterion",
+    "BCECriterion",
+    "ClassNLLCriterion",
+    "CrossEntropyCriterion",
+    "DistKLDivCriterion",
+    "MSECriterion",
+    "SmoothL1Criterion",
+]
+
+
+def MSECriterion(size_average: bool = True, bigdl_type: str = "float"):
+    """``torch.nn.MSELoss``."""
+    return _loss("MSELoss", size_average)
+
+
+def AbsCriterion(size_average: bool = True, bigdl_type: str = "float"):
+    """``torch.nn.L1Loss``."""
+    return _loss("L1Loss", size_average)
+
+
+def SmoothL1Criterion(size_average: bool = True, bigdl_type: str = "float"):
+    """``torch.nn.SmoothL1Loss``."""
+    return _loss("SmoothL1Loss", size_average)
+
+
+def BCECriterion(weights=None, size_average: bool = True, bigdl_type: str = "float"):
+    """``torch.nn.BCELoss`` of probabilities."""
+    return _loss("BCELoss", size_average, weights)
+
+
+def CrossEntropyCriterion(weights=None, size_average: bool = True, bigdl_type: str = "float"):
+    """``torch.nn.CrossEntropyLoss`` of scores, with weights of the classes."""
+    return _loss("CrossEntropyLoss", size_average, weights)
+
+
+def ClassNLLCriterion(
+    weights=None,
+    size_average: bool = True,
+    logProbAsInput: bool = True,
+    bigdl_type: str = "float",
+):
+    """``torch.nn.NLLLoss`` of log-probabilities, or of probabilities."""
+    loss = _loss("NLLLoss", size_average, weights)
+    return loss if logProbAsInput else _OfProbabilities(loss)
+
+
+def DistKLDivCriterion(size_average: bool = True, bigdl_type: str = "float"):
+    """``torch.nn.KLDivLoss`` of log-probabilities, a mean over all elements."""
+    return _loss("KLDivLoss", size_average)
+
+
+def _loss(name, size_average, weights=None):
+    torch = require("torch", "orca")
+    options = {"reduction": "mean" if size_average else "sum"}
+    if weights is not None:
+        options["weight"] = torch.as_tensor(weights, dtype=torch.float32)
+    return getattr(torch.nn, name)(**options)
+
+
+class _OfProbabilities:
+    def __init__(self, loss):
+        self._loss = loss
+        self.reduction = loss.reduction
+
+    def __call__(self, output, target):
+        return self._loss(output.clamp_min(1e-8).log(), target.long())

@@ -1,0 +1,268 @@
+"""Conversions between Spark DataFrames and XShards, by their names of BigDL 2.x."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds.spark_dataframe import check_columns
+
+__all__ = [
+    "array2dict",
+    "arrays2dict",
+    "convert_predict_rdd_to_dataframe",
+    "convert_predict_xshards_to_dataframe",
+    "dataframe_to_xshards",
+    "maybe_dataframe_to_xshards",
+    "update_predict_xshards",
+]
+
+
+def maybe_dataframe_to_xshards(
+    data,
+    validation_data,
+    feature_cols,
+    label_cols,
+    mode: str = "fit",
+    num_workers: int | None = None,
+    accept_str_col: bool = False,
+    shard_size: int | None = None,
+) -> tuple[Any, Any]:
+    """Data and validation data as XShards where they are Spark DataFrames, else as they came."""
+    from pyspark.sql import DataFrame
+
+    if validation_data is not None and type(data) is not type(validation_data):
+        raise UsageError(
+            "validation_data should have the same type with train data, got "
+            f"{type(validation_data).__name__} and {type(data).__name__}"
+        )
+    if not isinstance(data, DataFrame):
+        return data, validation_data
+    return dataframe_to_xshards(
+        data,
+        validation_data,
+        feature_cols,
+        label_cols,
+        mode,
+        num_workers,
+        accept_str_col,
+        shard_size,
+    )
+
+
+def dataframe_to_xshards(
+    data,
+    validation_data,
+    feature_cols: Sequence[str],
+    label_cols: Sequence[str] | None,
+    mode: str = "fit",
+    num_workers: int | None = None,
+    accept_str_col: bool = False,
+    shard_size: int | None = None,
+) -> tuple[Any, Any]:
+    """Spark DataFrames as XShards of ``{"x": ..., "y": ...}``.
+
+    Parameters
+    ----------
+    data : pyspark.sql.DataFrame
+    validation_data : pyspark.sql.DataFrame, optional
+    feature_cols, label_cols : sequence of str
+        One column becomes an array, several a tuple of arrays.
+    mode : str
+        ``"fit"`` and ``"evaluate"`` need `label_cols`; ``"predict"`` leaves the labels out.
+    num_workers : int, optional
+        At least so many partitions.
+    accept_str_col : bool
+        Whether texts may stay what they are.
+    shard_size : int, optional
+        Rows of a shard; default ``OrcaContext._shard_size``, and without it the partition is one.
+
+    Returns
+    -------
+    data, validation_data : SparkXShards
+        The second one is None where it was.
+    """
+    from bigdl.orca.context import OrcaContext
+    from bigdl.orca.data.shard import SparkXShards
+
+    if mode not in ("fit", "evaluate", "predict"):
+        raise UsageError(f'mode must be "fit", "evaluate" or "predict", got {mode!r}')
+    if mode != "predict" and not label_cols:
+        raise UsageError("label_cols is required to fit or evaluate on a Spark DataFrame")
+    labels = None if mode == "predict" else list(label_cols)
+    features = list(feature_cols or ())
+
+    def shards(frame):
+        types = check_columns(frame, [*features, *(labels or ())])
+        for name in (*features, *(labels or ())):
+            if not accept_str_col and types[name].typeName() == "string":
+                raise UsageError(f"Column '{name}' holds texts; encode it as numbers first")
+        chosen = frame.select(*[frame[_quoted(name)] for name in (*features, *(labels or ()))])
+        if num_workers is not None and chosen.rdd.getNumPartitions() < num_workers:
+            chosen = chosen.repartition(num_workers)
+        size = OrcaContext._shard_size if shard_size is None else shard_size
+        kinds = {name: types[name].typeName() for name in types}
+        rdd = chosen.rdd.mapPartitions(
+            lambda rows: arrays2dict(rows, features, labels, size, kinds)
+        )
+        return SparkXShards.lazy(rdd)
+
+    return shards(data), None if validation_data is None else shards(validation_data)
+
+
+_DTYPES = {
+    "byte": "int32",
+    "short": "int32",
+    "integer": "int32",
+    "long": "int64",
+    "float": "float32",
+    "double": "float32",
+    "decimal": "float32",
+    "boolean": "bool",
+    "timestamp": "datetime64[ns]",
+}
+
+
+def arrays2dict(
+    rows: Iterable[Any],
+    feature_cols: Sequence[str],
+    label_cols: Sequence[str] | None,
+    shard_size: int | None = None,
+    types: dict[str, str] | None = None,
+) -> Iterator[dict]:
+    """Rows as dicts of arrays.
+
+    Parameters
+    ----------
+    rows : iterable of Row or dict
+    feature_cols, label_cols : sequence of str
+    shard_size : int, optional
+        Rows of a dict; default all.
+    types : dict of str to str, optional
+        Spark's type names of the columns; without them numpy decides.
+
+    Yields
+    ------
+    dict
+        ``x`` and, with labels, ``y``: an array for one column, a tuple for several.
+    """
+    from itertools import islice
+
+    rows = iter(rows)
+    while taken := list(islice(rows, shard_size)):
+        shard = {"x": _columns(taken, feature_cols, types or {})}
+        if label_cols:
+            shard["y"] = _columns(taken, label_cols, types or {})
+        yield shard
+
+
+array2dict = arrays2dict
+
+
+def _columns(rows, names, types):
+    found = tuple(_column(name, [row[name] for row in rows], types.get(name)) for name in names)
+    return found[0] if len(found) == 1 else found
+
+
+def _column(name, cells, kind):
+    import numpy as np
+
+    if any(cell is None for cell in cells):
+        raise UsageError(f"Column '{name}' holds nulls; fill or drop them first")
+    if hasattr(cells[0], "toArray"):  # Spark's vectors
+        return np.stack([each.toArray() for each in cells]).astype(np.float32)
+    array = np.asarray(cells, dtype=_DTYPES.get(kind or ""))
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def convert_predict_rdd_to_dataframe(df, prediction_rdd):
+    """`df` with a column ``prediction`` of what an RDD holds, element by row in the same order.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+    prediction_rdd : pyspark.RDD
+        Numbers, or arrays of the same number of dimensions: a number becomes a float, a flat array
+        a dense vector, others nested arrays of float; a list of arrays an array of vectors.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+    """
+    from pyspark.sql import types as T
+
+    first = prediction_rdd.first()
+    field = T.StructField("prediction", _spark_type(first))
+    rows = df.rdd.zip(prediction_rdd).map(lambda pair: (*pair[0], _cell(pair[1])))
+    schema = T.StructType([*df.schema.fields, field])
+    return df.sparkSession.createDataFrame(rows, schema, verifySchema=False)
+
+
+def convert_predict_xshards_to_dataframe(df, pred_shards, multi_output: bool = False):
+    """`df` with a column ``prediction`` from XShards whose shards hold it, row by row.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+    pred_shards : SparkXShards
+        Dicts with ``prediction``: an array of rows, or a list of them for several outputs.
+    multi_output : bool
+        Accepted for compatibility: several outputs are seen from the shards.
+    """
+    return convert_predict_rdd_to_dataframe(df, pred_shards.rdd.flatMap(_rows_of_prediction))
+
+
+def _rows_of_prediction(shard):
+    found = shard["prediction"]
+    if isinstance(found, list | tuple):
+        return [list(row) for row in zip(*found, strict=True)]
+    return list(found)
+
+
+def _spark_type(value):
+    import numpy as np
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql import types as T
+
+    if isinstance(value, list | tuple):
+        return T.ArrayType(VectorUDT())
+    ndim = np.ndim(value)
+    if ndim == 1:
+        return VectorUDT()
+    kind: T.DataType = T.FloatType()
+    for _ in range(ndim):
+        kind = T.ArrayType(kind)
+    return kind
+
+
+def _cell(value):
+    import numpy as np
+    from pyspark.ml.linalg import Vectors
+
+    if isinstance(value, list | tuple):
+        return [Vectors.dense(np.ravel(each)) for each in value]
+    array = np.asarray(value)
+    if array.ndim == 0:
+        return float(array)
+    return Vectors.dense(array) if array.ndim == 1 else array.tolist()
+
+
+def update_predict_xshards(xshard, pred_xshards):
+    """The shards of `xshard` with the ``prediction`` of those of `pred_xshards`.
+
+    Parameters
+    ----------
+    xshard, pred_xshards : SparkXShards
+        Of dicts, with the same partitions.
+    """
+    return xshard.zip(pred_xshards).transform_shard(_updated)
+
+
+def _updated(pair):
+    shard, predicted = pair
+    return {**shard, "prediction": predicted["prediction"]}
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
