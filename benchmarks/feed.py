@@ -8,6 +8,7 @@ another (interleaved), so that the noise of a shared machine meets all of them.
 ===========  ====================================================================================
 ``bigdl``    ``SparkEngine.run`` with a ``SparkDataFrameFeed``: the first epoch includes the Spark
              job, conversion and spooling; later epochs read the memory-mapped spool
+``parquet``    ``SparkEngine.run`` with the path of Parquet files: the workers read them themselves
 ``rows``     (a) ``df.rdd`` -> dicts -> numpy -> ``TensorDataset`` -> ``DataLoader`` in the Spark
              workers, the way of BigDL 2.x (on a part of the rows; rows/s is reported)
 ``pandas``   (b) ``toPandas`` + ``DataLoader`` over a ``TensorDataset`` with batched indices
@@ -36,13 +37,14 @@ BATCH = 4096
 # -- the sides: each returns {phase: rows per second} ------------------------------------------
 
 
-def bigdl_side(df, columns, workers, spool_exchange=False):
-    from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
+def bigdl_side(data, columns, workers):
+    """Of a DataFrame or of a path."""
+    from bigdl.orca.data.feeds import as_feed
     from bigdl.orca.engine import SparkEngine
 
-    feed = SparkDataFrameFeed(df, columns[:-1], columns[-1:])
     program = _epochs_program(columns)
     started = time.perf_counter()
+    feed = as_feed(data, columns[:-1], columns[-1:])
     with SparkEngine().open(program, feed, workers) as job:
         found = job.attempt()
         ended = time.perf_counter()
@@ -241,6 +243,7 @@ def measure(name, frame, columns, folder, options):
     sides = {
         "bigdl": lambda: bigdl_side(frame, columns, options.workers),
         "bigdl, other partitions": lambda: bigdl_side(other, columns, options.workers),
+        "parquet": lambda: bigdl_side(path, columns, options.workers),
         "rows": lambda: rows_side(some, columns),
         "pandas": lambda: pandas_side(frame, columns),
         "ray": lambda: ray_side(path, columns),
@@ -248,11 +251,15 @@ def measure(name, frame, columns, folder, options):
     }
     # A JVM compiles what it has run often enough: the sides on Spark settle in some ten runs.
     # Before that, worker processes start and import; the very first run is reported apart.
-    cold = sides["bigdl"]()["first epoch"]
+    if options.sides:
+        sides = {side: run for side, run in sides.items() if side in options.sides}
+    cold = sides["bigdl"]()["first epoch"] if "bigdl" in sides else None
     for _ in range(options.warm_up):
-        for side in ("bigdl", "rows"):
-            sides[side]()
-    sides["ray"]()
+        for side in ("bigdl", "rows", "parquet"):
+            if side in sides:
+                sides[side]()
+    if "ray" in sides:
+        sides["ray"]()
     found = {side: [] for side in sides}
     for repeat in range(options.repeats):
         for side, run in sides.items():
@@ -260,7 +267,7 @@ def measure(name, frame, columns, folder, options):
             print(f"  {name} {repeat + 1}/{options.repeats} {side}: {_short(found[side][-1])}")
     for table in (frame, some, other):
         table.unpersist()
-    for result in found["bigdl"]:
+    for result in found.get("bigdl", ()):
         result["first epoch of the process"] = cold
     return rows, found
 
@@ -271,19 +278,24 @@ def _short(result):
     )
 
 
-def ratio(found, side, phase, base, base_phase):
-    values = [a[phase] / b[base_phase] for a, b in zip(found[side], found[base], strict=True)]
+def ratio(found, side, phase, base):
+    values = [a[phase] / b[phase] for a, b in zip(found[side], found[base], strict=True)]
     return statistics.median(values), min(values), max(values)
 
 
 GATES = [
-    ("first epoch", "rows", "first epoch", 12.0),
-    ("first epoch", "ray", "first epoch", 1.2),
-    ("first epoch", "pandas", "first epoch", None),
-    ("first epoch", "pyarrow", "first epoch", None),
-    ("later epoch", "ray", "later epoch", 10.0),
-    ("later epoch, shuffled", "ray", "later epoch, shuffled", 2.0),
+    ("bigdl", "first epoch", "rows", 12.0),
+    ("bigdl", "first epoch", "ray", 1.2),
+    ("bigdl", "first epoch", "pandas", None),
+    ("bigdl", "first epoch", "pyarrow", None),
+    ("bigdl", "later epoch", "ray", 10.0),
+    ("bigdl", "later epoch, shuffled", "ray", 2.0),
+    ("parquet", "first epoch", "ray", 5.0),
+    ("parquet", "first epoch", "pyarrow", None),
+    ("parquet", "later epoch", "ray", 10.0),
+    ("parquet", "later epoch, shuffled", "ray", 2.0),
 ]
+NUMERIC_ONLY = {("parquet", "first epoch", "ray")}  # gates that one table has to meet
 
 
 def report(name, rows, found):
@@ -298,20 +310,27 @@ def report(name, rows, found):
                 f"{v / unit:.2f}" for v in (min(values), statistics.median(values), max(values))
             )
             print(f"| {side} | {phase} | {middle} | {low}-{high} |")
-    print("\n| bigdl's | against | ratio, median | range | gate |")
-    print("|---|---|---|---|---|")
-    for phase, base, base_phase, gate in GATES:
-        middle, low, high = ratio(found, "bigdl", phase, base, base_phase)
+    print("\n| side | phase | against | ratio, median | range | gate |")
+    print("|---|---|---|---|---|---|")
+    for side, phase, base, gate in GATES:
+        if side not in found or base not in found:
+            continue
+        if (side, phase, base) in NUMERIC_ONLY and "numeric" not in name:
+            gate = None
+        middle, low, high = ratio(found, side, phase, base)
         verdict = "" if gate is None else f">= {gate:g}: {'met' if middle >= gate else 'MISSED'}"
-        row = (
-            f"| {phase} | {base}, {base_phase} | {middle:.1f} | {low:.1f}-{high:.1f} | {verdict} |"
-        )
-        print(row)
-    grown = max(r["anonymous MB"] for r in found["bigdl"])
-    allowed = 64 + 2 * found["bigdl"][0]["batch MB"]
+        print(f"| {side} | {phase} | {base} | {middle:.1f} | {low:.1f}-{high:.1f} | {verdict} |")
+    for side in ("bigdl", "parquet"):
+        if side in found:
+            _report_memory(side, found[side])
+
+
+def _report_memory(side, results):
+    grown = max(r["anonymous MB"] for r in results)
+    allowed = 64 + 2 * results[0]["batch MB"]
     verdict = "met" if grown <= allowed else "MISSED"
     print(
-        f"\nAnonymous memory of a worker grew by at most {grown:.0f} MB after the model was made "
+        f"\n{side}: anonymous memory of a worker grew by at most {grown:.0f} MB after the model was made "
         f"(gate: 2 batches + 64 MB = {allowed:.0f} MB: {verdict}); mapped pages apart."
     )
 
@@ -325,18 +344,23 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=10, help="runs before the repeats")
     parser.add_argument("--memory", default="8g")
+    parser.add_argument("--tables", nargs="+", help="only tables whose names hold one of these")
+    parser.add_argument("--sides", nargs="+", help="only these sides")
     parser.add_argument("--json", help="also write the figures here")
     options = parser.parse_args()
 
     import pyarrow
     import pyspark
-    import ray
 
     from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
 
     folder = tempfile.mkdtemp(prefix="bigdl-bench-")
-    ray.init(num_cpus=options.workers, include_dashboard=False, log_to_driver=False)
-    ray.data.DataContext.get_current().enable_progress_bars = False
+    with_ray = not options.sides or "ray" in options.sides
+    if with_ray:
+        import ray
+
+        ray.init(num_cpus=options.workers, include_dashboard=False, log_to_driver=False)
+        ray.data.DataContext.get_current().enable_progress_bars = False
     init_orca_context("local", cores=options.workers, memory=options.memory)
     spark = OrcaContext.get_spark_session()
     results = {}
@@ -346,14 +370,17 @@ def main():
             "vector of 128": vector_table(spark, options.vector_rows, options.workers),
         }
         for name, (frame, columns) in tables.items():
+            if options.tables and not any(part in name for part in options.tables):
+                continue
             results[name] = measure(name, frame, columns, folder, options)
     finally:
         stop_orca_context()
-        ray.shutdown()
+        if with_ray:
+            ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
     print(
         f"\nPython {platform.python_version()}, torch {torch.__version__}, pyspark "
-        f"{pyspark.__version__}, pyarrow {pyarrow.__version__}, ray {ray.__version__}, "
+        f"{pyspark.__version__}, pyarrow {pyarrow.__version__}, ray {_version('ray')}, "
         f"{options.workers} workers, {os.cpu_count()} cores, {_cpu()}; measured"
     )
     for name, (rows, found) in results.items():
@@ -361,6 +388,12 @@ def main():
     if options.json:
         with open(options.json, "w") as file:
             json.dump({n: {"rows": r, "sides": f} for n, (r, f) in results.items()}, file, indent=1)
+
+
+def _version(package):
+    from importlib.metadata import version
+
+    return version(package)
 
 
 def _cpu():

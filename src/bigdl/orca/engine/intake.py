@@ -43,10 +43,10 @@ def is_accepted(spec, shards: dict, place: int, line) -> bool:
 
 def reopen(spools: dict) -> dict:
     """The shards over spools of an earlier attempt."""
-    from bigdl.orca.data.feeds.shard import Shard
+    from bigdl.orca.data.feeds.shard import open_shard
     from bigdl.orca.data.feeds.spool import Spool
 
-    return {name: Shard(Spool.from_json(doc)) for name, doc in spools.items()}
+    return {name: open_shard(Spool.from_json(doc)) for name, doc in spools.items()}
 
 
 def remove_spools(shards: dict) -> None:

@@ -17,7 +17,9 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["BatchPlan", "permutation"]
+__all__ = ["BatchPlan", "WindowedOrder", "permutation"]
+
+_BLOCKS = 64  # contiguous blocks of a window
 
 
 class BatchPlan:
@@ -119,3 +121,56 @@ def permutation(rows: int, seed: int, epoch: int, shard: int = 0) -> np.ndarray:
     order = np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64)
     np.random.default_rng([seed, epoch, shard]).shuffle(order)
     return order
+
+
+class WindowedOrder:
+    """The order of a shard that is larger than memory: random within windows that fit.
+
+    The shard is cut in contiguous blocks, which are put in random order; some of them form a
+    window, and the rows of a window are shuffled. So only the pages of one window are needed at a
+    time. Like :func:`permutation` it is a function of (seed, epoch, shard) alone.
+
+    Parameters
+    ----------
+    rows : int
+    window : int
+        Rows of a window, about.
+    seed, epoch, shard : int
+    """
+
+    def __init__(self, rows: int, window: int, seed: int, epoch: int, shard: int = 0):
+        self._rows, self._key = rows, (seed, epoch, shard)
+        self._block = max(1, window // _BLOCKS)
+        starts = np.arange(0, rows, self._block)
+        np.random.default_rng(self._key).shuffle(starts)
+        self._windows = [starts[i : i + _BLOCKS] for i in range(0, len(starts), _BLOCKS)]
+        sizes = [int((self._ends(w) - w).sum()) for w in self._windows]
+        self._offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self._current: tuple[int, np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, positions: slice) -> np.ndarray:
+        """The rows at consecutive positions of the order."""
+        start, stop, _ = positions.indices(self._rows)
+        pieces = []
+        while start < stop:
+            number = int(np.searchsorted(self._offsets, start, side="right")) - 1
+            offset = int(self._offsets[number])
+            piece = self._window(number)[start - offset : stop - offset]
+            pieces.append(piece)
+            start += len(piece)
+        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+    def _ends(self, starts):
+        return np.minimum(starts + self._block, self._rows)
+
+    def _window(self, number) -> np.ndarray:
+        if self._current is None or self._current[0] != number:
+            starts = self._windows[number]
+            blocks = [np.arange(*bounds) for bounds in zip(starts, self._ends(starts), strict=True)]
+            order = np.concatenate(blocks)
+            np.random.default_rng([*self._key, number]).shuffle(order)
+            self._current = number, order
+        return self._current[1]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.spool import Spool
 
-__all__ = ["Shard"]
+__all__ = ["LoaderShard", "Shard", "open_shard"]
 
 
 class Shard:
@@ -64,3 +66,34 @@ class Shard:
 
     def __len__(self) -> int:
         return self.rows
+
+
+class LoaderShard:
+    """A worker's part of a loader that is read live; it knows its rows once it is opened.
+
+    Parameters
+    ----------
+    spool : Spool
+        Without rows; its directory holds the pickled loader.
+    """
+
+    rows = 0
+    fingerprint = 0
+
+    def __init__(self, spool: Spool):
+        self.spool = spool
+
+    def payload(self) -> bytes:
+        """The pickled loader, or the function that makes it."""
+        from bigdl.orca.data.feeds.loader import PAYLOAD
+
+        with open(os.path.join(self.spool.path, PAYLOAD), "rb") as file:
+            return file.read()
+
+
+def open_shard(spool: Spool) -> Shard | LoaderShard:
+    """The shard over a finished spool."""
+    from bigdl.orca.data.feeds.loader import PAYLOAD
+
+    is_loader = os.path.exists(os.path.join(spool.path, PAYLOAD))
+    return LoaderShard(spool) if is_loader else Shard(spool)

@@ -33,7 +33,7 @@ from bigdl.orca.data.feeds.group import prepare_packed
 from bigdl.orca.data.feeds.packing import CELL, packer
 from bigdl.orca.data.feeds.shard import Shard
 
-__all__ = ["SparkDataFrameFeed", "check_columns", "is_connect"]
+__all__ = ["SparkDataFrameFeed", "check_columns", "find_columns", "is_connect"]
 
 _BATCH_BYTES = 64 << 20  # of an Arrow batch
 _NEAR = 0.05  # how far partitions of "near-equal" sizes may be apart, in parts of their mean
@@ -177,20 +177,25 @@ def check_columns(frame, columns: Sequence[str], name: str | None = None) -> dic
     for field in frame.schema.fields:
         types[field.name] = field.dataType
         alike.setdefault(field.name if exact else field.name.lower(), []).append(field.name)
+    find_columns(columns, frame.columns, name)
     for column in columns:
-        if not isinstance(column, str):
-            raise UsageError(f"Column names must be strings, got {column!r}")
-        if column not in types:
-            raise UsageError(
-                f"{name} has no column '{column}'; it has {list(frame.columns)}"
-                + _suggestion(column, types)
-            )
         same = alike[column if exact else column.lower()]
         if len(same) > 1:
             raise UsageError(
                 f"{name} has more than one column '{column}': {same}; rename one first"
             )
     return types
+
+
+def find_columns(columns: Sequence[str], has: Sequence[str], owner: str) -> None:
+    """Refuse columns that an input does not have."""
+    for column in columns:
+        if not isinstance(column, str):
+            raise UsageError(f"Column names must be strings, got {column!r}")
+        if column not in has:
+            raise UsageError(
+                f"{owner} has no column '{column}'; it has {list(has)}" + _suggestion(column, has)
+            )
 
 
 def is_connect(frame) -> bool:

@@ -12,6 +12,7 @@ left is removed when the next job starts.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import mmap
@@ -131,7 +132,15 @@ class SpoolWriter:
         self._leaves: list[Leaf] | None = None
         self._files: list = []
         self._chunks: list[tuple[int, int, int, int]] = []  # source, sequence, rows, checksum
+        self._expected = 0
         self.rows = 0
+
+    def expect(self, rows: int) -> None:
+        """Say before the first chunk how many rows there will be: the disk gets ready for them.
+
+        Files of a known size are written about twice as fast.
+        """
+        self._expected = rows
 
     def append(
         self, source: int, sequence: int, rows: int, leaves: list[Leaf], arrays: list
@@ -219,6 +228,11 @@ class SpoolWriter:
             open(os.path.join(self.path, f"{i}.bin"), "wb", buffering=0)  # noqa: SIM115
             for i in range(len(leaves))
         ]
+        for file, leaf in zip(self._files, leaves, strict=True):
+            size = self._expected * _width(leaf)
+            if size:
+                with contextlib.suppress(OSError):  # a file system that cannot, or a full disk
+                    os.posix_fallocate(file.fileno(), 0, size)
 
     def _write(self, file, view):
         try:
@@ -253,8 +267,13 @@ def _allow_files(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
+def _width(leaf) -> int:
+    """Bytes of a row."""
+    return int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
+
+
 def _reorder(path, leaf, chunks):
-    width = int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
+    width = _width(leaf)
     offsets = np.concatenate([[0], np.cumsum([chunk[2] for chunk in chunks])])
     with open(path, "rb") as source, open(path + ".new", "wb") as target:
         for i in sorted(range(len(chunks)), key=lambda i: chunks[i][:2]):

@@ -2,12 +2,60 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
+from bigdl.common.memory import available_memory
+from bigdl.orca.data.feeds.batches import WindowedOrder, permutation
+from bigdl.orca.data.feeds.shard import LoaderShard
 from bigdl.orca.data.feeds.values import named_by_shard
+from bigdl.orca.learn.estimator import check_positive
 
-__all__ = ["TensorShard"]
+__all__ = ["TensorShard", "open_batches", "shuffle_memory"]
+
+
+def open_batches(shard, feature_cols, label_cols, worker, config: dict, batch_size: int):
+    """What the loop reads batches from.
+
+    Parameters
+    ----------
+    shard : Shard or LoaderShard
+    feature_cols, label_cols : sequence of str or None
+    worker : Worker
+    config : dict
+        For a function that makes a loader.
+    batch_size : int
+        Of a global batch.
+
+    Returns
+    -------
+    TensorShard or bigdl.orca.learn.pytorch.loading.LoaderBatches
+    """
+    if not isinstance(shard, LoaderShard):
+        return TensorShard(shard, feature_cols, label_cols)
+    import cloudpickle
+    from torch.utils.data import IterableDataset
+
+    from bigdl.orca.learn.pytorch.loading import LoaderBatches, as_loader, spooled
+
+    size = worker.world_size
+    loader = as_loader(cloudpickle.loads(shard.payload()), config, max(1, batch_size // size))
+    if isinstance(loader.dataset, IterableDataset):
+        return TensorShard(spooled(loader, shard), None, None)
+    batches = LoaderBatches(loader, worker.rank, size)
+    worker.at_exit(batches.close)
+    return batches
+
+
+def shuffle_memory(config: dict, threads: int) -> int:
+    """Bytes that the shuffled rows of one worker may take.
+
+    That is ``config["shuffle_memory"]``, or this worker's share of half of the memory that is
+    free; `threads` tells the share.
+    """
+    given = config.get("shuffle_memory")
+    if given is not None:
+        return check_positive('config["shuffle_memory"]', given)
+    return available_memory() // 2 // max(1, core_count() // max(1, threads))
 
 
 class TensorShard:
@@ -34,7 +82,8 @@ class TensorShard:
     def __init__(self, shard, feature_cols, label_cols):
         import torch
 
-        self.rows = shard.rows
+        self.rows, self.fingerprint = shard.rows, shard.fingerprint
+        self.drop_last = False
         self.inputs = None
         self._features = self._labels = ()
         self._tensors: dict[int, torch.Tensor] = {}
@@ -74,13 +123,30 @@ class TensorShard:
             for i, j in places.values()
         )
 
-    def batch(self, start: int, stop: int, order: np.ndarray | None = None) -> list:
+    def window(self, memory: int) -> int:
+        """Rows of a window that is shuffled at a time; 0 when all rows fit in `memory` bytes."""
+        total = sum(tensor.nbytes for tensor in self._tensors.values())
+        return 0 if total <= memory else max(1, memory * self.rows // total)
+
+    def order(self, shuffle: bool, seed: int, epoch: int, rank: int, window: int, ranges=None):
+        """The order of an epoch, for :meth:`batch`."""
+        if not shuffle:
+            return None
+        if window:
+            return WindowedOrder(self.rows, window, seed, epoch, rank)
+        return permutation(self.rows, seed, epoch, rank)
+
+    def in_order(self, batch_size: int) -> None:
+        """The order of an evaluation: as spooled."""
+        return None
+
+    def batch(self, start: int, stop: int, order=None) -> list:
         """Rows `start`...`stop` of the shard's order, copied.
 
         Parameters
         ----------
         start, stop : int
-        order : ndarray of int, shape (rows,), optional
+        order : ndarray of int, shape (rows,), or WindowedOrder, optional
             The shard's order; default as spooled.
 
         Returns

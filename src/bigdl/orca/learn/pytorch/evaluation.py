@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.data import TensorShard
+from bigdl.orca.learn.pytorch.data import TensorShard, open_batches
 from bigdl.orca.learn.pytorch.device import device_of, move, precision_of, to_cpu, to_device
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.runner import BatchesOfWorker, Runner
@@ -105,12 +105,13 @@ def _tally(runner, kind, data, settings, world_size, measures) -> _Tally:
     if settings.num_steps is not None:
         runner.num_steps = min(runner.num_steps, settings.num_steps)
     precision = precision_of(settings.precision, runner.device)
+    order = data.in_order(local)
     for index, start in enumerate(range(0, data.rows, local)):
         if settings.num_steps is not None and index >= settings.num_steps:
             break
         stop = min(start + local, data.rows)
         runner.batch_idx = index
-        runner.batch = to_device(data.batch(start, stop), runner.device)
+        runner.batch = to_device(data.batch(start, stop, order), runner.device)
         runner.output = runner.target = runner.loss = None
         runner.call("before_val_iter")
         started = time.perf_counter()
@@ -197,7 +198,14 @@ class EvaluateProgram:
         runner.device = device_of(worker, sync)
         move(built, runner.device)
         runner.model, runner.criterion = built.model, built.criterion
-        data = TensorShard(worker.shard, self.feature_cols, self.label_cols)
+        data = open_batches(
+            worker.shard,
+            self.feature_cols,
+            self.label_cols,
+            worker,
+            self.parts.config,
+            self.settings.batch_size,
+        )
         runner.val_loader = BatchesOfWorker(data, self.settings.batch_size // runner.size)
         kind = step_for(built.model, built.criterion, weighted=self.settings.weighted)
         runner.call("before_val_epoch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.background import BackgroundWriter
@@ -27,6 +27,8 @@ class Batches:
     ----------
     rows, fingerprint : sequence of int
         Of every worker's shard.
+    windows : sequence of int
+        Rows of every worker that are shuffled at a time; 0 for all of them.
     """
 
     seed: int
@@ -35,6 +37,7 @@ class Batches:
     fingerprint: Sequence[int]
     shuffle: bool
     drop_last: bool
+    windows: Sequence[int] = ()
 
     def check(self, manifest: dict, rank: int) -> None:
         """In the middle of an epoch the batches must be those of the run that was interrupted."""
@@ -107,12 +110,20 @@ class StateKeeper:
             self._summary.put(loads(files["summary.pt"]))
         self._restore_own(files.get("rng.pt"), restore_rng)
         position = Position.of(manifest)
+        if "windows" in manifest and manifest.get("rows") == list(self._batches.rows):
+            # they depend on the memory that was free; a run goes on with those that it had
+            self._batches = replace(self._batches, windows=manifest["windows"])
         if not position.step or position.partial:
             return position, EpochSums()
         self._batches.check(manifest, self._sync.rank)
         self._restore_own(files.get("buffers.pt"), self._buffers.put)
         self._buffers.rows = manifest["rows_since_merge"][self._sync.rank]
         return position, EpochSums(**manifest["sums"][self._sync.rank])
+
+    @property
+    def windows(self) -> Sequence[int]:
+        """See :class:`Batches`."""
+        return self._batches.windows
 
     def _agree_on_start(self) -> Snapshot:
         doc, blob = None, None

@@ -7,17 +7,18 @@ to go on, whether to write a checkpoint) is computed from figures that are equal
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds.batches import BatchPlan, permutation
+from bigdl.orca.data.feeds.batches import BatchPlan
 from bigdl.orca.learn.background import BackgroundWriter
 from bigdl.orca.learn.checkpoint import CheckpointDirectory
 from bigdl.orca.learn.pytorch.buffers import Buffers
-from bigdl.orca.learn.pytorch.data import TensorShard
+from bigdl.orca.learn.pytorch.data import open_batches, shuffle_memory
 from bigdl.orca.learn.pytorch.device import device_of, move, precision_of, to_device
 from bigdl.orca.learn.pytorch.evaluation import EvaluationSettings, evaluate_shard
 from bigdl.orca.learn.pytorch.figures import score_of, validation_names
@@ -279,14 +280,13 @@ class TorchLoop(Runner):
     def _prepare_data(self) -> tuple[Batches, list | None]:
         settings, shards = self.settings, self.worker.shards
         train, validation = shards["data"], shards.get("validation")
-        self._data = TensorShard(train, settings.feature_cols, settings.label_cols)
-        self._validation = None
-        if validation is not None:
-            self._validation = TensorShard(validation, settings.feature_cols, settings.label_cols)
+        self._data = self._open(train)
+        self._validation = None if validation is None else self._open(validation)
         own = {
-            "rows": train.rows,
-            "fingerprint": train.fingerprint,
-            "validation": validation.rows if validation is not None else 1,
+            "rows": self._data.rows,
+            "fingerprint": self._data.fingerprint,
+            "validation": 1 if self._validation is None else self._validation.rows,
+            "window": self._data.window(shuffle_memory(self.config, self.worker.threads)),
             "inputs": self._data.inputs,
             "uneven": counts_unevenly(self.criterion)
             and (
@@ -300,7 +300,8 @@ class TorchLoop(Runner):
             raise UsageError("The training data has no rows")
         if not sum(e["validation"] for e in everyone):
             raise UsageError("The validation data has no rows")
-        self._plan = BatchPlan(rows, settings.batch_size, settings.drop_last)
+        drop_last = settings.drop_last or self._data.drop_last
+        self._plan = BatchPlan(rows, settings.batch_size, drop_last)
         if not self._plan.steps:
             raise UsageError(
                 f"drop_last leaves no batch: the data has {sum(rows)} rows and batch_size is "
@@ -313,9 +314,15 @@ class TorchLoop(Runner):
             rows=rows,
             fingerprint=[e["fingerprint"] for e in everyone],
             shuffle=settings.shuffle,
-            drop_last=settings.drop_last,
+            drop_last=drop_last,
+            windows=[e["window"] for e in everyone],
         )
         return batches, next((e["inputs"] for e in everyone if e["inputs"]), None)
+
+    def _open(self, shard):
+        features, labels = self.settings.feature_cols, self.settings.label_cols
+        size = self.settings.batch_size
+        return open_batches(shard, features, labels, self.worker, self.config, size)
 
     def _exchange(self, own: dict) -> list[dict]:
         """JSON-able values of every rank, on every rank."""
@@ -324,9 +331,16 @@ class TorchLoop(Runner):
         return json.loads(self.sync.broadcast(both))
 
     def _order(self):
-        if not self.settings.shuffle:
-            return None
-        return permutation(self._data.rows, self.settings.seed, self.epochs, self.rank)
+        settings, plan = self.settings, copy.copy(self._plan)
+        steps = range(self.position.step, plan.steps)
+        return self._data.order(
+            settings.shuffle,
+            settings.seed,
+            self.epochs,
+            self.rank,
+            self._keeper.windows[self.rank],
+            lambda: (plan.batch(step, self.rank)[:2] for step in steps),
+        )
 
     def _last_epoch(self) -> int:
         goal, position = self.settings.goal, self.position

@@ -189,5 +189,7 @@ class BatchesOfWorker:
         return -(-self._data.rows // self.batch_size)
 
     def __iter__(self) -> Iterator:
+        order = self._data.in_order(self.batch_size)
         for start in range(0, self._data.rows, self.batch_size):
-            yield self._data.batch(start, min(start + self.batch_size, self._data.rows))
+            stop = min(start + self.batch_size, self._data.rows)
+            yield self._data.batch(start, stop, order)

@@ -1,0 +1,83 @@
+"""DataLoaders, Datasets and functions that make them, as input.
+
+What travels is the loader itself or the function, never its rows: every worker has the whole
+loader and takes a part of it.
+
+*map-style data* is read live in every epoch, so random augmentation stays random. The rows of an
+epoch are those that the loader's sampler gives; worker r of N takes number r, r + N, r + 2N, ...
+of them, without padding or dropping. A loader that reads in order or that shuffles is cut like any
+other input (the shuffle is a permutation of (seed, epoch)); another sampler (weighted, a subset,
+one of the user's) is asked once per epoch on every worker under one seed of (seed, epoch), so that
+all of them get the same list.
+
+*iterable data* is read once by every worker to its end into a spool, and shuffled from there. Each
+worker reads its own loader: one that does not know its rank gives every worker the same rows. Its
+elements must be numbers and arrays of equal shapes.
+
+The order, and so the batches, do not depend on how many processes load: every batch is made under
+a seed of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds.base import Feed, Ingest
+from bigdl.orca.data.feeds.shard import LoaderShard
+
+__all__ = ["PAYLOAD", "LoaderFeed"]
+
+PAYLOAD = "loader.pkl"
+"""The file of a spool that holds the pickled loader or function."""
+
+
+class LoaderFeed(Feed):
+    """A ``DataLoader``, a ``Dataset`` or a function ``creator(config, batch_size)``.
+
+    Parameters
+    ----------
+    source : DataLoader, Dataset or callable
+        A function is called in every worker and returns a DataLoader or Dataset.
+    config : dict, optional
+        For the function.
+    name : str, optional
+
+    Raises
+    ------
+    UsageError
+        If it cannot be pickled.
+    """
+
+    kind = "DataLoader"
+    feature_cols = None
+    label_cols = None
+
+    def __init__(self, source: Any, config: dict | None = None, *, name: str | None = None):
+        import cloudpickle
+
+        self.name = name
+        is_function = callable(source) and not hasattr(source, "__getitem__")
+        try:
+            self._payload = cloudpickle.dumps(source)
+        except Exception as error:
+            what = "function" if is_function else type(source).__name__
+            raise UsageError(
+                f"The {what} given as {name or 'data'} cannot be shipped to the workers, since it "
+                f"refers to something that cannot be pickled ({error}); pass a function (config, "
+                "batch_size) that makes the loader in the worker instead"
+            ) from error
+
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+        return Ingest(None, _reader(name, self._payload))
+
+
+def _reader(name, payload):
+    def read(batches, open_spool):
+        writer = open_spool(name, [])
+        with open(os.path.join(writer.path, PAYLOAD), "wb") as file:
+            file.write(payload)
+        return {name: LoaderShard(writer.finish())}
+
+    return read

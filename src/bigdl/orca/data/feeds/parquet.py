@@ -1,0 +1,253 @@
+"""Parquet files -> shards of columns, read by the workers themselves.
+
+The driver reads the files' footers only. Their row groups are laid end to end and cut in N ranges
+of equal numbers of rows, within a row group where need be; every worker decodes its range with
+pyarrow and spools it. There is no scan by Spark, so the JVM never sees a row.
+
+The order of the rows is that of the paths as they were given, and within a directory that of the
+files' names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError, require
+from bigdl.orca.data.feeds.arrow_types import arrow_type_of, densified, spark_type
+from bigdl.orca.data.feeds.base import Feed, Ingest, SourceError
+from bigdl.orca.data.feeds.columns import ColumnSpec, column_spec, decode, float_dtype
+from bigdl.orca.data.feeds.shard import Shard
+from bigdl.orca.data.feeds.spark_dataframe import find_columns
+from bigdl.orca.data.feeds.values import grouped
+
+__all__ = ["ParquetFeed"]
+
+_FOOTERS = 16  # files whose footers are read at a time
+_BATCH_BYTES = 512 << 10  # of a record batch, about
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some rows of one row group."""
+
+    path: str
+    group: int
+    start: int
+    stop: int
+    keys: tuple[tuple[str, Any], ...]  # values of the partition columns
+
+
+class ParquetFeed(Feed):
+    """Parquet files as input.
+
+    Parameters
+    ----------
+    paths : str, path or sequence of them
+        Files, or directories of files, also partitioned by ``column=value`` directories; local or
+        URLs of fsspec such as ``s3://...``. Every worker must see them.
+    feature_cols, label_cols : sequence of str
+    config : dict, optional
+        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating columns.
+    name : str, optional
+
+    Raises
+    ------
+    UsageError
+        For a path without Parquet files, a missing column, a type that cannot become a tensor, or
+        files that differ in the type of a column.
+    """
+
+    kind = "path"
+
+    def __init__(self, paths, feature_cols, label_cols=(), config=None, *, name=None):
+        require("pyarrow", "orca")
+        several = isinstance(paths, list | tuple)
+        self.paths = [os.fspath(path) for path in (paths if several else [paths])]
+        self.feature_cols, self.label_cols = tuple(feature_cols), tuple(label_cols or ())
+        self.name = name
+        self._url = self.paths[0]
+        self._fragments, schema = _open(self.paths)
+        owner = name or f"{self._url}"
+        columns = list(dict.fromkeys([*self.feature_cols, *self.label_cols]))
+        if not self.feature_cols:
+            raise UsageError(
+                "feature_cols is required for Parquet files; pass the names of the columns that "
+                f"the model takes, of {schema.names}"
+            )
+        find_columns(columns, schema.names, owner)
+        floats = float_dtype(config)
+        types = {c: spark_type(c, schema.field(c).type) for c in columns}
+        self.specs = [column_spec(c, types[c], floats) for c in columns]
+        self._files = self._look(schema, columns)
+        self.rows = sum(rows for *_, sizes in self._files for rows in sizes)
+
+    def _look(self, schema, columns):
+        """Path, partition values and rows of each row group of every file; all have one schema."""
+        import pyarrow.dataset as ds
+
+        def look(fragment):
+            keys = dict(ds.get_partition_keys(fragment.partition_expression))
+            found = fragment.physical_schema
+            for name in columns:
+                if name in keys:
+                    continue
+                if name not in found.names:
+                    raise UsageError(f"The file {fragment.path} has no column '{name}'")
+                given, expected = found.field(name).type, schema.field(name).type
+                if given != expected:
+                    raise UsageError(
+                        f"Column '{name}' is {given} in the file {fragment.path} but {expected} in "
+                        f"{self._fragments[0].path}; write all files with one type"
+                    )
+            groups = fragment.metadata
+            sizes = [groups.row_group(i).num_rows for i in range(groups.num_row_groups)]
+            kept = tuple((name, keys[name]) for name in columns if name in keys)
+            return fragment.path, kept, sizes
+
+        with ThreadPoolExecutor(_FOOTERS) as pool:
+            return list(pool.map(look, self._fragments))
+
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+        pieces = _cut(self._files, self.rows, num_workers)
+        return Ingest(None, _reader(name, self._url, self.specs, pieces))
+
+
+def filesystem_of(url: str):
+    """pyarrow's view of where a path is, and the path there."""
+    import pyarrow.fs as pa_fs
+
+    if "://" not in url or url.startswith("file://"):
+        return pa_fs.LocalFileSystem(), url.removeprefix("file://")
+    fsspec = require("fsspec", "orca")
+    found, path = fsspec.core.url_to_fs(url)
+    return pa_fs.PyFileSystem(pa_fs.FSSpecHandler(found)), path
+
+
+def _open(urls):
+    """The files under some paths, in order, and the schema of the first."""
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+    fragments, schema = [], None
+    for url in urls:
+        system, path = filesystem_of(url)
+        try:
+            found = ds.dataset(path, format="parquet", filesystem=system, partitioning="hive")
+        except FileNotFoundError:
+            raise UsageError(f"There is nothing at {url}; pass the path of Parquet files") from None
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UsageError(f"{url} cannot be read as Parquet: {error}") from error
+        fragments += sorted(found.get_fragments(), key=lambda f: f.path)
+        schema = schema or found.schema
+    if not fragments:
+        raise UsageError(f"There is no Parquet file in {', '.join(urls)}")
+    return fragments, schema
+
+
+def _cut(files, rows, num_workers) -> list[list[_Piece]]:
+    """The pieces of each worker: contiguous ranges of rows whose sizes differ by at most one."""
+    ends = [rows * (k + 1) // num_workers for k in range(num_workers)]
+    shards: list[list[_Piece]] = [[] for _ in range(num_workers)]
+    worker = position = 0
+    for path, keys, sizes in files:
+        for group, size in enumerate(sizes):
+            start = 0
+            while start < size:
+                while position >= ends[worker]:
+                    worker += 1
+                stop = min(size, start + ends[worker] - position)
+                shards[worker].append(_Piece(path, group, start, stop, keys))
+                position, start = position + stop - start, stop
+    return shards
+
+
+def _reader(name, url, specs, pieces):
+    def read(batches, open_spool):
+        writer = open_spool(name, specs)
+        own = pieces[open_spool.place]
+        writer.expect(sum(piece.stop - piece.start for piece in own))
+        sequence = 0
+        for batch in _batches(url, specs, own):
+            columns = [
+                (spec.name, key, array)
+                for spec, column in zip(specs, batch, strict=True)
+                for key, array in decode(spec, column)
+            ]
+            # a batch is small enough to be turned to rows within a cache
+            leaves, arrays = grouped(columns)
+            ready = [np.ascontiguousarray(array) for array in arrays]
+            writer.append(0, sequence, len(batch[0]), leaves, ready)
+            sequence += 1
+        return {name: Shard(writer.finish())}
+
+    return read
+
+
+def _batches(url, specs: Sequence[ColumnSpec], pieces: Sequence[_Piece]):
+    """The columns of every record batch of some pieces, in the types of `specs`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    system, _ = filesystem_of(url)
+    opened: tuple = (None, None)
+    for piece in pieces:
+        if opened[0] != piece.path:
+            try:
+                opened = piece.path, pq.ParquetFile(system.open_input_file(piece.path))
+            except FileNotFoundError:
+                raise UsageError(
+                    f"The worker on {os.uname().nodename} does not see {piece.path}; pass a path "
+                    "that the driver and all workers share"
+                ) from None
+        keys = dict(piece.keys)
+        wanted = [spec.name for spec in specs if spec.name not in keys]
+        file = opened[1]
+        position = 0
+        for batch in file.iter_batches(
+            batch_size=_batch_rows(specs),
+            row_groups=[piece.group],
+            columns=wanted,
+            use_threads=False,
+        ):
+            low = max(piece.start - position, 0)
+            high = min(piece.stop - position, batch.num_rows)
+            position += batch.num_rows
+            if low >= high:
+                continue
+            part = batch.slice(low, high - low)
+            out = []
+            for spec in specs:
+                if spec.name in keys:
+                    column = pa.repeat(pa.scalar(keys[spec.name]), part.num_rows)
+                else:
+                    column = part.column(spec.name)
+                out.append(_cast(spec, column))
+            yield out
+            if position >= piece.stop:
+                break
+
+
+def _batch_rows(specs):
+    scalars = sum(spec.ndim == 0 and spec.kind == "plain" for spec in specs)
+    # the lengths of arrays are not known: such rows may be long
+    return max(1024, _BATCH_BYTES // (8 * max(1, scalars))) if scalars == len(specs) else 4096
+
+
+def _cast(spec, column):
+    import pyarrow as pa
+
+    if spec.cast == "vector":
+        return densified(spec, column)
+    wanted = arrow_type_of(spec)
+    if column.type == wanted:
+        return column
+    try:
+        return column.cast(wanted, safe=False)
+    except pa.ArrowInvalid as error:
+        raise SourceError(f"Column '{spec.name}' cannot be converted: {error}") from None
