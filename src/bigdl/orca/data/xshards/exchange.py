@@ -14,7 +14,14 @@ from bigdl.orca.arguments import whole_number
 from bigdl.orca.data.xshards.arrays import even_cut, map_arrays
 from bigdl.orca.data.xshards.kinds import DATA_FRAME, SERIES, Summary, class_name
 
-__all__ = ["check_partitions", "items", "partition_by", "repartition", "stack_samples"]
+__all__ = [
+    "check_partitions",
+    "items",
+    "join_shards",
+    "partition_by",
+    "repartition",
+    "stack_samples",
+]
 
 
 def check_partitions(number: Any) -> int:
@@ -167,7 +174,7 @@ def _join(pieces: list) -> Any:
         return pd.concat(pieces)
     if name == "list":
         return [item for piece in pieces for item in piece]
-    return _join_arrays(pieces)
+    return join_shards(pieces)
 
 
 def _has_rows(piece):
@@ -176,12 +183,13 @@ def _has_rows(piece):
     return rows(piece) != 0
 
 
-def _join_arrays(parts):
+def join_shards(parts: list) -> Any:
+    """One container of arrays of the rows of all of `parts`."""
     first = parts[0]
     if isinstance(first, dict):
-        return {key: _join_arrays([part[key] for part in parts]) for key in first}
+        return {key: join_shards([part[key] for part in parts]) for key in first}
     if isinstance(first, list | tuple):
-        joined = [_join_arrays(list(each)) for each in zip(*parts, strict=True)]
+        joined = [join_shards(list(each)) for each in zip(*parts, strict=True)]
         return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
     import numpy as np
 

@@ -307,8 +307,10 @@ def frames_of(frame: DataFrame, shard_size: int | None = None, names: Sequence |
     zone = frame.sparkSession.conf.get("spark.sql.session.timeZone")
     empty = to_arrow_schema(frame.schema, timezone=zone).empty_table()
     packed = frame.mapInArrow(_ToShards(shard_size), "shard long, data binary")
-    rdd = packed.rdd.mapPartitionsWithIndex(_FromCells(names, _serialized(_whole(empty))))
-    return rdd
+    rdd = packed.rdd
+    if rdd.getNumPartitions() == 0:
+        rdd = rdd.context.parallelize([], 1)
+    return rdd.mapPartitionsWithIndex(_FromCells(names, _serialized(_whole(empty))))
 
 
 class _ToShards:

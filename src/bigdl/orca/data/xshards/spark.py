@@ -88,8 +88,11 @@ class SparkXShards(FrameShards, XShards):
 
     def compute(self) -> SparkXShards:
         """Compute the shards and keep them; returns these XShards."""
+        from bigdl.orca.cluster.plan import quiet
+
         persistence.persist(self.rdd)
-        self._summary()
+        with quiet(self.rdd.context):  # the exception has the traceback of a failed task
+            self._summary()
         return self
 
     def cache(self) -> SparkXShards:

@@ -1,0 +1,124 @@
+"""Readers like those of pandas, whose result is XShards of pandas frames.
+
+``OrcaContext.pandas_read_backend`` says who reads the files: ``"spark"``, which cuts large ones, or
+``"pandas"``, whose own readers run on the workers, each on whole files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bigdl.orca.settings import OrcaContext
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+    from bigdl.orca.data.xshards import SparkXShards
+
+__all__ = ["read_csv", "read_json", "read_parquet"]
+
+
+def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards:
+    """Read CSV files.
+
+    Parameters
+    ----------
+    file_path : str or sequence of str
+        A file, a directory, a pattern such as ``"data/*.csv"``, several of them with commas
+        between, or a list; local or the URL of a remote storage.
+    **kwargs
+        With the backend ``"pandas"``, those of :func:`pandas.read_csv`.  With ``"spark"``:
+        ``header`` (``"infer"``, 0 or None, which names the columns ``"0"``, ``"1"``, ...),
+        ``names`` (a list, or a schema as text of Spark's DDL), ``index_col``, ``usecols`` (names,
+        numbers or a function of a name), ``dtype`` (one, or a dict by name or number of columns),
+        ``squeeze``, ``sep``, ``quotechar``, ``escapechar``, ``comment``; any other one is an option
+        of Spark's reader.
+
+    Returns
+    -------
+    SparkXShards
+        One pandas frame per partition.
+
+    Raises
+    ------
+    UsageError
+        For arguments that cannot be followed, and with the backend ``"pandas"`` if there is no
+        file.
+    pyspark.errors.AnalysisException
+        With the backend ``"spark"``, if there is no file.
+
+    Examples
+    --------
+    >>> shards = read_csv("data/*.csv", usecols=["user", "item"], dtype={"user": "int32"})
+    """
+    if OrcaContext.pandas_read_backend == "pandas":
+        from bigdl.orca.data.pandas import with_pandas
+
+        return with_pandas.read("csv", file_path, kwargs)
+    from bigdl.orca.data.pandas import csv_with_spark
+
+    return csv_with_spark.read(file_path, **kwargs)
+
+
+def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards:
+    """Read JSON files.
+
+    Parameters
+    ----------
+    file_path : str or sequence of str
+        As for :func:`read_csv`.
+    **kwargs
+        With the backend ``"pandas"``, those of :func:`pandas.read_json`; with ``"spark"``, options
+        of Spark's reader, which expects one record per line (``multiLine=True`` for other files).
+
+    Returns
+    -------
+    SparkXShards
+        One pandas frame per partition.
+    """
+    if OrcaContext.pandas_read_backend == "pandas":
+        from bigdl.orca.data.pandas import with_pandas
+
+        return with_pandas.read("json", file_path, kwargs)
+    from bigdl.orca.data.pandas import with_spark
+
+    return with_spark.read_json(file_path, kwargs)
+
+
+def read_parquet(
+    file_path: str | Sequence[str],
+    columns: Sequence[str] | None = None,
+    schema: StructType | pyarrow.Schema | str | None = None,
+    **options: Any,
+) -> SparkXShards:
+    """Read Parquet files.
+
+    Parameters
+    ----------
+    file_path : str or sequence of str
+        As for :func:`read_csv`.
+    columns : sequence of str, optional
+        Default: all.
+    schema : pyspark.sql.types.StructType, str or pyarrow.Schema, optional
+        Schema of the files, when it is known; pyarrow's with the backend ``"pandas"``.
+    **options
+        Of Spark's reader, or of :func:`pandas.read_parquet`.
+
+    Returns
+    -------
+    SparkXShards
+        One pandas frame per partition.
+    """
+    columns = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    if OrcaContext.pandas_read_backend == "pandas":
+        from bigdl.orca.data.pandas import with_pandas
+
+        options["columns"] = columns
+        if schema is not None:
+            options["schema"] = schema
+        return with_pandas.read("parquet", file_path, options)
+    from bigdl.orca.data.pandas import with_spark
+
+    return with_spark.read_parquet(file_path, columns, schema, options)

@@ -1,0 +1,201 @@
+"""``read_csv`` with the arguments of pandas, by Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.pandas.paths import for_spark
+from bigdl.orca.data.pandas.with_spark import to_xshards
+from bigdl.orca.data.xshards.frames import safe_names
+from bigdl.orca.data.xshards.kinds import DATA_FRAME
+
+__all__ = ["read"]
+
+# Types whose values pandas makes of the text; numbers and truth values are parsed by Spark.
+_NUMBERS = "biuf"
+
+
+def read(
+    file_path: Any,
+    header: str | int | None = "infer",
+    names: Sequence[str] | str | None = None,
+    index_col: str | int | None = None,
+    usecols: Sequence | Callable | None = None,
+    dtype: Any = None,
+    squeeze: bool = False,
+    sep: str = ",",
+    quotechar: str | None = None,
+    escapechar: str | None = None,
+    comment: str | None = None,
+    mangle_dupe_cols: bool = True,
+    parse_dates: bool = False,
+    **options: Any,
+):
+    """See :func:`bigdl.orca.data.pandas.read_csv`."""
+    from bigdl.orca.cluster.spark import SparkCluster
+
+    if mangle_dupe_cols is not True:
+        raise UsageError(f"mangle_dupe_cols can only be True, got {mangle_dupe_cols!r}")
+    if parse_dates is not False:
+        raise UsageError(
+            f"parse_dates can only be False, got {parse_dates!r}; dates are recognized without it"
+        )
+    if header == "infer":
+        header = 0 if names is None else None
+    if header is not None and (isinstance(header, bool) or header != 0):
+        raise UsageError(f"Unknown header argument {header!r}; it can be 'infer', 0 or None")
+    if comment is not None and (not isinstance(comment, str) or len(comment) != 1):
+        raise UsageError(f"Only length-1 comment characters supported, got {comment!r}")
+
+    reader = SparkCluster.from_active().spark.read.options(
+        header=header == 0,
+        sep=sep,
+        preferDate=False,  # dates become datetime64, not Python objects
+        # A quote in a quoted text is written twice, unless another character marks it.
+        escape='"' if quotechar is None else quotechar,
+    )
+    for key, value in (("quote", quotechar), ("escape", escapechar), ("comment", comment)):
+        if value is not None:
+            reader = reader.option(key, value)
+    paths = for_spark(file_path)
+    reader = reader.options(**{"inferSchema": True, **options})
+    if isinstance(names, str):
+        schema = _ddl(names)
+        frame = reader.schema(schema).csv(paths)
+        found = schema.names
+    else:
+        frame = reader.csv(paths)
+        if header == 0 and len(frame.inputFiles()) > 1:
+            # Each file's header is compared; columns in another order would change places.
+            reader = reader.options(enforceSchema=False, **options)
+            frame = reader.schema(frame.schema).csv(paths)
+        found = _named(names, frame.columns, header)
+    _check_unique(found)
+    positions = _used(usecols, found, names is not None)
+    index = _index(index_col, [found[i] for i in positions])
+
+    types = {i: kind for i, kind in _types(dtype, found).items() if i in positions}
+    texts = [i for i, kind in types.items() if _kind(kind) not in _NUMBERS]
+    if texts and not isinstance(names, str):
+        frame = reader.schema(_with_texts(frame.schema, texts)).csv(paths)
+    safe = safe_names(len(found))
+    frame = frame.toDF(*safe).select(*(safe[i] for i in positions))
+    finish = _Finish({found[i]: kind for i, kind in types.items()}, index, squeeze)
+    class_name = None if squeeze else DATA_FRAME
+    return to_xshards(frame, [found[i] for i in positions], finish, class_name)
+
+
+def _ddl(text: str):
+    from pyspark.sql.types import StructType
+
+    return StructType.fromDDL(text)
+
+
+def _named(names, columns: list[str], header) -> list[str]:
+    if names is None:
+        return list(columns) if header == 0 else [str(i) for i in range(len(columns))]
+    names = list(names)
+    if len(set(names)) != len(names):
+        raise UsageError(f"Found duplicate names in {names}; every column needs its own")
+    if len(names) != len(columns):
+        raise UsageError(
+            f"The number of names {names} does not match the number of columns, {len(columns)}; "
+            "pass a name for each"
+        )
+    return names
+
+
+def _check_unique(names):
+    if len(set(names)) != len(names):
+        raise UsageError(f"Found duplicate names in {names}; every column needs its own")
+
+
+def _used(usecols, names: list[str], are_given: bool) -> list[int]:
+    """Positions of the columns to read, in the order of the file."""
+    if usecols is None:
+        return list(range(len(names)))
+    if callable(usecols):
+        return [i for i, name in enumerate(names) if usecols(name)]
+    wanted = [usecols] if isinstance(usecols, str) else list(usecols)
+    if all(isinstance(each, int) for each in wanted):
+        missing = [each for each in wanted if not 0 <= each < len(names)]
+        positions = set(wanted)
+    elif all(isinstance(each, str) for each in wanted):
+        missing = [each for each in wanted if each not in names]
+        positions = {names.index(each) for each in wanted if each in names}
+    else:
+        raise UsageError(
+            "usecols must be names of columns, or their numbers, or a function of a name, got "
+            f"{usecols!r}"
+        )
+    if missing:
+        if are_given:
+            raise UsageError(f"Passed names did not match usecols: {missing} of {names}")
+        raise UsageError(
+            f"usecols do not match columns, columns expected but not found: {missing}, of {names}"
+        )
+    return sorted(positions)
+
+
+def _index(index_col, names: list[str]) -> str | None:
+    if index_col is None or index_col is False:
+        return None
+    is_number = isinstance(index_col, int) and not isinstance(index_col, bool)
+    if is_number and 0 <= index_col < len(names):
+        return names[index_col]
+    if isinstance(index_col, str) and index_col in names:
+        return index_col
+    raise UsageError(
+        f"The column index to be set type is not in current dataframe: {index_col!r}, "
+        f"not in {names}"
+    )
+
+
+def _types(dtype, names: list[str]) -> dict[int, Any]:
+    """Type by position of the column."""
+    if dtype is None:
+        return {}
+    if not isinstance(dtype, dict):
+        return dict.fromkeys(range(len(names)), dtype)
+    types = {}
+    for key, kind in dtype.items():
+        position = names.index(key) if key in names else key
+        if isinstance(position, bool) or not isinstance(position, int):
+            raise UsageError(f"dtype names the column {key!r}, which is not in {names}")
+        if not 0 <= position < len(names):
+            raise UsageError(f"dtype names the column number {key}, but there are {len(names)}")
+        types[position] = kind
+    return types
+
+
+def _kind(dtype) -> str:
+    from pandas.api.types import pandas_dtype
+
+    return pandas_dtype(dtype).kind
+
+
+def _with_texts(schema, positions):
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    return StructType(
+        [
+            StructField(field.name, StringType()) if i in positions else field
+            for i, field in enumerate(schema.fields)
+        ]
+    )
+
+
+class _Finish:
+    """What pandas does with the frame of a partition."""
+
+    def __init__(self, types: dict, index: str | None, squeeze: bool):
+        self._types, self._index, self._squeeze = types, index, squeeze
+
+    def __call__(self, frame):
+        if self._types:
+            frame = frame.astype(self._types)
+        if self._index is not None:
+            frame = frame.set_index(self._index)
+        return frame.squeeze("columns") if self._squeeze else frame

@@ -1,0 +1,84 @@
+"""Helpers that programs for BigDL 2.x import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.xshards.exchange import join_shards
+from bigdl.orca.data.xshards.kinds import class_name
+
+__all__ = [
+    "get_class_name",
+    "partition_get_data_label",
+    "process_spark_xshards",
+    "spark_df_to_pd_sparkxshards",
+]
+
+
+def get_class_name(obj: Any) -> str:
+    """Name of the class of `obj` with its module, e.g. ``"pandas.core.frame.DataFrame"``."""
+    return class_name(obj)
+
+
+def spark_df_to_pd_sparkxshards(df, shard_size: int | None = None):
+    """XShards of pandas frames of the rows of a Spark DataFrame.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+    shard_size : int, optional
+        Rows of a shard.  Default: ``OrcaContext._shard_size``, and if that is None too, one shard
+        per partition.
+
+    Returns
+    -------
+    SparkXShards
+    """
+    from bigdl.orca.data.xshards import SparkXShards
+    from bigdl.orca.data.xshards.frames import frames_of
+    from bigdl.orca.data.xshards.kinds import DATA_FRAME
+    from bigdl.orca.settings import OrcaContext
+
+    size = OrcaContext._shard_size if shard_size is None else shard_size
+    return SparkXShards(frames_of(df, size), class_name=DATA_FRAME)
+
+
+def process_spark_xshards(spark_xshards, num_workers: int):
+    """XShards of at least `num_workers` partitions, so that every worker gets one."""
+    if spark_xshards.num_partitions() < num_workers:
+        return spark_xshards.repartition(num_workers)
+    return spark_xshards
+
+
+def partition_get_data_label(
+    partition_data: list, allow_tuple: bool = True, allow_list: bool = True, has_label: bool = True
+) -> tuple:
+    """Features and labels of all shards of a partition.
+
+    Parameters
+    ----------
+    partition_data : list of dict
+        Shards ``{"x": ..., "y": ...}`` of arrays, or of tuples or lists of arrays.
+    allow_tuple, allow_list : bool, default True
+        Whether ``"x"`` and ``"y"`` may be a tuple, or a list; otherwise it becomes the other.
+    has_label : bool, default True
+        Whether the shards have ``"y"``.
+
+    Returns
+    -------
+    data, label
+        Containers like those of one shard; `label` is None without labels.
+    """
+    if not partition_data or not isinstance(partition_data[0], dict):
+        raise UsageError("partition_data must be a list of dicts with the key 'x', and 'y' if any")
+
+    def joined(key):
+        value = join_shards([shard[key] for shard in partition_data])
+        if isinstance(value, tuple) and not allow_tuple:
+            return list(value)
+        if isinstance(value, list) and not allow_list:
+            return tuple(value)
+        return value
+
+    return joined("x"), joined("y") if has_label else None
