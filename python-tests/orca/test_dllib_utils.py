@@ -11,7 +11,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigdl.common.errors import UsageError
@@ -88,10 +88,11 @@ _scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False
 _plain = st.recursive(
     _scalars | st.binary() | st.datetimes(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
-    max_leaves=10,
+    max_leaves=6,
 )
 
 
+@settings(max_examples=40)
 @given(value=_plain, protocol=st.sampled_from([2, 4, 5]))
 def test_plain_data_need_no_digest(value, protocol):
     assert SafePickle.loads(SafePickle.dumps(value, protocol=protocol)) == value

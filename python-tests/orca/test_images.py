@@ -284,6 +284,13 @@ def test_a_dataset_as_xshards(orca_spark, tmp_path):
     assert [n for shard in shards for n in shard["name"].tolist()] == [f"row {i}" for i in range(5)]
 
 
+def test_the_names_that_programs_import():
+    found = {}
+    exec("from bigdl.orca.data import *\nfrom bigdl.orca.data import read_images", found)
+    assert found["read_images"] is read_images is names.read_images
+    assert found["SparkXShards"]
+
+
 # Known kinds of data -----------------------------------------------------------------------------
 
 

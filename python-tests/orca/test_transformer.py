@@ -301,7 +301,7 @@ def test_vectors_that_differ_between_shards_are_refused(make):
         scaler.fit_transform(shards)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     matrix=hnp.arrays(
         float,
