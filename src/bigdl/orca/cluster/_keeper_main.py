@@ -22,7 +22,7 @@ import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-START_S = 60.0  # seconds in which a daemon must be up
+START_S = 120.0  # seconds in which a daemon must be up
 GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL
 TICK_S = 0.5  # seconds between two looks at the daemons
 RESTARTS = 10  # times that lost workers are replaced

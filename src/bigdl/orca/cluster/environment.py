@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigdl.common.errors import MissingExtraError, UsageError
-from bigdl.orca.cluster.spark import user_import_path
+from bigdl.orca.cluster.spark import is_local, user_import_path
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -169,7 +169,10 @@ def ship_modules(sc: SparkContext) -> None:
     """Send the program's own modules to the executors of `sc`, unless they have them already.
 
     A program may import more after its context was started; what is new is sent at the next call.
+    Executors on this machine import from where this program does.
     """
+    if is_local(sc.master) or sc.getConf().get("spark.driver.host") == "127.0.0.1":
+        return
     # Executors fetch the file from here for as long as the context lives, which removes it.
     directory = Path(sc._temp_dir)
     file = directory / "bigdl-modules.zip"

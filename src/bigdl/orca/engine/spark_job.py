@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError, WorkerLost, require
+from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.engine import rank0
@@ -61,6 +62,7 @@ class SparkJob(Job):
                 prepare = SparkCall(self._sc, lambda: feed.prepare(engine.cluster, num_workers))
                 self._ingest = prepare.wait()
             self._channel = Channel(engine.cluster.driver_host, engine._port)
+            ship_modules(self._sc)
         except BaseException:
             self.close()
             raise
