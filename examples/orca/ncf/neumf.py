@@ -10,6 +10,7 @@ draw the same ones, whatever the cluster.
 """
 
 import argparse
+import itertools
 import os
 
 import numpy as np
@@ -33,7 +34,7 @@ class NeuMF(nn.Module):
         self.user_gmf, self.item_gmf = nn.Embedding(users, factors), nn.Embedding(items, factors)
         half = layers[0] // 2
         self.user_mlp, self.item_mlp = nn.Embedding(users, half), nn.Embedding(items, half)
-        steps = [(nn.Linear(a, b), nn.ReLU()) for a, b in zip(layers, layers[1:], strict=False)]
+        steps = [(nn.Linear(a, b), nn.ReLU()) for a, b in itertools.pairwise(layers)]
         self.mlp = nn.Sequential(*[module for step in steps for module in step])
         self.head = nn.Linear(factors + layers[-1], 1)
         for table in (self.user_gmf, self.item_gmf, self.user_mlp, self.item_mlp):
@@ -116,7 +117,7 @@ def training_rows(per_user, negatives, seed):
 
 
 def test_rows(per_user, candidates, seed):
-    """``user``, ``item``, ``label``: the held-out item of every user, and items to rank it among."""
+    """Of every user the held-out item (``label`` 1) and those to rank it among (0)."""
     from pyspark.sql import functions as F
 
     drawn = F.transform(_numbers(candidates), lambda k: _drawn(F.lit(-1), k, seed))
@@ -160,13 +161,14 @@ class Histories:
 
     Parameters
     ----------
-    user, item, time : ndarray of int
+    ratings : pandas.DataFrame
         All ratings of some users.
     items : int
         Number of items.
     """
 
-    def __init__(self, user, item, time, items):
+    def __init__(self, ratings, items):
+        user, item, time = (ratings[name].to_numpy() for name in ("user", "item", "time"))
         order = np.lexsort((item, time, user))
         self._user, self._item = user[order].astype(np.int64), item[order].astype(np.int64)
         self.users, first, counts = np.unique(self._user, return_index=True, return_counts=True)
@@ -242,6 +244,18 @@ def _rotated(value, bits):
     return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
 
 
+def read_ratings(data_dir, users=None):
+    """A pandas frame of ``user``, ``item``, ``rating``, ``time``, with ids from 0 on."""
+    import pandas as pd
+
+    ratings = pd.read_csv(os.path.join(data_dir, "u.data"), sep="\t", names=COLUMNS)
+    if users:
+        ratings = ratings[ratings["user"] <= users]
+    for name in ("user", "item"):
+        ratings[name] = ratings[name].factorize(sort=True)[0].astype(np.int32)
+    return ratings
+
+
 def hits(user, label, prediction, best=10):
     """Of each user, whether the held-out item is among the `best`."""
     order = np.argsort(user, kind="stable")
@@ -270,7 +284,9 @@ def parse(argv, description):
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--factors", type=int, default=8)
     parser.add_argument("--negatives", type=int, default=4, help="per item that a user has chosen")
-    parser.add_argument("--candidates", type=int, default=99, help="to rank the held-out item among")
+    parser.add_argument(
+        "--candidates", type=int, default=99, help="to rank the held-out item among"
+    )
     parser.add_argument("--users", type=int, help="take the users with ids up to this one only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", help="folder for the weights, the checkpoint and predictions")

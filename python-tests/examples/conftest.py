@@ -1,0 +1,11 @@
+"""The folders of the examples, from which a program imports the modules beside it.
+
+They are known before Spark starts, so that its Python workers find these modules too.
+"""
+
+import sys
+from pathlib import Path
+
+ORCA = Path(__file__).parents[2] / "examples" / "orca"
+
+sys.path[:0] = [str(ORCA), str(ORCA / "ncf")]
