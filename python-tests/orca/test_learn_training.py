@@ -1,6 +1,7 @@
 """Clipping, accumulation, weights, schedules and steps of the user's own: N workers equal one."""
 
 import functools
+import shutil
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from bigdl.orca.learn.pytorch.callbacks import (
     MainCallback,
     MaxstepsCallback,
     ModelCheckpoint,
+    TensorBoardCallback,
 )
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
@@ -380,6 +382,18 @@ def test_a_schedule_by_hand_is_left_alone(crew):
     near(run.weights, alone())
 
 
+def test_a_plateau_of_torch_needs_epochs():
+    parts = ModelParts(
+        net,
+        sgd,
+        nn.MSELoss(),
+        lambda optimizer, config: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+        interval="step",
+    )
+    with pytest.raises(UsageError, match="looks at figures of an epoch; use scheduler_step_freq"):
+        parts.build(training=True)
+
+
 # -- a step of the user's own -------------------------------------------------------------------
 
 
@@ -552,6 +566,34 @@ def test_the_runner_has_a_pocket_and_the_names_of_2_x(crew):
 
     figures = Run(crew).fit(callbacks=[Looks()], validate=True)
     assert [f["seen"] for f in figures] == [3, 6]
+
+
+def test_event_files_are_written_by_a_callback(crew, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    where = [str(tmp_path / "a"), f"file://{tmp_path}/b"]
+    callbacks = [TensorBoardCallback(where[0], freq=2), TensorBoardCallback(where[1])]
+    figures = Run(crew).fit(callbacks=callbacks, validate=True)
+    for folder, steps in (("a", [2, 4, 6]), ("b", [])):
+        files = EventAccumulator(str(tmp_path / folder)).Reload()
+        losses = [event.value for event in files.Scalars("val_loss")]
+        assert losses == pytest.approx([f["val_loss"] for f in figures], rel=1e-6)
+        tags = files.Tags()["scalars"]
+        assert ([e.step for e in files.Scalars("learning_rate")] if steps else []) == steps
+        assert ("train_loss_step" in tags) == bool(steps)
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_fit(crew, tmp_path):
+    class Spoils(Callback):
+        def after_train_epoch(self, runner):
+            if runner.rank == 0 and runner.epochs == 1:
+                (run,) = tmp_path.iterdir()
+                shutil.rmtree(run)
+                run.write_text("in the way")
+
+    with pytest.raises(OSError, match="run-"):
+        Run(crew, tmp_path).fit(4, callbacks=[Spoils()])
 
 
 # -- summaries ----------------------------------------------------------------------------------

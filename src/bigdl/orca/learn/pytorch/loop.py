@@ -19,14 +19,15 @@ from bigdl.orca.learn.background import BackgroundWriter
 from bigdl.orca.learn.checkpoint import CheckpointDirectory
 from bigdl.orca.learn.pytorch.buffers import Buffers
 from bigdl.orca.learn.pytorch.data import open_batches, shuffle_memory
-from bigdl.orca.learn.pytorch.device import device_of, move, precision_of, to_device
+from bigdl.orca.learn.pytorch.device import device_of, move, precision_of
 from bigdl.orca.learn.pytorch.evaluation import EvaluationSettings, evaluate_shard
 from bigdl.orca.learn.pytorch.figures import score_of, validation_names
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
 from bigdl.orca.learn.pytorch.gradients import Update, may_be_sparse
+from bigdl.orca.learn.pytorch.iteration import Iteration
 from bigdl.orca.learn.pytorch.keeper import Batches, StateKeeper
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.runner import BatchesOfWorker, Runner
+from bigdl.orca.learn.pytorch.runner import BatchesOfWorker
 from bigdl.orca.learn.pytorch.state import seed_everything
 from bigdl.orca.learn.pytorch.steps import counts_unevenly, step_for
 from bigdl.orca.learn.pytorch.summaries import StepSummary
@@ -48,7 +49,7 @@ class FitProgram:
         return TorchLoop(worker, self.sync(worker), self.parts, self.settings).fit()
 
 
-class TorchLoop(Runner):
+class TorchLoop(Iteration):
     """One worker's part of a fit."""
 
     def __init__(self, worker, sync, parts: ModelParts, settings: FitSettings):
@@ -150,93 +151,6 @@ class TorchLoop(Runner):
                 score=score_of(entry),
             )
         )
-
-    def _iteration(self, order) -> bool:
-        """One batch; returns whether it ended in an update of the weights."""
-        position = self.position
-        started = time.perf_counter()
-        start, stop, batch_rows = self._plan.batch(position.step, self.rank)
-        rows = stop - start
-        self.batch_idx = position.step
-        self.batch = self.output = self.target = self.loss = None
-        if rows:
-            self.batch = to_device(self._data.batch(start, stop, order), self.device)
-        self.call("before_train_iter")
-        self._update.begin()
-        fetched = forwarded = time.perf_counter()
-        if rows:
-            with self._precision():
-                self._forward()
-            forwarded = time.perf_counter()
-        counted, total = self._counted(rows, batch_rows)
-        position.step += 1
-        self.updated = self._backward(counted, total)
-        computed = time.perf_counter()
-        self._buffers.rows += rows
-        loss = self.loss.item() if counted and self.loss is not None else 0.0
-        parts = loss, float(rows)  # what adds up to the loss of the batch, and what it counts
-        if self.settings.weighted:
-            parts = loss if self._kind.sums else loss * counted, counted
-        elif not self._kind.sums:
-            parts = loss * (counted / total if total else 0.0) * batch_rows, float(rows)
-        if self.updated:
-            position.global_step += 1
-            self._built.step_scheduler_after_update(self)
-        self._sums.add(
-            *parts,
-            rows,
-            fetch_s=fetched - started,
-            forward_s=forwarded - fetched,
-            backward_s=computed - forwarded,
-            step_s=time.perf_counter() - started,
-        )
-        if self.summary is not None:
-            self.summary.add(self, parts, batch_rows, time.perf_counter() - started, self.updated)
-        self.call("after_train_iter")
-        self.worker.progress(
-            epoch=position.epoch - self.settings.goal.first,
-            epochs=self.num_epochs - self.settings.goal.first,
-            step=position.step,
-            steps=self._plan.steps,
-            loss=self._sums.mean(),
-        )
-        return self.updated
-
-    def _forward(self):
-        self.forward_by(lambda: self._kind.forward(self.batch, self.batch_idx))
-        if self.main is None:
-            self.forward()
-            return
-        self.main.on_train_forward(self)
-        if not hasattr(self.loss, "backward"):
-            raise UsageError(
-                "on_train_forward (or on_iter_forward) of the MainCallback must set runner.loss to "
-                f"a tensor, it is {type(self.loss).__name__}"
-            )
-
-    def _backward(self, counted, total) -> bool:
-        """From the loss to gradients, and to new weights if an update is due; a collective."""
-        if self.main is not None and self.main.owns_backward:
-            if self.loss is None:  # takes part in every pass without having a say
-                self.loss = sum((p * 0).sum() for p in self._update.parameters if p.requires_grad)
-            weight = float(counted > 0) if self._kind.sums else counted / total if total else 0.0
-            with self._update.by_hand(weight):
-                self.main.on_iter_backward(self)
-            if self.batch is None:
-                self.loss = None
-            return True
-        self._update.add(self.loss, counted, total)
-        if not self._update.is_due and self.position.step < self._plan.steps:
-            return False
-        self._update.step()
-        return True
-
-    def _counted(self, rows, batch_rows) -> tuple[float, float]:
-        """What the loss was divided by on this rank and on all of them."""
-        if not self._is_uneven:
-            return float(rows), float(batch_rows)
-        own = self._kind.denominator(self.output, self.target, rows) if rows else 0.0
-        return own, sum(row[0] for row in self.sync.all_gather([own]))
 
     def _validate(self, entry):
         self.call("before_val_epoch")

@@ -11,8 +11,12 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed, kind_of
 from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.failure import FailurePolicy
-from bigdl.orca.learn.progress import is_interactive
-from bigdl.orca.learn.pytorch.callbacks import MainCallback, TqdmCallback
+from bigdl.orca.learn.pytorch.arguments import (
+    check_accumulation,
+    measures_of,
+    shows_progress,
+    takes_over_prediction,
+)
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
 from bigdl.orca.learn.pytorch.evaluating import run_evaluation
 from bigdl.orca.learn.pytorch.figures import as_returned, epoch_as_returned
@@ -44,7 +48,7 @@ class PyTorchEstimator(EstimatorOptions):
 
         super().__init__(parts, Training(model_dir, TorchDistributedSync, num_to_keep))
         # refuses now what would fail later, and gives the names
-        self._metrics, self._metric_names = _measures(metrics)
+        self._metrics, self._metric_names = measures_of(metrics)
         self._precision = precision
         self._workers_per_node = workers_per_node
         self._use_tqdm = use_tqdm
@@ -136,7 +140,7 @@ class PyTorchEstimator(EstimatorOptions):
 
         take_old("fit", old, known=_FIT)
         callbacks = as_callbacks(callbacks)
-        accumulate = _check_accumulation(accumulate_grad_batches, callbacks)
+        accumulate = check_accumulation(accumulate_grad_batches, callbacks)
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
         self._need_model()
         self._parts.check()  # an entire module may have been loaded since
@@ -175,9 +179,7 @@ class PyTorchEstimator(EstimatorOptions):
             seed=seed,
             resume=resume,
             policy=FailurePolicy.of(max_failures),
-            show_progress=self._use_tqdm
-            or is_interactive()
-            or any(isinstance(c, TqdmCallback) for c in callbacks),
+            show_progress=self._use_tqdm or shows_progress(callbacks),
         )
         self._write_events()
         return [epoch_as_returned(entry, reduce_results, profile) for entry in figures]
@@ -257,7 +259,7 @@ class PyTorchEstimator(EstimatorOptions):
         given = take_old("evaluate", old, {"validation_metrics": "metrics"}, _EVALUATE)
         metrics, names = self._metrics, self._metric_names
         if given.get("metrics") is not None:
-            metrics, names = _measures(given["metrics"])
+            metrics, names = measures_of(given["metrics"])
         callbacks = as_callbacks(callbacks)
         self._need_model()
         engine = self._engine()
@@ -330,7 +332,11 @@ class PyTorchEstimator(EstimatorOptions):
 
         self._need_model()
         check_positive("batch_size", batch_size)
-        parts = self._predicting_parts(callbacks)
+        parts = self._parts
+        if takes_over_prediction(callbacks):
+            from bigdl.orca.learn.pytorch.predicting import predicting_parts
+
+            parts = predicting_parts(parts, *as_callbacks(callbacks))
         if not (type(data).__module__.startswith("pyspark.sql") and hasattr(data, "mapInArrow")):
             raise UsageError(
                 f"Only a Spark DataFrame is supported for predict, got {type(data).__name__}"
@@ -356,19 +362,6 @@ class PyTorchEstimator(EstimatorOptions):
         """Let go of what prediction has broadcast; frames that were predicted stay valid."""
         self._shipped = None
 
-    def _predicting_parts(self, callbacks):
-        if not callbacks:
-            return self._parts
-        given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-        if not all(isinstance(c, MainCallback) for c in given):
-            raise UsageError(
-                "predict calls no callbacks but the on_pred_forward of a MainCallback; let that or "
-                "the model's forward return what you want"
-            )
-        from bigdl.orca.learn.pytorch.predicting import predicting_parts
-
-        return predicting_parts(self._parts, *as_callbacks(callbacks))
-
     # -- helpers -------------------------------------------------------------------------------
 
     def _engine(self):
@@ -381,23 +374,3 @@ class PyTorchEstimator(EstimatorOptions):
 
 _FIT = tuple(inspect.signature(PyTorchEstimator.fit).parameters)
 _EVALUATE = tuple(inspect.signature(PyTorchEstimator.evaluate).parameters)
-
-
-def _measures(metrics) -> tuple[list, list[str]]:
-    """Metrics as a list of its own, and their names."""
-    from bigdl.orca.learn.metrics import Metric
-
-    given = [] if metrics is None else metrics
-    measures = list(given) if isinstance(given, list | tuple) else [given]
-    return measures, list(Metric.convert_metrics_dict(measures, backend="pytorch"))
-
-
-def _check_accumulation(batches, callbacks) -> int:
-    """``accumulate_grad_batches``, which a step of the user's own would not do."""
-    batches = check_positive("accumulate_grad_batches", batches)
-    if batches > 1 and any(isinstance(c, MainCallback) and c.owns_backward for c in callbacks):
-        raise UsageError(
-            f"accumulate_grad_batches={batches} does not go with an on_iter_backward of one's own; "
-            "accumulate there, or leave on_iter_backward as it is"
-        )
-    return batches
