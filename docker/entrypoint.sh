@@ -1,0 +1,37 @@
+#!/bin/bash
+# What Spark on Kubernetes expects of an image: "driver ..." and "executor" start these; anything
+# else is a command. The variables are those that Spark sets in the pods it makes.
+set -e
+
+classpath="$SPARK_CONF_DIR:$SPARK_HOME/jars/*"
+[ -n "$SPARK_EXTRA_CLASSPATH" ] && classpath="$classpath:$SPARK_EXTRA_CLASSPATH"
+[ -n "$HADOOP_CONF_DIR" ] && classpath="$HADOOP_CONF_DIR:$classpath"
+
+case "$1" in
+driver)
+    shift
+    exec tini -s -- "$SPARK_HOME/bin/spark-submit" \
+        --conf "spark.driver.bindAddress=$SPARK_DRIVER_BIND_ADDRESS" \
+        --conf "spark.executorEnv.SPARK_DRIVER_POD_IP=$SPARK_DRIVER_BIND_ADDRESS" \
+        --deploy-mode client "$@"
+    ;;
+executor)
+    options=()
+    while IFS= read -r line; do
+        options+=("${line#*=}")
+    done < <(env | grep '^SPARK_JAVA_OPT_' | sort -t_ -k4 -n)
+    exec tini -s -- "$JAVA_HOME/bin/java" "${options[@]}" \
+        "-Xms$SPARK_EXECUTOR_MEMORY" "-Xmx$SPARK_EXECUTOR_MEMORY" -cp "$classpath:$PWD" \
+        org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend \
+        --driver-url "$SPARK_DRIVER_URL" \
+        --executor-id "$SPARK_EXECUTOR_ID" \
+        --cores "$SPARK_EXECUTOR_CORES" \
+        --app-id "$SPARK_APPLICATION_ID" \
+        --hostname "$SPARK_EXECUTOR_POD_IP" \
+        --resourceProfileId "$SPARK_RESOURCE_PROFILE_ID" \
+        --podName "$SPARK_EXECUTOR_POD_NAME"
+    ;;
+*)
+    exec tini -s -- "$@"
+    ;;
+esac
