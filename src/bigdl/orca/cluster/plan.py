@@ -90,6 +90,7 @@ _NOISY = (
     "org.apache.spark.scheduler.DAGScheduler",
     "org.apache.spark.scheduler.TaskSchedulerImpl",
     "org.apache.spark.api.python.PythonRunner",
+    "org.apache.spark.storage.BlockManager",
 )
 
 
