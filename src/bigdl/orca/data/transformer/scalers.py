@@ -241,23 +241,27 @@ def _matrix(frame: pd.DataFrame, columns: list[str]) -> np.ndarray:
 def _features(series: pd.Series) -> np.ndarray:
     import pandas as pd
 
+    if isinstance(series.dtype, pd.CategoricalDtype):
+        series = series.astype(series.cat.categories.dtype)
     cells = series.dropna()
-    first = cells.iloc[0] if len(cells) else None
+    if len(cells) and not pd.api.types.is_numeric_dtype(series):
+        wrong = cells  # a time is no number, though it can be cast to one
+        if series.dtype == object:
+            wrong = cells[cells.map(lambda cell: isinstance(cell, str | bytes))]
+        if len(wrong):
+            raise UsageError(
+                f"The column {series.name!r} holds {wrong.iloc[0]!r}, which is no number; encode "
+                "or cast it first"
+            )
     try:
-        if hasattr(first, "__len__") and not isinstance(first, str | bytes):
+        if len(cells) and hasattr(cells.iloc[0], "__len__"):
             rows = [np.asarray(getattr(c, "toArray", lambda c=c: c)(), dtype=float) for c in cells]
             matrix = np.full((len(series), *rows[0].shape), np.nan)
             matrix[series.notna().to_numpy()] = rows
             return matrix.reshape(len(series), -1)
-        plain = pd.api.types.is_numeric_dtype(series) or not len(cells)
-        texts = series.dtype != object or any(isinstance(cell, str | bytes) for cell in cells)
-        if plain or not texts:
-            return series.to_numpy(dtype="float64", na_value=np.nan).reshape(-1, 1)
+        return series.to_numpy(dtype="float64", na_value=np.nan).reshape(-1, 1)
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"The column {series.name!r} cannot be scaled: {error}; it must hold numbers, or "
             "arrays of them of one length"
         ) from error
-    raise UsageError(
-        f"The column {series.name!r} holds {first!r}, which is no number; encode or cast it first"
-    )
