@@ -23,7 +23,7 @@ from bigdl.orca.data.feeds.columns import column_spec, convert, decode, float_dt
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.learn.pytorch.output_columns import Output, OutputColumns
 
-__all__ = ["Shipped", "predict_dataframe"]
+__all__ = ["Shipped", "cached_model", "predict_dataframe", "run_model"]
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -295,7 +295,7 @@ def _task(snapshot, specs, kept, inputs, columns: OutputColumns, batch_size, thr
         from bigdl.common.cpu import thread_scope
 
         with thread_scope(threads):
-            model = _cached(*snapshot)
+            model = cached_model(*snapshot)
             for batch in batches:
                 arrays = _predict(model, specs, batch.select(inputs), columns, batch_size)
                 made = [*batch.select(kept).columns, *columns.arrow(arrays)]
@@ -320,7 +320,7 @@ def _predict(model, specs, batch, columns, batch_size):
     return [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
 
 
-def _cached(digest, broadcast):
+def cached_model(digest, broadcast):
     """The model of a snapshot, from this Python worker's cache of those used last."""
     if digest in _models:
         _models.move_to_end(digest)

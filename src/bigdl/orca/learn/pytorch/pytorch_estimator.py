@@ -328,7 +328,8 @@ class PyTorchEstimator(EstimatorOptions):
             outputs without `output_cols` as an array of vectors.
         """
         from bigdl.orca.cluster.spark import SparkCluster
-        from bigdl.orca.learn.pytorch.predict import Shipped, predict_dataframe
+        from bigdl.orca.learn.pytorch.predict import Shipped
+        from bigdl.orca.learn.pytorch.predict_shards import predict_any
 
         self._need_model()
         check_positive("batch_size", batch_size)
@@ -337,10 +338,6 @@ class PyTorchEstimator(EstimatorOptions):
             from bigdl.orca.learn.pytorch.predicting import predicting_parts
 
             parts = predicting_parts(parts, *as_callbacks(callbacks))
-        if not (type(data).__module__.startswith("pyspark.sql") and hasattr(data, "mapInArrow")):
-            raise UsageError(
-                f"Only a Spark DataFrame is supported for predict, got {type(data).__name__}"
-            )
         feature_cols = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
         output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
         cluster = SparkCluster.from_active()
@@ -348,7 +345,7 @@ class PyTorchEstimator(EstimatorOptions):
         self._shipped = Shipped.of(parts, weights, cluster.sc, self._shipped)
         snapshot = self._training.snapshot
         inputs = None if snapshot is None else snapshot.manifest.get("inputs")
-        return predict_dataframe(
+        return predict_any(
             data,
             self._shipped,
             self._parts.config,
@@ -356,6 +353,7 @@ class PyTorchEstimator(EstimatorOptions):
             batch_size,
             output_cols,
             inputs,
+            cluster,
         )
 
     def shutdown(self, force: bool = False) -> None:

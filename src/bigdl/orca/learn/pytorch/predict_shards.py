@@ -1,0 +1,224 @@
+"""Prediction for XShards, and for arrays, pandas frames and Parquet files by way of them.
+
+XShards are predicted lazily, in their partitions and order. A dict gets the key ``prediction``, a
+pandas frame the column; of a tuple or an array the result is ``{"x": ..., "prediction": ...}``.
+Arrays and pandas frames of the driver are cut in shards, and their predictions come back to it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds import kind_of
+from bigdl.orca.data.feeds.base import SourceError
+from bigdl.orca.data.feeds.columns import float_dtype
+from bigdl.orca.data.feeds.values import columns_of, is_frame
+from bigdl.orca.learn.pytorch.predict import cached_model, predict_dataframe, run_model
+
+__all__ = ["predict_any"]
+
+
+def predict_any(
+    data: Any,
+    shipped,
+    config: dict,
+    feature_cols: Sequence[str],
+    batch_size: int,
+    output_cols: Sequence[str] | None,
+    known: list | None,
+    cluster,
+):
+    """Predictions for an input of any kind that `predict` takes, in the form of that kind.
+
+    Parameters
+    ----------
+    data : pyspark.sql.DataFrame, SparkXShards, str, pandas.DataFrame or arrays
+    shipped, config, feature_cols, batch_size, output_cols, known
+        See :func:`~bigdl.orca.learn.pytorch.predict.predict_dataframe`.
+    cluster : SparkCluster
+
+    Raises
+    ------
+    UsageError
+        For an input of another kind.
+    """
+    kind = kind_of(data)
+    if kind == "path":
+        paths = [os.fspath(p) for p in (data if isinstance(data, list | tuple) else [data])]
+        data, kind = cluster.spark.read.parquet(*paths), "Spark DataFrame"
+    if kind == "Spark DataFrame":
+        return predict_dataframe(
+            data, shipped, config, feature_cols, batch_size, output_cols, known
+        )
+    is_tensors = type(data).__module__.startswith("torch")
+    if kind not in ("SparkXShards", "array") or is_tensors:
+        raise UsageError(
+            "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, pandas "
+            f"DataFrames and paths of Parquet files, got {type(data).__name__}"
+        )
+    predict = _predictor(shipped, config, feature_cols, batch_size, output_cols)
+    if kind == "SparkXShards":
+        from bigdl.orca.data.xshards import SparkXShards, persistence
+
+        rdd = data.rdd.mapPartitions(predict, preservesPartitioning=True)
+        persistence.hold(rdd, data.rdd)
+        return SparkXShards.lazy(rdd)
+    if is_frame(data):
+        return _predict_frame(data, predict, cluster)
+    return _predict_arrays(data, predict, cluster, bool(feature_cols))
+
+
+def _predict_frame(frame, predict, cluster):
+    import pandas as pd
+
+    shards = [frame.iloc[low:high] for low, high in _cut(len(frame), cluster)]
+    return pd.concat(_run(shards, predict, cluster))
+
+
+def _predict_arrays(data, predict, cluster, named):
+    if not named and not isinstance(data, dict):
+        data = {"x": data}
+    data = {key: value for key, value in data.items() if named or key == "x"}
+    arrays = list(_arrays_of(data))
+    sizes = [len(array) for array in arrays]
+    if len(set(sizes)) != 1:
+        raise UsageError(f"The arrays must be of equal numbers of rows, they have {sizes}")
+    shards = [_rows(data, low, high) for low, high in _cut(sizes[0], cluster)]
+    found = [
+        {key: value for key, value in shard.items() if key not in data}
+        for shard in _run(shards, predict, cluster)
+    ]
+    joined = {key: _joined([shard[key] for shard in found]) for key in found[0]}
+    return joined["prediction"] if list(joined) == ["prediction"] else joined
+
+
+def _cut(rows, cluster):
+    parts = max(1, min(rows, cluster.slots()))
+    ends = [i * rows // parts for i in range(parts + 1)]
+    return list(zip(ends[:-1], ends[1:], strict=True))
+
+
+def _run(shards, predict, cluster):
+    return cluster.sc.parallelize(shards, len(shards)).mapPartitions(predict).collect()
+
+
+def _arrays_of(data):
+    from bigdl.orca.data.xshards.arrays import arrays_of
+
+    for array in arrays_of(data):
+        if not isinstance(array, np.ndarray) or not array.ndim:
+            raise UsageError(
+                f"predict takes numpy arrays with rows, got {type(array).__name__} among them"
+            )
+        yield array
+
+
+def _rows(data, low, high):
+    from bigdl.orca.data.xshards.arrays import map_arrays
+
+    return map_arrays(data, lambda array: array[low:high])
+
+
+def _joined(pieces):
+    if isinstance(pieces[0], list):
+        return [np.concatenate(each) for each in zip(*pieces, strict=True)]
+    return np.concatenate(pieces)
+
+
+# -- one shard ----------------------------------------------------------------------------------
+
+
+def _predictor(shipped, config, feature_cols, batch_size, output_cols):
+    """What predicts the shards of a partition, for ``RDD.mapPartitions``."""
+    snapshot = shipped.digest, shipped.broadcast
+    floats, names, paths = float_dtype(config), list(feature_cols), tuple(sys.path)
+
+    def predict(shards):
+        for path in reversed(paths):
+            if path not in sys.path and os.path.exists(path):
+                sys.path.insert(0, path)
+        from bigdl.common.cpu import thread_scope
+
+        with thread_scope(1):
+            model = cached_model(*snapshot)
+            for shard in shards:
+                try:
+                    columns = columns_of(shard, names, None, floats, with_labels=False)
+                except SourceError as error:
+                    raise UsageError(str(error)) from None
+                yield _with_outputs(shard, _outputs(model, columns, batch_size), output_cols)
+
+    return predict
+
+
+def _outputs(model, columns, batch_size):
+    """Pairs of key and output for all rows of a shard."""
+    rows = len(columns[0][2])
+    pieces = []
+    for low in range(0, rows, batch_size):
+        high = min(low + batch_size, rows)
+        # a model that squeezes its output hides the dimension of a single row: it gets two
+        index = np.arange(low, high) if high - low > 1 else np.array([low, low])
+        batch: dict[str, Any] = {}
+        for name, key, values in columns:
+            part = np.ascontiguousarray(values[index])
+            if key is None:
+                batch[name] = part
+            else:
+                batch.setdefault(name, {})[key] = part
+        found = run_model(model, list(batch.values()), len(index))
+        pieces.append([(key, array[: high - low]) for key, array in found])
+    if not pieces:
+        return [(None, np.empty(0, np.float32))]
+    return [
+        (parts[0][0], np.concatenate([array for _, array in parts]))
+        for parts in zip(*pieces, strict=True)
+    ]
+
+
+def _with_outputs(shard, outputs, output_cols):
+    named = _named(outputs, output_cols)
+    if is_frame(shard):
+        named = {name: _cells(value) for name, value in named.items()}
+        taken = list(shard.columns)
+    else:
+        shard = shard if isinstance(shard, dict) else {"x": shard}
+        taken = list(shard)
+    for name in named:
+        if name in taken:
+            raise UsageError(
+                f"The shards have '{name}' already; rename it, or name the outputs with output_cols="
+            )
+    return shard.assign(**named) if is_frame(shard) else {**shard, **named}
+
+
+def _named(outputs, output_cols) -> dict[str, Any]:
+    keys = [str(key) for key, _ in outputs if key is not None]
+    arrays = [array for _, array in outputs]
+    if output_cols is None:
+        if keys:
+            return dict(zip(keys, arrays, strict=True))
+        return {"prediction": arrays[0] if len(arrays) == 1 else arrays}
+    names = list(output_cols)
+    if keys and set(names) <= set(keys):
+        return {name: arrays[keys.index(name)] for name in names}
+    if len(arrays) == 1 and not len(arrays[0]):  # a shard without rows
+        return {name: arrays[0] for name in names}
+    if len(names) != len(arrays):
+        raise UsageError(
+            f"The model returns {len(arrays)} outputs but output_cols names {len(names)}: {names}"
+        )
+    return dict(zip(names, arrays, strict=True))
+
+
+def _cells(value):
+    """An output as the cells of a column: numbers, arrays, or lists of them."""
+    if isinstance(value, list):
+        return [list(row) for row in zip(*value, strict=True)]
+    return value if value.ndim == 1 else list(value)
