@@ -199,6 +199,17 @@ def test_a_run_that_accumulates_can_be_resumed(crew, tmp_path):
     assert largest_difference(again.weights, whole.weights) == 0
 
 
+def test_steps_are_updates_when_batches_are_accumulated(crew):
+    class Looks(Callback):
+        def after_train_epoch(self, runner):
+            runner.epoch_stats["num_epochs"] = runner.num_epochs
+
+    run = Run(crew)  # three batches, so two updates per epoch
+    figures = run.fit(steps=5, accumulate=2, callbacks=[Looks()])
+    assert [f["global_step"] for f in figures] == [2, 4, 5]
+    assert [f["num_epochs"] for f in figures] == [3, 3, 3]
+
+
 def test_bf16_computes_in_another_precision(crew):
     def single(config=None):
         return net().float()

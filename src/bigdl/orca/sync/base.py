@@ -31,6 +31,16 @@ class GradientSync(ABC):
     def stop(self) -> None:
         """Leave, at once and without waiting for anybody; safe to call twice."""
 
+    def use_device(self, device, *, is_alone: bool) -> None:  # noqa: B027 - few have to do it
+        """Expect tensors of a GPU from now on; a collective, right after :meth:`start`.
+
+        Parameters
+        ----------
+        device : torch.device
+        is_alone : bool
+            Whether no other worker uses the GPU of any worker.
+        """
+
     @abstractmethod
     def broadcast(self, data: bytes | None) -> bytes | None:
         """Bytes of rank 0 on every rank."""

@@ -260,9 +260,9 @@ class TorchLoop(Iteration):
         goal, position = self.settings.goal, self.position
         if goal.steps is None:
             return goal.epochs
-        left = goal.steps - position.global_step
-        begun = position.step if position.partial is None else 0
-        return position.counted + -(-(left + begun) // self._plan.steps)
+        left, batches = goal.steps - position.global_step, self.settings.accumulate
+        begun = -(-position.step // batches) if position.partial is None else 0
+        return position.counted + -(-(left + begun) // -(-self._plan.steps // batches))
 
     # -- checkpoints ---------------------------------------------------------------------------
 
