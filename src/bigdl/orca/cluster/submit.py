@@ -305,7 +305,8 @@ def _kubernetes(request: Request, machine: Machine) -> tuple[dict, dict]:
     _use_python(properties, environment, python or "python3", request)
     if not request.is_cluster_mode:
         properties["spark.driver.host"] = machine.address
-        properties["spark.driver.bindAddress"] = "0.0.0.0"
+        # Otherwise Spark tells executors the address that the driver binds to.
+        properties["spark.kubernetes.executor.useDriverPodIP"] = "false"
     return properties, environment
 
 
