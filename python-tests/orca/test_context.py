@@ -438,7 +438,7 @@ def test_the_exit_of_the_process_stops_everything(lives):
 
 
 SUBMITTED = """
-    import json, logging, io
+    import json, logging, io, sys
     from bigdl.orca import init_orca_context, stop_orca_context
 
     log = io.StringIO()
@@ -446,7 +446,9 @@ SUBMITTED = """
     sc = init_orca_context("bigdl-submit", cores=8, conf={"spark.app.name": "other"})
     facts = {"master": sc.master, "name": sc.appName, "log": log.getvalue()}
     stop_orca_context()
-    sc = init_orca_context("spark-submit")  # the command's JVM is still there
+    # The command's JVM is still there; a cluster mode does not leave it.
+    sc = init_orca_context("yarn-client", num_nodes=2)
+    facts["python"] = [sys.executable, sc.pythonExec]
     facts["sum"] = sc.parallelize(range(5), 1).map(lambda x: x).sum()
     stop_orca_context()
     sc = init_orca_context("local", cores=1)
@@ -457,21 +459,14 @@ SUBMITTED = """
 
 
 def test_spark_submit_mode_takes_the_settings_of_the_command(tmp_path):
-    import pyspark
-
-    submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
+    submit = (sys.executable, "-m", "bigdl.orca.cluster.submit_main")
     options = ("--master", "local[3]", "--name", "submitted", "--conf", "spark.ui.enabled=false")
-    facts = last_line(
-        start(
-            tmp_path / "submitted.py",
-            SUBMITTED,
-            (submit, *options),
-            PYSPARK_PYTHON=sys.executable,
-        )
-    )
+    process = start(tmp_path / "submitted.py", SUBMITTED, (*submit, *options))
+    facts = last_line(process)
     assert (facts["master"], facts["name"]) == ("local[3]", "submitted")
     assert "conf, cores: no effect, because the settings are those of the" in facts["log"]
     assert facts["sum"] == 10
+    assert facts["python"] == [sys.executable, sys.executable]
     assert facts["local"] == "local[1,4]"
     assert "takes the place of the master of the spark-submit command" in facts["local log"]
 

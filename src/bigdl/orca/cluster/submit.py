@@ -207,7 +207,7 @@ def run(command: Iterable[str], environment: Mapping[str, str]) -> int:
             code = child.wait()
         finally:
             for number, handler in handlers.items():
-                signal.signal(number, handler)
+                signal.signal(number, handler or signal.SIG_DFL)
     return code if code >= 0 else 128 - code
 
 
