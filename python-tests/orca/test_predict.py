@@ -444,7 +444,7 @@ def test_pandas_gets_the_predictions(frame):
         ({"feature_cols": ["y"]}, "no column 'y'"),
         ({"batch_size": 0}, "batch_size should be a positive integer, got 0"),
         ({"callbacks": [print]}, "predict calls no callbacks"),
-        ({"data": [[1.0]]}, "Only a Spark DataFrame is supported for predict, got list"),
+        ({"data": 1.0}, "Only XShards or Spark DataFrame are supported for predict"),
     ],
     ids=str,
 )

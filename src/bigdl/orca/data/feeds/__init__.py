@@ -111,7 +111,11 @@ def _parquet(data, features, labels, config, name):
 def _is_in_memory(data: Any) -> bool:
     from bigdl.orca.data.feeds.values import is_frame
 
-    return hasattr(data, "__array_interface__") or isinstance(data, dict | list | tuple) or is_frame(data)
+    return (
+        hasattr(data, "__array_interface__")
+        or isinstance(data, dict | list | tuple)
+        or is_frame(data)
+    )
 
 
 def _in_memory(data, features, labels, config, name):
@@ -133,7 +137,9 @@ def _tensors(data, features, labels, config, name):
 
 def _is_loader(data: Any) -> bool:
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(data, torch.utils.data.DataLoader | torch.utils.data.Dataset):
+    if torch is not None and isinstance(
+        data, torch.utils.data.DataLoader | torch.utils.data.Dataset
+    ):
         return True
     return callable(data) and not isinstance(data, type)
 

@@ -36,7 +36,10 @@ def spark_type(name: str, arrow_type):
             return T.DecimalType(min(t.precision, 38), t.scale)
         for is_of_kind, spark in (
             (kinds.is_boolean, T.BooleanType()),
-            (lambda t: t in (pa.int8(), pa.uint8(), pa.int16(), pa.uint16(), pa.int32()), T.IntegerType()),
+            (
+                lambda t: t in (pa.int8(), pa.uint8(), pa.int16(), pa.uint16(), pa.int32()),
+                T.IntegerType(),
+            ),
             (lambda t: t in (pa.int64(), pa.uint32()), T.LongType()),
             (lambda t: t in (pa.float16(), pa.float32()), T.FloatType()),
             (kinds.is_float64, T.DoubleType()),

@@ -79,7 +79,9 @@ def columns_of(
         found = _named(data, [*(feature_cols or ()), *(label_cols or ())])
     else:
         found = _structured(data, with_labels)
-    columns = [(name, key, as_array(values, _spoken(name, key), floats)) for name, key, values in found]
+    columns = [
+        (name, key, as_array(values, _spoken(name, key), floats)) for name, key, values in found
+    ]
     sizes = {len(values) for _, _, values in columns}
     if len(sizes) > 1:
         given = ", ".join(f"{_spoken(n, k)}: {len(v)}" for n, k, v in columns)
@@ -194,7 +196,9 @@ def _from_series(series, name):
         return series.to_numpy()
     nulls = int(series.isna().sum())
     if nulls:
-        raise SourceError(f"Column {name} holds nulls ({nulls} of {len(series)}); fill or drop them")
+        raise SourceError(
+            f"Column {name} holds nulls ({nulls} of {len(series)}); fill or drop them"
+        )
     inner = getattr(series.dtype, "numpy_dtype", None)
     return series.to_numpy(dtype=inner) if isinstance(inner, np.dtype) else series.to_numpy()
 

@@ -224,14 +224,19 @@ class _BatchMaker:
 
 
 class _Processes:
-    """The loader's own processes, started afresh: forked ones would inherit locks of our threads.
+    """The loader's own processes; they live until the end of the fit or evaluation.
 
-    They live until the end of the fit or evaluation.
+    They are forked from a server that has imported torch and done nothing else: those forked from
+    this process would inherit locks of its threads. The server goes with this process.
     """
 
     def __init__(self, loader):
+        import multiprocessing
+
         from torch.utils.data import DataLoader
 
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", __name__])
         self._items: Iterator = iter(())
         self._under_way: Iterator | None = None
         self._ranges: list = []
@@ -247,7 +252,7 @@ class _Processes:
             worker_init_fn=None if init is None else _Shipped(init),
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=True,
-            multiprocessing_context="spawn",
+            multiprocessing_context=context,
         )
 
     def load(self, items):
