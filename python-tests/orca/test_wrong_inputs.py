@@ -214,7 +214,7 @@ def test_evaluate(frame, options, message):
 
 
 PREDICT = [
-    ({"data": 3}, "supported for predict, got int"),
+    ({"data": 3}, "got int"),
     ({"feature_cols": ["q"]}, "no column 'q'"),
     ({"batch_size": 0}, "batch_size should be a positive integer, got 0"),
     ({"callbacks": [EarlyStopping()]}, "predict calls no callbacks but the on_pred_forward of"),

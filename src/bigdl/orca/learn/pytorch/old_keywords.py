@@ -14,9 +14,6 @@ logger = logging.getLogger("bigdl.orca")
 # what has no effect here, and why
 _IDLE = {
     "info": "info was for a TrainingOperator; config reaches every creator and callback",
-    "blocking": "blocking has no meaning, since the state is on the driver",
-    "reduce_results_fn": "figures are merged exactly",
-    "wrap_ddp": "gradients are always those of all workers",
 }
 _said: set[str] = set()
 
