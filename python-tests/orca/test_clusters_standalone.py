@@ -120,7 +120,7 @@ def in_directory(program: str, local: Path) -> str:
     return f"{variable}\n{textwrap.dedent(program)}"
 
 
-def own(directory: Path, starts: int) -> dict:
+def own(directory: Path, starts: int, seconds: float = 280) -> dict:
     (directory / "beside.py").write_text("value = 1")
     (directory / "lib").mkdir()
     (directory / "lib" / "library.py").write_text("value = 2")
@@ -131,7 +131,7 @@ def own(directory: Path, starts: int) -> dict:
     program = program.replace("sys.argv[2]", str(starts))
     process = start(directory / "own.py", in_directory(program, local))
     try:
-        out, err = process.communicate(timeout=280)
+        out, err = process.communicate(timeout=seconds)
     finally:
         process.kill()
     assert process.returncode == 0, err
@@ -171,8 +171,9 @@ def test_nothing_is_left_after_the_end_or_an_error(facts):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_five_starts_in_one_process(tmp_path):
-    found = own(tmp_path, 5)
+    found = own(tmp_path, 5, 580)
     assert found["counts"] == [7] * 5
     assert found["after the end"] == [0, []]
 
