@@ -330,8 +330,8 @@ def _report_memory(side, results):
     allowed = 64 + 2 * results[0]["batch MB"]
     verdict = "met" if grown <= allowed else "MISSED"
     print(
-        f"\n{side}: anonymous memory of a worker grew by at most {grown:.0f} MB after the model was made "
-        f"(gate: 2 batches + 64 MB = {allowed:.0f} MB: {verdict}); mapped pages apart."
+        f"\n{side}: anonymous memory of a worker grew by at most {grown:.0f} MB after the model "
+        f"was made (gate: 2 batches + 64 MB = {allowed:.0f} MB: {verdict}); mapped pages apart."
     )
 
 

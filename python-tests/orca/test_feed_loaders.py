@@ -172,7 +172,7 @@ def test_loaders_that_cannot_be_shared_out_are_refused(made, message):
 def test_what_cannot_be_pickled_is_refused():
     data = Samples()
     data.lock = (i for i in range(3))
-    with pytest.raises(UsageError, match="cannot be shipped to the workers.*pass a function"):
+    with pytest.raises(UsageError, match=r"cannot be shipped to the workers.*pass a function"):
         as_feed(data)
 
 

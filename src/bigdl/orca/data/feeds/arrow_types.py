@@ -87,8 +87,8 @@ def densified(spec: ColumnSpec, column):
     if (lengths != lengths[0]).any():
         other = int(lengths[lengths != lengths[0]][0])
         raise SourceError(
-            f"Column '{spec.name}' holds arrays of different lengths ({int(lengths[0])} and {other});"
-            " pad or cut them to one length first"
+            f"Column '{spec.name}' holds arrays of different lengths "
+            f"({int(lengths[0])} and {other}); pad or cut them to one length first"
         )
     width = int(lengths[0])
     dense = np.zeros((len(column), width))

@@ -172,8 +172,7 @@ def _reader(name, url, specs, pieces):
         writer = open_spool(name, specs)
         own = pieces[open_spool.place]
         writer.expect(sum(piece.stop - piece.start for piece in own))
-        sequence = 0
-        for batch in _batches(url, specs, own):
+        for sequence, batch in enumerate(_batches(url, specs, own)):
             columns = [
                 (spec.name, key, array)
                 for spec, column in zip(specs, batch, strict=True)
@@ -183,7 +182,6 @@ def _reader(name, url, specs, pieces):
             leaves, arrays = grouped(columns)
             ready = [np.ascontiguousarray(array) for array in arrays]
             writer.append(0, sequence, len(batch[0]), leaves, ready)
-            sequence += 1
         return {name: Shard(writer.finish())}
 
     return read

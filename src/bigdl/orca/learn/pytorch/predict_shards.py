@@ -7,6 +7,7 @@ Arrays and pandas frames of the driver are cut in shards, and their predictions 
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -59,8 +60,8 @@ def predict_any(
     is_tensors = type(data).__module__.startswith("torch")
     if kind not in ("SparkXShards", "array") or is_tensors:
         raise UsageError(
-            "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, pandas "
-            f"DataFrames and paths of Parquet files, got {type(data).__name__}"
+            "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
+            f"pandas DataFrames and paths of Parquet files, got {type(data).__name__}"
         )
     predict = _predictor(shipped, config, feature_cols, batch_size, output_cols)
     if kind == "SparkXShards":
@@ -101,11 +102,23 @@ def _predict_arrays(data, predict, cluster, named):
 def _cut(rows, cluster):
     parts = max(1, min(rows, cluster.slots()))
     ends = [i * rows // parts for i in range(parts + 1)]
-    return list(zip(ends[:-1], ends[1:], strict=True))
+    return list(itertools.pairwise(ends))
 
 
 def _run(shards, predict, cluster):
-    return cluster.sc.parallelize(shards, len(shards)).mapPartitions(predict).collect()
+    """The predicted shards; what was wrong with one is raised here."""
+
+    def attempt(partition):
+        try:
+            return [(None, shard) for shard in predict(partition)]
+        except UsageError as error:
+            return [(str(error), None)]
+
+    found = cluster.sc.parallelize(shards, len(shards)).mapPartitions(attempt).collect()
+    for message, _ in found:
+        if message is not None:
+            raise UsageError(message)
+    return [shard for _, shard in found]
 
 
 def _arrays_of(data):
@@ -193,7 +206,8 @@ def _with_outputs(shard, outputs, output_cols):
     for name in named:
         if name in taken:
             raise UsageError(
-                f"The shards have '{name}' already; rename it, or name the outputs with output_cols="
+                f"The shards have '{name}' already; rename it, or name the outputs with "
+                "output_cols="
             )
     return shard.assign(**named) if is_frame(shard) else {**shard, **named}
 
@@ -209,7 +223,7 @@ def _named(outputs, output_cols) -> dict[str, Any]:
     if keys and set(names) <= set(keys):
         return {name: arrays[keys.index(name)] for name in names}
     if len(arrays) == 1 and not len(arrays[0]):  # a shard without rows
-        return {name: arrays[0] for name in names}
+        return dict.fromkeys(names, arrays[0])
     if len(names) != len(arrays):
         raise UsageError(
             f"The model returns {len(arrays)} outputs but output_cols names {len(names)}: {names}"
