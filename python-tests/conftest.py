@@ -19,6 +19,12 @@ def pytest_configure(config):
     )
 
 
+def pytest_itemcollected(item):
+    """Of several pytest processes one runs a whole file, and one all that needs the executors."""
+    group = "local_cluster" if needs_local_cluster(item) else item.location[0]
+    item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     items.sort(key=needs_local_cluster)  # a stable sort
