@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.data import SparkXShards, XShards
+from bigdl.orca.data.feeds.in_memory import ArrayFeed
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.trigger import SeveralIteration
@@ -241,3 +242,14 @@ def test_wrong_inputs_are_refused(orca_spark, data, options, message):
     options = dict(options)
     with pytest.raises(UsageError, match=message):
         estimator(config=options.pop("config", None)).fit(data(orca_spark), **options)
+
+
+def test_arrays_reach_workers_elsewhere_through_spark(orca_spark, monkeypatch):
+    monkeypatch.setattr(ArrayFeed, "travels", lambda feed, cluster: True)
+    est = estimator()
+    stats = est.fit((X, Y), batch_size=5, validation_data=(X, Y))
+    expected, means = train_alone(
+        net(), sgd, squared, [{"x": X, "y": Y}], epochs=1, batch_size=5, seed=0, shuffle=False
+    )
+    assert largest_difference(est.get_model().state_dict(), expected.state_dict()) < 1e-12
+    assert (stats[0]["num_samples"], stats[0]["val_num_samples"]) == (ROWS, ROWS)

@@ -72,6 +72,8 @@ class ParquetFeed(Feed):
         self.feature_cols, self.label_cols = tuple(feature_cols), tuple(label_cols or ())
         self.name = name
         self._url = self.paths[0]
+        if len({path.partition("://")[0] if "://" in path else "" for path in self.paths}) > 1:
+            raise UsageError(f"The paths must be of one file system, got {self.paths}")
         self._fragments, schema = _open(self.paths)
         owner = name or f"{self._url}"
         columns = list(dict.fromkeys([*self.feature_cols, *self.label_cols]))

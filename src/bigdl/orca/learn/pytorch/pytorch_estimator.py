@@ -83,7 +83,12 @@ class PyTorchEstimator(EstimatorOptions):
 
         Parameters
         ----------
-        data : pyspark.sql.DataFrame
+        data : Spark DataFrame, SparkXShards, str, arrays, pandas DataFrame or DataLoader
+            A str (or a list) is the path of Parquet files, which the workers read themselves.
+            Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards unless they
+            are pandas frames. A torch Dataset or a function ``creator(config, batch_size)`` stands
+            for a DataLoader; it is told the batch size of its worker. Its samples are shared out
+            among the workers, iterable data excepted: every worker reads its own stream.
         epochs : int
         max_steps : int, optional
             Train for so many optimizer steps instead of `epochs`. The next fit starts a new epoch.
@@ -96,8 +101,8 @@ class PyTorchEstimator(EstimatorOptions):
             False gives, per epoch, a list of the workers' own figures.
         feature_cols, label_cols : str or list of str
             Columns of the model's inputs and targets.
-        validation_data : pyspark.sql.DataFrame, optional
-            Evaluated after every epoch; of the same columns as `data`.
+        validation_data : optional
+            Evaluated after every epoch; of the same kind and columns as `data`.
         callbacks : list of Callback, optional
             Shipped to the workers; see :mod:`bigdl.orca.learn.pytorch.callbacks`.
         max_failures : int or FailurePolicy
@@ -229,7 +234,7 @@ class PyTorchEstimator(EstimatorOptions):
 
         Parameters
         ----------
-        data : pyspark.sql.DataFrame
+        data : see fit
         batch_size : int
             Rows of a batch over all workers together.
         num_steps : int, optional
@@ -308,7 +313,9 @@ class PyTorchEstimator(EstimatorOptions):
 
         Parameters
         ----------
-        data : pyspark.sql.DataFrame
+        data : Spark DataFrame, SparkXShards, str, pandas DataFrame or arrays
+            Arrays are an ndarray, or a tuple or dict of them; a str is a path of Parquet files.
+            Of one dict, array or tuple the result is the predictions alone.
         batch_size : int
             Rows of one forward pass.
         feature_cols : str or list of str
