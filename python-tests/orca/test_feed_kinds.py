@@ -248,7 +248,7 @@ def test_arrays_reach_workers_elsewhere_through_spark(orca_spark, monkeypatch):
     monkeypatch.setattr(ArrayFeed, "travels", lambda feed, cluster: True)
     est = estimator()
     stats = est.fit((X, Y), batch_size=5, validation_data=(X, Y))
-    expected, means = train_alone(
+    expected, _ = train_alone(
         net(), sgd, squared, [{"x": X, "y": Y}], epochs=1, batch_size=5, seed=0, shuffle=False
     )
     assert largest_difference(est.get_model().state_dict(), expected.state_dict()) < 1e-12

@@ -85,10 +85,10 @@ class PyTorchEstimator(EstimatorOptions):
         ----------
         data : Spark DataFrame, SparkXShards, str, arrays, pandas DataFrame or DataLoader
             A str (or a list) is the path of Parquet files, which the workers read themselves.
-            Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards unless they
-            are pandas frames. A torch Dataset or a function ``creator(config, batch_size)`` stands
-            for a DataLoader; it is told the batch size of its worker. Its samples are shared out
-            among the workers, iterable data excepted: every worker reads its own stream.
+            Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards
+            unless they are pandas frames. A torch Dataset or a function
+            ``creator(config, batch_size)`` stands for a DataLoader; the function is told the
+            batch size of its worker. Its samples are shared out among the workers, iterable data excepted: every worker reads its own stream.
         epochs : int
         max_steps : int, optional
             Train for so many optimizer steps instead of `epochs`. The next fit starts a new epoch.
