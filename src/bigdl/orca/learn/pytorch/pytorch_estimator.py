@@ -88,7 +88,8 @@ class PyTorchEstimator(EstimatorOptions):
             Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards
             unless they are pandas frames. A torch Dataset or a function
             ``creator(config, batch_size)`` stands for a DataLoader; the function is told the
-            batch size of its worker. Its samples are shared out among the workers, iterable data excepted: every worker reads its own stream.
+            batch size of its worker. The samples are shared out among the workers; of iterable
+            data every worker reads a stream of its own.
         epochs : int
         max_steps : int, optional
             Train for so many optimizer steps instead of `epochs`. The next fit starts a new epoch.
