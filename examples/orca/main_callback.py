@@ -86,8 +86,8 @@ def main(argv=None):
     callbacks = [Variational(), BestEpoch()]
     stats = est.fit(shards, options.epochs, batch_size=64, seed=0, callbacks=callbacks)
     predicted = est.predict(shards, batch_size=256, callbacks=[Variational()]).collect()
-    back = np.concatenate([shard["prediction"]["image"] for shard in predicted])
-    code = np.concatenate([shard["prediction"]["code"] for shard in predicted])
+    back = np.concatenate([shard["image"] for shard in predicted])
+    code = np.concatenate([shard["code"] for shard in predicted])
     found = {
         "error": float(((back - images) ** 2).mean()),
         "spread": float(images.var(0).mean()),  # the error of the mean image
