@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # Two processes: a test waits for Spark more than it computes.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 LINTED := src python-tests examples benchmarks docs/conf.py setup.py
 
 .DEFAULT_GOAL := help

@@ -5,9 +5,7 @@ local Spark (`orca_spark`), and the tests that need real executors (`local_clust
 others, on a second one that takes its place.
 """
 
-import collections
 import os
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,24 +19,17 @@ def pytest_configure(config):
     )
 
 
-_names: collections.Counter[str] = collections.Counter()
-
-
-def pytest_itemcollected(item):
-    """Of several pytest processes one runs a whole file, and one all that needs the executors.
-
-    They tell each other of a test by its name, so no address of an object may be in it.
-    """
-    name = re.sub(r"0x[0-9a-f]+", "0x", item.nodeid)
-    _names[name] += 1
-    item._nodeid = name if _names[name] == 1 else f"{name}-{_names[name]}"
-    group = "local_cluster" if needs_local_cluster(item) else item.location[0]
-    item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    items.sort(key=needs_local_cluster)  # a stable sort
+    """Tests on executors come last, and with them the files that hold any: of several pytest
+    processes each runs whole files, in this order."""
+    late = {item.location[0] for item in items if needs_local_cluster(item)}
+
+    def place(item):
+        path = item.location[0]
+        return path in late, path if path in late else "", needs_local_cluster(item)
+
+    items.sort(key=place)  # a stable sort
 
 
 def needs_local_cluster(item: pytest.Item) -> bool:

@@ -1,5 +1,6 @@
 """read_csv, read_json and read_parquet against pandas, on both backends."""
 
+import naming
 import numpy as np
 import pandas as pd
 import pytest
@@ -73,7 +74,7 @@ def test_one_file_of_many_rows_is_one_shard(tmp_path, backend):
         {"dtype": "str"},
         {"comment": "0", "header": 0},
     ],
-    ids=str,
+    ids=naming.case,
 )
 def test_arguments_of_read_csv(folder, backend, options):
     path = str(folder / "a.csv")

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 
+import naming
 import numpy as np
 import pytest
 import torch
@@ -475,7 +476,7 @@ def test_an_optimizer_instance_keeps_its_state_from_fit_to_fit(frame):
         ({"metrics": Accuracy}, "Accuracy is a class"),
         ({"workers": 0}, "workers_per_node should be a positive integer, got 0"),
     ],
-    ids=str,
+    ids=naming.case,
 )
 def test_what_cannot_work_is_refused_at_once(options, message):
     with pytest.raises(UsageError, match=message) as refused:
@@ -497,7 +498,7 @@ def test_what_cannot_work_is_refused_at_once(options, message):
         ({"loss": lambda config: None}, "loss creator must return .* it returned None"),
         ({"loss": nn.MSELoss(reduction="none")}, "reduction='none'"),
     ],
-    ids=str,
+    ids=naming.case,
 )
 def test_what_a_worker_finds_wrong_is_refused_in_a_sentence(frame, parts, message):
     with pytest.raises(UsageError, match=message) as refused:
@@ -520,7 +521,7 @@ def test_what_a_worker_finds_wrong_is_refused_in_a_sentence(frame, parts, messag
         ({"max_failures": -1}, "max_failures should be"),
         ({"data": [1, 2]}, "data must be a Spark DataFrame, got builtins.list"),
     ],
-    ids=str,
+    ids=naming.case,
 )
 def test_fit_refuses_wrong_arguments(frame, options, message):
     with pytest.raises(UsageError, match=message):

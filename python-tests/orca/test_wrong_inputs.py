@@ -2,6 +2,7 @@
 
 import os
 
+import naming
 import numpy as np
 import pytest
 import torch
@@ -79,7 +80,7 @@ FROM_TORCH = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), FROM_TORCH, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("options", "message"), FROM_TORCH, ids=lambda v: naming.case(v)[:40])
 def test_from_torch(options, message):
     says(lambda: estimator(**options), message)
 
@@ -127,7 +128,7 @@ FIT = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), FIT, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("options", "message"), FIT, ids=lambda v: naming.case(v)[:40])
 def test_fit(frame, options, message):
     says(lambda: estimator().fit(**{"data": frame, **COLUMNS, **options}), message)
 
@@ -178,7 +179,9 @@ WORKER = [
 ]
 
 
-@pytest.mark.parametrize(("parts", "options", "message", "kind"), WORKER, ids=lambda v: str(v)[:30])
+@pytest.mark.parametrize(
+    ("parts", "options", "message", "kind"), WORKER, ids=lambda v: naming.case(v)[:30]
+)
 def test_what_only_a_worker_can_find(frame, parts, options, message, kind):
     parts = {"model": lambda config: Columns(), **parts}
     call = {**COLUMNS, "max_failures": 0, **options}
@@ -208,7 +211,7 @@ EVALUATE = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), EVALUATE, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("options", "message"), EVALUATE, ids=lambda v: naming.case(v)[:40])
 def test_evaluate(frame, options, message):
     says(lambda: estimator().evaluate(**{"data": frame, **COLUMNS, **options}), message)
 
@@ -221,7 +224,7 @@ PREDICT = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), PREDICT, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("options", "message"), PREDICT, ids=lambda v: naming.case(v)[:40])
 def test_predict(frame, options, message):
     call = {"data": frame, "feature_cols": ["a", "b"], **options}
     says(lambda: estimator().predict(**call), message)
