@@ -51,7 +51,7 @@ def model_creator(config):
 
 
 def optimizer_creator(model, config):
-    return torch.optim.Adam(model.parameters(), lr=config["lr"])
+    return torch.optim.Adam(model.parameters(), lr=config["lr"], fused=config.get("fused"))
 
 
 def scheduler_creator(optimizer, config):
@@ -63,6 +63,7 @@ def make_estimator(options, users, items, **more):
     from bigdl.orca.learn.pytorch import Estimator
 
     config = {"users": users, "items": items, "factors": options.factors, "lr": options.lr}
+    config["fused"] = options.fused or None
     return Estimator.from_torch(
         model=model_creator,
         optimizer=optimizer_creator,
@@ -283,6 +284,7 @@ def parse(argv, description):
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--factors", type=int, default=8)
+    parser.add_argument("--fused", action="store_true", help="one kernel for a step of Adam")
     parser.add_argument("--negatives", type=int, default=4, help="per item that a user has chosen")
     parser.add_argument(
         "--candidates", type=int, default=99, help="to rank the held-out item among"
