@@ -85,6 +85,7 @@ setup(
     ),
     install_requires=["cloudpickle>=3.0", "packaging>=23"],
     extras_require=EXTRAS,
+    entry_points={"console_scripts": ["bigdl-submit=bigdl.orca.cluster.submit_main:main"]},
     zip_safe=False,
     classifiers=[
         "Development Status :: 3 - Alpha",

@@ -83,6 +83,26 @@ def test_a_tuned_allocator_takes_no_page_faults_for_buffers_of_a_known_size():
     assert tuned < untuned / 10
 
 
+MEMORY_KEPT_AND_LEFT = """
+import numpy as np
+from bigdl.common.memory import memory_usage, tuned_allocator
+before = memory_usage().anonymous
+with tuned_allocator():
+    buffers = [np.ones(1 << 20) for _ in range(32)]
+    del buffers
+    kept = memory_usage().anonymous - before
+print(kept >> 20, memory_usage().anonymous - before >> 20)
+"""
+
+
+def test_a_tuned_allocator_gives_back_at_its_end_what_it_kept():
+    if "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""):
+        pytest.skip("needs glibc")
+    kept, left = map(int, run(MEMORY_KEPT_AND_LEFT).split())
+    assert kept >= 200
+    assert left <= 80
+
+
 @pytest.mark.parametrize("library", ["libjemalloc.so.2", "libtcmalloc_minimal.so.4"])
 def test_a_preloaded_allocator_is_left_alone(monkeypatch, library):
     monkeypatch.setenv("LD_PRELOAD", f"/usr/lib/{library}")

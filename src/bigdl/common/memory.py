@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ __all__ = [
     "freeze_modules",
     "memory_usage",
     "tune_allocator",
+    "tuned_allocator",
 ]
 
 # Parameters of mallopt(3), from malloc.h.
@@ -80,6 +83,25 @@ def tune_allocator(
     tuned &= mallopt(_M_TRIM_THRESHOLD, -1 if trim_threshold is None else trim_threshold)
     tuned &= mallopt(_M_TOP_PAD, top_pad)
     return bool(tuned)
+
+
+@contextlib.contextmanager
+def tuned_allocator() -> Iterator[None]:
+    """:func:`tune_allocator` for a while; what was freed in it goes back to the kernel at the end.
+
+    Afterwards buffers of up to 32 MiB come from the heap, which is what glibc's own adaptation of
+    that threshold may end at; the adaptation itself cannot be had back.
+    """
+    if not tune_allocator():
+        yield
+        return
+    try:
+        yield
+    finally:
+        tune_allocator(
+            _LARGEST_THRESHOLD_OF_OLD_GLIBC, 2 * _LARGEST_THRESHOLD_OF_OLD_GLIBC, 1 << 17
+        )
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 _frozen_modules = 0

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.common.memory import tuned_allocator
 from bigdl.orca.data.feeds.batches import BatchPlan
 from bigdl.orca.learn.background import BackgroundWriter
 from bigdl.orca.learn.checkpoint import CheckpointDirectory
@@ -46,7 +47,8 @@ class FitProgram:
     sync: Any  # class of the GradientSync
 
     def __call__(self, worker):
-        return TorchLoop(worker, self.sync(worker), self.parts, self.settings).fit()
+        with tuned_allocator():
+            return TorchLoop(worker, self.sync(worker), self.parts, self.settings).fit()
 
 
 class TorchLoop(Iteration):
