@@ -6,8 +6,8 @@ others, on a second one that takes its place.
 """
 
 import os
+import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,37 +39,59 @@ def needs_local_cluster(item: pytest.Item) -> bool:
     return "local_cluster" in fixtures or item.get_closest_marker("local_cluster") is not None
 
 
-@pytest.fixture(scope="session")
-def orca_spark() -> Iterator["pyspark.sql.SparkSession"]:  # noqa: F821
+@pytest.fixture(scope="session", autouse=True)
+def _stop_at_the_end():
+    yield
+    if "bigdl.orca.context" in sys.modules:
+        from bigdl.orca import stop_orca_context
+
+        stop_orca_context()
+
+
+@pytest.fixture(scope="module")
+def orca_spark() -> "pyspark.sql.SparkSession":  # noqa: F821
     """A SparkSession on ``local[2,4]``, started by ``init_orca_context``."""
-    from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
-
-    init_orca_context("local", cores=2, memory="2g")
-    yield OrcaContext.get_spark_session()
-    stop_orca_context()
+    return session("local[2,4]", lambda context: context("local", cores=2, memory="2g"))
 
 
-@pytest.fixture(scope="session")
-def local_cluster(tmp_path_factory) -> Iterator["pyspark.sql.SparkSession"]:  # noqa: F821
+@pytest.fixture(scope="module")
+def local_cluster(tmp_path_factory) -> "pyspark.sql.SparkSession":  # noqa: F821
     """A SparkSession on two executors of one core and 1 GB each, every one in its own JVM."""
-    from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
-    from bigdl.orca.cluster.spark import SparkCluster
+    master = "local-cluster[2,1,1024]"
 
-    stop_orca_context()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_HOME", str(spark_home(tmp_path_factory.mktemp("spark-home"))))
-        init_orca_context(
-            "local",
-            cores=2,
-            memory="1g",
-            conf={"spark.master": "local-cluster[2,1,1024]", "spark.executor.memory": "1g"},
-        )
+    def start(context):
+        from bigdl.orca.cluster.spark import SparkCluster
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SPARK_HOME", str(spark_home(tmp_path_factory.mktemp("spark-home"))))
+            conf = {"spark.master": master, "spark.executor.memory": "1g"}
+            context("local", cores=2, memory="1g", conf=conf)
         give_up = time.monotonic() + 120
         while SparkCluster.from_active().slots() < 2:
             assert time.monotonic() < give_up, "the executors did not register within 120 s"
             time.sleep(0.1)
-        yield OrcaContext.get_spark_session()
+
+    return session(master, start)
+
+
+def session(master: str, start) -> "pyspark.sql.SparkSession":  # noqa: F821
+    """The session of all modules on this master; a test may have ended it, or started another."""
+    from pyspark import SparkContext
+
+    from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+
+    active = SparkContext._active_spark_context
+    if active is None or active._jsc is None or active.master != master or is_stopped(active):
         stop_orca_context()
+        start(init_orca_context)
+    return OrcaContext.get_spark_session()
+
+
+def is_stopped(context) -> bool:
+    try:
+        return context._jsc.sc().isStopped()
+    except Exception:  # the JVM is gone
+        return True
 
 
 def spark_home(directory: Path) -> Path:

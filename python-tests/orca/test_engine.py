@@ -183,7 +183,12 @@ def test_no_context(monkeypatch):
         SparkEngine()
 
 
+def persisted(spark) -> int:
+    return spark.sparkContext._jsc.sc().getPersistentRDDs().size()
+
+
 def test_a_taken_channel_port(orca_spark, no_jobs):
+    before = persisted(orca_spark)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -193,7 +198,7 @@ def test_a_taken_channel_port(orca_spark, no_jobs):
         expected = rf"^The driver cannot listen on 127.0.0.1:{port} \(Address already in use\)"
         with pytest.raises(UsageError, match=expected):
             SparkEngine(channel_port=port).run(lambda worker: 0, feed, num_workers=1)
-    assert orca_spark.sparkContext._jsc.sc().getPersistentRDDs().size() == 0
+    assert persisted(orca_spark) == before
 
 
 # What a worker has -----------------------------------------------------------------------------
@@ -269,6 +274,7 @@ def test_shards_of_a_frame(orca_spark, engine):
 
 
 def test_no_spool_and_no_persisted_frame_stay(orca_spark, engine):
+    before = persisted(orca_spark)
     feed = SparkDataFrameFeed(orca_spark.range(40).selectExpr("rand() as x"), ["x"])
 
     def program(worker):
@@ -277,7 +283,7 @@ def test_no_spool_and_no_persisted_frame_stay(orca_spark, engine):
 
     directories = set(engine.run(program, feed, num_workers=2))
     assert not [p for d in directories for p in Path(d).glob("bigdl-spool-*")]
-    assert orca_spark.sparkContext._jsc.sc().getPersistentRDDs().size() == 0
+    assert persisted(orca_spark) == before
 
 
 def test_spools_are_used_by_the_next_attempt_of_a_job(orca_spark, engine, tmp_path):

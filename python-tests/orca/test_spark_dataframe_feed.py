@@ -281,7 +281,7 @@ def test_a_validation_value_that_does_not_fit_the_training_type_is_refused(orca_
 def test_a_validation_column_of_another_kind_is_refused(orca_spark):
     validation = orca_spark.range(3).select(F.expr("id > 0 AS id"))
     with pytest.raises(UsageError, match=r"'id' is boolean in validation_data but bigint in the"):
-        group(orca_spark.range(3), validation)
+        group(orca_spark.range(3), validation).prepare(SparkCluster.from_active(), 2)
 
 
 def test_a_validation_frame_without_a_column_is_refused_by_name(orca_spark):
