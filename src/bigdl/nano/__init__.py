@@ -1,0 +1,4 @@
+"""Nano: ordinary PyTorch and Keras code, faster on one machine.
+
+Importing this package loads no framework and changes nothing.
+"""

@@ -1,0 +1,30 @@
+"""The registry of acceleration methods, which PyTorch and Keras share.
+
+A :class:`~bigdl.nano.acceleration.method.Method` is one way to make a model faster. It says what
+it needs, builds an accelerated model from the user's model and a sample of its input, and the
+accelerated model knows how it is saved and loaded. ``optimize`` walks the registry; ``trace`` and
+``quantize`` look one method up.
+"""
+
+from bigdl.nano.acceleration.method import Method
+from bigdl.nano.acceleration.options import (
+    AccuracyGoal,
+    BuildOptions,
+    Calibration,
+    JitOptions,
+    OnnxOptions,
+    OpenVINOOptions,
+)
+from bigdl.nano.acceleration.registry import find_method, methods
+
+__all__ = [
+    "AccuracyGoal",
+    "BuildOptions",
+    "Calibration",
+    "JitOptions",
+    "Method",
+    "OnnxOptions",
+    "OpenVINOOptions",
+    "find_method",
+    "methods",
+]

@@ -1,0 +1,171 @@
+"""What a user may ask of a method, as one typed object for each subject.
+
+``trace`` and ``quantize`` have dozens of keywords, most of which belong to one runtime. They are
+sorted into these objects once; a method reads the one that is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = [
+    "AccuracyGoal",
+    "BuildOptions",
+    "Calibration",
+    "JitOptions",
+    "OnnxOptions",
+    "OpenVINOOptions",
+]
+
+
+@dataclass(frozen=True)
+class OnnxOptions:
+    """Of ONNX Runtime and of the export to ONNX.
+
+    Attributes
+    ----------
+    session_options : onnxruntime.SessionOptions, optional
+        Taken as they are, but for the thread counts where ``threads`` is given.
+    simplify : bool
+        Whether the exported graph is simplified.
+    export : mapping
+        Further keywords of ``torch.onnx.export``.
+    """
+
+    session_options: Any = None
+    simplify: bool = True
+    export: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OpenVINOOptions:
+    """Of OpenVINO.
+
+    Attributes
+    ----------
+    device : str
+        ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"NPU"``.
+    config : mapping
+        Properties for ``compile_model``; they win over the method's own.
+    convert : mapping
+        Keywords of the conversion: ``mean_value``, ``scale_values``, ``layout``, ``input``,
+        ``input_shape``, ``data_type``.
+    """
+
+    device: str = "CPU"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    convert: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JitOptions:
+    """Of TorchScript and ``torch.compile``.
+
+    Attributes
+    ----------
+    method : str or None
+        ``"trace"``, ``"script"``, or None for the first that works.
+    strict : bool
+        Passed to ``torch.jit.trace``.
+    """
+
+    method: str | None = None
+    strict: bool = True
+
+
+@dataclass(frozen=True)
+class AccuracyGoal:
+    """The accuracy that a quantized model has to keep.
+
+    Attributes
+    ----------
+    score : callable
+        Called with a model, returns its accuracy as a float.
+    higher_is_better : bool
+    relative : float or None
+        Largest drop as a fraction of the original's score, e.g. 0.01.
+    absolute : float or None
+        Largest drop in units of the score.
+    max_trials : int or None
+        How many quantized models are built and scored at most.
+    timeout : float or None
+        Seconds after which no further one is tried; 0 and None set no limit.
+    """
+
+    score: Callable[[Any], float]
+    higher_is_better: bool = True
+    relative: float | None = 0.01
+    absolute: float | None = None
+    max_trials: int | None = None
+    timeout: float | None = None
+
+    def drop(self, original: float, score: float) -> float:
+        """How much worse a score is than the original's; negative if it is better."""
+        return original - score if self.higher_is_better else score - original
+
+    def allowed(self, original: float) -> float:
+        """The largest drop that is accepted, in units of the score."""
+        if self.absolute is not None:
+            return self.absolute
+        return abs(original) * (0.01 if self.relative is None else self.relative)
+
+    def met(self, original: float, score: float) -> bool:
+        """Whether a score is good enough."""
+        return self.drop(original, score) <= self.allowed(original)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How the ranges of activations are found for int8.
+
+    Attributes
+    ----------
+    data
+        DataLoader, tensor, tuple or dict; what the framework's Source takes.
+    sample_size : int
+        Number of samples (rows, not batches) that are used at most.
+    approach : str
+        ``"static"`` or ``"dynamic"``.
+    smooth : bool or None
+        Smooth quantization (Xiao et al., 2022), which moves the outliers of activations of
+        transformers into the weights; None where the model has attention.
+    goal : AccuracyGoal or None
+        With a goal, layers that cost too much accuracy are left unquantized.
+    """
+
+    data: Any = None
+    sample_size: int = 100
+    approach: str = "static"
+    smooth: bool | None = None
+    goal: AccuracyGoal | None = None
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """All that a user may ask of a method.
+
+    Attributes
+    ----------
+    threads : int or None
+        Number of threads of the runtime; None leaves it to the runtime.
+    streams : int or None
+        Number of requests that OpenVINO runs at a time.
+    dynamic_axes : bool or dict
+        True: the first dimension of every input may change. A dict names other ones.
+    output_tensors : bool
+        Tensors of the framework, or ndarrays.
+    inplace : bool
+        Whether the user's module may be converted itself instead of a copy.
+    """
+
+    threads: int | None = None
+    streams: int | None = None
+    dynamic_axes: bool | Mapping[str, Any] = True
+    output_tensors: bool = True
+    inplace: bool = False
+    onnx: OnnxOptions = OnnxOptions()
+    openvino: OpenVINOOptions = OpenVINOOptions()
+    jit: JitOptions = JitOptions()
+    calibration: Calibration = Calibration()

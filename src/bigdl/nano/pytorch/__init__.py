@@ -1,0 +1,21 @@
+"""Nano for PyTorch: the same model, faster."""
+
+import importlib
+
+_HOMES = {
+    "InferenceOptimizer": "bigdl.nano.pytorch.inference.optimizer",
+    "Pipeline": "bigdl.nano.pytorch.inference.pipeline",
+    "Trainer": "bigdl.nano.pytorch.trainer",
+}
+
+__all__ = ["InferenceOptimizer", "Pipeline", "Trainer"]
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})
