@@ -29,9 +29,15 @@ NANO = [
     "nncf>=3.0,<4",
     "optuna>=4.5,<6",
     "torchao>=0.15",
+    "matplotlib>=3.9",
+    "numpy>=2.0,<3",
     "opencv-python-headless>=4.10",
+    "pandas>=2.2,<4",
     "Pillow>=11",
+    "psutil>=5.9",
     "PyTurboJPEG>=1.7,<2",
+    "PyYAML>=6",
+    "tqdm>=4.60",
 ]
 TF = ["tensorflow>=2.20,<3", "keras>=3.12,<4", "numpy>=2.0,<3"]
 FRIESIAN = ORCA

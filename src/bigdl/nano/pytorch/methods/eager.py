@@ -24,7 +24,7 @@ from bigdl.nano.pytorch.inference.weights import load_weights, save_weights
 __all__ = ["EAGER", "BF16Model"]
 
 _BF16_SETS = ("avx512_bf16", "amx_bf16", "bf16", "avx_ne_convert")
-# Modules whose operator autocast runs in bf16: with weights in bf16 it need not cast them each time.
+# What autocast runs in bf16: with weights in bf16 it need not cast them at each call.
 _LOWERED = (
     torch.nn.Linear,
     torch.nn.Conv1d,
