@@ -47,7 +47,7 @@ def _run(rank: int, payload: int) -> bytes:
     try:
         # Each mapping has its own position; the descriptor's is shared with the other workers.
         with mmap.mmap(payload, 0, access=mmap.ACCESS_READ) as file:
-            _restore(pickle.load(file))
+            restore(pickle.load(file))
             fn, args = pickle.load(file)
         result = fn(rank, *args)
         import cloudpickle
@@ -61,7 +61,7 @@ def _run(rank: int, payload: int) -> bytes:
         return pickle.dumps((False, (failed, type(error).__name__, text)))
 
 
-def _restore(header: dict) -> None:
+def restore(header: dict) -> None:
     """Undo what the parent changed to let this module be found."""
     sys.argv = header["argv"]
     if header["pythonpath"] is None:

@@ -106,7 +106,7 @@ def launch(
         raise UsageError(f"nprocs must be an int of at least 1, but it is {nprocs!r}")
     if timeout is not None and timeout <= 0:
         raise UsageError(f"timeout must be a positive number of seconds, but it is {timeout!r}")
-    shares = _shares(nprocs, cores)
+    shares = worker_shares(nprocs, cores)
     with _Crew(log_dir, stream_output) as crew:
         crew.start(fn, tuple(args), shares, dict(env or {}))
         return crew.results(timeout)
@@ -189,14 +189,7 @@ class _Worker:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def _obituary(self) -> str:
-        code = self.process.returncode
-        if code < 0:
-            names = {number.value: number.name for number in signal.Signals}
-            cause = f"was killed by {names.get(-code, f'signal {-code}')}"
-            if -code == signal.SIGKILL:
-                cause += " (as the kernel does when memory runs out)"
-        else:
-            cause = f"ended with exit code {code} before its function returned"
+        cause = cause_of_end(self.process.returncode)
         tail = self.streams[1].tail()
         last = f"the last lines of its stderr:\n{tail}" if tail else "its stderr was empty"
         return f"worker {self.rank} {cause}; {last}"
@@ -224,12 +217,7 @@ class _Crew:
         """Start one worker for each (cores, threads) in `shares`."""
         if self._log_dir is not None:
             self._log_dir.mkdir(parents=True, exist_ok=True)
-        environ = {name: os.environ[name] for name in os.environ if name not in _PINNING_VARIABLES}
-        environ = _updated(environ, env)
-        header = {"argv": sys.argv, "pythonpath": environ.get("PYTHONPATH")}
-        # The worker finds this package where the caller found it, then restores the variable.
-        paths = [env.get("PYTHONPATH"), *sys.path]
-        environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if isinstance(path, str))
+        environ, header = worker_environ(env)
         payload = self._resources.enter_context(_payload(header, fn, args))
         lifeline = self._lifeline()
         for rank, (cores, threads) in enumerate(shares):
@@ -329,7 +317,45 @@ class _Crew:
             worker.drain()
 
 
-def _shares(nprocs: int, cores: Sequence[Iterable[int]] | None) -> list[tuple[list[int], int]]:
+def worker_environ(changes: Mapping[str, str | None]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Environment in which a fresh interpreter finds what this one finds.
+
+    Parameters
+    ----------
+    changes : mapping of str to str
+        Additions to the environment of this process; None removes a variable.
+
+    Returns
+    -------
+    environ : dict
+        Without the pinning of this process.
+    header : dict
+        What :func:`bigdl.common._launch_main.restore` takes to undo in the worker what only its
+        start needed.
+    """
+    environ = {name: os.environ[name] for name in os.environ if name not in _PINNING_VARIABLES}
+    environ = _updated(environ, changes)
+    header = {"argv": sys.argv, "pythonpath": environ.get("PYTHONPATH")}
+    # The worker finds this package where the caller found it, then restores the variable.
+    paths = [changes.get("PYTHONPATH"), *sys.path]
+    environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if isinstance(path, str))
+    return environ, header
+
+
+def cause_of_end(code: int) -> str:
+    """What the exit code of a worker that ended too early tells, to follow "the worker"."""
+    if code >= 0:
+        return f"ended with exit code {code} before its function returned"
+    names = {number.value: number.name for number in signal.Signals}
+    cause = f"was killed by {names.get(-code, f'signal {-code}')}"
+    if -code == signal.SIGKILL:
+        cause += " (as the kernel does when memory runs out)"
+    return cause
+
+
+def worker_shares(
+    nprocs: int, cores: Sequence[Iterable[int]] | None
+) -> list[tuple[list[int], int]]:
     """Cores and thread count of each worker."""
     machine = topology()
     if cores is None:
