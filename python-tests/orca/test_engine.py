@@ -718,4 +718,4 @@ def test_who_was_lost_is_named():
     assert str(error).startswith("Worker 1 (process 7 on a) was lost: its Python process ended")
     gone = [{"rank": rank, "pid": 7, "host": "a"} for rank in range(5)]
     error = job_error(RuntimeError("Python worker exited unexpectedly"), gone)
-    assert "2 (process 7 on a) and 2 more were lost: " in str(error)
+    assert "2 (process 7 on a) and 2 more were lost: their Python processes" in str(error)

@@ -110,6 +110,38 @@ def test_waits_for_those_who_meet_later(without_driver):
     assert without_driver.run(program, num_workers=2) == [0, 1]
 
 
+class InThrees(SparkDataFrameFeed):
+    """Rows that Spark is to hand out in threes; a worker notes what it gets."""
+
+    def __init__(self, frame, folder):
+        super().__init__(frame, ["x"], balance=False)
+        self.folder = folder
+
+    def prepare(self, cluster, num_workers, *, name="data"):
+        ingest = super().prepare(cluster, num_workers, name=name)
+        ingest.settings = {"spark.sql.execution.arrow.maxRecordsPerBatch": "3"}
+        read, folder = ingest.reader, self.folder
+
+        def noted(batches):
+            for batch in batches:
+                with open(folder / "rows", "a") as file:
+                    file.write(f"{batch.num_rows}\n")
+                yield batch
+
+        ingest.reader = lambda batches, open_spool: read(noted(batches), open_spool)
+        return ingest
+
+
+def test_plans_the_input_under_its_settings(orca_spark, without_driver, tmp_path):
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = orca_spark.conf.get(name)
+    frame = orca_spark.range(0, 12, 1, 2).selectExpr("double(id) as x")
+    feed = InThrees(frame, tmp_path)
+    assert without_driver.run(lambda w: w.shard.rows, feed, num_workers=2) == [6, 6]
+    assert (tmp_path / "rows").read_text().split() == ["3"] * 4
+    assert orca_spark.conf.get(name) == before
+
+
 def test_trains_a_model(orca_spark, monkeypatch, tmp_path):
     data = faults.frame(orca_spark)
     expected = faults.fit(faults.estimator(), data)

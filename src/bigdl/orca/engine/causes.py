@@ -22,12 +22,16 @@ class JobCancelled(BigDLError, RuntimeError):
     """Somebody else cancelled our Spark job, or stopped the SparkContext."""
 
 
-_LOST = (
-    (r"Python worker (exited|keepalive|faulthandler)", "its Python process ended unexpectedly"),
-    (r"ExecutorLostFailure|executor.* (was )?lost|worker lost", "its executor went away"),
-    (r"Executor heartbeat timed out|Remote RPC client disassociated", "its executor went away"),
-    (r"FetchFailed|MetadataFetchFailed", "its input went away with an executor"),
-    (r"Connection reset|Broken pipe", "its connection broke"),
+_ENDED = "its Python process ended unexpectedly", "their Python processes ended unexpectedly"
+_AWAY = "its executor went away", "their executors went away"
+_INPUT = "its input went away with an executor", "their input went away with an executor"
+_BROKE = "its connection broke", "their connections broke"
+_LOST = (  # what Spark says, and what it means for one worker and for several
+    (r"Python worker (exited|keepalive|faulthandler)", _ENDED),
+    (r"ExecutorLostFailure|executor.* (was )?lost|worker lost", _AWAY),
+    (r"Executor heartbeat timed out|Remote RPC client disassociated", _AWAY),
+    (r"FetchFailed|MetadataFetchFailed", _INPUT),
+    (r"Connection reset|Broken pipe", _BROKE),
 )
 _CANCELLED = re.compile(r"cancelled|SparkContext was shut down|SparkContext is stopped")
 _TRACEBACK = re.compile(
@@ -78,9 +82,9 @@ def job_error(error: BaseException, vanished: list[dict]) -> BaseException:
         )
     found = _TRACEBACK.search(text)
     if found is None:
-        for pattern, reason in _LOST:
+        for pattern, reasons in _LOST:
             if re.search(pattern, text, re.IGNORECASE):
-                return worker_lost(vanished, reason)
+                return worker_lost(vanished, *reasons)
         if _CANCELLED.search(text):
             return JobCancelled("The Spark job was cancelled before it was done")
     cause = (found.group(1) if found else text.split("\n\tat ")[0]).strip()
@@ -93,12 +97,13 @@ def _marked(text, mark):
     return json.loads(text.partition(mark)[2].partition("\n")[0])
 
 
-def worker_lost(vanished: list[dict], reason: str) -> WorkerLost:
+def worker_lost(vanished: list[dict], reason: str, reason_of_several: str = "") -> WorkerLost:
     """Who was lost, as far as it is known, and why."""
     if not vanished:
         return WorkerLost(f"A worker was lost: {reason}")
     who = " and ".join(f"{w['rank']} (process {w['pid']} on {w['host']})" for w in vanished[:3])
+    if len(vanished) == 1:
+        return WorkerLost(f"Worker {who} was lost: {reason}")
     if len(vanished) > 3:
         who += f" and {len(vanished) - 3} more"
-    noun = "Worker" if len(vanished) == 1 else "Workers"
-    return WorkerLost(f"{noun} {who} {'was' if len(vanished) == 1 else 'were'} lost: {reason}")
+    return WorkerLost(f"Workers {who} were lost: {reason_of_several or reason}")

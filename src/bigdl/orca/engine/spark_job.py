@@ -142,10 +142,7 @@ class SparkJob(Job):
         """The same, where the workers cannot reach the driver."""
         spec = replace(self._spec, address=None, options=options, state=state)
 
-        def stage():
-            return self._source().mapInArrow(_task(spec), _ROWS, barrier=True)
-
-        call = SparkCall(self._sc, lambda: self._collect(call, stage))
+        call = SparkCall(self._sc, lambda: self._collect(call, lambda: self._planned(spec)))
         try:
             rows = call.wait()
         except Exception as error:
@@ -186,14 +183,16 @@ class SparkJob(Job):
         if self._rdd is None:
             # The same object in each attempt, so that Spark finds its shuffle files again. Not the
             # frame: adaptive execution remembers that its result failed and would not run it again.
-            stage = self._source().mapInArrow(_task(self._spec), _ROWS, barrier=True)
-            with sql_settings(self._spark, self._ingest.settings if self._ingest else {}):
-                self._rdd = stage.rdd  # plans it
+            self._rdd = self._planned(self._spec)
         return self._rdd
 
-    def _source(self):
+    def _planned(self, spec):
+        """The stage over the input, planned under the settings that the input asks for."""
         frame = self._ingest.frame if self._ingest else None
-        return self._empty() if frame is None else frame
+        source = self._empty() if frame is None else frame
+        stage = source.mapInArrow(_task(spec), _ROWS, barrier=True)
+        with sql_settings(self._spark, self._ingest.settings if self._ingest else {}):
+            return stage.rdd  # plans it
 
     def _empty(self):
         return self._spark.range(0, self.num_workers, 1, self.num_workers)
@@ -236,7 +235,7 @@ class SparkJob(Job):
         if "refused" in outcomes:
             self._read_otherwise()
             return None
-        raise worker_lost(gone, details[0] if details else "it left no result")
+        raise worker_lost(gone, *(details[:1] or ("it left no result", "they left no result")))
 
 
 @contextlib.contextmanager
