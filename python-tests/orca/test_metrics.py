@@ -321,6 +321,65 @@ def test_a_state_can_be_reset_pickled_and_fed_after_a_merge(case):
     torch.testing.assert_close(state.compute(), whole.compute(), rtol=2e-7, atol=0)
 
 
+WEIGHABLE = [case for case in CASES if case != "a function"]
+
+
+@pytest.mark.parametrize("case", WEIGHABLE)
+def test_a_row_of_weight_k_counts_as_k_rows(case):
+    metric = CASES[case][0]
+    preds, targets = inputs_of(case)
+    times = torch.randint(0, 4, (ROWS,), generator=torch.Generator().manual_seed(5))
+    repeated = metric.get_metric()
+    repeated(preds.repeat_interleave(times, 0), targets.repeat_interleave(times, 0))
+    for factor in (1, 0.3):  # what counts are proportions
+        states = []
+        for rows in (slice(0, 40), slice(40, 41), slice(41, None), slice(0, 0)):
+            worker = metric.get_metric()
+            worker(preds[rows], targets[rows], factor * times[rows, None])
+            states.append(worker.state())
+        weighted = metric.get_metric()
+        weighted.load_state(merge_states(states, weighted.reductions))
+        torch.testing.assert_close(weighted.compute(), repeated.compute(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("metric", [ROC(), PrecisionRecallCurve()])
+def test_curves_of_weighted_rows_are_those_of_repeated_rows(metric):
+    preds, targets = binary_case(torch.Generator().manual_seed(1), ROWS)
+    times = torch.arange(ROWS) % 3
+    repeated, weighted = metric.get_metric(), metric.get_metric()
+    repeated(preds.repeat_interleave(times), targets.repeat_interleave(times))
+    weighted(preds, targets, times)
+    for found, expected in zip(weighted.compute(), repeated.compute(), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_weights_of_several_outputs_are_those_of_their_row():
+    worker = MSE().get_metric()
+    worker(torch.zeros(2, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([3.0, 1.0]))
+    assert worker.compute().item() == pytest.approx((3 * 5 + 25) / 8)
+
+
+def test_rows_without_any_weight_have_no_figure():
+    for metric in (MSE(), Precision(), AUC()):
+        worker = metric.get_metric()
+        worker(torch.tensor([0.1, 0.9]), torch.tensor([0, 1]), torch.zeros(2))
+        assert worker.compute().isnan()
+
+
+@pytest.mark.parametrize(
+    ("metric", "weights", "message"),
+    [
+        (Accuracy(), [1.0], "Accuracy: expected one weight for each of 2 rows, got weights of"),
+        (MSE(), [1.0, -1.0], "MSE: weights are expected to be finite numbers >= 0"),
+        (AUC(), [1.0, float("nan")], "AUC: weights are expected to be finite numbers >= 0"),
+        (CustomizedMetric(max), [1.0, 1.0], "The metric max has no notion of rows that count more"),
+    ],
+)
+def test_wrong_weights_are_refused(metric, weights, message):
+    with pytest.raises(UsageError, match=message):
+        metric.get_metric()(torch.tensor([0.1, 0.9]), torch.tensor([0, 1]), torch.tensor(weights))
+
+
 def figure_of(metric, *batches):
     state = metric.get_metric()
     for preds, targets in batches:

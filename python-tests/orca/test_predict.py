@@ -425,6 +425,16 @@ def test_double_precision(frame):
     assert len(predictions(frame, est)) == ROWS
 
 
+def test_the_precision_is_that_of_the_estimator(frame):
+    exact, rounded = (
+        torch.tensor(np.stack([p.toArray() for p in predictions(frame, est)]))
+        for est in (estimator(net), estimator(net, precision="bf16"))
+    )
+    assert torch.equal(rounded.to(torch.bfloat16).double(), rounded)
+    assert not torch.equal(rounded, exact)
+    assert (rounded - exact).abs().max() < 0.02 * exact.abs().max()
+
+
 def test_pandas_gets_the_predictions(frame):
     table = returning(lambda x: x[:, 0]).predict(frame, feature_cols=["x"]).toPandas()
     assert isinstance(table, pd.DataFrame)

@@ -23,7 +23,7 @@ def as_feed(data, feature_cols=None, label_cols=None, config=None, *, name=None)
         list or dict of them (:mod:`bigdl.orca.data.feeds.values`). A torch ``Dataset`` or a
         function ``creator(config, batch_size)`` stands for a ``DataLoader``.
     feature_cols, label_cols : str or sequence of str, optional
-        Columns for the model and targets.
+        Columns for the model and targets; of a loader, keys of batches that are dicts.
     config : dict, optional
     name : str, optional
         What messages call the input, e.g. ``"validation_data"``.
@@ -147,7 +147,7 @@ def _is_loader(data: Any) -> bool:
 def _loader(data, features, labels, config, name):
     from bigdl.orca.data.feeds.loader import LoaderFeed
 
-    return LoaderFeed(data, config, name=name)
+    return LoaderFeed(data, features, labels, config, name=name)
 
 
 _KINDS = (

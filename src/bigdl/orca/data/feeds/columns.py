@@ -356,6 +356,8 @@ def _in_dtype(members, values):
         return values
     with np.errstate(invalid="ignore"):
         cast = values.astype(wanted)
+    if members[0].cast == "int":  # Spark has cast it, and a double holds it
+        return cast
     if wanted.kind == "i" and (lossy := cast != values).any():
         first = int(np.flatnonzero(lossy)[0])
         raise SourceError(

@@ -40,6 +40,8 @@ class LoaderFeed(Feed):
     ----------
     source : DataLoader, Dataset or callable
         A function is called in every worker and returns a DataLoader or Dataset.
+    feature_cols, label_cols : sequence of str, optional
+        Keys of the model's inputs and the targets, where batches are dicts.
     config : dict, optional
         For the function.
     name : str, optional
@@ -51,13 +53,13 @@ class LoaderFeed(Feed):
     """
 
     kind = "DataLoader"
-    feature_cols = None
-    label_cols = None
 
-    def __init__(self, source: Any, config: dict | None = None, *, name: str | None = None):
+    def __init__(self, source: Any, feature_cols=None, label_cols=None, config=None, *, name=None):
         import cloudpickle
 
         self.name = name
+        self.feature_cols = tuple(feature_cols) if feature_cols else None
+        self.label_cols = tuple(label_cols) if label_cols else None
         is_function = callable(source) and not hasattr(source, "__getitem__")
         try:
             self._payload = cloudpickle.dumps(source)

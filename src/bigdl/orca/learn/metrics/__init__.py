@@ -7,6 +7,10 @@ come together with :func:`merge_states`, and a ``TorchMetric`` that loads the me
 the figure.  Counts are kept in int64 and sums in float64, never a mean of means, so N workers and
 one process give the same figure (to float64 rounding), also when a worker saw no row.
 
+Where rows have weights (``weight_col=`` of an Estimator), a row of weight 2 counts as two rows and
+one of weight 0 as none, in all metrics of this package. A function of the user and an object of
+torchmetrics have no notion of weights and are refused there.
+
 Importing this package does not import torch.
 """
 

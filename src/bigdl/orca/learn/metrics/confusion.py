@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.metrics.base import Metric
-from bigdl.orca.learn.metrics.inputs import class_scores, cpu_tensors, labels_below, several_labels
+from bigdl.orca.learn.metrics.inputs import (
+    class_scores,
+    cpu_tensors,
+    labels_below,
+    row_weights,
+    several_labels,
+)
 from bigdl.orca.learn.metrics.state import TensorMetric, TorchMetric
 
 if TYPE_CHECKING:
@@ -102,9 +108,13 @@ class F1Score(ConfusionMetric):
 
 
 class _Confusion(TensorMetric):
-    """Hits, predictions and truths of each class; empty tensors until the first batch."""
+    """Hits, predictions and truths of each class; empty tensors until the first batch.
+
+    They are counts, or sums of the rows' weights.
+    """
 
     reductions: Mapping[str, Reduction] = {"hits": "sum", "predicted": "sum", "actual": "sum"}
+    takes_weights = True
 
     def __init__(self, metric: ConfusionMetric):
         self._metric = metric
@@ -115,12 +125,18 @@ class _Confusion(TensorMetric):
 
         return {key: torch.zeros(0, dtype=torch.int64) for key in self.reductions}
 
-    def _batch_state(self, preds, targets):
-        predicted, actual, classes = self._labels(*cpu_tensors(self.name, preds, targets))
+    def _batch_state(self, preds, targets, weights=None):
+        preds, targets = cpu_tensors(self.name, preds, targets)
+        predicted, actual, classes = self._labels(preds, targets)
+        hit, of_hits = predicted == actual, None
+        if weights is not None:
+            weights = row_weights(self.name, weights, len(targets))
+            weights = weights.repeat_interleave(len(actual) // len(targets))
+            of_hits = weights[hit]
         return {
-            "hits": actual[predicted == actual].bincount(minlength=classes),
-            "predicted": predicted.bincount(minlength=classes),
-            "actual": actual.bincount(minlength=classes),
+            "hits": actual[hit].bincount(of_hits, classes),
+            "predicted": predicted.bincount(weights, classes),
+            "actual": actual.bincount(weights, classes),
         }
 
     def _labels(self, preds, targets) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -157,7 +173,7 @@ class _Confusion(TensorMetric):
             pick = slice(1, 2) if len(state["hits"]) == 2 else slice(None)
             state = {key: tensor[pick].sum() for key, tensor in state.items()}
         numerator, denominator = self._metric._ratio(**state)
-        figure = numerator / denominator.clamp(min=1)  # 0 / 0 is 0
+        figure = torch.where(denominator > 0, numerator / denominator, 0.0)  # 0 / 0 is 0
         if average == "macro":
             figure = figure[state["predicted"] + state["actual"] > 0].mean()
         elif average == "weighted":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from bigdl.orca.learn.metrics.base import Metric
-from bigdl.orca.learn.metrics.inputs import binary_scores, cpu_tensors
+from bigdl.orca.learn.metrics.inputs import binary_scores, cpu_tensors, row_weights
 from bigdl.orca.learn.metrics.state import TensorMetric, TorchMetric
 
 if TYPE_CHECKING:
@@ -65,9 +65,10 @@ class PrecisionRecallCurve(Metric):
 
 
 class _Scores(TensorMetric):
-    """All scores and labels, in the order of the rows."""
+    """All scores and labels, in the order of the rows; without weights there are none of these."""
 
-    reductions: Mapping[str, Reduction] = {"scores": "cat", "labels": "cat"}
+    reductions: Mapping[str, Reduction] = {"scores": "cat", "labels": "cat", "weights": "cat"}
+    takes_weights = True
 
     def _initial_state(self):
         import torch
@@ -75,22 +76,33 @@ class _Scores(TensorMetric):
         return {
             "scores": torch.zeros(0, dtype=torch.float32),
             "labels": torch.zeros(0, dtype=torch.uint8),
+            "weights": torch.zeros(0, dtype=torch.float64),
         }
 
-    def _batch_state(self, preds, targets):
+    def _batch_state(self, preds, targets, weights=None):
         import torch
 
         scores, labels = binary_scores(self.name, *cpu_tensors(self.name, preds, targets))
         narrow = scores.dtype in (torch.float32, torch.float16, torch.bfloat16)
         scores = scores.to(torch.float32 if narrow else torch.float64, copy=True)
-        return {"scores": scores, "labels": labels.to(torch.uint8)}
+        state = {"scores": scores, "labels": labels.to(torch.uint8)}
+        if weights is None:
+            return {**state, "weights": torch.zeros(0, dtype=torch.float64)}
+        state["weights"] = row_weights(self.name, weights, len(scores))
+        counts = state["weights"] > 0  # the others would be thresholds of nobody
+        return {key: tensor[counts] for key, tensor in state.items()}
 
     def _counts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the distinct scores in ascending order and their rows of class 1 and 0."""
         state = self.state()
-        thresholds, inverse, rows = state["scores"].unique(return_inverse=True, return_counts=True)
-        positives = inverse[state["labels"] == 1].bincount(minlength=len(thresholds))
-        return thresholds, positives, rows - positives
+        thresholds, place = state["scores"].unique(return_inverse=True)
+        weights, is_positive = state["weights"], state["labels"] == 1
+
+        def count(chosen):
+            of_chosen = weights[chosen] if len(weights) else None
+            return place[chosen].bincount(of_chosen, len(thresholds))
+
+        return thresholds, count(is_positive), count(~is_positive)
 
 
 class _Area(_Scores):

@@ -17,6 +17,7 @@ __all__ = [
     "cpu_tensors",
     "labels_below",
     "row_count",
+    "row_weights",
     "same_shape",
     "several_labels",
 ]
@@ -73,6 +74,22 @@ def _cpu_tensor(name: str, role: str, value: Any) -> torch.Tensor:
         )
     value = value.detach().cpu()
     return value.reshape(1) if value.ndim == 0 else value
+
+
+def row_weights(name: str, weights: Any, rows: int) -> torch.Tensor:
+    """Return the weights of a batch's rows as float64 of shape ``(rows,)``, on the CPU."""
+    import torch
+
+    weights = _cpu_tensor(name, "weights", weights).to(torch.float64)
+    if weights.numel() != rows:
+        raise UsageError(
+            f"{name}: expected one weight for each of {rows} rows, got weights of shape "
+            f"{tuple(weights.shape)}"
+        )
+    weights = weights.reshape(rows)
+    if bool((weights < 0).any()) or not bool(torch.isfinite(weights).all()):
+        raise UsageError(f"{name}: weights are expected to be finite numbers >= 0")
+    return weights
 
 
 def _drop_trailing_ones(tensor: torch.Tensor) -> torch.Tensor:

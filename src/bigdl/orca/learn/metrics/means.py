@@ -12,6 +12,7 @@ from bigdl.orca.learn.metrics.inputs import (
     class_scores,
     cpu_tensors,
     labels_below,
+    row_weights,
     same_shape,
 )
 from bigdl.orca.learn.metrics.state import TensorMetric, TorchMetric
@@ -40,7 +41,10 @@ _EPSILON = 1e-7  # keeps logarithms finite
 
 
 class MeanMetric(Metric):
-    """Base of the metrics that are ``sum(terms) / number of terms``."""
+    """Base of the metrics that are ``sum(terms) / number of terms``.
+
+    With weights of the rows it is ``sum(weight * term) / sum(weight)`` over the terms.
+    """
 
     def _torch_metric(self) -> TorchMetric:
         return _Mean(self)
@@ -52,6 +56,7 @@ class MeanMetric(Metric):
 
 class _Mean(TensorMetric):
     reductions: Mapping[str, Reduction] = {"total": "sum", "count": "sum"}
+    takes_weights = True
 
     def __init__(self, metric: MeanMetric):
         self._metric = metric
@@ -62,11 +67,16 @@ class _Mean(TensorMetric):
 
         return {"total": torch.tensor(0.0, dtype=torch.float64), "count": torch.tensor(0)}
 
-    def _batch_state(self, preds, targets):
+    def _batch_state(self, preds, targets, weights=None):
         import torch
 
         terms = self._metric._terms(*cpu_tensors(self.name, preds, targets))
-        return {"total": terms.sum(dtype=torch.float64), "count": torch.tensor(terms.numel())}
+        if weights is None:
+            return {"total": terms.sum(dtype=torch.float64), "count": torch.tensor(terms.numel())}
+        terms = terms.reshape(len(terms), -1)
+        weights = row_weights(self.name, weights, len(terms))
+        total = (weights[:, None] * terms).sum()
+        return {"total": total, "count": weights.sum() * terms.shape[1]}
 
     def compute(self):
         state = self.state()

@@ -34,15 +34,19 @@ class TorchMetric(ABC):
     ----------
     reductions : dict of str to {"sum", "cat", "max", "min"}
         How each tensor of the state merges, see :func:`merge_states`.
+    takes_weights : bool
+        Whether rows may have weights. A row of weight 2 then counts as two rows, one of weight 0 as
+        none, and :meth:`update` takes the weights as its third argument.
     """
 
     reductions: Mapping[str, Reduction] = {}
+    takes_weights = False
 
     def __init__(self, name: str):
         self.name = name
         self.reset()
 
-    def __call__(self, preds: Any, targets: Any) -> None:
+    def __call__(self, preds: Any, targets: Any, weights: Any = None) -> None:
         """Take one batch in.
 
         Parameters
@@ -50,12 +54,24 @@ class TorchMetric(ABC):
         preds, targets : torch.Tensor
             Output of the model and its truth, any number of rows (none is fine), on any device;
             neither is changed.
+        weights : torch.Tensor, shape (rows,) or (rows, 1), optional
+            What each row counts, 0 or more; default 1.
+
+        Raises
+        ------
+        UsageError
+            If there are weights and the metric has no notion of them.
         """
         import torch
 
+        if weights is not None and not self.takes_weights:
+            raise UsageError(
+                f"The metric {self.name} has no notion of rows that count more than others; leave "
+                "it out where rows have weights"
+            )
         with torch.no_grad():
             if row_count(self.name, preds, targets):
-                self.update(preds, targets)
+                self.update(preds, targets, *(() if weights is None else (weights,)))
 
     @abstractmethod
     def update(self, preds: Any, targets: Any) -> None:
@@ -96,12 +112,15 @@ class TensorMetric(TorchMetric):
         """Return the state of a worker that has seen no row."""
 
     @abstractmethod
-    def _batch_state(self, preds: Any, targets: Any) -> State:
-        """Return the state of a worker that has seen this batch only."""
+    def _batch_state(self, preds: Any, targets: Any, *weights: Any) -> State:
+        """Return the state of a worker that has seen this batch only.
 
-    def update(self, preds: Any, targets: Any) -> None:
+        Weights of the rows are handed in where ``takes_weights`` says so and there are any.
+        """
+
+    def update(self, preds: Any, targets: Any, *weights: Any) -> None:
         """Take one batch in that has rows; gradients are off."""
-        for key, tensor in self._batch_state(preds, targets).items():
+        for key, tensor in self._batch_state(preds, targets, *weights).items():
             self._parts[key].append(tensor)
             if self.reductions[key] != "cat":  # joined once, in state()
                 self._parts[key] = [_REDUCE[self.reductions[key]](key, self._parts[key])]

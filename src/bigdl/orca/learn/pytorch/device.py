@@ -11,7 +11,15 @@ from collections.abc import Callable
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["check_precision", "device_of", "move", "precision_of", "to_cpu", "to_device"]
+__all__ = [
+    "check_precision",
+    "device_of",
+    "device_of_task",
+    "move",
+    "precision_of",
+    "to_cpu",
+    "to_device",
+]
 
 _PRECISIONS = {
     None: "fp32",
@@ -64,6 +72,25 @@ def device_of(worker, sync):
     device = torch.device("cuda", chosen[worker.rank][1])
     sync.use_device(device, is_alone=len(set(chosen)) == len(chosen))
     return device
+
+
+def device_of_task():
+    """The device of a Spark task that knows nothing of others: a GPU if its machine has one.
+
+    The GPU is the one that Spark has assigned, else the partitions take the machine's in turn.
+    """
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        return torch.device("cpu")
+    index = _assigned_gpu(count)
+    if index is None:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        index = (0 if context is None else context.partitionId()) % count
+    return torch.device("cuda", index)
 
 
 def _assigned_gpu(count: int) -> int | None:

@@ -91,8 +91,8 @@ class Estimator:
             ``"epoch"``, ``"batch"`` (after every update) or ``"manual"``. Default: after updates
             for Orca's own schedules, else once per epoch.
         precision : str
-            ``"bf16"`` computes forward passes of training and evaluation in bfloat16 where torch's
-            autocast does; weights and gradients stay as they are.
+            ``"bf16"`` computes the forward passes of training, evaluation and prediction in
+            bfloat16 where torch's autocast does; weights and gradients stay as they are.
         num_to_keep : int
             How many of the newest checkpoints stay in `model_dir`.
         training_operator_cls : None

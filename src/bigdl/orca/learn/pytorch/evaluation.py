@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
 from bigdl.orca.learn.pytorch.data import TensorShard, open_batches
 from bigdl.orca.learn.pytorch.device import device_of, move, precision_of, to_cpu, to_device
 from bigdl.orca.learn.pytorch.parts import ModelParts
@@ -114,6 +115,7 @@ def _tally(runner, kind, data, settings, world_size, measures) -> _Tally:
         runner.batch = to_device(data.batch(start, stop, order), runner.device)
         runner.output = runner.target = runner.loss = None
         runner.call("before_val_iter")
+        weights = kind.weights(runner.batch) if measures else None
         started = time.perf_counter()
         with precision():
             _forward(runner, kind, index, bool(measures))
@@ -131,7 +133,8 @@ def _tally(runner, kind, data, settings, world_size, measures) -> _Tally:
         if measures and output is None:
             raise UsageError("metrics= needs a model whose forward returns predictions")
         for measure in measures.values():
-            measure(to_cpu(output), to_cpu(target))
+            weighted = () if weights is None else (to_cpu(weights),)
+            measure(to_cpu(output), to_cpu(target), *weighted)
         runner.call("after_val_iter")
     return tally
 
@@ -207,7 +210,12 @@ class EvaluateProgram:
             self.settings.batch_size,
         )
         runner.val_loader = BatchesOfWorker(data, self.settings.batch_size // runner.size)
-        kind = step_for(built.model, built.criterion, weighted=self.settings.weighted)
+        kind = step_for(
+            built.model,
+            built.criterion,
+            weighted=self.settings.weighted,
+            columns=BatchColumns(self.feature_cols, self.label_cols),
+        )
         runner.call("before_val_epoch")
         found = evaluate_shard(runner, kind, data, sync, self.settings)
         runner.epoch_stats = runner.metrics_stats = found["figures"]

@@ -7,8 +7,10 @@ calls on a Trainer (``self.log``) is answered by the worker.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
 
 __all__ = ["LightningStep", "configured", "is_lightning"]
 
@@ -34,45 +36,55 @@ def _base(model):
 class LightningStep:
     """``training_step`` and ``validation_step`` of a LightningModule.
 
-    They get the batch as a tuple: the feature columns, then the target.
+    They get the batch as a tuple: the feature columns, then the target; a dict as it is.
     """
 
     criterion = None
     sums = False  # training_step returns the mean over its batch, as Lightning expects
 
-    def __init__(self, model):
+    def __init__(self, model, columns: BatchColumns | None = None):
         if not getattr(model, "automatic_optimization", True):
             raise UsageError(
                 "A LightningModule with automatic_optimization=False is not supported; return the "
                 "loss from training_step"
             )
         self.model = model
+        self.columns = columns or BatchColumns()
         self._values: dict[str, float] = {}
         model.log = self._log
         model.log_dict = self._log_dict
 
     def forward(self, batch, index: int):
         """Output (None), target and loss of a training batch."""
-        found = self.model.training_step(tuple(batch), index)
+        found = self.model.training_step(_as_given(batch), index)
         loss = found.get("loss") if isinstance(found, dict) else found
         if loss is None:
             raise UsageError(
                 "training_step returned no loss; return a tensor or a dict with the key 'loss'"
             )
         self._values.clear()  # only what validation logs is reported
-        return None, batch[-1], loss
+        return None, self._target(batch), loss
 
     def evaluate(self, batch, index: int, *, need_output: bool):
         """Output (only if needed), target and loss (None without ``validation_step``)."""
-        *features, target = batch
         loss = None
         if self._has("validation_step"):
-            found = self.model.validation_step(tuple(batch), index)
+            found = self.model.validation_step(_as_given(batch), index)
             loss = found.get("loss") if isinstance(found, dict) else found
-        output = None
-        if need_output and self._has("forward"):
-            output = self.model(*features)
-        return output, target, loss
+        if not (need_output and self._has("forward")):
+            return None, self._target(batch), loss
+        inputs, named, target = self.columns.split(batch)
+        return self.model(*inputs, **named), target, loss
+
+    def weights(self, batch):
+        """None: every row counts once."""
+        return None
+
+    def _target(self, batch):
+        """The target, which only the module knows in a dict without ``label_cols``."""
+        if isinstance(batch, Mapping) and not self.columns.labels:
+            return None
+        return self.columns.split(batch)[-1]
 
     def denominator(self, output, target, rows: int) -> float:
         return rows
@@ -92,6 +104,10 @@ class LightningStep:
     def _log_dict(self, dictionary, *_, **__):
         for name, value in dictionary.items():
             self._log(name, value)
+
+
+def _as_given(batch):
+    return batch if isinstance(batch, Mapping) else tuple(batch)
 
 
 def configured(module):

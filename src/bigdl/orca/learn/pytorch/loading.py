@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from bigdl.orca.data.feeds.batches import permutation
 from bigdl.orca.data.feeds.shard import Shard
 from bigdl.orca.data.feeds.spool import SpoolWriter
 from bigdl.orca.data.feeds.values import columns_of, grouped
+from bigdl.orca.learn.pytorch.unified import form_of, in_form
 
 __all__ = ["LoaderBatches", "as_loader", "spooled"]
 
@@ -85,7 +87,7 @@ class LoaderBatches:
     drop_last : bool
     """
 
-    inputs = None
+    inputs = targets = None
 
     def __init__(self, loader, rank: int, world_size: int):
         from torch.utils.data import RandomSampler, SequentialSampler
@@ -110,7 +112,13 @@ class LoaderBatches:
         self.fingerprint = zlib.crc32(str(count).encode())
         self._current: _Epoch | None = None  # whose batches are loaded ahead
         self._processes: _Processes | None = None
+        self._form: Any = None  # of the first batch
+        self._like: LoaderBatches | None = None
         self._one_by_one = _BatchMaker(loader.dataset, loader.collate_fn)
+
+    def take_types(self, inputs, targets, training) -> None:
+        """Give out numbers in the dtypes of the batches of `training`, as far as it made any."""
+        self._like = training if isinstance(training, LoaderBatches) else None
 
     def window(self, memory: int) -> int:
         """Nothing is shuffled in windows: samples are read where they are."""
@@ -181,7 +189,12 @@ class LoaderBatches:
                 order.ahead = made = None  # somebody reads in another order than was announced
         if made is None:
             made = self._one_by_one[self._item(order, start, stop)]
-        return list(made) if isinstance(made, tuple | list) else made
+        made = list(made) if isinstance(made, tuple | list) else made
+        if self._form is None:
+            self._form = form_of(made)
+        if self._like is not None and self._like._form is not None:
+            made = in_form(made, self._like._form)
+        return made
 
     def close(self) -> None:
         """End the processes that load."""
@@ -338,23 +351,36 @@ def _seed(*values: int) -> int:
 # -- iterable data ------------------------------------------------------------------------------
 
 
-def spooled(loader, shard) -> Shard:
-    """The rows of an iterable loader, read to its end, beside the pickled loader."""
+def spooled(
+    loader, shard, feature_cols: Sequence[str] | None, label_cols: Sequence[str] | None
+) -> tuple[Shard, list[str] | None]:
+    """The rows of an iterable loader, read to its end, beside the pickled loader.
+
+    Returns
+    -------
+    Shard, list of str or None
+        The keys of batches that are dicts: those that are named, or all of them.
+    """
     writer = SpoolWriter(shard.spool.path, 0, "rows", [])
+    keys = None
     for sequence, batch in enumerate(_batches_of(loader)):
-        if not isinstance(batch, tuple | list):
+        if isinstance(batch, Mapping):
+            batch = dict(batch)
+            keys = [*feature_cols, *(label_cols or ())] if feature_cols else list(batch)
+        elif not isinstance(batch, tuple | list):
             raise UsageError(
-                "The batches of iterable data must be tuples (*features, target), got "
+                "The batches of iterable data must be tuples (*features, target) or dicts, got "
                 f"{type(batch).__name__}"
             )
+        else:
+            batch = tuple(batch)
         try:
-            columns = columns_of(tuple(batch), None, None, None)
-            leaves, arrays = grouped(columns)
+            leaves, arrays = grouped(columns_of(batch, keys, None, None))
             ready = [np.ascontiguousarray(a) for a in arrays]
             writer.append(0, sequence, len(ready[0]), leaves, ready)
         except SourceError as error:
             raise UsageError(f"Iterable data must give numbers of equal shapes: {error}") from None
-    return Shard(writer.finish())
+    return Shard(writer.finish()), keys
 
 
 def _batches_of(loader):

@@ -18,6 +18,7 @@ from bigdl.common.memory import tuned_allocator
 from bigdl.orca.data.feeds.batches import BatchPlan
 from bigdl.orca.learn.background import BackgroundWriter
 from bigdl.orca.learn.checkpoint import CheckpointDirectory
+from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
 from bigdl.orca.learn.pytorch.buffers import Buffers
 from bigdl.orca.learn.pytorch.data import open_batches, shuffle_memory
 from bigdl.orca.learn.pytorch.device import device_of, move, precision_of
@@ -64,7 +65,12 @@ class TorchLoop(Iteration):
         self.model, self.optimizer = built.model, built.optimizer
         self.criterion, self.scheduler = built.criterion, built.scheduler
         self._built = built
-        self._kind = step_for(self.model, self.criterion, weighted=settings.weighted)
+        self._kind = step_for(
+            self.model,
+            self.criterion,
+            weighted=settings.weighted,
+            columns=BatchColumns(settings.feature_cols, settings.label_cols),
+        )
         self._update = Update(
             sync,
             self.optimizer,
@@ -203,7 +209,7 @@ class TorchLoop(Iteration):
             "fingerprint": self._data.fingerprint,
             "validation": 1 if self._validation is None else self._validation.rows,
             "window": self._data.window(shuffle_memory(self.config, self.worker.threads)),
-            "inputs": self._data.inputs,
+            "types": None if self._data.inputs is None else [self._data.inputs, self._data.targets],
             "uneven": counts_unevenly(self.criterion)
             and (
                 self.criterion.weight is not None
@@ -233,7 +239,10 @@ class TorchLoop(Iteration):
             drop_last=drop_last,
             windows=[e["window"] for e in everyone],
         )
-        return batches, next((e["inputs"] for e in everyone if e["inputs"]), None)
+        inputs, targets = next((e["types"] for e in everyone if e["types"]), (None, None))
+        if self._validation is not None:
+            self._validation.take_types(inputs, targets, self._data)
+        return batches, inputs
 
     def _open(self, shard):
         features, labels = self.settings.feature_cols, self.settings.label_cols

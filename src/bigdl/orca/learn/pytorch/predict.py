@@ -13,7 +13,8 @@ import logging
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import column_spec, convert, decode, float_dtype
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
+from bigdl.orca.learn.pytorch.device import device_of_task, precision_of, to_device
 from bigdl.orca.learn.pytorch.output_columns import Output, OutputColumns
 
 __all__ = ["Shipped", "cached_model", "predict_dataframe", "run_model"]
@@ -28,7 +30,32 @@ __all__ = ["Shipped", "cached_model", "predict_dataframe", "run_model"]
 logger = logging.getLogger("bigdl.orca")
 
 _CACHE_BYTES = 2 << 30
-_models: OrderedDict[str, tuple] = OrderedDict()  # of this Python worker: digest -> model, bytes
+_models: OrderedDict[tuple, tuple] = OrderedDict()  # of this Python worker, with their bytes
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A model where it computes.
+
+    Attributes
+    ----------
+    model : torch.nn.Module
+    device : torch.device
+    precision : str
+        ``"fp32"`` or ``"bf16"``.
+    """
+
+    model: Any
+    device: Any
+    precision: str
+
+    def __call__(self, batch: list):
+        """What the model returns for a batch of numpy columns."""
+        import torch
+
+        columns = to_device([_tensor(column) for column in batch], self.device)
+        with torch.no_grad(), precision_of(self.precision, self.device)():
+            return self.model(*columns)
 
 
 class Shipped:
@@ -40,6 +67,8 @@ class Shipped:
     weights : bytes
         State dict of the model.
     sc : pyspark.SparkContext
+    precision : str
+        ``"bf16"`` computes in bfloat16 where torch's autocast does; predictions are float32.
 
     Attributes
     ----------
@@ -48,7 +77,7 @@ class Shipped:
     broadcast : pyspark.Broadcast
     """
 
-    def __init__(self, parts, weights: bytes, sc):
+    def __init__(self, parts, weights: bytes, sc, precision: str = "fp32"):
         import cloudpickle
 
         from bigdl.orca.learn.pytorch.state import load_into
@@ -60,7 +89,7 @@ class Shipped:
             load_into(parts.model, weights)
             weights = None
         try:
-            data = cloudpickle.dumps((parts, weights))
+            data = cloudpickle.dumps((parts, weights, precision))
         except Exception as error:
             raise UsageError(
                 f"The model cannot be shipped to the workers, since it refers to something that "
@@ -70,20 +99,24 @@ class Shipped:
         self.broadcast = sc.broadcast(data)
 
     @classmethod
-    def of(cls, parts, weights: bytes, sc, previous: Shipped | None = None) -> Shipped:
+    def of(
+        cls, parts, weights: bytes, sc, precision: str, previous: Shipped | None = None
+    ) -> Shipped:
         """Broadcast a model, unless it is what was broadcast last."""
         if previous is not None:
             old_parts, old_weights, old_sc = previous._origin
             if old_parts is parts and old_sc is sc and old_weights == _digest(weights):
                 return previous
-        return cls(parts, weights, sc)
+        return cls(parts, weights, sc, precision)
 
     def load(self):
-        """The model, on the driver."""
+        """The model, on the driver and its CPU."""
+        import torch
+
         from bigdl.orca.learn.pytorch.state import isolated_rng
 
         with isolated_rng(0):
-            return _load(self.broadcast.value)
+            return _load(self.broadcast.value, torch.device("cpu"))
 
 
 def _digest(data: bytes) -> str:
@@ -133,6 +166,8 @@ def predict_dataframe(
         convert(replace(spec, name=place[spec.name])).alias(name)
         for spec, name in zip(specs, inputs, strict=True)
     ]
+    if known is None or len(known) != len(specs):
+        known = [_known(spec, frame.schema[spec.name].metadata) for spec in specs]
     outputs = _outputs(shipped.load(), specs, plain.select(*converted), known)
     columns = OutputColumns.of(outputs, output_cols)
     columns.check(frame.columns)
@@ -143,16 +178,16 @@ def predict_dataframe(
     return result.toDF(*frame.columns, *columns.names)
 
 
-def _load(data: bytes):
+def _load(data: bytes, device) -> Ready:
     import cloudpickle
 
     from bigdl.orca.learn.pytorch.state import load_into
 
-    parts, weights = cloudpickle.loads(data)
+    parts, weights, precision = cloudpickle.loads(data)
     model = parts.build_model()
     if weights is not None:
         load_into(model, weights)
-    return model.eval()
+    return Ready(model.eval().to(device), device, precision)
 
 
 # -- what the model returns ---------------------------------------------------------------------
@@ -191,9 +226,18 @@ def _twice(column):
     return np.concatenate([column, column])
 
 
+def _known(spec, metadata) -> list | None:
+    """What the schema tells of a column, in the form of ``TensorShard.inputs``.
+
+    The size of a vector is in the metadata that Spark ML's transformers leave.
+    """
+    if spec.kind == "plain" and spec.ndim == 0:
+        return [[None, spec.dtype, []]]
+    size = metadata.get("ml_attr", {}).get("num_attrs")
+    return [[None, spec.dtype, [size]]] if spec.cast == "vector" and size else None
+
+
 def _made_up(specs, known):
-    if known is None or len(known) != len(specs):
-        known = [[[None, s.dtype, []]] if s.ndim == 0 else None for s in specs]
     batch = []
     for spec, leaves in zip(specs, known, strict=True):
         if not leaves:
@@ -217,7 +261,7 @@ def _decode_batch(specs, batch):
 
 
 def run_model(
-    model, batch: list, rows: int, outputs: Sequence[Output] | None = None
+    model: Ready, batch: list, rows: int, outputs: Sequence[Output] | None = None
 ) -> list[tuple[str | None, np.ndarray]]:
     """The outputs for a batch of numpy columns, with trailing dimensions of size 1 dropped.
 
@@ -226,10 +270,7 @@ def run_model(
     list of (key, ndarray of float32 of shape (rows, ...))
         The key is None unless the model returns a dict.
     """
-    import torch
-
-    with torch.no_grad():
-        returned = model(*[_tensor(column) for column in batch])
+    returned = model(batch)
     if isinstance(returned, dict):
         items = list(returned.items())
     elif isinstance(returned, list | tuple):
@@ -320,14 +361,16 @@ def _predict(model, specs, batch, columns, batch_size):
     return [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
 
 
-def cached_model(digest, broadcast):
+def cached_model(digest, broadcast) -> Ready:
     """The model of a snapshot, from this Python worker's cache of those used last."""
-    if digest in _models:
-        _models.move_to_end(digest)
-        return _models[digest][0]
+    device = device_of_task()
+    key = digest, str(device)
+    if key in _models:
+        _models.move_to_end(key)
+        return _models[key][0]
     data = broadcast.value
-    model = _load(data)
-    _models[digest] = (model, len(data))
+    model = _load(data, device)
+    _models[key] = (model, len(data))
     while len(_models) > 1 and sum(size for _, size in _models.values()) > _CACHE_BYTES:
         _models.popitem(last=False)
     return model

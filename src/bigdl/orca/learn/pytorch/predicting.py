@@ -50,6 +50,7 @@ class _Predicting(torch.nn.Module):
     def forward(self, *features):
         runner = self._runner
         runner.batch, runner.output = list(features), None
+        runner.device = next((p.device for p in self.model.parameters()), None)
         runner.main.on_pred_forward(runner)
         if runner.output is None:
             raise UsageError("on_pred_forward of the MainCallback must set runner.output")

@@ -101,7 +101,9 @@ class PyTorchEstimator(EstimatorOptions):
         reduce_results : bool
             False gives, per epoch, a list of the workers' own figures.
         feature_cols, label_cols : str or list of str
-            Columns of the model's inputs and targets.
+            Columns of the model's inputs and targets. Of a loader whose batches are dicts,
+            `label_cols` are the keys of the targets, and the others (or `feature_cols`) are given
+            to the model by name: ``model(**inputs)``.
         validation_data : optional
             Evaluated after every epoch; of the same kind and columns as `data`.
         callbacks : list of Callback, optional
@@ -120,8 +122,9 @@ class PyTorchEstimator(EstimatorOptions):
         accumulate_grad_batches : int
             Batches of one update of the weights: k of them equal one of k times as many rows.
         weight_col : str, optional
-            Column of the rows' weights: the loss is a mean weighted by it, here and in validation.
-            Metrics count every row once.
+            Column of the rows' weights: the loss is a mean weighted by it, and so are loss and
+            metrics of the validation. Metrics that are a function or an object of torchmetrics are
+            refused then.
         **old
             Keywords of BigDL 2.0, such as ``info``.
 
@@ -155,7 +158,7 @@ class PyTorchEstimator(EstimatorOptions):
             check_positive("seed", seed, minimum=0)
         if weight_col is not None:
             label_cols = with_weight(label_cols, weight_col)
-            check_weighted(self._parts.loss)
+            check_weighted(self._parts.loss, self._metrics)
         feed, columns = self._training_feed(data, validation_data, feature_cols, label_cols)
         goal = Goal(epochs=check_positive("epochs", epochs))
         if max_steps is not None:
@@ -249,7 +252,8 @@ class PyTorchEstimator(EstimatorOptions):
             Their ``*_val_*`` hooks are called.
         max_failures : int or FailurePolicy
         weight_col : str, optional
-            Column of the rows' weights: ``val_loss`` is a mean weighted by it.
+            Column of the rows' weights: ``val_loss`` is a mean weighted by it, and in the metrics a
+            row of weight 2 counts as two rows.
         **old
             Keywords of BigDL 2.0: ``info``, and ``validation_metrics`` instead of those of the
             Estimator.
@@ -281,7 +285,7 @@ class PyTorchEstimator(EstimatorOptions):
         )
         if weight_col is not None:
             label_cols = with_weight(label_cols, weight_col)
-            check_weighted(self._parts.loss)
+            check_weighted(self._parts.loss, metrics)
         feed = self._feed(data, feature_cols, label_cols)
         program = EvaluateProgram(
             dataclasses.replace(self._parts, optimizer=None, scheduler_creator=None),
@@ -311,6 +315,9 @@ class PyTorchEstimator(EstimatorOptions):
         callbacks: Sequence[Any] | None = None,
     ):
         """`data` with predictions, lazily: all its columns, rows and their order are kept.
+
+        The precision is that of the Estimator, and a machine with GPUs computes on them; the
+        predictions are float32.
 
         Parameters
         ----------
@@ -350,7 +357,7 @@ class PyTorchEstimator(EstimatorOptions):
         output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
         cluster = SparkCluster.from_active()
         weights = self._training.weights(self._parts)
-        self._shipped = Shipped.of(parts, weights, cluster.sc, self._shipped)
+        self._shipped = Shipped.of(parts, weights, cluster.sc, self._precision, self._shipped)
         snapshot = self._training.snapshot
         inputs = None if snapshot is None else snapshot.manifest.get("inputs")
         return predict_any(

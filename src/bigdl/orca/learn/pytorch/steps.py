@@ -1,39 +1,52 @@
 """What one batch means: forward pass and loss.
 
 The convention of a batch is that its last element is the target and everything before are the
-model's inputs: ``*features, target = batch``.
+model's inputs: ``*features, target = batch``. A batch that is a dict is taken apart by the names of
+its columns (:mod:`~bigdl.orca.learn.pytorch.batch_columns`).
 """
 
 from __future__ import annotations
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.pytorch.batch_columns import BatchColumns, check_keywords
 from bigdl.orca.learn.pytorch.lightning import LightningStep, is_lightning
 
 __all__ = ["PlainStep", "step_for"]
 
 
-def step_for(model, criterion, *, weighted: bool = False):
-    """The kind of step that belongs to a model, with or without weights of the rows."""
+def step_for(model, criterion, *, weighted: bool = False, columns: BatchColumns | None = None):
+    """The kind of step that belongs to a model, with or without weights of the rows.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    criterion : callable, optional
+    weighted : bool
+        Whether the last target of a batch holds weights.
+    columns : BatchColumns, optional
+        For batches that are dicts.
+    """
     if is_lightning(model) and criterion is None:
         if weighted:
             raise UsageError(
                 "weight_col needs a loss; pass loss= to Estimator.from_torch, or use the weights "
                 "in the training_step of the LightningModule"
             )
-        return LightningStep(model)
+        return LightningStep(model, columns)
     if weighted:
         from bigdl.orca.learn.pytorch.weighted import WeightedStep
 
-        return WeightedStep(model, criterion)
-    return PlainStep(model, criterion)
+        return WeightedStep(model, criterion, columns)
+    return PlainStep(model, criterion, columns)
 
 
 class PlainStep:
     """``criterion(model(*features), target)``."""
 
-    def __init__(self, model, criterion):
+    def __init__(self, model, criterion, columns: BatchColumns | None = None):
         self.model = model
         self.criterion = criterion
+        self.columns = columns or BatchColumns()
         #: whether the loss adds up over samples instead of averaging
         self.sums = getattr(criterion, "reduction", "mean") == "sum"
         self._elementwise = isinstance(criterion, _elementwise_losses())
@@ -41,16 +54,28 @@ class PlainStep:
 
     def forward(self, batch, index: int):
         """Output, target and loss of a training batch."""
-        *features, target = batch
-        output = self.model(*features)
+        output, target = self._output(batch)
         return output, target, self._loss(output, target)
 
     def evaluate(self, batch, index: int, *, need_output: bool):
         """Output, target and loss (None without a criterion) of a validation batch."""
-        *features, target = batch
-        output = self.model(*features)
+        output, target = self._output(batch)
         loss = None if self.criterion is None else self._loss(output, target)
         return output, target, loss
+
+    def weights(self, batch):
+        """The weights of a batch's rows, or None where each counts once."""
+        return None
+
+    def _output(self, batch):
+        inputs, named, target = self.columns.split(batch)
+        return self.model(*inputs, **self._accepted(named)), target
+
+    def _accepted(self, named: dict) -> dict:
+        """Keyword arguments after a look at whether the model takes them."""
+        if named:
+            check_keywords(self.model, named)
+        return named
 
     def denominator(self, output, target, rows: int) -> float:
         """What the loss of a batch was divided by, up to a factor that all batches share.

@@ -1,4 +1,4 @@
-"""Rows that count more than others: the loss is a mean weighted by a column."""
+"""Rows that count more than others: loss and metrics are weighted by a column."""
 
 from __future__ import annotations
 
@@ -29,12 +29,21 @@ def with_weight(label_cols, weight_col) -> list:
     return [*labels, weight_col]
 
 
-def check_weighted(loss) -> None:
-    """Refuse a loss that cannot be taken row by row."""
+def check_weighted(loss, metrics) -> None:
+    """Refuse a loss that cannot be taken row by row, and metrics that cannot be weighted."""
     from torch import nn
+
+    from bigdl.orca.learn.metrics import Metric
 
     if isinstance(loss, nn.Module):
         _per_row(loss)
+    for name, measure in Metric.convert_metrics_dict(metrics, backend="pytorch").items():
+        if not getattr(measure, "takes_weights", False):
+            raise UsageError(
+                f"weight_col cannot weight the metric {name}, which has no notion of rows that "
+                "count more than others; leave it out, or use a metric of "
+                "bigdl.orca.learn.metrics"
+            )
 
 
 class WeightedStep(PlainStep):
@@ -44,34 +53,34 @@ class WeightedStep(PlainStep):
     rows becomes ``sum(w * loss)``.
     """
 
-    def __init__(self, model, criterion):
-        super().__init__(model, criterion)
+    def __init__(self, model, criterion, columns=None):
+        super().__init__(model, criterion, columns)
         self._each, self.sums = _per_row(criterion)
         self._counted = 0.0
 
     def denominator(self, output, target, rows: int) -> float:
         return self._counted
 
-    def _split(self, batch):
-        *features, targets = batch
-        *targets, weights = targets
-        return features, targets[0] if len(targets) == 1 else tuple(targets), weights
-
-    def _loss(self, output, target):
+    def weights(self, batch):
+        """The weights of a batch's rows, of shape (rows,)."""
         import torch
 
-        *targets, weights = target
-        losses = self._call(self._each, output, targets[0] if len(targets) == 1 else tuple(targets))
-        rows = weights.shape[0]
-        weights = weights.reshape(rows).to(losses.dtype)
+        *_, weights = self.columns.split(batch)[-1]
+        weights = weights.reshape(len(weights))
+        if bool((weights < 0).any()) or not bool(torch.isfinite(weights).all()):
+            raise UsageError("The column weight_col has negative numbers or none; weights are >= 0")
+        return weights
+
+    def _weighted_loss(self, output, target, weights):
+        losses = self._call(self._each, output, target)
+        rows = len(weights)
         if losses.ndim == 0 or losses.shape[0] != rows:
             raise UsageError(
                 f"weight_col needs a loss of every row, but with reduction='none' the loss has the "
                 f"shape {tuple(losses.shape)} for {rows} rows"
             )
-        if bool((weights < 0).any()) or not bool(torch.isfinite(weights).all()):
-            raise UsageError("The column weight_col has negative numbers or none; weights are >= 0")
-        counts = self._counts(targets[0], losses)
+        weights = weights.to(losses.dtype)
+        counts = self._counts(target[0] if isinstance(target, tuple) else target, losses)
         weights = weights.reshape(rows, *[1] * (losses.ndim - 1))
         total = (weights * losses).sum()
         counted = (weights * counts).sum()
@@ -99,17 +108,14 @@ class WeightedStep(PlainStep):
 
     def forward(self, batch, index: int):
         """Output, target and loss of a training batch."""
-        features, target, weights = self._split(batch)
-        output = self.model(*features)
-        return output, target, self._loss(output, (*_as_tuple(target), weights))
+        inputs, named, (*targets, _) = self.columns.split(batch)
+        output = self.model(*inputs, **self._accepted(named))
+        target = targets[0] if len(targets) == 1 else tuple(targets)
+        return output, target, self._weighted_loss(output, target, self.weights(batch))
 
     def evaluate(self, batch, index: int, *, need_output: bool):
         """Output, target and loss of a validation batch."""
         return self.forward(batch, index)
-
-
-def _as_tuple(target):
-    return target if isinstance(target, tuple) else (target,)
 
 
 def _per_row(criterion):
