@@ -86,6 +86,8 @@ class Method(abc.ABC):
     """The extra of the distribution that brings them."""
     isa: tuple[str, ...] = ()
     """Instruction sets of which the processor has to have one; none are needed if it is empty."""
+    arguments: tuple[str, ...] = ()
+    """Keywords of ``quantize`` that apply to it beyond those of its accelerator and precision."""
 
     @property
     def exact(self) -> bool:

@@ -469,7 +469,7 @@ def build_options(method: Method, given: Mapping[str, Any], rest: Mapping) -> Bu
 
 
 def _refuse_inapplicable(method: Method, arguments: Mapping[str, Any]) -> None:
-    applies = _APPLIES_TO_ALL | _ACCEPTED | _APPLIES_TO[method.accelerator]
+    applies = _APPLIES_TO_ALL | _ACCEPTED | _APPLIES_TO[method.accelerator] | {*method.arguments}
     if method.precision == "int8":
         applies |= _INT8
     routes.refuse_inapplicable(

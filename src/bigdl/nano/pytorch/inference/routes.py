@@ -101,7 +101,7 @@ _INT8 = {
         "inc": "neural_compressor_int8",
     },
 }
-_INT8_DYNAMIC = {"onnxruntime": "onnxruntime_int8_integer", None: "dynamic_int8"}
+_INT8_DYNAMIC = {"onnxruntime": "onnxruntime_int8_integer", None: "torchao_int8"}
 
 
 def _int8(accelerator, use_ipex, channels_last, approach, method) -> str:

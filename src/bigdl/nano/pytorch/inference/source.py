@@ -44,10 +44,15 @@ class FlatModule(torch.nn.Module):
     def __init__(self, model: torch.nn.Module, inputs: ForwardInputs):
         super().__init__()
         self.model = model
-        self._inputs = inputs
+        self.inputs = inputs
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the tensors, in order."""
+        return self.inputs.names
 
     def forward(self, *tensors):
-        args, kwargs = self._inputs.unflatten(tensors)
+        args, kwargs = self.inputs.unflatten(tensors)
         return tuple(flatten(self.model(*args, **kwargs))[0])
 
 
