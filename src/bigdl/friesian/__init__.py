@@ -1,0 +1,1 @@
+"""Friesian: preparing and serving the data of recommenders on Spark."""

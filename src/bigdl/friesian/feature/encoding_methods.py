@@ -1,0 +1,459 @@
+"""Methods of feature tables that turn values into numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.feature.operators import bins as binning
+from bigdl.friesian.feature.operators import hashing, lookup, target, vocabulary
+from bigdl.friesian.feature.operators.columns import as_names, check_string, require_columns
+from bigdl.friesian.feature.string_index import StringIndex
+from bigdl.friesian.feature.target_code import TargetCode
+
+__all__ = ["EncodingMethods"]
+
+
+class EncodingMethods:
+    """Vocabularies, hashes, indicators, bins and means of targets."""
+
+    # -- vocabularies --------------------------------------------------------------------------
+
+    def gen_string_idx(
+        self,
+        columns: str | Mapping | list,
+        freq_limit: int | Mapping[str, int] | None = None,
+        order_by_freq: bool = False,
+        do_split: bool = False,
+        sep: str = ",",
+    ) -> StringIndex | list[StringIndex]:
+        """Learn the vocabularies of columns, all by one pass over the data.
+
+        Numbers begin with 1, so that 0 is free for unknown values, and depend on nothing but the
+        data: they follow the order of the values, or of the counts.  Nulls and NaN have none.
+
+        Parameters
+        ----------
+        columns : str, dict or list of them
+            A dict ``{"src_cols": [...], "col_name": ...}`` means one vocabulary of several columns,
+            whose name is by default that of the first with ``_union``.
+        freq_limit : int or dict of str to int, optional
+            Values that occur less often are left out; a dict has the limits of some vocabularies.
+        order_by_freq : bool, default False
+            Number the values by falling count, equal counts by value.
+        do_split : bool, default False
+            Cells hold several values.
+        sep : str, default ","
+            Regular expression between them.
+
+        Returns
+        -------
+        StringIndex or list of StringIndex
+            A list if `columns` is one.
+        """
+        several = isinstance(columns, list | tuple)
+        if several and not columns:
+            raise UsageError("columns should be str, dict or a list of them, but got None.")
+        sources = vocabulary.sources_of(columns if several else [columns], freq_limit)
+        separator = check_string(sep, "sep") if do_split else None
+        frames = vocabulary.learn(self.df, sources, order_by_freq, separator)
+        indices = [
+            StringIndex(frame, source.name) for frame, source in zip(frames, sources, strict=True)
+        ]
+        return indices if several else indices[0]
+
+    def encode_string(
+        self,
+        columns: str | list[str],
+        indices: StringIndex | Mapping[str, int] | list,
+        broadcast: bool = True,
+        do_split: bool = False,
+        sep: str = ",",
+        sort_for_array: bool = False,
+        keep_most_frequent: bool = False,
+    ) -> Self:
+        """Replace the values of columns by their numbers, in the place of the columns.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        indices : StringIndex, dict of str to int, or list of them
+            One for each column.  Of equal values in an index the smallest number counts.
+        broadcast : bool, default True
+            Send the vocabulary to all executors, unless it has more than a million values.
+            Otherwise it is joined.
+        do_split : bool, default False
+            Cells hold several values: they become arrays of the numbers of those that are known.
+        sep : str, default ","
+            Regular expression between them.
+        sort_for_array : bool, default False
+            Order the numbers of an array; otherwise they follow the values.
+        keep_most_frequent : bool, default False
+            Of an array only the smallest number, that of the most frequent value if the vocabulary
+            is ordered by frequency.
+
+        Returns
+        -------
+        FeatureTable
+            Nulls for what is not in the vocabulary, and for cells without any known value.
+        """
+        names = as_names(columns)
+        require_columns(self.df, names)
+        given = list(indices) if isinstance(indices, list | tuple) else [indices]
+        if len(given) != len(names):
+            raise UsageError(
+                "columns and indices should have the same length, but got "
+                f"{len(names)} and {len(given)}"
+            )
+        dictionaries = {
+            name: _dictionary(index, name) for name, index in zip(names, given, strict=True)
+        }
+        if not do_split:
+            return self._clone(lookup.encode(self.df, dictionaries, broadcast))
+        return self._clone(
+            lookup.encode_tokens(
+                self.df,
+                dictionaries,
+                check_string(sep, "sep"),
+                broadcast,
+                sort_for_array,
+                keep_most_frequent,
+            )
+        )
+
+    def category_encode(
+        self,
+        columns: str | list[str],
+        freq_limit: int | Mapping[str, int] | None = None,
+        order_by_freq: bool = False,
+        do_split: bool = False,
+        sep: str = ",",
+        sort_for_array: bool = False,
+        keep_most_frequent: bool = False,
+        broadcast: bool = True,
+    ) -> tuple[Self, StringIndex | list[StringIndex]]:
+        """:meth:`gen_string_idx` and :meth:`encode_string` in one.
+
+        Returns
+        -------
+        (FeatureTable, StringIndex or list of StringIndex)
+            A list if `columns` is one.
+        """
+        indices = self.gen_string_idx(columns, freq_limit, order_by_freq, do_split, sep)
+        encoded = self.encode_string(
+            columns, indices, broadcast, do_split, sep, sort_for_array, keep_most_frequent
+        )
+        return encoded, indices
+
+    def get_vocabularies(self, columns: str | list[str]) -> dict[str, list]:
+        """The different values of columns, in their order; a null comes last.
+
+        Returns
+        -------
+        dict of str to list
+        """
+        return vocabulary.distinct_values(self.df, as_names(columns))
+
+    def gen_reindex_mapping(
+        self, columns: str | Sequence[str] = (), freq_limit: int | Mapping[str, int] | None = 10
+    ) -> list[Any]:
+        """Number the values of columns by falling count, all by one pass over the data.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        freq_limit : int or dict of str to int, default 10
+            Values that occur less often are left out; a dict has the limit of every column.
+
+        Returns
+        -------
+        list of FeatureTable
+            For each column its values and, as ``<column>_new``, their numbers from 1 on.
+        """
+        names = as_names(columns)
+        if isinstance(freq_limit, Mapping) and set(names) - set(freq_limit):
+            raise UsageError(
+                f"freq_limit should have a limit for each of {names}, but got {dict(freq_limit)!r}"
+            )
+        sources = vocabulary.sources_of(names, freq_limit)
+        frames = vocabulary.learn(self.df, sources, True, None, "{}_new")
+        return [self._clone(frame) for frame in frames]
+
+    def reindex(self, columns: str | Sequence[str] = (), index_tbls: Any = ()) -> Self:
+        """Replace values by what :meth:`gen_reindex_mapping` found, unknown ones by 0.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        index_tbls : Table or list of Table
+            One for each column.
+        """
+        names = as_names(columns)
+        tables = list(index_tbls) if isinstance(index_tbls, list | tuple) else [index_tbls]
+        if len(names) != len(tables):
+            raise UsageError(
+                "columns and index_tbls should have the same length, but got "
+                f"{len(names)} and {len(tables)}"
+            )
+        table = self
+        for name, each in zip(names, tables, strict=True):
+            table = table.add_value_features(name, each, name, name)
+        return table
+
+    def filter_by_frequency(
+        self, columns: str | list[str], min_freq: int = 2, keep_rows: bool = False
+    ) -> Self:
+        """The values that occur often enough.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        min_freq : int, default 2
+            How often the values of `columns` have to occur together.
+        keep_rows : bool, default False
+            Return all columns of all rows with such values, instead of the different values only.
+        """
+        from bigdl.friesian.feature.operators import rows
+
+        return self._clone(rows.filter_by_frequency(self.df, columns, min_freq, keep_rows))
+
+    # -- hashes --------------------------------------------------------------------------------
+
+    def hash_encode(self, columns: str | list[str], bins: int, method: str = "md5") -> Self:
+        """Replace values by the digest of their text modulo `bins`.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        bins : int
+        method : str, default "md5"
+            The name of a hash function of ``hashlib``; the result is ``int(digest, 16) % bins`` of
+            the text that Python has for a value, which is ``"None"`` for a null.  ``"xxhash64"`` is
+            several times faster and leaves nulls alone in the bin of their own hash.
+
+        Returns
+        -------
+        FeatureTable
+            Columns of int.
+        """
+        return self._clone(hashing.hash_encode(self.df, columns, bins, method))
+
+    def cross_hash_encode(
+        self,
+        cross_columns: list,
+        bin_sizes: int | list[int],
+        cross_col_names: list[str | None] | str | None = None,
+        method: str = "md5",
+        sep: str = "",
+    ) -> Self:
+        """New columns with the hash of several columns written one behind the other.
+
+        Parameters
+        ----------
+        cross_columns : list of list of str
+            A flat list is one cross.
+        bin_sizes : list of int
+            The bins of each cross.
+        cross_col_names : list of str, optional
+            Default: the names of the columns with ``_`` between them.
+        method : str, default "md5"
+            As in :meth:`hash_encode`.
+        sep : str, default ""
+            What stands between the values.  Without anything ("a", "bc") is equal to ("ab", "c"),
+            as it was in BigDL 2.x.
+
+        Returns
+        -------
+        FeatureTable
+        """
+        crosses = hashing.crosses_of(cross_columns, bin_sizes, cross_col_names)
+        return self._clone(hashing.cross_hash_encode(self.df, crosses, method, sep))
+
+    cross_columns = cross_hash_encode
+
+    # -- indicators and bins -------------------------------------------------------------------
+
+    def one_hot_encode(
+        self,
+        columns: str | list[str],
+        sizes: int | list[int] | None = None,
+        prefix: str | list[str] | None = None,
+        keep_original_columns: bool = False,
+    ) -> Self:
+        """Columns of 0 and 1 in the place of columns of whole numbers.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        sizes : int or list of int, optional
+            How many indicators each column gets; default: its largest value plus 1.  A null or a
+            value outside has no indicator that is 1.
+        prefix : str or list of str, optional
+            The indicators are ``<prefix>_0`` and so on; default: the names of the columns.
+        keep_original_columns : bool, default False
+        """
+        found = binning.one_hot_sizes(self.df, columns, sizes)
+        encoded = binning.one_hot_encode(self.df, found, prefix, keep_original_columns)
+        return self._clone(encoded)
+
+    def cut_bins(
+        self,
+        columns: str | list[str],
+        bins: int | list | Mapping,
+        labels: list[str] | Mapping | None = None,
+        out_cols: str | list[str] | None = None,
+        drop: bool = True,
+    ) -> Self:
+        """Put numbers into bins.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        bins : int, list of numbers, or dict of str to one of them
+            A list of n ascending edges makes the bins 0 (below the first edge) to n (from the last
+            edge on).  An int makes so many equal parts from the smallest to the largest value: they
+            are the bins from 1 on, below them is 0, and the largest value and what is above it form
+            the last one.
+        labels : list of str, or dict of str to them, optional
+            Names of the bins, one more than there are edges.
+        out_cols : str or list of str, optional
+            Default: ``<column>_bin``.  The name of the column itself replaces it in its place.
+        drop : bool, default True
+            Leave out the original columns.
+
+        Returns
+        -------
+        FeatureTable
+            A null or NaN is in the bin n + 1, and has the label null.
+        """
+        edges = binning.bin_edges(self.df, columns, bins)
+        return self._clone(binning.cut_bins(self.df, edges, labels, out_cols, drop))
+
+    # -- targets -------------------------------------------------------------------------------
+
+    def target_encode(
+        self,
+        cat_cols: str | list,
+        target_cols: str | list[str],
+        target_mean: Mapping[str, float] | None = None,
+        smooth: float = 20,
+        kfold: int = 2,
+        fold_seed: int | None = None,
+        fold_col: str = "__fold__",
+        drop_cat: bool = False,
+        drop_fold: bool = True,
+        out_cols: str | list | None = None,
+    ) -> tuple[Self, list[TargetCode]]:
+        """Codes of categories: means of a target, which a row's own fold does not help to form.
+
+        The code of a category with count n and sum s is ``(s + mean * smooth) / (n + smooth)``;
+        nulls of the target count for nothing.  One aggregation finds everything.
+
+        Parameters
+        ----------
+        cat_cols : str, list of str, or list with lists of str
+            A list inside the list means the combination of its columns.
+        target_cols : str or list of str
+            Columns of numbers.
+        target_mean : dict of str to float, optional
+            The mean of every target; default: that of the data.
+        smooth : float, default 20
+        kfold : int, default 2
+            Number of folds.  With 1 each row has the code of all rows, also of itself.
+        fold_seed : int, optional
+            Assign rows to folds by chance; default: in turn.  Both go by the place of a row, so
+            :meth:`cache` a table that comes out of a join or an aggregation, or give it a column of
+            folds.
+        fold_col : str, default "__fold__"
+            A column of folds (int) that the table has is used, otherwise it is made.
+        drop_cat : bool, default False
+            Leave out the category columns.
+        drop_fold : bool, default True
+            Leave out the column of folds, unless the table had it.
+        out_cols : str, list of str, or list of lists of str, optional
+            Names of the codes, for each of `cat_cols` those of all targets; default
+            ``<column>_te_<target>`` or ``<column>_<column>_te_<target>``.
+
+        Returns
+        -------
+        table : FeatureTable
+            With the codes as double columns.
+        codes : list of TargetCode
+            Of each of `cat_cols`, by all rows, for :meth:`encode_target`.
+        """
+        targets = target.check_targets(self.df, target_cols)
+        encodings = target.encodings_of(cat_cols, targets, out_cols)
+        require_columns(self.df, [name for each in encodings for name in each.categories])
+        means = target.check_means(target_mean, targets)
+        target.check_smoothing(smooth, kfold)
+        had_folds = check_string(fold_col, "fold_col") in self.df.columns
+        df = target.assign_folds(self.df, kfold, fold_seed, fold_col) if kfold > 1 else self.df
+        folds = fold_col if kfold > 1 else None
+        found = target.TargetStatistics(df, encodings, targets, folds, means, smooth)
+        for encoding in encodings:
+            df = found.encode(df, encoding)
+        if drop_cat:
+            df = df.drop(*(name for each in encodings for name in each.categories))
+        if folds is not None and drop_fold and not had_folds:
+            df = df.drop(fold_col)
+        codes = [
+            TargetCode(
+                found.codes(each),
+                each.categories[0] if len(each.categories) == 1 else list(each.categories),
+                {output: (name, found.means[name]) for name, output in each.outputs.items()},
+            )
+            for each in encodings
+        ]
+        return self._clone(df), codes
+
+    def encode_target(
+        self,
+        targets: TargetCode | Sequence[TargetCode],
+        target_cols: str | list[str] | None = None,
+        drop_cat: bool = True,
+    ) -> Self:
+        """Codes that were learned from other data.
+
+        Parameters
+        ----------
+        targets : TargetCode or list of TargetCode
+        target_cols : str or list of str, optional
+            Only the codes of these targets.
+        drop_cat : bool, default True
+            Leave out the category columns.
+
+        Returns
+        -------
+        FeatureTable
+            An unknown category has the mean of the target.
+        """
+        codes = list(targets) if isinstance(targets, list | tuple) else [targets]
+        if not codes or not all(isinstance(each, TargetCode) for each in codes):
+            raise UsageError(f"targets should be TargetCode or a list of them, got {targets!r}")
+        wanted = None if target_cols is None else as_names(target_cols, "target_cols")
+        df, done = self.df, []
+        for code in codes:
+            names = as_names(code.cat_col)
+            for name in names:
+                if name not in self.df.columns:
+                    raise UsageError(
+                        f"{name} in TargetCode.cat_col in targets does not exist in Table, whose "
+                        f"columns are {self.df.columns}"
+                    )
+            df = target.apply_codes(df, code.df, names, code.out_target_mean, wanted)
+            done += names
+        return self._clone(df.drop(*done) if drop_cat else df)
+
+
+def _dictionary(index: Any, name: str) -> lookup.Dictionary:
+    if isinstance(index, Mapping):
+        index = StringIndex.from_dict(dict(index), name)
+    if not isinstance(index, StringIndex):
+        raise UsageError(f"indices should be StringIndex or dict, or a list of them, got {index!r}")
+    if name not in index.df.columns:
+        raise UsageError(
+            f"The index for the column {name} should have a column of this name, but its columns "
+            f"are {index.df.columns}; rename it"
+        )
+    return index.dictionary_of(name)

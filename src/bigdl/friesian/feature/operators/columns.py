@@ -1,0 +1,164 @@
+"""Columns of a DataFrame: names, kinds of types, new columns in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
+
+__all__ = [
+    "as_names",
+    "check_string",
+    "col",
+    "common_text",
+    "is_array",
+    "is_column",
+    "is_fractional",
+    "is_integral",
+    "is_numeric",
+    "is_textual",
+    "numeric_columns",
+    "random_seed",
+    "replace",
+    "require_columns",
+    "temporary",
+    "type_name",
+    "type_of",
+]
+
+
+def col(name: str) -> Column:
+    """The column of exactly this name, whatever characters it has."""
+    from pyspark.sql import functions as F
+
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def as_names(columns: Any, what: str = "columns") -> list[str]:
+    """A name or a list of names, as a list."""
+    if isinstance(columns, str):
+        return [columns]
+    if (
+        not isinstance(columns, list | tuple)
+        or not columns
+        or not all(isinstance(each, str) for each in columns)
+    ):
+        shown = None if columns in ([], ()) else columns
+        raise UsageError(f"{what} should be str or a list of str, but got {shown}.")
+    return list(columns)
+
+
+def check_string(value: Any, what: str) -> str:
+    """`value`, which must be a str."""
+    if not isinstance(value, str):
+        found = "None" if value is None else type(value).__name__
+        raise UsageError(f"{what} should be str, but get {found}")
+    return value
+
+
+def require_columns(df: DataFrame, columns: Iterable[str], where: str = "Table") -> None:
+    """Check that all columns exist."""
+    missing = [name for name in dict.fromkeys(columns) if name not in df.columns]
+    if missing:
+        raise UsageError(f"{missing} do not exist in this {where}, whose columns are {df.columns}")
+
+
+def type_of(df: DataFrame, column: str) -> DataType:
+    """The type of a column."""
+    return df.schema[column].dataType
+
+
+def type_name(kind: DataType) -> str:
+    """Name of the class of a type, as Spark prints it in its errors."""
+    return type(kind).__name__
+
+
+def is_integral(kind: DataType) -> bool:
+    """Whether values are whole numbers."""
+    from pyspark.sql import types as T
+
+    return isinstance(kind, T.ByteType | T.ShortType | T.IntegerType | T.LongType)
+
+
+def is_fractional(kind: DataType) -> bool:
+    """Whether values are float or double, which know NaN."""
+    from pyspark.sql import types as T
+
+    return isinstance(kind, T.FloatType | T.DoubleType)
+
+
+def is_numeric(kind: DataType) -> bool:
+    """Whether values are numbers, decimal ones too."""
+    from pyspark.sql import types as T
+
+    return isinstance(kind, T.NumericType)
+
+
+def is_textual(kind: DataType) -> bool:
+    """Whether values are strings."""
+    from pyspark.sql import types as T
+
+    return isinstance(kind, T.StringType | T.CharType | T.VarcharType)
+
+
+def is_array(kind: DataType) -> bool:
+    """Whether values are arrays."""
+    from pyspark.sql import types as T
+
+    return isinstance(kind, T.ArrayType)
+
+
+def is_column(value: Any) -> bool:
+    """Whether this is a Column of Spark, of either of its two clients."""
+    from pyspark.sql import Column
+
+    return isinstance(value, Column)
+
+
+def numeric_columns(df: DataFrame) -> list[str]:
+    """Names of the columns of numbers."""
+    return [field.name for field in df.schema.fields if is_numeric(field.dataType)]
+
+
+def common_text(df: DataFrame, columns: list[str]) -> list[Column]:
+    """Columns that can be put in one array: if any holds strings, all become strings.
+
+    In ANSI mode Spark would cast the strings to the other type instead, and fail.
+    """
+    kinds = [type_of(df, name) for name in columns]
+    if any(is_textual(kind) for kind in kinds) and not all(is_textual(kind) for kind in kinds):
+        return [col(name).cast("string") for name in columns]
+    return [col(name) for name in columns]
+
+
+def replace(df: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
+    """New values for columns, all at once; those that exist keep their place, others come last."""
+    kept = [columns[name].alias(name) if name in columns else col(name) for name in df.columns]
+    added = [value.alias(name) for name, value in columns.items() if name not in df.columns]
+    return df.select(*kept, *added)
+
+
+def temporary(df: DataFrame | Iterable[str], purpose: str) -> str:
+    """A column name that the table has not, for the time of an operator."""
+    taken = {name.lower() for name in getattr(df, "columns", df)}
+    name, number = f"__bigdl_{purpose}", 0
+    while name.lower() in taken:
+        number += 1
+        name = f"__bigdl_{purpose}_{number}"
+    return name
+
+
+def random_seed(seed: int | None) -> int:
+    """`seed`, or a new one, so that a plan gives the same values whenever it is computed again."""
+    import random
+
+    if seed is None:
+        return random.getrandbits(62)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UsageError(f"seed should be an integer or None, got {seed!r}")
+    return seed

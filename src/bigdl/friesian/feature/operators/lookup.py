@@ -1,0 +1,365 @@
+"""Values replaced by what a table says about them: numbers of a vocabulary, categories of items.
+
+A table of at most ``ARROW_KEYS`` keys goes to the workers once, and the columns go through them as
+Arrow batches, with one look-up for each distinct value of a batch.  A larger one is joined.
+``benchmarks/friesian_feature.py`` measures where the two meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from bigdl.friesian.feature.operators.columns import (
+    col,
+    is_array,
+    is_fractional,
+    is_integral,
+    is_numeric,
+    is_textual,
+    replace,
+    temporary,
+    type_of,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+__all__ = ["ARROW_KEYS", "Dictionary", "encode", "encode_tokens", "value_features"]
+
+ARROW_KEYS = 1_000_000
+
+
+class Dictionary:
+    """Keys with their values.
+
+    Rows with a null in either, or NaN as the key, are left out; of the rows of one key the one with
+    the smallest value counts.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+    key, value : str
+        Names of its columns.
+    """
+
+    def __init__(self, df: DataFrame, key: str, value: str):
+        self.df, self.key, self.value = df, key, value
+        self._shipped: dict[str, _Shipped | None] = {}
+
+    @property
+    def key_type(self) -> DataType:
+        return type_of(self.df, self.key)
+
+    @property
+    def value_type(self) -> DataType:
+        return type_of(self.df, self.value)
+
+    def pairs(self, kind: str) -> DataFrame:
+        """Columns ``key``, cast to a type, and ``value``."""
+        from pyspark.sql import functions as F
+
+        pairs = self.df.select(
+            col(self.key).try_cast(kind).alias("key"), col(self.value).alias("value")
+        )
+        pairs = pairs.filter(F.col("key").isNotNull() & F.col("value").isNotNull())
+        if is_fractional(type_of(pairs, "key")):
+            pairs = pairs.filter(~F.isnan("key"))
+        return pairs
+
+    def shipped(self, kind: str, limit: int | None = ARROW_KEYS) -> _Shipped | None:
+        """What an Arrow function needs, or None if there are more than `limit` keys."""
+        if self._shipped.get(kind) is None and (kind not in self._shipped or limit is None):
+            pairs = self.pairs(kind)
+            table = (pairs if limit is None else pairs.limit(limit + 1)).toArrow()
+            fits = limit is None or table.num_rows <= limit
+            self._shipped[kind] = _Shipped(table, self.df.sparkSession) if fits else None
+        return self._shipped[kind]
+
+
+class _Shipped:
+    """A dictionary in a worker: sent there once, unpacked once by each Python process."""
+
+    def __init__(self, table: pa.Table, spark: Any):
+        import pyarrow as pa
+
+        self.key_type = table.schema.field("key").type
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        data = sink.getvalue().to_pybytes()
+        # Spark Connect has no broadcasts: there the bytes travel with the function.
+        context = getattr(spark, "_sc", None)
+        self._data = _Bytes(data) if context is None else context.broadcast(data)
+
+    def find(self, keys: pa.Array) -> pa.Array:
+        """The value of every key; null where there is none."""
+        import pyarrow as pa
+
+        places, values = self._unpacked()
+        codes = keys.cast(self.key_type).dictionary_encode()
+        return values.take(pa.array(places(codes.dictionary)).take(codes.indices))
+
+    def _unpacked(self) -> tuple[Callable, pa.Array]:
+        if not hasattr(self._data, "_bigdl_unpacked"):  # lives as long as Spark keeps the bytes
+            self._data._bigdl_unpacked = _unpack(self._data.value)
+        return self._data._bigdl_unpacked
+
+
+class _Bytes:
+    """Bytes in the place of a broadcast."""
+
+    def __init__(self, value: bytes):
+        self.value = value
+
+    def __reduce__(self):
+        return _Bytes, (self.value,)
+
+
+def _unpack(data: bytes) -> tuple[Callable, pa.Array]:
+    """A function from keys to their places, and the values at the places."""
+    import pyarrow as pa
+
+    table = pa.ipc.open_stream(data).read_all()
+    table = table.sort_by([("key", "ascending"), ("value", "ascending")])
+    keys, values = table["key"], table["value"].combine_chunks()
+    if pa.types.is_integer(keys.type):
+        return _places_by_search(keys.to_numpy()), values
+    keys = keys.to_pylist()
+    # backwards, so that of equal keys the first is the last to be set
+    return _places_by_hash({keys[i]: i for i in range(len(keys) - 1, -1, -1)}), values
+
+
+def _places_by_search(sorted_keys: np.ndarray) -> Callable:
+    import numpy as np
+
+    def places(keys: pa.Array) -> np.ma.MaskedArray:
+        wanted = keys.to_numpy(zero_copy_only=False)
+        found = np.searchsorted(sorted_keys, wanted)
+        if not len(sorted_keys):
+            return np.ma.masked_all(len(wanted), np.int64)
+        there = sorted_keys[np.minimum(found, len(sorted_keys) - 1)] == wanted
+        return np.ma.MaskedArray(found, mask=~there)
+
+    return places
+
+
+def _places_by_hash(table: dict) -> Callable:
+    import pyarrow as pa
+
+    def places(keys: pa.Array) -> pa.Array:
+        return pa.array([table.get(key) for key in keys.to_pylist()], pa.int64())
+
+    return places
+
+
+def _meeting_type(kind: DataType, key_type: DataType) -> str:
+    """The type in which values and keys are equal if they mean the same."""
+    if kind == key_type or is_textual(key_type):
+        return key_type.simpleString()
+    if is_integral(kind) and is_integral(key_type):
+        return "bigint"
+    if is_numeric(kind) and is_numeric(key_type):
+        return "double"
+    return key_type.simpleString()
+
+
+def encode(df: DataFrame, dictionaries: Mapping[str, Dictionary], arrow: bool) -> DataFrame:
+    """Replace single values of columns; a value without an entry becomes null.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+    dictionaries : dict of str to Dictionary
+        By column.
+    arrow : bool
+        False for joins, whatever the size.
+    """
+    direct = {}
+    for name, dictionary in dictionaries.items():
+        kind = _meeting_type(type_of(df, name), dictionary.key_type)
+        shipped = dictionary.shipped(kind) if arrow else None
+        if shipped is not None:
+            function = _arrow_function(_Values(shipped), dictionary.value_type)
+            direct[name] = function(col(name).try_cast(kind))
+    df = replace(df, direct) if direct else df
+    for name, dictionary in dictionaries.items():
+        if name not in direct:
+            df = _join(df, name, dictionary)
+    return df
+
+
+def _join(df: DataFrame, name: str, dictionary: Dictionary) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    kind = _meeting_type(type_of(df, name), dictionary.key_type)
+    key, value = temporary(df, "key"), temporary(df, "value")
+    entries = dictionary.pairs(kind).groupBy("key").agg(F.min("value").alias(value))
+    entries = entries.withColumnRenamed("key", key)
+    joined = df.join(entries, col(name).try_cast(kind) == col(key), "left")
+    return replace(joined, {name: col(value)}).drop(key, value)
+
+
+def encode_tokens(
+    df: DataFrame,
+    dictionaries: Mapping[str, Dictionary],
+    separator: str,
+    arrow: bool,
+    sort: bool,
+    smallest: bool,
+) -> DataFrame:
+    """Replace cells of several values by arrays of numbers, in the order of the values.
+
+    Values without an entry are left out; a cell with none that has one becomes null.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+    dictionaries : dict of str to Dictionary
+    separator : str
+        Regular expression.
+    arrow : bool
+        False for joins, whatever the size.
+    sort : bool
+        Order the numbers.
+    smallest : bool
+        Only the smallest number of each cell.
+    """
+    from pyspark.sql import functions as F
+
+    for name, dictionary in dictionaries.items():
+        kind = _meeting_type(_string_type(), dictionary.key_type)
+        shipped = dictionary.shipped(kind) if arrow else None
+        if shipped is None:
+            df = _join_tokens(df, name, dictionary, kind, separator)
+        else:
+            tokens = F.split(col(name).cast("string"), separator)
+            function = _arrow_function(_Known(shipped), _array_of(dictionary.value_type))
+            df = replace(df, {name: function(tokens.try_cast(f"array<{kind}>"))})
+        if smallest:
+            df = replace(df, {name: F.array_min(col(name))})
+        elif sort:
+            df = replace(df, {name: F.sort_array(col(name))})
+    return df
+
+
+def _join_tokens(
+    df: DataFrame, name: str, dictionary: Dictionary, kind: str, separator: str
+) -> DataFrame:
+    """Each different cell is split and joined once, then the cells are joined with the rows."""
+    from pyspark.sql import functions as F
+
+    cells = df.select(col(name).alias("cell")).dropna().distinct()
+    tokens = F.split(F.col("cell").cast("string"), separator)
+    rows = cells.select("cell", F.posexplode(tokens).alias("place", "token"))
+    entries = dictionary.pairs(kind).groupBy("key").agg(F.min("value").alias("value"))
+    found = rows.join(entries, F.col("token").try_cast(kind) == F.col("key"))
+    both = F.sort_array(F.collect_list(F.struct("place", "value")))
+    cell, numbers = temporary(df, "cell"), temporary(df, "numbers")
+    encoded = found.groupBy(F.col("cell").alias(cell)).agg(both["value"].alias(numbers))
+    joined = df.join(encoded, col(name) == col(cell), "left")
+    return replace(joined, {name: col(numbers)}).drop(cell, numbers)
+
+
+def value_features(
+    df: DataFrame, column: str, output: str, dictionary: Dictionary, default: Any
+) -> DataFrame:
+    """A column of what a dictionary says about the values of another, or of its nested arrays.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+    column, output : str
+        They may be the same.
+    dictionary : Dictionary
+    default : object
+        For values that it does not have.
+    """
+    depth, kind = 0, type_of(df, column)
+    while is_array(kind):
+        depth, kind = depth + 1, kind.elementType
+    wanted = dictionary.value_type
+    meeting = _meeting_type(kind, dictionary.key_type)
+    nested_meeting = "array<" * depth + meeting + ">" * depth
+    for _ in range(depth):
+        wanted = _array_of(wanted)
+    shipped = dictionary.shipped(meeting, None if depth else ARROW_KEYS)
+    if shipped is not None:
+        function = _arrow_function(_Values(shipped, depth, default), wanted)
+        return replace(df, {output: function(col(column).try_cast(nested_meeting))})
+    from pyspark.sql import functions as F
+
+    source = temporary(df, "source")
+    found = _join(df.withColumn(source, col(column)), source, dictionary)
+    value = F.coalesce(col(source), F.lit(default).cast(dictionary.value_type))
+    return replace(found, {output: value}).drop(source)
+
+
+def _arrow_function(function: Callable, kind: DataType) -> Callable:
+    from pyspark.sql.functions import arrow_udf
+
+    def apply(values):
+        return function(values)
+
+    return arrow_udf(apply, kind)
+
+
+class _Values:
+    """The values of keys, which may be in nested lists; a default for unknown ones."""
+
+    def __init__(self, shipped: _Shipped, depth: int = 0, default: Any = None):
+        self.shipped, self.depth, self.default = shipped, depth, default
+
+    def __call__(self, keys: pa.Array) -> pa.Array:
+        return self._nested(keys, self.depth)
+
+    def _nested(self, keys: pa.Array, depth: int) -> pa.Array:
+        import pyarrow as pa
+
+        if not depth:
+            found = self.shipped.find(keys)
+            return found if self.default is None else found.fill_null(self.default)
+        inner = self._nested(keys.flatten(), depth - 1)
+        return pa.ListArray.from_arrays(_offsets(keys), inner, mask=keys.is_null())
+
+
+class _Known:
+    """The values of the keys in a list, without those of unknown ones; null if there are none."""
+
+    def __init__(self, shipped: _Shipped):
+        self.shipped = shipped
+
+    def __call__(self, keys: pa.Array) -> pa.Array:
+        import numpy as np
+        import pyarrow as pa
+
+        found = self.shipped.find(keys.flatten())
+        known = np.concatenate([[0], np.cumsum(found.is_valid().to_numpy(zero_copy_only=False))])
+        offsets = known[_offsets(keys).to_numpy()].astype(np.int32)
+        empty = pa.array(offsets[1:] == offsets[:-1])
+        return pa.ListArray.from_arrays(pa.array(offsets), found.drop_null(), mask=empty)
+
+
+def _offsets(lists: pa.Array) -> pa.Array:
+    """Where the lists begin in ``lists.flatten()``, which has nothing of null lists."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+
+
+def _array_of(kind: DataType) -> DataType:
+    from pyspark.sql.types import ArrayType
+
+    return ArrayType(kind)
+
+
+def _string_type() -> DataType:
+    from pyspark.sql.types import StringType
+
+    return StringType()

@@ -1,0 +1,61 @@
+"""Tables of features as XShards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.feature.operators.columns import as_names, require_columns
+
+if TYPE_CHECKING:
+    from bigdl.friesian.feature.base import Table
+    from bigdl.orca.data import SparkXShards
+
+__all__ = ["featuretable_to_xshards"]
+
+
+def featuretable_to_xshards(
+    tbl: Table, convert_cols: str | list[str] | None = None
+) -> SparkXShards:
+    """The rows of a table as XShards of dicts of arrays, a shard for each partition.
+
+    Parameters
+    ----------
+    tbl : Table
+    convert_cols : str or list of str, optional
+        Columns of arrays that become matrices (they must have one length in a shard); default: all
+        columns of arrays.
+
+    Returns
+    -------
+    SparkXShards
+        Dicts from the names of the columns to NumPy arrays.
+    """
+    from bigdl.friesian.feature.base import Table
+    from bigdl.orca.data import SparkXShards
+
+    if not isinstance(tbl, Table):
+        raise UsageError(f"tbl should be a Table, but got {type(tbl).__name__}")
+    names = tbl.columns if convert_cols is None else as_names(convert_cols, "convert_cols")
+    require_columns(tbl.df, names)
+    columns, stacked = tbl.columns, frozenset(names)
+
+    def shard(rows: Any) -> Any:
+        import pandas as pd
+
+        yield _arrays(pd.DataFrame(list(rows), columns=columns), stacked)
+
+    return SparkXShards(tbl.df.rdd.mapPartitions(shard))
+
+
+def _arrays(frame: Any, stacked: frozenset[str]) -> dict[str, Any]:
+    import numpy as np
+
+    found = {}
+    for name in frame.columns:
+        cells = frame[name]
+        if name in stacked and len(cells) and isinstance(cells.iloc[0], list):
+            found[name] = np.array(cells.tolist())
+        else:
+            found[name] = cells.to_numpy()
+    return found
