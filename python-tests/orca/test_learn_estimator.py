@@ -149,7 +149,8 @@ def test_weights_of_rows_come_from_a_column(frame):
         end = (est.get_model()(x)[:, 0].numpy() - y) ** 2
     assert stats["train_loss"] == pytest.approx((w * start).sum() / w.sum(), rel=1e-5)
     assert found["val_loss"] == pytest.approx((w * end).sum() / w.sum(), rel=1e-5)
-    assert found["MSE"] == pytest.approx(end.mean(), rel=1e-5)  # counts every row once
+    assert found["MSE"] == pytest.approx((w * end).sum() / w.sum(), rel=1e-5)
+    assert stats["val_mse"] == pytest.approx(float(found["MSE"]), rel=1e-6)
 
 
 def test_bf16_and_an_optimizer_of_orca(frame):

@@ -387,6 +387,30 @@ def test_a_pipeline_is_fitted_saved_and_loaded(frame, tmp_path):
     )
 
 
+def test_a_save_says_what_it_leaves_out(frame, tmp_path, caplog):
+    stage = NNEstimator(linear(), nn.MSELoss()).setValidation("everyepoch", frame, ["mae"], 4)
+    stage.setTrainSummary(TrainSummary(str(tmp_path), "app")).save(str(tmp_path / "stage"))
+    (said,) = [r.getMessage() for r in caplog.records if r.name == "bigdl.orca"]
+    assert said.startswith("What was given to setValidation and setTrainSummary is not saved")
+    again = NNEstimator.load(str(tmp_path / "stage"))
+    assert again.getValidation() is None
+    caplog.clear()
+    again.save(str(tmp_path / "again"))
+    assert not caplog.records
+
+
+def test_metadata_of_vectors_spares_a_job(frame):
+    from pyspark.ml.feature import VectorAssembler
+
+    made = VectorAssembler(inputCols=["number", "label"], outputCol="both").transform(frame)
+    tracker = frame.sparkSession.sparkContext.statusTracker()
+    jobs = set(tracker.getJobIdsForGroup(None))
+    found = NNModel(linear(2)).setFeaturesCol("both").transform(made)
+    assert set(tracker.getJobIdsForGroup(None)) == jobs
+    assert found.schema["prediction"].dataType.typeName() == "double"
+    assert found.count() == ROWS
+
+
 def test_cross_validation_chooses_the_better_rate(frame):
     from pyspark.ml.evaluation import RegressionEvaluator
     from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -18,7 +19,14 @@ from bigdl.orca.learn.trigger import MaxEpoch, MaxIteration
 
 __all__ = ["NNEstimator", "NNModel"]
 
+logger = logging.getLogger("bigdl.orca")
+
 _FOREVER = 1_000_000  # epochs, for a training that a trigger ends
+_UNSAVED = {
+    "validation": "setValidation",
+    "train_summary": "setTrainSummary",
+    "validation_summary": "setValidationSummary",
+}
 
 
 class _Storable(MLWritable, MLReadable):
@@ -270,10 +278,15 @@ class NNEstimator(Estimator, TrainingParams, TrainingOptions, _Storable):
 
     # -- files ---------------------------------------------------------------------------------
 
-    _unsaved = ("validation", "train_summary", "validation_summary")
-
     def _files(self) -> dict[str, bytes]:
-        options = {k: v for k, v in self._options.items() if k not in self._unsaved}
+        options = {k: v for k, v in self._options.items() if k not in _UNSAVED}
+        lost = [setter for k, setter in _UNSAVED.items() if self._options.get(k) is not None]
+        if lost:
+            logger.warning(
+                "What was given to %s is not saved with the stage, since it belongs to this "
+                "session; give it to the loaded stage again",
+                " and ".join(lost),
+            )
         parts = {
             "model": self._model,
             "criterion": self._criterion,
