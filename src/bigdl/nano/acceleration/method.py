@@ -39,6 +39,9 @@ class Source(Protocol):
     def to_openvino(self, options: BuildOptions) -> Any:
         """The model as an ``openvino.Model`` whose inputs and outputs are the flat lists."""
 
+    def from_openvino(self, network: Any, method: str, options: BuildOptions) -> Any:
+        """The accelerated model of a ``CompiledNetwork`` of this model's inputs and outputs."""
+
     def to_onnx(self, path: str, options: BuildOptions) -> None:
         """Write the model as an ONNX file whose inputs and outputs are the flat lists."""
 

@@ -164,8 +164,14 @@ class NetworkModel(AcceleratedModel):
         return self.run(args, kwargs)
 
     def run(self, args: tuple, kwargs: dict) -> Any:
-        arrays = [_as_array(leaf) for leaf in self.inputs.flatten(args, kwargs)]
-        results = self.infer(arrays)
+        return self.from_arrays(self.infer(self.to_arrays(args, kwargs)))
+
+    def to_arrays(self, args: tuple, kwargs: dict) -> list[np.ndarray]:
+        """The flat list of arrays of a call."""
+        return [_as_array(leaf) for leaf in self.inputs.flatten(args, kwargs)]
+
+    def from_arrays(self, results: list) -> Any:
+        """What the user's model would return, from the flat list of the network's results."""
         if self.output_tensors:
             results = [torch.from_numpy(np.ascontiguousarray(each)) for each in results]
         if self.outputs.kind == "tensor":

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.pytorch.inference.inputs import forward_parameters
 from bigdl.nano.pytorch.inference.structure import flatten
 
 __all__ = ["Batch", "batches_of", "rows_of", "split_batch"]
@@ -69,7 +70,7 @@ def split_batch(model: torch.nn.Module, element: Any) -> Batch:
         ``(x1, …, xk, y…)`` for a model of k inputs; or a dict of keyword arguments, of which those
         that forward does not take are targets.
     """
-    parameters = inspect.signature(model.forward).parameters.values()
+    parameters = forward_parameters(model).values()
     if isinstance(element, Mapping):
         return _split_mapping(element, parameters)
     if not isinstance(element, (tuple, list)):

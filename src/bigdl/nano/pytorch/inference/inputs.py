@@ -13,9 +13,21 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.inference.structure import Structure, flatten
 
-__all__ = ["ForwardInputs", "sample_arguments"]
+__all__ = ["ForwardInputs", "forward_parameters", "sample_arguments"]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def forward_parameters(model: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a model's forward.
+
+    A model in another runtime has a forward that takes anything; its parameters are those of the
+    module that it was made from.
+    """
+    inputs = getattr(model, "inputs", None)
+    if isinstance(inputs, ForwardInputs):
+        return inputs.describe()
+    return inspect.signature(model.forward).parameters
 
 
 def sample_arguments(model: torch.nn.Module, sample: Any, extra: Mapping | None = None):
@@ -36,7 +48,7 @@ def sample_arguments(model: torch.nn.Module, sample: Any, extra: Mapping | None 
     args : tuple
     kwargs : dict
     """
-    parameters = inspect.signature(model.forward).parameters
+    parameters = forward_parameters(model)
     names = list(parameters)
     if isinstance(sample, Mapping):
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -102,6 +114,8 @@ class ForwardInputs:
         UsageError
             If the arguments do not fit forward, or hold no tensor.
         """
+        if isinstance(getattr(model, "inputs", None), cls):
+            return model.inputs  # a model in another runtime, which was made from a module
         parameters = inspect.signature(model.forward).parameters
         try:
             bound = inspect.signature(model.forward).bind(*args, **kwargs)
@@ -126,6 +140,25 @@ class ForwardInputs:
                 f"The sample of {type(model).__name__} holds no tensor; give one as input_sample"
             )
         return inputs
+
+    def describe(self) -> dict[str, inspect.Parameter]:
+        """The parameters by name; what was no tensor has its value as its default."""
+        kinds = inspect.Parameter
+        described = {}
+        for name in self.parameters:
+            structure = self.structures[name]
+            described[name] = kinds(
+                name if name.isidentifier() else "input",
+                kinds.KEYWORD_ONLY if name in self.keyword_only else kinds.POSITIONAL_OR_KEYWORD,
+                default=kinds.empty if structure.paths(name) else structure.rebuild(()),
+            )
+        for name, kind in (
+            (self.star, kinds.VAR_POSITIONAL),
+            (self.double_star, kinds.VAR_KEYWORD),
+        ):
+            if name is not None:
+                described[name] = kinds(name, kind)
+        return described
 
     def flatten(self, args: tuple, kwargs: Mapping) -> list:
         """The flat list of tensors of a call.

@@ -125,6 +125,9 @@ class TorchSource:
     @cached_property
     def outputs(self) -> Structure:
         """What the model's result looks like; the model is run once on the sample."""
+        known = getattr(self.model, "outputs", None)
+        if isinstance(known, Structure):  # a model in another runtime
+            return known
         args, kwargs = self.arguments
         with evaluating(self.model):
             return flatten(self.model(*args, **kwargs))[1]
@@ -179,6 +182,12 @@ class TorchSource:
         from bigdl.nano.pytorch.inference.export_openvino import to_openvino
 
         return to_openvino(self, options)
+
+    def from_openvino(self, network, method: str, options: BuildOptions):
+        """The accelerated model of a ``CompiledNetwork`` of this model's inputs and outputs."""
+        from bigdl.nano.pytorch.inference.openvino_model import PytorchOpenVINOModel
+
+        return PytorchOpenVINOModel.of(self, network, method, options)
 
     def to_onnx(self, path: str, options: BuildOptions) -> None:
         """Write the model as an ONNX file."""
