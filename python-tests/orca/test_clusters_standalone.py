@@ -3,13 +3,15 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
-from test_context import start, survivors
+from test_context import environment, start, survivors
 
 QUICK_EXECUTORS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -176,6 +178,57 @@ def test_five_starts_in_one_process(tmp_path):
     found = own(tmp_path, 5, 580)
     assert found["counts"] == [7] * 5
     assert found["after the end"] == [0, []]
+
+
+def ratings(folder: Path) -> Path:
+    """Those of $BIGDL_DATA, or made-up ones: users rate items of their own parity."""
+    given = Path(os.environ.get("BIGDL_DATA", ""), "ml-100k")
+    if (given / "u.data").is_file():
+        return given
+    pairs = [(u, i) for u in range(1, 61) for i in range(1, 41) if (u + i) % 2 and (u * i) % 3]
+    lines = [f"{u}\t{i}\t5\t{100 * u + 7 * i % 40}\n" for u, i in pairs]
+    (folder / "u.data").write_text("".join(lines))
+    return folder
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that were started with a variable in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("BIGDL_TEST") == mark:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_ncf_trains_and_predicts_and_leaves_nothing(tmp_path):
+    local, out = tmp_path / "local", tmp_path / "out"
+    local.mkdir()
+    program = Path(__file__).parents[2] / "examples" / "orca" / "ncf" / "train_dataframe.py"
+    argv = ["--cluster_mode", "standalone", "--data-dir", str(ratings(tmp_path))]
+    argv += ["--cores", "2", "--memory", "1g", "--users", "60", "--epochs", "2"]
+    argv += ["--lr", "0.02", "--candidates", "10", "--output", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, str(program), *argv],
+        env=environment(SPARK_LOCAL_DIRS=str(local), BIGDL_TEST=str(tmp_path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        printed, errors = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    figures = dict(line.split() for line in printed.splitlines() if len(line.split()) == 2)
+    assert float(figures["last_loss"]) < float(figures["first_loss"])
+    predicted = pq.read_table(out / "predictions.parquet").to_pandas()
+    assert predicted["prediction"].between(0, 1).all()
+    assert predicted.groupby("user")["label"].sum().eq(1).all()
+    assert survivors(marked(str(tmp_path)), 10) == []
+    assert list(local.iterdir()) == []
 
 
 # A program that joins a cluster, as if its executors were on other machines, and is killed.
