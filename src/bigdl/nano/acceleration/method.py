@@ -97,6 +97,14 @@ class Method(abc.ABC):
         """Whether results differ from the original's by rounding of fp32 only."""
         return self.precision == "fp32"
 
+    def get_precision(self) -> str:
+        """The precision."""
+        return self.precision
+
+    def get_accelerator(self) -> str | None:
+        """The runtime."""
+        return self.accelerator
+
     def missing(self) -> str | None:
         """Why this method is not possible on this machine.
 

@@ -1,0 +1,298 @@
+"""Trials in a process of their own: a hang, a crash or a lack of memory ends that and no more.
+
+One process takes the methods in turn, so that frameworks and runtimes are imported once. A watch
+in the caller's process kills it when a method takes too long or too much memory; the next method
+gets a new one. A method whose process was lost after it had served others is tried once more in a
+new one, so that no row depends on what ran before it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bigdl.common.cpu import usable_cores
+from bigdl.common.errors import BigDLError, UsageError, WorkerLost
+from bigdl.common.memory import memory_usage
+from bigdl.common.worker_pool import Seat, Stage, WorkerPool
+from bigdl.nano.acceleration.search.bench import Bench
+from bigdl.nano.acceleration.search.candidates import ORIGINAL
+from bigdl.nano.acceleration.search.trial import Plan, Trial, one_line, try_method
+
+__all__ = ["InThisProcess", "Isolated"]
+
+_TICK = 0.1  # seconds between two looks at the process
+_MEMORY_KILLED_FIRST = 1000  # of oom_score_adj, from -1000 to 1000
+_RUNS_TO_WEIGH = 3
+_MEGABYTE = 1 << 20
+
+
+class InThisProcess:
+    """Runs trials where it is called, without limits: for models that cannot travel."""
+
+    def __init__(self, bench: Bench, plan: Plan):
+        self._bench = bench
+        self._plan = plan
+
+    def run(self, name: str, directory: Path, time_limit: float | None) -> Trial:
+        """One trial."""
+        with self._bench.session():
+            return try_method(self._bench, name, self._plan, directory)
+
+    def weigh(self, trial: Trial, directory: Path, time_limit: float | None) -> None:
+        """Nothing: only a process of its own tells what one model takes."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Isolated:
+    """Runs trials in another process.
+
+    Parameters
+    ----------
+    bench : Bench
+    plan : Plan
+    directory : Path
+        For its files.
+    threads : int
+        Threads of the numeric libraries there.
+    memory_limit : int or None
+        Bytes of resident memory of that process.
+    show : bool
+        Whether what it prints appears on this process's streams.
+
+    Raises
+    ------
+    UsageError
+        If the bench cannot be pickled, or not be loaded in another process.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        plan: Plan,
+        directory: Path,
+        threads: int,
+        memory_limit: int | None,
+        show: bool,
+    ):
+        self._memory_limit = memory_limit
+        self._seats = [Seat(tuple(usable_cores()), threads)]
+        self._bench_file = directory / "bench.pkl"
+        self._stage_file = directory / "stage"
+        self._log = None if show else directory / "output.log"
+        _write(bench, self._bench_file)
+        make = partial(_make_trials, str(self._bench_file), plan, self._stage_file, self._log)
+        try:
+            self._pool = WorkerPool([Stage("optimize", make, self._seats)])
+        except BigDLError as error:
+            raise UsageError(
+                f"they cannot be loaded in another process: {one_line(error)}"
+            ) from error
+        self._served = 0
+
+    def run(self, name: str, directory: Path, time_limit: float | None) -> Trial:
+        """One trial.
+
+        Parameters
+        ----------
+        name : str
+            The method.
+        directory : Path
+            Where its model is saved.
+        time_limit : float or None
+            Seconds.
+        """
+        begin = time.monotonic()
+        trial = self._attempt(name, directory, time_limit)
+        if trial.status in ("crashed", "out of memory") and self._served:
+            self._served = 0
+            self._restart()
+            trial = self._attempt(name, directory, time_limit)
+        self._served = 0 if trial.status in ("crashed", "out of memory", "timed out") else 1
+        trial.seconds = time.monotonic() - begin
+        return trial
+
+    def weigh(self, trial: Trial, directory: Path, time_limit: float | None) -> None:
+        """Measure the memory of a model in a fresh process, which is all that it does."""
+        saved = directory if trial.saved else None
+        make = partial(_make_scale, str(self._bench_file), self._log)
+        try:
+            pool = WorkerPool([Stage("optimize", make, self._seats)])
+            with pool, _Watch(pool, time_limit, self._memory_limit):
+                trial.memory = pool.run([saved])[0]
+        except BigDLError as error:
+            trial.reason = trial.reason or f"its memory is not known: {one_line(error)}"
+
+    def close(self) -> None:
+        """End the process."""
+        self._pool.close()
+
+    def _attempt(self, name, directory, time_limit) -> Trial:
+        self._stage_file.write_text("convert")
+        with _Watch(self._pool, time_limit, self._memory_limit) as watch:
+            try:
+                return self._pool.run([(name, directory)])[0]
+            except WorkerLost as loss:
+                stage = self._stage_file.read_text() or "convert"
+                status, reason = watch.verdict or ("crashed", self._last_words(loss))
+                return Trial(name, status, f"{reason}, at stage {stage!r}", stage)
+            except BigDLError as error:  # it raised what is no Exception, or it cannot come back
+                return Trial(name, "crashed", one_line(error))
+
+    def _restart(self) -> None:
+        for pid in self._pool.pids[0]:
+            _kill(pid)
+
+    def _last_words(self, loss: WorkerLost) -> str:
+        cause = str(loss).partition(";")[0].replace("worker 0 of optimize", "the process")
+        said = self._log.read_text(errors="replace") if self._log and self._log.exists() else ""
+        fatal = [line for line in said.splitlines() if line.startswith(("Fatal", "terminate"))]
+        return f"{cause} ({fatal[-1].strip()})" if fatal else cause
+
+
+class _Watch:
+    """Kills the process of a pool that takes too long or too much memory; a context."""
+
+    def __init__(self, pool: WorkerPool, time_limit: float | None, memory_limit: int | None):
+        self.verdict: tuple[str, str] | None = None
+        """Status and reason, if the process was killed."""
+        self._pool = pool
+        self._time_limit = time_limit
+        self._memory_limit = memory_limit
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="bigdl-watch", daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._begin = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_TICK):
+            self.verdict = self._look()
+            if self.verdict:
+                for pid in self._pool.pids[0]:
+                    _kill(pid)
+                return
+
+    def _look(self) -> tuple[str, str] | None:
+        seconds = time.monotonic() - self._begin
+        if self._time_limit is not None and seconds > self._time_limit:
+            return "timed out", f"it took more than {self._time_limit:g} s"
+        if self._memory_limit is None:
+            return None
+        with suppress(UsageError):  # it has just ended
+            used = max(memory_usage(pid).rss for pid in self._pool.pids[0])
+            if used > self._memory_limit:
+                limit = self._memory_limit // _MEGABYTE
+                return "out of memory", f"the process took more than {limit} MB"
+        return None
+
+
+def _write(bench: Bench, file: Path) -> None:
+    import cloudpickle
+
+    try:
+        with file.open("wb") as out:
+            cloudpickle.dump(bench, out)
+    except Exception as error:
+        raise UsageError(f"they cannot be pickled: {one_line(error)}") from error
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+# What follows runs in the other process.
+
+
+def _make_trials(bench_file: str, plan: Plan, stage_file: Path, log: Path | None) -> Callable:
+    _settle(log)
+    bench = _read(bench_file)
+
+    def run(order: tuple[str, Path]) -> Trial:
+        name, directory = order
+        with bench.session():
+            trial = try_method(bench, name, plan, directory, stage_file.write_text)
+        _give_memory_back()
+        return trial
+
+    return run
+
+
+def _make_scale(bench_file: str, log: Path | None) -> Callable:
+    _settle(log)
+    return partial(_weigh, bench_file)
+
+
+def _weigh(bench_file: str, saved: Path | None) -> float:
+    """Megabytes that loading and running a model adds to a process with its framework in it."""
+    _read(bench_file)  # imports what it needs
+    _give_memory_back()
+    before = memory_usage().rss
+    bench = _read(bench_file)
+    with bench.session():
+        if saved is None:
+            contestant = bench.build(bench.methods[ORIGINAL], bench.thread_num)
+        else:
+            contestant = bench.load(saved)
+            bench.drop_original()
+        _give_memory_back()
+        _reset_peak()
+        for _ in range(_RUNS_TO_WEIGH):
+            with contestant.context():
+                bench.call(contestant.model, bench.batches()[0])
+    return (_peak() - before) / _MEGABYTE
+
+
+def _settle(log: Path | None) -> None:
+    """Be the first to go when the machine runs out of memory, and print to a file."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_MEMORY_KILLED_FIRST))
+    if log is not None:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for stream in (1, 2):
+            os.dup2(file, stream)
+        os.close(file)
+
+
+def _read(bench_file: str) -> Any:
+    with open(bench_file, "rb") as file:
+        return pickle.load(file)
+
+
+def _give_memory_back() -> None:
+    import ctypes
+
+    gc.collect()
+    with suppress(AttributeError):  # another libc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _reset_peak() -> None:
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak() -> int:
+    """Largest resident memory since :func:`_reset_peak`."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) << 10
+    return memory_usage().rss

@@ -1,0 +1,102 @@
+"""How fast a model is, measured in alternation with the original.
+
+Other programs, the frequency of the processor and its temperature change during a search of
+minutes. Each model is therefore timed in rounds, a few calls of the original and a few of its own,
+and is judged by the median over the rounds of the ratio of the two. Calls come in blocks, each
+after one that is not counted, so that a model does not pay for the caches that the other filled.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+__all__ = ["Timing", "time_against", "time_alone"]
+
+_ROUNDS = 5
+_WARM_UPS = 2
+_PROBES = 3
+_FEWEST = 2  # calls in a round
+_BUDGET = 10.0  # seconds for all rounds
+_HOPELESS = 4.0  # times as slow as the original: not timed further
+
+Block = Callable[[int], list[float]]
+"""Makes this many calls of a model and returns the seconds of each."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How fast a model is.
+
+    Attributes
+    ----------
+    latency : float
+        Median of a call, in milliseconds.
+    speedup : float
+        How many times as fast as the original.
+    stopped : bool
+        Whether timing was given up, because the model is far slower than the original.
+    """
+
+    latency: float
+    speedup: float
+    stopped: bool = False
+
+
+def time_against(original: Block, model: Block, runs: int) -> Timing:
+    """Time a model in alternation with the original.
+
+    Parameters
+    ----------
+    original, model : callable
+        See :data:`Block`.
+    runs : int
+        Calls of the model; fewer where they would take more than ten seconds, but at least ten.
+    """
+    model(_WARM_UPS)
+    original(1)
+    reference, probe = median(original(_PROBES)), median(model(_PROBES))
+    if probe > _HOPELESS * reference:
+        return Timing(1e3 * probe, reference / probe, stopped=True)
+    calls = _calls_per_round(runs, reference + probe)
+    ratios, latencies = [], []
+    for number in range(_ROUNDS):
+        # the order alternates, so that neither always runs first
+        if number % 2:
+            theirs, own = original(calls), model(calls)
+        else:
+            own, theirs = model(calls), original(calls)
+        ratios.append(median(theirs) / median(own))
+        latencies += own
+    return Timing(1e3 * median(latencies), median(ratios))
+
+
+def time_alone(model: Block, runs: int) -> Timing:
+    """Time the original."""
+    model(_WARM_UPS)
+    calls = _calls_per_round(runs, median(model(_PROBES)))
+    latencies = [seconds for _ in range(_ROUNDS) for seconds in model(calls)]
+    return Timing(1e3 * median(latencies), 1.0)
+
+
+def block(call: Callable[[int], object]) -> Block:
+    """A block of calls of a function that is given the number of the call."""
+
+    def run(count: int) -> list[float]:
+        call(0)
+        seconds = []
+        for number in range(count):
+            begin = time.perf_counter()
+            call(number)
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+    return run
+
+
+def _calls_per_round(runs: int, seconds: float) -> int:
+    affordable = int(_BUDGET / _ROUNDS / max(seconds, 1e-9))
+    return max(_FEWEST, min(math.ceil(runs / _ROUNDS), affordable))

@@ -1,0 +1,312 @@
+"""What becomes of one method."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bigdl.common.errors import MissingExtraError
+from bigdl.nano.acceleration.method import Method
+from bigdl.nano.acceleration.search.bench import Bench, Contestant
+from bigdl.nano.acceleration.search.candidates import ORIGINAL
+from bigdl.nano.acceleration.search.timing import Block, Timing, block, time_against, time_alone
+
+__all__ = ["OBJECTIVES", "Plan", "Point", "Trial", "one_line", "try_method"]
+
+OBJECTIVES = ("latency", "throughput", "memory")
+_SAME = 1e-2  # largest difference, by rounding, of a method that is exact
+_LONGEST_REASON = 300
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured of each method.
+
+    Attributes
+    ----------
+    runs : int
+        Timed calls.
+    objective : str
+        One of :data:`OBJECTIVES`.
+    threads : tuple of int or None
+        Thread counts of which the best is kept.
+    batch_sizes : tuple of int or None
+        Sizes at which the latency is measured, None for the sample as it is; the first is the one
+        of the table.
+    """
+
+    runs: int = 100
+    objective: str = "latency"
+    threads: tuple[int | None, ...] = (None,)
+    batch_sizes: tuple[int | None, ...] = (None,)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement.
+
+    Attributes
+    ----------
+    threads : int or None
+        None: as the runtime decides.
+    batch_size : int
+        Samples in a call.
+    latency : float
+        Milliseconds of a call.
+    speedup : float
+        Times as fast as the original on the same batch.
+    """
+
+    threads: int | None
+    batch_size: int
+    latency: float
+    speedup: float
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second."""
+        return 1e3 * self.batch_size / self.latency
+
+
+@dataclass
+class Trial:
+    """One row of a search.
+
+    Attributes
+    ----------
+    method : str
+    status : str
+        ``"successful"``, ``"early stopped"`` (it works and is far slower than the original),
+        ``"lack dependency"``, ``"fail to convert"``, ``"fail to forward"``, ``"timed out"``,
+        ``"crashed"`` or ``"out of memory"``.
+    reason : str
+        Why it failed, in one line.
+    stage : str
+        The last thing that was tried: ``"convert"``, ``"forward"``, ``"measure"``, ``"score"`` or
+        ``"save"``.
+    latency : float or None
+        Milliseconds of a call.
+    speedup : float or None
+        Times as fast as the original, measured in alternation with it.
+    throughput : float or None
+        Samples per second, at the best of the batch sizes.
+    accuracy : float or None
+        The user's metric.
+    difference : float or None
+        Largest deviation from the original's result on the sample, relative to its largest value;
+        None where the original does not give the same result twice.
+    memory : float or None
+        Megabytes (2**20 bytes) that a fresh process takes to load and run the model.
+    threads : int or None
+    points : list of Point
+        All that was measured.
+    saved : bool
+        Whether the model lies in the directory.
+    seconds : float
+        What the trial took.
+    """
+
+    method: str
+    status: str = "successful"
+    reason: str = ""
+    stage: str = "convert"
+    latency: float | None = None
+    speedup: float | None = None
+    throughput: float | None = None
+    accuracy: float | None = None
+    difference: float | None = None
+    memory: float | None = None
+    threads: int | None = None
+    points: list[Point] = field(default_factory=list)
+    saved: bool = False
+    seconds: float = 0.0
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a model to be had."""
+        return self.status in ("successful", "early stopped")
+
+
+class _Failure(Exception):
+    """A trial is over; its status and its reason."""
+
+
+def try_method(
+    bench: Bench, name: str, plan: Plan, directory: Path, say: Callable[[str], object] = str
+) -> Trial:
+    """Build a method, run, time and score its model, and save it.
+
+    Parameters
+    ----------
+    bench : Bench
+        Within its session.
+    name : str
+        The method.
+    plan : Plan
+        What is measured.
+    directory : Path
+        Where the model is saved; it does not exist.
+    say : callable
+        Told each stage as it begins.
+
+    Returns
+    -------
+    Trial
+        Also if the method fails.
+    """
+    begin = time.monotonic()
+    trial = Trial(name)
+    try:
+        _Attempt(bench, bench.methods[name], plan, directory, trial, say).go()
+    except _Failure as failure:
+        trial.status, trial.reason = failure.args
+    trial.seconds = time.monotonic() - begin
+    return trial
+
+
+@dataclass
+class _Attempt:
+    bench: Bench
+    method: Method
+    plan: Plan
+    directory: Path
+    trial: Trial
+    say: Callable[[str], object]
+
+    def go(self) -> None:
+        missing = self.method.missing()
+        if missing:
+            raise _Failure("lack dependency", missing)
+        best = None
+        for threads in self.plan.threads:
+            contestant, timings = self._build_and_time(threads)
+            if best is None or self._rank(timings) > self._rank(best[1]):
+                best = (contestant, timings)
+        self._note(best[1])
+        self._score(best[0])
+        self._save(best[0].model)
+
+    def _build_and_time(self, threads) -> tuple[Contestant, list[tuple[Point, bool]]]:
+        with self._stage("convert", "fail to convert"):
+            contestant = self.bench.build(self.method, threads)
+        with self._stage("forward", "fail to forward"):
+            self._compare(contestant)
+        with self._stage("measure", "fail to forward"):
+            return contestant, [
+                self._timed(contestant, threads, size) for size in self.plan.batch_sizes
+            ]
+
+    def _compare(self, contestant: Contestant) -> None:
+        """The result on the sample, and how far it is from the original's."""
+        batch = self.bench.batches()[0]
+        reference = _result(self.bench, self._original(), batch)
+        result = _result(self.bench, contestant, batch)
+        if self._is_original():
+            return
+        again = _result(self.bench, self._original(), batch)
+        if not self.bench.difference(again, reference) <= _SAME:
+            return  # random, or not finite: there is nothing to compare with
+        difference = self.bench.difference(result, reference)
+        self.trial.difference = difference
+        if math.isnan(difference) or (self.method.exact and difference > _SAME):
+            raise _Failure(
+                "fail to forward",
+                f"its result on the sample differs from the original's by {difference:.3g} of the "
+                "largest value",
+            )
+
+    def _timed(self, contestant, threads, size) -> tuple[Point, bool]:
+        batches = self.bench.batches(size)
+        model = _block(self.bench, contestant, batches)
+        if self._is_original() and threads == self.bench.thread_num:
+            timing = time_alone(model, self.plan.runs)
+        else:
+            original = _block(self.bench, self._original(), batches)
+            timing: Timing = time_against(original, model, self.plan.runs)
+        rows = self.bench.rows(batches[0])
+        return Point(threads, rows, timing.latency, timing.speedup), timing.stopped
+
+    def _rank(self, timings) -> float:
+        if self.plan.objective == "throughput":
+            return max(point.throughput for point, _ in timings)
+        return timings[0][0].speedup
+
+    def _note(self, timings) -> None:
+        trial, first = self.trial, timings[0][0]
+        trial.latency, trial.speedup, trial.threads = first.latency, first.speedup, first.threads
+        trial.throughput = max(point.throughput for point, _ in timings)
+        if all(stopped for _, stopped in timings):
+            trial.status = "early stopped"
+
+    def _score(self, contestant: Contestant) -> None:
+        if self.bench.has_metric:
+            with self._stage("score", "fail to forward"):
+                self.trial.accuracy = self.bench.score(contestant)
+
+    def _save(self, model: Any) -> None:
+        if self._is_original():
+            return
+        self.trial.stage = "save"
+        self.say("save")
+        try:
+            self.bench.save(model, self.directory)
+            self.trial.saved = True
+        except Exception as error:  # it is built anew where it is asked for
+            self.trial.reason = f"cannot be saved: {one_line(error)}"
+
+    def _original(self) -> Contestant:
+        return self.bench.build(self.bench.methods[ORIGINAL], self.bench.thread_num)
+
+    def _is_original(self) -> bool:
+        return self.method.name == ORIGINAL
+
+    @contextmanager
+    def _stage(self, stage: str, status: str) -> Iterator[None]:
+        self.trial.stage = stage
+        self.say(stage)
+        try:
+            yield
+        except _Failure:
+            raise
+        except MissingExtraError as error:
+            raise _Failure("lack dependency", one_line(error)) from error
+        except Exception as error:
+            if is_out_of_memory(error):
+                status = "out of memory"
+            raise _Failure(status, one_line(error)) from error
+
+
+def _result(bench: Bench, contestant: Contestant, batch) -> Any:
+    with contestant.context():
+        return bench.call(contestant.model, batch)
+
+
+def _block(bench: Bench, contestant: Contestant, batches: list) -> Block:
+    calls = block(lambda number: bench.call(contestant.model, batches[number % len(batches)]))
+
+    def within(count: int) -> list[float]:
+        with contestant.context():
+            return calls(count)
+
+    return within
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, in one line that begins with its class."""
+    text = " ".join(str(error).split())
+    if len(text) > _LONGEST_REASON:
+        text = text[: _LONGEST_REASON - 1] + "…"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(
+        part in text for part in ("can't allocate memory", "out of memory", "bad_alloc")
+    )

@@ -1,0 +1,233 @@
+"""A PyTorch model, its data and its metric, as a search sees them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.method import Method
+from bigdl.nano.acceleration.options import BuildOptions, Calibration, JitOptions
+from bigdl.nano.acceleration.search.bench import Bench, Contestant
+from bigdl.nano.acceleration.search.candidates import ORIGINAL
+from bigdl.nano.pytorch.inference.batches import Batch, rows_of, split_batch
+from bigdl.nano.pytorch.inference.context import InferenceContext, Settings, settings_of
+from bigdl.nano.pytorch.inference.goals import score_of
+from bigdl.nano.pytorch.inference.inputs import sample_arguments
+from bigdl.nano.pytorch.inference.source import TorchSource, evaluating
+from bigdl.nano.pytorch.inference.storage import load_model, save_model
+from bigdl.nano.pytorch.inference.structure import flatten
+
+__all__ = ["TorchBench"]
+
+_CALIBRATION_ROWS = 100
+_DIFFERENT_BATCHES = 16
+"""Batches that are timed in turn where the user does not want one again and again."""
+
+
+class TorchBench(Bench[Batch]):
+    """A module on the bench.
+
+    Of the training data a few batches are taken at once; they, not the loader, travel.
+
+    Parameters
+    ----------
+    model : Module
+        Not changed.
+    methods : mapping of str to Method
+    training_data
+        A DataLoader, another iterable of batches, or one batch.
+    input_sample : optional
+        Instead of the first batch.
+    validation_data, metric
+        See :func:`bigdl.nano.pytorch.inference.goals.score_of`.
+    thread_num : int or None
+    many_batches : bool
+        Whether successive batches are timed instead of the first.
+    jit_strict, dynamic_axes, output_tensors
+        As of ``InferenceOptimizer.trace``.
+
+    Raises
+    ------
+    UsageError
+        If there is no batch, or the metric does not go with the validation data.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        methods: Mapping[str, Method],
+        training_data: Any,
+        *,
+        input_sample: Any = None,
+        validation_data: Any = None,
+        metric: Any = None,
+        thread_num: int | None = None,
+        many_batches: bool = False,
+        jit_strict: bool = True,
+        dynamic_axes: bool | Mapping = True,
+        output_tensors: bool = True,
+    ):
+        self.model: torch.nn.Module | None = model
+        self.methods = dict(methods)
+        self.thread_num = thread_num
+        self.has_metric = metric is not None
+        self._metric = metric
+        self._validation_data = _portable(validation_data)
+        self._threads_of_caller = torch.get_num_threads()
+        if self.has_metric:
+            score_of(metric, validation_data)  # refuses what does not go together
+        count = _DIFFERENT_BATCHES if many_batches else 1
+        elements = _first_elements(model, training_data, count)
+        self._batches = [split_batch(model, element) for element in elements[:count]]
+        if input_sample is not None:
+            self._batches = [Batch(*sample_arguments(model, input_sample))]
+        if not self._batches:
+            args, kwargs = TorchSource(model).arguments  # its example_input_array
+            self._batches = [Batch(args, kwargs)]
+        self._options = BuildOptions(
+            dynamic_axes=dynamic_axes,
+            output_tensors=output_tensors,
+            jit=JitOptions(strict=jit_strict),
+            calibration=Calibration(elements or None, _CALIBRATION_ROWS),
+        )
+
+    @cached_property
+    def _source(self) -> TorchSource:
+        sample = self._batches[0]
+        calibration = self._options.calibration.data
+        return TorchSource(self.model, sample.args, sample.kwargs, calibration)
+
+    def __getstate__(self) -> dict:
+        return {key: value for key, value in self.__dict__.items() if key != "_source"}
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        if torch.get_num_threads() != self._threads_of_caller:  # in another process
+            torch.set_num_threads(self._threads_of_caller)
+        with evaluating(self.model):
+            yield
+
+    def build(self, method: Method, threads: int | None) -> Contestant:
+        if method.name == ORIGINAL:
+            return Contestant(self.model, lambda: InferenceContext(Settings(threads)))
+        options = dataclasses.replace(self._options, threads=threads)
+        return _contestant(method.build(self._source, options))
+
+    def batches(self, size: int | None = None) -> list[Batch]:
+        if size is None:
+            return self._batches
+        return [_resized(batch, size) for batch in self._batches]
+
+    def rows(self, batch: Batch) -> int:
+        return rows_of(batch)
+
+    def call(self, model: Any, batch: Batch) -> Any:
+        return model(*batch.args, **batch.kwargs)
+
+    def difference(self, result: Any, reference: Any) -> float:
+        values, expected = (flatten(each)[0] for each in (result, reference))
+        if len(values) != len(expected):
+            raise UsageError(
+                f"its result holds {len(values)} tensors, the original's {len(expected)}"
+            )
+        return max(map(_deviation, values, expected), default=0.0)
+
+    def score(self, contestant: Contestant) -> float:
+        with contestant.context():
+            return score_of(self._metric, self._validation_data)(contestant.model)
+
+    def save(self, model: Any, directory: Path) -> None:
+        save_model(model, directory)
+
+    def load(self, directory: Path) -> Contestant:
+        try:
+            return _contestant(load_model(directory))
+        except UsageError:  # it holds weights only
+            return _contestant(load_model(directory, self.model))
+
+    def drop_original(self) -> None:
+        self.model = None
+        self.__dict__.pop("_source", None)
+
+    def identity(self) -> tuple:
+        """What a fingerprint of the search is made of."""
+        batches = [flatten((batch.args, batch.kwargs))[0] for batch in self._batches]
+        shapes = [[(str(x.dtype), tuple(x.shape)) for x in batch] for batch in batches]
+        options = (self._options.dynamic_axes, self._options.output_tensors, self._options.jit)
+        return (
+            (self.model, list(self.methods), shapes, self._metric, self._validation_data),
+            (self.thread_num, self._threads_of_caller, options),
+        )
+
+
+def _contestant(model: torch.nn.Module) -> Contestant:
+    settings = settings_of(model)
+    return Contestant(model, lambda: InferenceContext(settings))
+
+
+def _first_elements(model, data, count) -> list:
+    """As many batches as hold the sample for calibration, and at least `count`."""
+    if data is None:
+        return []
+    if isinstance(data, (torch.Tensor, np.ndarray, tuple, Mapping)):
+        return [data]
+    if not isinstance(data, Iterable):
+        raise UsageError(
+            "training_data must be a DataLoader, or a batch of it, that is a tensor, a tuple or a "
+            f"dict, not a {type(data).__name__}"
+        )
+    elements, rows = [], 0
+    with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from it
+        for element in data:
+            elements.append(element)
+            rows += rows_of(split_batch(model, element))
+            if rows >= _CALIBRATION_ROWS and len(elements) >= count:
+                break
+    if not elements:
+        raise UsageError("training_data holds no batch; give at least one")
+    return elements
+
+
+def _portable(data):
+    """A loader without the processes that it keeps."""
+    if getattr(data, "_iterator", None) is None or not isinstance(
+        data, torch.utils.data.DataLoader
+    ):
+        return data
+    data = copy.copy(data)
+    data._iterator = None
+    return data
+
+
+def _resized(batch: Batch, size: int) -> Batch:
+    """A batch of this many samples: the first of its own, again and again if it has fewer."""
+    rows = rows_of(batch)
+    leaves, structure = flatten((batch.args, batch.kwargs))
+    index = torch.arange(size) % rows
+    resized = [
+        torch.as_tensor(leaf)[index] if leaf.ndim and len(leaf) == rows else leaf for leaf in leaves
+    ]
+    args, kwargs = structure.rebuild(resized)
+    return Batch(args, kwargs)
+
+
+def _deviation(value, reference) -> float:
+    value, reference = (torch.as_tensor(each).detach().double() for each in (value, reference))
+    if value.shape != reference.shape:
+        raise UsageError(
+            f"its result has the shape {tuple(value.shape)}, the original's "
+            f"{tuple(reference.shape)}"
+        )
+    if not reference.numel():
+        return 0.0
+    largest = float(reference.abs().max())
+    return float((value - reference).abs().max()) / (largest or 1.0)
