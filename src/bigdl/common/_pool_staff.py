@@ -23,7 +23,7 @@ from bigdl.common.messages import Message, decode, encode, receive, send
 
 __all__ = ["Seat", "Staff", "Stage", "TaskError", "Worker", "encoded", "opened"]
 
-_GRACE = 5.0  # seconds that a worker has to end by itself
+_GRACE = 2.0  # seconds that a worker has to end by itself
 
 
 @dataclass(frozen=True)

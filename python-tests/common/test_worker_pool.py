@@ -1,0 +1,336 @@
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from bigdl.common.cpu import THREAD_VARIABLES, usable_cores
+from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.common.messages import decode, encode
+from bigdl.common.worker_pool import Seat, Stage, TaskError, WorkerPool
+
+CORE = usable_cores()[0]
+LARGE = 1 << 18  # float64 numbers: 2 MB
+
+
+def stage(function, workers=1, name="work", core=CORE):
+    return Stage(name, lambda: function, [Seat((core,), 1)] * workers)
+
+
+def gone(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until_gone(pids, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not all(map(gone, pids)):
+        assert time.monotonic() < deadline, "a worker was left behind"
+        time.sleep(0.02)
+
+
+def flat(pool):
+    return [pid for stage in pool.pids for pid in stage]
+
+
+def descriptors():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def tricky(item):
+    """Fails, exits or sleeps on demand."""
+    if not isinstance(item, str):
+        return item
+    if item == "raise":
+        raise KeyError("no such thing")
+    if item == "exit":
+        os._exit(3)
+    if item == "sleep":
+        time.sleep(600)
+    return item
+
+
+@pytest.fixture(scope="module")
+def two():
+    with WorkerPool([stage(tricky, 2)]) as pool:
+        yield pool
+
+
+# --- what comes back
+
+
+def test_results_come_in_the_order_of_the_items():
+    def late_first(item):
+        time.sleep(0.2 if item == 0 else 0)
+        return item
+
+    with WorkerPool([stage(late_first, 2)]) as pool:
+        assert pool.run(range(7)) == list(range(7))
+        assert pool.run([]) == []
+
+
+def test_items_go_through_all_stages_in_processes_of_their_own():
+    def note(item):
+        return [*item, os.getpid()]
+
+    with WorkerPool([stage(note, 2, "a"), stage(note, 1, "b"), stage(note, 2, "c")]) as pool:
+        ways = list(zip(*pool.run([] for _ in range(20)), strict=True))
+        for way, pids in zip(ways, pool.pids, strict=True):
+            assert set(way) <= set(pids)
+        assert len(set(flat(pool))) == 5
+
+
+def test_a_worker_is_pinned_and_has_its_threads_from_the_start():
+    core = usable_cores()[-1]
+
+    def find():
+        found = sorted(os.sched_getaffinity(0)), [os.environ[name] for name in THREAD_VARIABLES]
+        return lambda item: found
+
+    with WorkerPool([Stage("work", find, [Seat((core,), 1)])]) as pool:
+        assert pool.run([0]) == [([core], ["1"] * len(THREAD_VARIABLES))]
+
+
+def test_items_are_drawn_as_they_are_needed():
+    drawn = []
+    results = []
+
+    def items():
+        for item in range(10):
+            drawn.append(item)
+            yield item
+
+    def slow(item):
+        time.sleep(0.05)
+        return item
+
+    with WorkerPool([stage(lambda item: item), stage(slow)]) as pool:
+        watcher = threading.Thread(target=lambda: results.extend(pool.run(items())))
+        watcher.start()
+        time.sleep(0.15)
+        assert len(drawn) < 10  # a stage that is behind stops those before it
+        watcher.join()
+    assert results == drawn == list(range(10))
+
+
+def test_large_arrays_arrive_whole_and_may_be_written_to(two):
+    given = np.arange(LARGE, dtype=float)
+    (found,) = two.run([given])
+    np.testing.assert_array_equal(found, given)
+    found[0] = -1
+    assert given[0] == 0
+
+
+def test_nothing_stays_in_shared_memory_and_no_descriptor_is_lost(two):
+    two.run([np.zeros(LARGE)])
+    before, shared = descriptors(), os.listdir("/dev/shm")
+    for _ in range(5):
+        two.run([np.zeros(LARGE)] * 3)
+    assert descriptors() == before
+    assert os.listdir("/dev/shm") == shared
+
+
+def test_arrays_travel_without_memory_files_too(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    given = {"a": np.arange(LARGE), "b": [np.ones(3), "text"]}
+    message = encode(given)
+    assert message.memory is None
+    np.testing.assert_array_equal(decode(message)["a"], given["a"])
+
+
+def test_threads_of_the_caller_take_turns(two):
+    results = {}
+
+    def call(number):
+        results[number] = two.run([number] * 5)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {number: [number] * 5 for number in range(4)}
+
+
+# --- what goes wrong
+
+
+def test_an_exception_is_raised_with_its_place_and_the_pool_goes_on(two):
+    with pytest.raises(TaskError, match="no such thing") as caught:
+        two.run([0, 1, "raise", *range(50)])
+    error = caught.value
+    assert (error.stage, error.item, error.kind) == ("work", 2, "KeyError")
+    assert isinstance(error.original, KeyError)
+    assert "tricky" in error.traceback
+    assert "_pool_main" not in error.traceback
+    assert two.run([1, 2, 3]) == [1, 2, 3]
+
+
+def test_the_first_item_that_failed_is_told(two):
+    with pytest.raises(TaskError) as caught:
+        two.run(["raise", "raise"])
+    assert caught.value.item == 0
+
+
+def test_an_exception_that_cannot_travel_is_told_all_the_same():
+    def awkward(item):
+        class Awkward(Exception):
+            def __init__(self, one, two):
+                super().__init__("awkward")
+
+        raise Awkward(1, 2)
+
+    with WorkerPool([stage(awkward)]) as pool, pytest.raises(TaskError, match="awkward") as caught:
+        pool.run([0])
+    assert caught.value.original is None
+
+
+def test_an_exception_of_the_items_themselves_passes(two):
+    def items():
+        yield 1
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        two.run(items())
+    assert two.run([5]) == [5]
+
+
+def test_an_item_that_cannot_be_pickled_is_said(two):
+    with pytest.raises(UsageError, match="Input 1 cannot be sent to a worker: cannot pickle"):
+        two.run([0, threading.Lock(), 2])
+    assert two.run([1]) == [1]
+
+
+def test_a_function_that_cannot_be_pickled_is_said():
+    lock = threading.Lock()
+    with pytest.raises(UsageError, match="The function of work cannot be sent to a worker"):
+        WorkerPool([stage(lambda item: lock)])
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error_of_its_item():
+    with (
+        WorkerPool([stage(lambda item: threading.Lock())]) as pool,
+        pytest.raises(TaskError, match="cannot pickle"),
+    ):
+        pool.run([0])
+
+
+def test_a_function_that_cannot_be_made_leaves_no_worker():
+    def make():
+        raise ImportError("no such model")
+
+    before = psutil.Process().children()
+    with pytest.raises(TaskError, match="no such model"):
+        WorkerPool([Stage("work", make, [Seat((CORE,), 1)] * 2)])
+    assert psutil.Process().children() == before
+
+
+@pytest.mark.fault
+def test_a_worker_that_ends_in_a_call_is_told_and_replaced(two):
+    before = two.pids
+    with pytest.raises(WorkerLost, match="exit code 3"):
+        two.run(["exit", 1, 2])
+    assert two.run([1, 2, 3]) == [1, 2, 3]
+    assert two.pids != before
+
+
+@pytest.mark.fault
+def test_a_worker_killed_in_a_call_is_told_and_replaced():
+    with WorkerPool([stage(tricky, 2)]) as pool:
+        victims = flat(pool)
+        killer = threading.Timer(0.3, lambda: [os.kill(pid, signal.SIGKILL) for pid in victims])
+        killer.start()
+        with pytest.raises(WorkerLost, match="SIGKILL"):
+            pool.run(["sleep", "sleep"])
+        killer.join()
+        assert pool.run([1, 2]) == [1, 2]
+        assert not set(flat(pool)) & set(victims)
+
+
+@pytest.mark.fault
+def test_a_worker_killed_between_two_calls_is_not_noticed(two):
+    os.kill(flat(two)[0], signal.SIGKILL)
+    assert two.run(range(10)) == list(range(10))
+
+
+# --- how it ends
+
+
+def test_close_ends_the_workers_and_what_they_started():
+    def child(item):
+        return subprocess.Popen(["sleep", "600"]).pid
+
+    pool = WorkerPool([stage(child)])
+    pids = [*flat(pool), *pool.run([0])]
+    before = descriptors()
+    pool.close()
+    pool.close()
+    wait_until_gone(pids)
+    assert descriptors() < before
+    with pytest.raises(UsageError, match="closed"):
+        pool.run([1])
+
+
+def test_workers_end_with_the_last_reference():
+    pool = WorkerPool([stage(tricky)])
+    pids = flat(pool)
+    del pool
+    gc.collect()
+    wait_until_gone(pids)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    "end", ["pass", "raise SystemExit(1)", "os._exit(1)", "os.kill(os.getpid(), 9)"]
+)
+@pytest.mark.parametrize("busy", [False, True])
+def test_no_worker_outlives_the_program(end, busy):
+    program = (
+        "import os, threading, time\n"
+        "from bigdl.common.worker_pool import Seat, Stage, WorkerPool\n"
+        f"pool = WorkerPool([Stage('a', lambda: time.sleep, [Seat(({CORE},), 1)] * 2)])\n"
+        "print(*pool.pids[0], flush=True)\n"
+        f"if {busy}:\n"
+        "    threading.Thread(target=pool.run, args=([600, 600],), daemon=True).start()\n"
+        "    time.sleep(0.3)\n"
+        f"{end}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2, done.stderr
+    wait_until_gone(pids)
+
+
+@pytest.mark.fault
+def test_an_interrupted_run_leaves_a_pool_that_works():
+    def interrupt():
+        time.sleep(0.3)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    with WorkerPool([stage(tricky)]) as pool:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            pool.run(["sleep"])
+        assert pool.run([1]) == [1]
+
+
+def test_a_forked_child_does_not_end_the_workers_of_its_parent(two):
+    pid = os.fork()
+    if pid == 0:
+        two._staff.dismiss()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    before = two.pids
+    assert two.run([1]) == [1]
+    assert two.pids == before
