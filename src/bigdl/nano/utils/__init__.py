@@ -1,0 +1,1 @@
+"""Helpers of Nano: :mod:`.common` for all frameworks."""
