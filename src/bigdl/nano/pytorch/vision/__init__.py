@@ -1,0 +1,1 @@
+"""Vision for PyTorch: backbones and classifiers."""

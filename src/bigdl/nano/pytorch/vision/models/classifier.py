@@ -1,0 +1,89 @@
+"""An image classifier on a backbone, to be trained with Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from bigdl.common.errors import UsageError, require
+
+__all__ = ["ImageClassifier"]
+
+LightningModule = require("pytorch_lightning", "nano").LightningModule
+
+
+class ImageClassifier(LightningModule):
+    """A backbone and a head that tells classes apart.
+
+    A subclass adds ``configure_optimizers``. Batches are pairs of images and labels. Training logs
+    ``train_loss``, testing ``test_loss`` and ``test_acc``, validation ``val_loss`` and ``val_acc``;
+    the figures of an epoch are means over its images.
+
+    Parameters
+    ----------
+    backbone : torch.nn.Module
+        From images to features. One of :mod:`bigdl.nano.pytorch.vision.models`, another that has
+        ``get_output_size()``, or any other where `head` is given.
+    num_classes : int
+        Number of classes.
+    head : torch.nn.Module, optional
+        From features to scores ``(N, num_classes)``; a linear layer on the
+        flattened features by default.
+    criterion : callable, optional
+        ``criterion(scores, labels)`` gives the loss; cross entropy by default.
+
+    Raises
+    ------
+    UsageError
+        If `num_classes` is no positive int, or a head cannot be made for the backbone.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        num_classes: int,
+        head: nn.Module | None = None,
+        criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    ):
+        super().__init__()
+        if not isinstance(num_classes, int) or num_classes < 1:
+            raise UsageError(f"num_classes must be an int of at least 1, but it is {num_classes!r}")
+        if head is None:
+            if not hasattr(backbone, "get_output_size"):
+                raise UsageError(
+                    f"The backbone, a {type(backbone).__name__}, has no get_output_size() from "
+                    "which a head could be made; pass `head`."
+                )
+            head = nn.Sequential(nn.Flatten(), nn.Linear(backbone.get_output_size(), num_classes))
+        self.num_classes = num_classes
+        self.backbone = backbone
+        self.head = head
+        self.criterion = nn.CrossEntropyLoss() if criterion is None else criterion
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Scores, float ``(N, num_classes)``, of images ``(N, 3, H, W)``."""
+        return self.head(self.backbone(images))
+
+    def training_step(self, batch, batch_idx: int) -> torch.Tensor:
+        images, labels = batch
+        loss = self.criterion(self(images), labels)
+        self.log("train_loss", loss, batch_size=len(images))
+        return loss
+
+    def validation_step(self, batch, batch_idx: int) -> None:
+        self._log_figures("val", batch)
+
+    def test_step(self, batch, batch_idx: int) -> None:
+        self._log_figures("test", batch)
+
+    def predict_step(self, batch, batch_idx: int) -> torch.Tensor:
+        return self(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+    def _log_figures(self, stage: str, batch) -> None:
+        images, labels = batch
+        scores = self(images)
+        right = (scores.argmax(dim=1) == labels).float().mean()
+        figures = {f"{stage}_loss": self.criterion(scores, labels), f"{stage}_acc": right}
+        self.log_dict(figures, batch_size=len(images), prog_bar=True)
