@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
@@ -138,75 +138,75 @@ def apply_min_max(
             raise UsageError(f"{what} should be a number, got {bound!r}")
     if not minimum < maximum:
         raise UsageError(f"min should be smaller than max, but got {minimum} and {maximum}")
+    scaling = _Scaling(float(minimum), float(maximum), clip)
     scaled = {}
     for name, (low, high) in extremes.items():
-        _check_scalable(name, type_of(df, name))
-        if is_numeric(type_of(df, name)):
-            value = col(name).cast("double")
-            scaled[name] = _scaled(value, low, high, minimum, maximum, clip).cast("float")
-        else:
-            scaled[name] = _scaled_array(df, name, low, high, (minimum, maximum, clip))
+        kind = type_of(df, name)
+        _check_scalable(name, kind)
+        if is_numeric(kind) != (not isinstance(low, list | tuple)):
+            raise UsageError(
+                f"The extremes of the column {name} of type {kind.simpleString()} should be "
+                f"{'numbers' if is_numeric(kind) else 'lists'}, got {low!r} and {high!r}"
+            )
+        if is_numeric(kind):
+            scaled[name] = scaling.of_number(col(name).cast("double"), low, high).cast("float")
+            continue
+        values = scaling.of_array(_as_array(df, name), low, high)
+        scaled[name] = _like_vector(name, values) if _is_vector(kind) else values
     return replace(df, scaled)
 
 
-def _scaled(
-    value: Column, low: Any, high: Any, minimum: float, maximum: float, clip: bool
-) -> Column:
+def _like_vector(name: str, values: Column) -> Column:
+    from pyspark.ml.functions import array_to_vector
     from pyspark.sql import functions as F
 
-    if low is None or high is None:
-        return F.lit(None).cast("double")  # the column had no value
-    if low == high:
-        middle = F.lit((minimum + maximum) / 2)
-        return F.when(value.isNotNull(), F.when(F.isnan(value), value).otherwise(middle))
-    span = _span(low, high)
-    result = (value - F.lit(float(low))) / F.lit(span) * F.lit(float(maximum - minimum))
-    result = result + F.lit(float(minimum))
-    if clip:
-        bounded = F.greatest(F.least(result, F.lit(float(maximum))), F.lit(float(minimum)))
-        result = F.when(result.isNotNull() & ~F.isnan(result), bounded).otherwise(result)
-    return result
+    return F.when(col(name).isNotNull(), array_to_vector(values))
 
 
-def _span(low: float, high: float) -> float:
-    span = float(high) - float(low)
-    if not math.isfinite(span) or span <= 0:
-        raise UsageError(f"The extremes should be finite and in their order, got {low!r}, {high!r}")
-    return span
+class _Scaling:
+    """A range to scale to."""
 
+    def __init__(self, minimum: float, maximum: float, clip: bool):
+        self.minimum, self.maximum, self.clip = minimum, maximum, clip
 
-def _scaled_array(df: DataFrame, name: str, low: Any, high: Any, target: tuple) -> Column:
-    """Position by position; the extremes are literal arrays, so the length of the plan is fixed."""
-    from pyspark.sql import functions as F
+    def of_number(self, value: Column, low: float | None, high: float | None) -> Column:
+        from pyspark.sql import functions as F
 
-    minimum, maximum, clip = target
-    if not isinstance(low, list | tuple) or not isinstance(high, list | tuple):
-        raise UsageError(
-            f"The extremes of the column of arrays {name} should be lists, got {low!r}"
+        terms = (F.lit(each).cast("double") for each in self._terms(low, high))
+        return self._scaled(value, *terms)
+
+    def of_array(self, values: Column, low: Sequence, high: Sequence) -> Column:
+        """Position by position; the terms are literal arrays, so that the plan stays small."""
+        from pyspark.sql import functions as F
+
+        terms = [self._terms(a, b) for a, b in zip(low, high, strict=True)]
+        arrays = [
+            F.array(*map(F.lit, each)).cast("array<double>")
+            for each in (zip(*terms, strict=True) if terms else [()] * 4)
+        ]
+        return F.transform(
+            values, lambda value, i: self._scaled(value, *(F.get(each, i) for each in arrays))
         )
-    if len(low) != len(high):
-        raise UsageError(f"The extremes of {name} have {len(low)} and {len(high)} values")
-    constant = [None if a is None else a == b for a, b in zip(low, high, strict=True)]
-    spans = [
-        1.0 if c or c is None else _span(a, b) for a, b, c in zip(low, high, constant, strict=True)
-    ]
-    lows = F.array(*map(F.lit, low)).cast("array<double>")
-    widths = F.array(*map(F.lit, spans)).cast("array<double>")
-    flags = F.array(*map(F.lit, constant)).cast("array<boolean>")
 
-    def one(value: Column, place: Column) -> Column:
-        scaled = (value - F.get(lows, place)) / F.get(widths, place)
-        scaled = scaled * F.lit(float(maximum - minimum)) + F.lit(float(minimum))
-        if clip:
-            bounded = F.greatest(F.least(scaled, F.lit(float(maximum))), F.lit(float(minimum)))
-            scaled = F.when(scaled.isNotNull() & ~F.isnan(scaled), bounded).otherwise(scaled)
-        middle = F.when(F.isnan(value), value).otherwise(F.lit((minimum + maximum) / 2))
-        middle = F.when(value.isNotNull(), middle)
-        return F.when(F.get(flags, place), middle).otherwise(scaled)
+    def _terms(self, low: float | None, high: float | None) -> tuple:
+        """Low, span, factor and offset of ``(x - low) / span * factor + offset``."""
+        if low is None or high is None:
+            return None, None, None, None  # there was no value
+        low, high = float(low), float(high)
+        if not low <= high or math.isinf(high - low):
+            raise UsageError(f"The extremes should be finite and in order, got {low} and {high}")
+        if low == high:
+            return low, 1.0, 0.0, (self.minimum + self.maximum) / 2
+        return low, high - low, self.maximum - self.minimum, self.minimum
 
-    values = F.transform(_as_array(df, name), one)
-    if _is_vector(type_of(df, name)):
-        from pyspark.ml.functions import array_to_vector
+    def _scaled(
+        self, value: Column, low: Column, span: Column, factor: Column, offset: Column
+    ) -> Column:
+        from pyspark.sql import functions as F
 
-        return F.when(col(name).isNotNull(), array_to_vector(values))
-    return values
+        scaled = (value - low) / span * factor + offset
+        if not self.clip:
+            return scaled
+        bounded = F.greatest(F.least(scaled, F.lit(self.maximum)), F.lit(self.minimum))
+        # greatest and least skip nulls, and NaN is the greatest number of Spark
+        return F.when(scaled.isNull() | F.isnan(scaled), scaled).otherwise(bounded)
