@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, require
 from bigdl.nano.openvino.network import (
     checked_device,
     core,
@@ -37,7 +37,7 @@ class _Compilation:
     def __init__(self, network, device: str, config: dict[str, Any]):
         self.network = network
         try:
-            self.compiled = core().compile_model(network, device, config)
+            self.compiled = core().compile_model(_numpy_ports(network), device, config)
         except RuntimeError as error:
             raise UsageError(
                 f"OpenVINO cannot compile the network for {device} with {config}: {reason(error)}"
@@ -361,9 +361,22 @@ def _misfit(arrays: dict[int, np.ndarray], now: _Compilation, error: Exception) 
     return UsageError(f"The network takes {taken} and was given {given}: {reason(error)}")
 
 
+def _numpy_ports(network):
+    """The network, with float32 at the inputs and outputs that are in bf16, which numpy lacks."""
+    openvino = require("openvino", "nano")
+    bf16, f32 = openvino.Type.bf16, openvino.Type.f32
+    ports = (network.inputs, network.outputs)
+    if not any(port.get_element_type() == bf16 for side in ports for port in side):
+        return network
+    steps = openvino.preprocess.PrePostProcessor(network.clone())
+    for side, handle in zip(ports, (steps.input, steps.output), strict=True):
+        for position, port in enumerate(side):
+            if port.get_element_type() == bf16:
+                handle(position).tensor().set_element_type(f32)
+    return steps.build()
+
+
 def _numpy_type(port) -> np.dtype | None:
-    """Type of an input's arrays; None for a type that numpy does not have."""
-    try:
-        return np.dtype(port.get_element_type().to_dtype())
-    except (RuntimeError, TypeError, KeyError, AttributeError):
-        return None
+    """Type of an input's arrays; None for strings."""
+    kind = port.get_element_type()
+    return None if kind.get_type_name() == "string" else np.dtype(kind.to_dtype())

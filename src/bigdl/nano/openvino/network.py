@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import os
 import re
 import tempfile
@@ -144,10 +143,9 @@ def write_network(network, path: str | os.PathLike) -> Path:
 
 def network_bytes(network) -> tuple[bytes, bytes]:
     """Content of the ``.xml`` and the ``.bin`` file of a network, as `read_network` takes them."""
-    openvino = require("openvino", "nano")
-    text, weights = io.BytesIO(), io.BytesIO()
-    openvino.serialize(network, text, weights)
-    return text.getvalue(), weights.getvalue()
+    with tempfile.TemporaryDirectory(prefix="bigdl-network-") as folder:
+        text = write_network(network, folder)
+        return text.read_bytes(), text.with_suffix(".bin").read_bytes()
 
 
 def port_name(port) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -110,11 +109,8 @@ class Pipeline:
     def _maker(self, stage: Callable, seats: list[Seat]) -> Callable[[], Callable]:
         if isinstance(stage, torch.nn.Module):
             return ready_in_worker(stage, min(seat.threads for seat in seats), self)
-        return partial(_itself, stage)
-
-
-def _itself(stage: Callable) -> Callable:
-    return stage
+        # A function of this module would make a worker that needs no torch import it.
+        return lambda: stage
 
 
 def _checked(stage: Any) -> tuple[str, Callable, Mapping[str, int]]:
