@@ -21,7 +21,7 @@ install: $(VENV)/.installed ## create .venv and install BigDL in it with everyth
 $(VENV)/.installed: setup.py constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) -e '.[orca,java,nano,dev,docs]'
+	$(PIP) -e '.[orca,java,nano,inc,dev,docs]'
 	touch $@
 
 $(VENV)/.installed-ray: $(VENV)/.installed

@@ -39,6 +39,7 @@ NANO = [
     "PyYAML>=6",
     "tqdm>=4.60",
 ]
+INC = ["neural-compressor[pt]>=3.5", "torchao>=0.15"]
 TF = ["tensorflow>=2.20,<3", "keras>=3.12,<4", "numpy>=2.0,<3"]
 FRIESIAN = ORCA
 
@@ -47,6 +48,7 @@ EXTRAS = {
     "java": JAVA,
     "ray": RAY,
     "nano": NANO,
+    "inc": INC,
     "tf": TF,
     "friesian": FRIESIAN,
     "all": sorted({*ORCA, *JAVA, *RAY, *NANO, *TF, *FRIESIAN}),

@@ -35,6 +35,7 @@ __all__ = [
     "quiet",
 ]
 
+_TALKATIVE = ("torch", "torchao", "torch._inductor", "neural_compressor")
 # Instruction sets for which inductor writes code of its own.
 _VECTOR_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "sve")
 
@@ -69,7 +70,7 @@ def export_flat(
     axes = [_axes(name, tensor, dynamic) for name, tensor in zip(names, tensors, strict=True)]
     # The exporter takes a size of 1 for a constant.
     sample = tuple(_without_ones(tensor, each) for tensor, each in zip(tensors, axes, strict=True))
-    shapes = tuple({axis: torch.export.Dim.AUTO for axis in each} for each in axes)
+    shapes = tuple(dict.fromkeys(each, torch.export.Dim.AUTO) for each in axes)
     try:
         with torch.no_grad(), quiet():
             return torch.export.export(module, sample, dynamic_shapes=(shapes,) if flat else shapes)
@@ -360,7 +361,7 @@ def _fitting(tensor, shape, dtype, name):
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without the warnings and messages that exporters and compilers give about themselves."""
-    loggers = [logging.getLogger(name) for name in ("torch", "torchao", "torch._inductor")]
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

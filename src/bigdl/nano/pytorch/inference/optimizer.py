@@ -426,6 +426,8 @@ def _build(method: Method, arguments: Mapping[str, Any]) -> torch.nn.Module:
     source = TorchSource(
         model, given["input_sample"], given["example_kwarg_inputs"], given["calib_data"]
     )
+    if source.has_sample and method.name != "original":
+        source.outputs  # noqa: B018 - says what is wrong with a sample before a runtime does
     built = method.build(source, build_options(method, given, arguments.get("kwargs") or {}))
     if given["strict_check"] and source.has_sample and isinstance(built, AcceleratedModel):
         _try_out(built, source, method)

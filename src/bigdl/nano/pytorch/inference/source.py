@@ -124,13 +124,29 @@ class TorchSource:
 
     @cached_property
     def outputs(self) -> Structure:
-        """What the model's result looks like; the model is run once on the sample."""
+        """What the model's result looks like; the model is run once on the sample.
+
+        Raises
+        ------
+        UsageError
+            If it does not run, or gives no tensor.
+        """
         known = getattr(self.model, "outputs", None)
         if isinstance(known, Structure):  # a model in another runtime
             return known
         args, kwargs = self.arguments
-        with evaluating(self.model):
-            return flatten(self.model(*args, **kwargs))[1]
+        kind = type(self.model).__name__
+        try:
+            with evaluating(self.model):
+                leaves, structure = flatten(self.model(*args, **kwargs))
+        except Exception as error:
+            raise UsageError(
+                f"{kind} fails on the sample of its input: {type(error).__name__}: "
+                f"{' '.join(str(error).split())[:300]}; pass another input_sample"
+            ) from error
+        if not leaves:
+            raise UsageError(f"{kind} returns no tensor for the sample, so it cannot be converted")
+        return structure
 
     @cached_property
     def sample_tensors(self) -> list[torch.Tensor]:

@@ -26,7 +26,6 @@ from bigdl.nano.pytorch.inference.graph_model import (
 )
 from bigdl.nano.pytorch.inference.graphs import (
     CompiledGraph,
-    ModuleGraph,
     export_flat,
     first_line,
     quiet,
@@ -34,7 +33,7 @@ from bigdl.nano.pytorch.inference.graphs import (
 from bigdl.nano.pytorch.inference.source import FlatModule, TorchSource
 from bigdl.nano.pytorch.methods.compiled import compiler_missing
 
-__all__ = ["JIT_INT8", "STATIC_INT8", "TORCHAO"]
+__all__ = ["JIT_INT8", "NEURAL_COMPRESSOR", "STATIC_INT8", "TORCHAO"]
 
 _QUANTIZED = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 
@@ -57,7 +56,7 @@ class StaticInt8Method(_Int8Method):
 
     def build(self, source: TorchSource, options: BuildOptions) -> GraphModel:
         calibration = options.calibration
-        batches = [tensors for tensors in source.calibration_tensors(options)]
+        batches = list(source.calibration_tensors(options))
 
         def quantized(excluded: Sequence[str] = ()) -> GraphModel:
             graph = _ExportedGraph(self._converted(source, options, batches, excluded))
@@ -73,26 +72,52 @@ class StaticInt8Method(_Int8Method):
         return chosen
 
     def _converted(self, source, options, batches, excluded) -> torch.export.ExportedProgram:
-        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-        from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
-
         sample = source.sample_tensors
         with source.flat_module() as module, quiet():
             program = export_flat(module, sample, options.dynamic_axes)
-            quantizer = x86.X86InductorQuantizer()
-            quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
-            for name in excluded:
-                quantizer.set_module_name_qconfig(name, None)
             try:
-                prepared = prepare_pt2e(program.module(), quantizer)
-                for tensors in batches:
-                    prepared(*tensors)
-                converted = convert_pt2e(prepared)
+                converted = self._quantized(program.module(), batches, excluded)
             except Exception as error:
                 raise UsageError(
                     f"{type(source.model).__name__} cannot be quantized: {first_line(error)}"
                 ) from error
             return export_flat(converted, sample, options.dynamic_axes, names=source.inputs.names)
+
+    def _quantized(self, graph, batches, excluded):
+        """The graph with quantized weights and activations, but for the layers named."""
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+        from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+        quantizer = x86.X86InductorQuantizer()
+        quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
+        for name in excluded:
+            quantizer.set_module_name_qconfig(name, None)
+        prepared = prepare_pt2e(graph, quantizer)
+        for tensors in batches:
+            prepared(*tensors)
+        return convert_pt2e(prepared)
+
+
+@dataclass(frozen=True)
+class NeuralCompressorMethod(StaticInt8Method):
+    """Static quantization by Intel Neural Compressor 3, compiled ahead of time."""
+
+    packages: tuple[str, ...] = ("neural_compressor", "torchao")
+    extra: str = "inc"
+
+    def _quantized(self, graph, batches, excluded):
+        from neural_compressor.torch.quantization import StaticQuantConfig, convert, prepare
+
+        # marks of its own exporter, which knows of no dynamic sizes; those of the graph stay
+        graph.dynamic_shapes, graph._exported = None, True
+        config = StaticQuantConfig()
+        for name in excluded:
+            config.set_local(name, StaticQuantConfig(w_dtype="fp32", act_dtype="fp32"))
+        prepared = prepare(graph, config)
+        for tensors in batches:
+            prepared(*tensors)
+        prepared.dynamic_shapes = None
+        return convert(prepared)
 
 
 @dataclass(frozen=True)
@@ -190,6 +215,9 @@ JIT_INT8 = [
         option="int8 + jit + channels_last",
         channels_last=True,
     ),
+]
+NEURAL_COMPRESSOR = [
+    NeuralCompressorMethod("neural_compressor_int8", option="int8 + neural_compressor")
 ]
 TORCHAO = [
     TorchaoMethod(
