@@ -12,6 +12,7 @@ from bigdl.common.memory import (
     available_memory,
     cgroup_memory_limit,
     freeze_modules,
+    glibc_tunables,
     memory_usage,
     tune_allocator,
 )
@@ -101,6 +102,44 @@ def test_a_tuned_allocator_gives_back_at_its_end_what_it_kept():
     kept, left = map(int, run(MEMORY_KEPT_AND_LEFT).split())
     assert kept >= 200
     assert left <= 80
+
+
+OVERLAPPING = """
+import contextlib
+import numpy as np
+from bigdl.common.memory import memory_usage, tuned_allocator
+def megabytes_kept():
+    buffers = [np.ones(1 << 20) for _ in range(32)]
+    del buffers
+    return memory_usage().anonymous - before >> 20
+before = memory_usage().anonymous
+with contextlib.ExitStack() as outer:
+    print(outer.enter_context(tuned_allocator()))
+    with tuned_allocator() as inner:
+        print(inner)
+    print(megabytes_kept() > 200)
+print(memory_usage().anonymous - before >> 20 < 80)
+"""
+
+
+def test_an_allocator_stays_tuned_until_the_last_context_ends():
+    if "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""):
+        pytest.skip("needs glibc")
+    assert run(OVERLAPPING).split() == ["True"] * 4
+
+
+def test_tunables_of_glibc_tune_a_process_from_its_start():
+    tunables = ":".join(f"{name}={value}" for name, value in glibc_tunables().items())
+    if not tunables:
+        pytest.skip("needs glibc")
+    untuned = int(run(FAULTS_PER_LARGE_BUFFER.format(tuned=False)))
+    tuned = int(run(FAULTS_PER_LARGE_BUFFER.format(tuned=False), GLIBC_TUNABLES=tunables))
+    assert tuned < untuned / 10
+
+
+def test_what_tunables_of_glibc_have_tuned_is_left_alone(monkeypatch):
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=1")
+    assert tune_allocator() is False
 
 
 @pytest.mark.parametrize("library", ["libjemalloc.so.2", "libtcmalloc_minimal.so.4"])

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ __all__ = [
     "available_memory",
     "cgroup_memory_limit",
     "freeze_modules",
+    "glibc_tunables",
     "memory_usage",
     "tune_allocator",
     "tuned_allocator",
@@ -31,11 +33,16 @@ _M_MMAP_THRESHOLD = -3
 
 _LARGEST_INT = (1 << 31) - 1  # mallopt takes a C int
 _LARGEST_THRESHOLD_OF_OLD_GLIBC = 32 << 20
+_TOP_PAD_OF_GLIBC = 128 << 10
+_MMAP_THRESHOLD = 1 << 30
+_TOP_PAD = 64 << 20
 _NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with the largest multiple of a page
 
 
 def tune_allocator(
-    mmap_threshold: int = 1 << 30, trim_threshold: int | None = None, top_pad: int = 64 << 20
+    mmap_threshold: int = _MMAP_THRESHOLD,
+    trim_threshold: int | None = None,
+    top_pad: int = _TOP_PAD,
 ) -> bool:
     """Make glibc keep freed memory in this process instead of returning it to the kernel.
 
@@ -58,7 +65,8 @@ def tune_allocator(
     -------
     bool
         Whether the allocator was tuned. False, and nothing was done, where the allocator is not
-        glibc's: another libc, or jemalloc, tcmalloc or mimalloc in ``LD_PRELOAD``.
+        glibc's (another libc, or jemalloc, tcmalloc or mimalloc in ``LD_PRELOAD``) and where
+        ``GLIBC_TUNABLES`` has set its threshold.
 
     Raises
     ------
@@ -76,32 +84,85 @@ def tune_allocator(
     mallopt = _glibc_mallopt()
     if mallopt is None:
         return False
-    tuned = mallopt(_M_MMAP_THRESHOLD, mmap_threshold) or mallopt(
-        _M_MMAP_THRESHOLD, min(mmap_threshold, _LARGEST_THRESHOLD_OF_OLD_GLIBC)
-    )
+    tuned = _set_mmap_threshold(mallopt, mmap_threshold) is not None
     # -1 becomes the largest size_t: no trimming at all, which no C int can say otherwise.
     tuned &= mallopt(_M_TRIM_THRESHOLD, -1 if trim_threshold is None else trim_threshold)
     tuned &= mallopt(_M_TOP_PAD, top_pad)
     return bool(tuned)
 
 
+_tuned = 0  # contexts of tuned_allocator that have not ended
+_tuned_lock = threading.Lock()
+
+
 @contextlib.contextmanager
-def tuned_allocator() -> Iterator[None]:
+def tuned_allocator(trim_threshold: int | None = None) -> Iterator[bool]:
     """:func:`tune_allocator` for a while; what was freed in it goes back to the kernel at the end.
 
-    Afterwards buffers of up to 32 MiB come from the heap, which is what glibc's own adaptation of
-    that threshold may end at; the adaptation itself cannot be had back.
+    Contexts may overlap: the first sets the thresholds and the last resets them. Afterwards
+    buffers of up to 32 MiB come from the heap, which is what glibc's own adaptation of that
+    threshold may end at; the adaptation itself cannot be had back.
+
+    Parameters
+    ----------
+    trim_threshold : int, optional
+        As for :func:`tune_allocator`.
+
+    Yields
+    ------
+    bool
+        Whether the allocator is tuned.
     """
-    if not tune_allocator():
-        yield
-        return
+    global _tuned
+    with _tuned_lock:
+        tuned = _tuned > 0 or tune_allocator(trim_threshold=trim_threshold)
+        _tuned += tuned
     try:
-        yield
+        yield tuned
     finally:
-        tune_allocator(
-            _LARGEST_THRESHOLD_OF_OLD_GLIBC, 2 * _LARGEST_THRESHOLD_OF_OLD_GLIBC, 1 << 17
-        )
-        ctypes.CDLL(None).malloc_trim(0)
+        if tuned:
+            with _tuned_lock:
+                _tuned -= 1
+                if _tuned == 0:
+                    _reset_allocator()
+
+
+def _reset_allocator() -> None:
+    largest = _LARGEST_THRESHOLD_OF_OLD_GLIBC
+    tune_allocator(largest, 2 * largest, _TOP_PAD_OF_GLIBC)
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def glibc_tunables() -> dict[str, str]:
+    """What ``GLIBC_TUNABLES`` must hold for a process to start as :func:`tune_allocator` tunes it.
+
+    Which thresholds glibc takes only shows when it is given one, so the first of these figures
+    holds in the calling process afterwards.
+
+    Returns
+    -------
+    dict of str to str
+        Names and values, to be joined by ``=`` and ``:``. Empty where glibc is not in use.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return {}
+    threshold = _set_mmap_threshold(libc.mallopt, _MMAP_THRESHOLD)
+    if threshold is None:
+        return {}
+    return {
+        "glibc.malloc.mmap_threshold": str(threshold),
+        "glibc.malloc.trim_threshold": str(ctypes.c_size_t(-1).value),  # never
+        "glibc.malloc.top_pad": str(_TOP_PAD),
+    }
+
+
+def _set_mmap_threshold(mallopt, threshold: int) -> int | None:
+    """Set the threshold, or the largest that old versions of glibc take; None if neither is."""
+    for value in (threshold, min(threshold, _LARGEST_THRESHOLD_OF_OLD_GLIBC)):
+        if mallopt(_M_MMAP_THRESHOLD, value):
+            return value
+    return None
 
 
 _frozen_modules = 0
@@ -236,6 +297,8 @@ def available_memory(root: str | Path = "/") -> int:
 def _glibc_mallopt():
     preloaded = os.environ.get("LD_PRELOAD", "")
     if any(name in preloaded for name in ("jemalloc", "tcmalloc", "mimalloc")):
+        return None
+    if "glibc.malloc.mmap_threshold" in os.environ.get("GLIBC_TUNABLES", ""):
         return None
     libc = ctypes.CDLL(None)
     return libc.mallopt if hasattr(libc, "gnu_get_libc_version") else None
