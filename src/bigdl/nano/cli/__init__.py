@@ -1,0 +1,1 @@
+"""Commands that start programs in a good environment: ``bigdl-nano-init`` and its siblings."""

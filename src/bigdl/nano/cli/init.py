@@ -1,0 +1,67 @@
+"""``bigdl-nano-init``: print the shell commands that set a good environment for numeric programs.
+
+The script ``bigdl-nano-init`` beside this module runs it; sourced, it also executes what is
+printed. Only shell code goes to stdout, so ``eval "$(bigdl-nano-init)"`` is the same.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from bigdl.common.errors import UsageError
+from bigdl.nano.cli.options import make_parser
+from bigdl.nano.cli.session import changes, initialised
+from bigdl.nano.cli.shell import code, say, show
+
+__all__ = ["main"]
+
+_NAME = "bigdl-nano-init"
+_SOURCED = "--sourced"  # the first argument when a shell sources the script
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the commands.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        By default those of the command line.
+
+    Returns
+    -------
+    int
+        The exit code: 2 if an argument makes no sense.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    sourced = arguments[:1] == [_SOURCED]
+    parser = make_parser(
+        _NAME, "[options]", f'Sets the environment: source {_NAME}, or eval "$({_NAME})".'
+    )
+    try:
+        options = parser.parse_args(arguments[sourced:])
+    except UsageError as error:
+        if not sourced:
+            say(_NAME, str(error))
+            return 2
+        # A script that sources without arguments passes its own, and no shell tells them apart.
+        say(_NAME, f"{error}; arguments of the sourcing script were ignored")
+        options = parser.parse_args([])
+    if options.help:
+        parser.print_help(sys.stderr)
+        return 0
+    plan, before, after = initialised(options, os.environ)
+    for note in plan.notes:
+        say(_NAME, note)
+    if options.debug:
+        show(changes(before, after))
+        return 0
+    sys.stdout.write(code(changes(os.environ, after), plan.scripts))
+    if not sourced and sys.stdout.isatty():
+        say(_NAME, f'nothing is set yet; use: source {_NAME}, or: eval "$({_NAME})"')
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Where a shared library lies that is to be loaded before all others."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["JEMALLOC", "OPENMP", "TCMALLOC", "find_library"]
+
+OPENMP = ("iomp5",)
+JEMALLOC = ("jemalloc",)
+TCMALLOC = ("tcmalloc_minimal", "tcmalloc")  # the first has no profiler
+
+
+def find_library(names: tuple[str, ...]) -> Path | None:
+    """Look for a shared library in the environment of this Python, then in the system.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Names without ``lib`` and ``.so``, the preferred one first.
+
+    Returns
+    -------
+    Path or None
+        The first that is made for the processor that this Python is made for: of the virtual or
+        conda environment, of an installed package, of the linker's cache, and of what the
+        platform's other means find.
+    """
+    return next((path for name in names for path in _candidates(name) if _fits(path)), None)
+
+
+def _candidates(name: str) -> Iterator[Path]:
+    prefixes = [sys.prefix, os.environ.get("CONDA_PREFIX"), sys.base_prefix]
+    for prefix in filter(None, prefixes):
+        yield from _in(Path(prefix, "lib"), name)
+    for packages in map(Path, {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}):
+        for directory in sorted(packages.glob("*/lib")):
+            yield from _in(directory, name)
+    yield from _in_linker_cache(name)
+    found = ctypes.util.find_library(name)
+    if found is not None and os.path.isabs(found):
+        yield Path(found)
+
+
+def _in(directory: Path, name: str) -> list[Path]:
+    return sorted(directory.glob(f"lib{name}.so*"))
+
+
+def _in_linker_cache(name: str) -> Iterator[Path]:
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/sbin", "/usr/sbin"])
+    ldconfig = shutil.which("ldconfig", path=path)
+    if ldconfig is None:
+        return
+    listed = subprocess.run([ldconfig, "-p"], capture_output=True, text=True).stdout
+    for line in listed.splitlines():
+        soname, arrow, found = line.strip().partition(" => ")
+        if arrow and soname.startswith(f"lib{name}.so"):
+            yield Path(found)
+
+
+def _fits(library: Path) -> bool:
+    """Whether a file is a library for the processor and word size of this Python."""
+    own = _elf_identity(Path(sys.executable))
+    return own is not None and _elf_identity(library) == own
+
+
+def _elf_identity(path: Path) -> tuple[bytes, bytes] | None:
+    try:
+        with path.open("rb") as file:
+            header = file.read(20)
+    except OSError:
+        return None
+    # Word size and byte order; the processor. What lies in between differs from file to file.
+    return (header[4:6], header[18:20]) if header.startswith(b"\x7fELF") else None

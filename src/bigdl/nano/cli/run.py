@@ -1,0 +1,91 @@
+"""``bigdl-nano-run``: run a program in the environment that ``bigdl-nano-init`` sets.
+
+This process becomes the program, so its exit code, its signals and its terminal are the program's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+from bigdl.common.errors import UsageError
+from bigdl.nano.cli.options import VALUE_OPTIONS, make_parser
+from bigdl.nano.cli.session import changes, initialised
+from bigdl.nano.cli.shell import say, show
+
+__all__ = ["main"]
+
+_NAME = "bigdl-nano-run"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Become the program.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Options, then ``script.py args…``, ``-m module args…`` or ``command args…``; by default
+        those of the command line.
+
+    Returns
+    -------
+    int
+        The exit code if there is nothing to run: 2 if an argument makes no sense.
+    """
+    own, program = _split(list(sys.argv[1:] if arguments is None else arguments))
+    parser = make_parser(
+        _NAME,
+        "[options] (script.py | -m module | command) [args ...]",
+        "Runs a program in the environment that bigdl-nano-init sets.",
+    )
+    try:
+        options = parser.parse_args(own)
+        if options.help:
+            parser.print_help(sys.stderr)
+            return 0
+        command = [] if options.debug else _command(program)
+    except UsageError as error:
+        say(_NAME, str(error))
+        return 2
+    plan, before, after = initialised(options, os.environ)
+    for note in [*plan.notes, *(f"{path} is to be sourced first" for path in plan.scripts)]:
+        say(_NAME, note)
+    if options.debug:
+        show(changes(before, after))
+        return 0
+    sys.stdout.flush()
+    os.execve(command[0], command, after)
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Our options, and the program with its own."""
+    position = 0
+    while position < len(arguments):
+        argument = arguments[position]
+        if argument == "--":
+            return arguments[:position], arguments[position + 1 :]
+        if argument == "-m" or not argument.startswith("-"):
+            break
+        position += 2 if argument in VALUE_OPTIONS else 1
+    return arguments[:position], arguments[position:]
+
+
+def _command(program: list[str]) -> list[str]:
+    """The command line of the program, with the path of its executable."""
+    if not program or program == ["-m"]:
+        raise UsageError(f"there is no program to run; see {_NAME} -h")
+    first = program[0]
+    if first == "-m" or first.endswith((".py", ".pyz")) or os.path.isdir(first):
+        return [sys.executable, *program]
+    executable = shutil.which(first)
+    if executable is not None:
+        return [executable, *program[1:]]
+    if os.path.exists(first):
+        return [sys.executable, *program]
+    raise UsageError(f"{first} is neither a Python program nor a command on PATH")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""``bigdl-nano-unset-env``: print the shell commands that undo ``bigdl-nano-init``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from bigdl.nano.cli.session import STATE, changes, restored
+from bigdl.nano.cli.shell import code, say
+
+__all__ = ["main"]
+
+_NAME = "bigdl-nano-unset-env"
+
+
+def main() -> int:
+    """Print the commands; arguments are those of the script that sources it and mean nothing.
+
+    Returns
+    -------
+    int
+        The exit code, 0.
+    """
+    if STATE not in os.environ:
+        say(_NAME, "bigdl-nano-init has set nothing in this shell")
+    sys.stdout.write(code(changes(os.environ, restored(os.environ))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

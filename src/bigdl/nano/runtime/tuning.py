@@ -1,0 +1,263 @@
+"""Tune the running process, say what was done, and undo it.
+
+``bigdl-nano-init`` and ``bigdl-nano-run`` choose an allocator and thread counts before a process
+starts. :func:`tune` does what can be done to one that runs already, in a notebook for example.
+Each setting is a generator function: it makes its change, yields what it did, and undoes the
+change when it is resumed. One that is not possible raises :class:`_Skipped` with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigdl.common.cpu import read_text, thread_scope, topology, usable_cores
+from bigdl.common.errors import UsageError
+from bigdl.common.memory import tuned_allocator
+from bigdl.nano.runtime.threads import best_thread_count
+
+__all__ = ["Setting", "Tuning", "tune"]
+
+_TRIM_THRESHOLD_IN_SPARK = 128 << 20
+_HUGE_PAGE_POLICY = "/sys/kernel/mm/transparent_hugepage/enabled"
+_HUGE_PAGE_VARIABLE = "THP_MEM_ALLOC_ENABLE"  # of PyTorch
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of the process.
+
+    Attributes
+    ----------
+    name : str
+    applied : bool
+    text : str
+        What was done, or why nothing was done.
+    """
+
+    name: str
+    applied: bool
+    text: str
+
+
+class Tuning:
+    """What :func:`tune` did to the process; as a context it is undone at the end.
+
+    Attributes
+    ----------
+    settings : tuple of Setting
+        Those that were asked for.
+    """
+
+    def __init__(self, settings: tuple[Setting, ...], undoing: ExitStack):
+        self.settings = settings
+        self._undoing = undoing
+
+    @property
+    def applied(self) -> dict[str, str]:
+        """Name of each setting that was applied, with what was done."""
+        return {setting.name: setting.text for setting in self.settings if setting.applied}
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Name of each setting that was not, with the reason."""
+        return {setting.name: setting.text for setting in self.settings if not setting.applied}
+
+    def undo(self) -> None:
+        """Put everything back; the second time nothing happens."""
+        self._undoing.close()
+
+    def __enter__(self) -> Tuning:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.undo()
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{setting.name}: {setting.text if setting.applied else f'as it was ({setting.text})'}"
+            for setting in self.settings
+        )
+
+
+def tune(
+    *,
+    allocator: bool = True,
+    threads: bool | int = True,
+    huge_pages: bool = True,
+    flush_denormals: bool = False,
+    pin: bool = False,
+) -> Tuning:
+    """Apply to the running process what makes numeric code faster.
+
+    Call it before the first model runs. It changes no result, but for `flush_denormals`.
+
+    Parameters
+    ----------
+    allocator : bool
+        Keep freed memory in the process, as :func:`bigdl.common.memory.tune_allocator` does. In a
+        task of Spark, what is free beyond 128 MiB goes back at once, as executors have a limit.
+    threads : bool or int
+        A number of threads for PyTorch, OpenMP and BLAS. True means one for each usable physical
+        core, within the CPU quota; it lowers a count, and leaves one that is lower or that
+        ``OMP_NUM_THREADS`` has set.
+    huge_pages : bool
+        Ask the kernel for large pages for the tensors of PyTorch that are allocated from now on,
+        if PyTorch has not allocated any yet.
+    flush_denormals : bool
+        Take numbers too small for full precision (below 1.2e-38) as zeros in PyTorch; on some
+        processors arithmetic with them is a hundred times slower. It holds for the calling thread
+        and for threads that start later.
+    pin : bool
+        Keep the threads of the process off the second hyperthread of each core.
+
+    Returns
+    -------
+    Tuning
+        What was applied and what was not, with reasons. ``undo()`` takes it back, and so does the
+        end of a ``with``.
+
+    Raises
+    ------
+    UsageError
+        If `threads` is a number less than 1.
+
+    Examples
+    --------
+    >>> print(tune())
+    >>> with tune(threads=4):
+    ...     model(x)
+    """
+    if not isinstance(threads, int) or (threads is not False and threads < 1):
+        raise UsageError(
+            f"threads must be True, False or a number of at least 1, but it is {threads!r}"
+        )
+    wanted = {
+        "allocator": _allocator() if allocator else None,
+        "threads": _threads(threads) if threads else None,
+        "huge_pages": _huge_pages() if huge_pages else None,
+        "flush_denormals": _flush_denormals() if flush_denormals else None,
+        "pin": _pin() if pin else None,
+    }
+    with ExitStack() as undoing:
+        settings = [
+            _entered(name, change, undoing) for name, change in wanted.items() if change is not None
+        ]
+        return Tuning(tuple(settings), undoing.pop_all())
+
+
+class _Skipped(Exception):
+    """A setting is not possible, or not needed; the text says why."""
+
+
+def _entered(name: str, change, undoing: ExitStack) -> Setting:
+    try:
+        return Setting(name, True, undoing.enter_context(change))
+    except _Skipped as reason:
+        return Setting(name, False, str(reason))
+
+
+@contextmanager
+def _allocator() -> Iterator[str]:
+    in_spark = _in_task_of_spark()
+    with tuned_allocator(_TRIM_THRESHOLD_IN_SPARK if in_spark else None) as tuned:
+        if not tuned:
+            raise _Skipped("it is not glibc's, or GLIBC_TUNABLES has tuned it")
+        limit = f"up to {_TRIM_THRESHOLD_IN_SPARK >> 20} MiB of " if in_spark else ""
+        yield f"keeps {limit}freed memory in this process"
+
+
+@contextmanager
+def _threads(wanted: bool | int) -> Iterator[str]:
+    count = best_thread_count() if wanted is True else wanted
+    if wanted is True:
+        if "OMP_NUM_THREADS" in os.environ:
+            raise _Skipped(f"OMP_NUM_THREADS is {os.environ['OMP_NUM_THREADS']}")
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.get_num_threads() <= count:
+            raise _Skipped(f"{torch.get_num_threads()} are no more than the physical cores")
+    with thread_scope(count):
+        yield f"{count} for PyTorch, OpenMP and BLAS"
+
+
+@contextmanager
+def _huge_pages() -> Iterator[str]:
+    policy = re.search(r"\[(\w+)\]", read_text(Path(_HUGE_PAGE_POLICY)))
+    if policy is None or policy[1] == "never":
+        raise _Skipped("the kernel gives none")
+    if _HUGE_PAGE_VARIABLE in os.environ:
+        raise _Skipped(f"{_HUGE_PAGE_VARIABLE} is {os.environ[_HUGE_PAGE_VARIABLE]}")
+    os.environ[_HUGE_PAGE_VARIABLE] = "1"
+    try:
+        if "torch" in sys.modules and not _tensors_begin_on_huge_pages():
+            raise _Skipped("PyTorch reads that once, and has allocated tensors before")
+        yield "for tensors of 2 MiB and more in PyTorch"
+    finally:
+        del os.environ[_HUGE_PAGE_VARIABLE]
+
+
+def _tensors_begin_on_huge_pages() -> bool:
+    import torch
+
+    size = 2 << 20
+    tensors = [torch.empty(size + 1, dtype=torch.uint8) for _ in range(3)]
+    return all(tensor.data_ptr() % size == 0 for tensor in tensors)
+
+
+@contextmanager
+def _flush_denormals() -> Iterator[str]:
+    import torch
+
+    if _flushes_denormals():
+        raise _Skipped("they are flushed already")
+    if not torch.set_flush_denormal(True):
+        raise _Skipped("the processor cannot")
+    try:
+        yield "taken as zeros in this thread and in those that it starts"
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def _flushes_denormals() -> bool:
+    smallest = sys.float_info.min
+    return smallest / 2 == 0
+
+
+@contextmanager
+def _pin() -> Iterator[str]:
+    if not hasattr(os, "sched_setaffinity"):
+        raise _Skipped("this system cannot")
+    machine = topology()
+    first_siblings = {siblings[0] for siblings in machine.cores}
+    if len(first_siblings) == len(usable_cores()):
+        raise _Skipped("there are no hyperthreads")
+    own = os.sched_getaffinity(0)
+    before = {}
+    for thread in _own_threads():
+        with suppress(ProcessLookupError):  # it has ended
+            before[thread] = os.sched_getaffinity(thread)
+            os.sched_setaffinity(thread, before[thread] & first_siblings or before[thread])
+    try:
+        yield f"to cores {sorted(first_siblings)}"
+    finally:
+        # Threads that have started since then get what the thread of the caller had.
+        for thread in _own_threads():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, before.get(thread, own))
+
+
+def _own_threads() -> list[int]:
+    return [int(name) for name in os.listdir("/proc/self/task")]
+
+
+def _in_task_of_spark() -> bool:
+    if "pyspark" not in sys.modules:
+        return False
+    from pyspark import TaskContext
+
+    return TaskContext.get() is not None
