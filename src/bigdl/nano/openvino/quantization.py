@@ -80,16 +80,16 @@ def quantized_network(
     subset_size = len(batches)
     if metric is None:
         return nncf.quantize(network, calibration, subset_size=subset_size, **options)
-    judge = _Judge(metric, names, higher_better, relative=drop_type == "relative")
+    restoring = nncf.AdvancedAccuracyRestorerParameters(max_num_iterations=max_iterations or 2**31)
     return nncf.quantize_with_accuracy_control(
         network,
         calibration,
         nncf.Dataset(data if validation is None else validation),
-        judge,
+        _Judge(metric, names, higher_better),
         subset_size=subset_size,
-        max_drop=judge.max_drop(maximal_drop),
+        max_drop=maximal_drop,
         drop_type=nncf.DropType.RELATIVE if drop_type == "relative" else nncf.DropType.ABSOLUTE,
-        max_num_iterations=max_iterations or 2**31,
+        advanced_accuracy_restorer_parameters=restoring,
         **options,
     )
 
@@ -125,28 +125,18 @@ class _Calibration:
 class _Judge:
     """The figure of a compiled network on data, as NNCF wants it: higher is better.
 
-    NNCF accepts a network when ``initial - figure <= max_drop``, or, relative, when
-    ``1 - figure / initial <= max_drop``. For a metric m of which less is better, -m in the first
-    and 1/m in the second case say exactly that m grew by no more than what was allowed.
+    NNCF measures a relative drop by the ratio of the figures, so that a metric of which less is
+    better only has to be negated, but it cannot divide by a figure of 0.
     """
 
-    def __init__(self, metric: Any, names: list[str], higher_better: bool, relative: bool):
+    def __init__(self, metric: Any, names: list[str], higher_better: bool):
         self._metric = metric
         self._names = names
-        self._higher_better = higher_better
-        self._relative = relative
-
-    def max_drop(self, allowed: float) -> float:
-        inverted = self._relative and not self._higher_better
-        return allowed / (1 + allowed) if inverted else allowed
+        self._sign = 1 if higher_better else -1
 
     def __call__(self, compiled, batches: Iterable[Any]) -> tuple[float, None]:
         figure = self._figure(compiled, batches)
-        if self._higher_better:
-            return figure, None
-        if not self._relative:
-            return -figure, None
-        return 1 / max(figure, np.finfo(float).tiny), None
+        return self._sign * (figure or float(np.finfo(np.float32).tiny)), None
 
     def _figure(self, compiled, batches: Iterable[Any]) -> float:
         pairs = self._pairs(compiled, batches)
