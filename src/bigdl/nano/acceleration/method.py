@@ -45,6 +45,12 @@ class Source(Protocol):
     def to_onnx(self, path: str, options: BuildOptions) -> None:
         """Write the model as an ONNX file whose inputs and outputs are the flat lists."""
 
+    def onnx_names(self) -> list[str]:
+        """Names of the inputs in the ONNX file; it may lack ones that it does not use."""
+
+    def from_onnx(self, network: Any, method: str, options: BuildOptions) -> Any:
+        """The accelerated model of an ``OnnxNetwork`` of this model's inputs and outputs."""
+
     def calibration_arrays(self, options: BuildOptions) -> Iterator[list]:
         """Flat lists of ndarrays, one for each batch of the calibration data."""
 

@@ -173,7 +173,7 @@ class NetworkModel(AcceleratedModel):
     def from_arrays(self, results: list) -> Any:
         """What the user's model would return, from the flat list of the network's results."""
         if self.output_tensors:
-            results = [torch.from_numpy(np.ascontiguousarray(each)) for each in results]
+            results = [torch.from_numpy(np.asarray(each, order="C")) for each in results]
         if self.outputs.kind == "tensor":
             return results[0]
         return self.outputs.rebuild(results)

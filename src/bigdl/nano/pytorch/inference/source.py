@@ -210,3 +210,15 @@ class TorchSource:
         from bigdl.nano.pytorch.inference.export_onnx import to_onnx
 
         to_onnx(self, path, options)
+
+    def onnx_names(self) -> list[str]:
+        """Names of the inputs in the ONNX file."""
+        from bigdl.nano.pytorch.inference.export_onnx import onnx_names
+
+        return onnx_names(self.inputs)
+
+    def from_onnx(self, network, method: str, options: BuildOptions):
+        """The accelerated model of an ``OnnxNetwork`` of this model's inputs and outputs."""
+        from bigdl.nano.pytorch.inference.onnxruntime_model import PytorchONNXRuntimeModel
+
+        return PytorchONNXRuntimeModel.of(self, network, method, options)

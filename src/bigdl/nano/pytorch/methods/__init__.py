@@ -1,5 +1,6 @@
 """The acceleration methods of PyTorch, in the order in which ``optimize`` tries them."""
 
+from bigdl.nano.acceleration.onnxruntime import ONNXRUNTIME
 from bigdl.nano.acceleration.openvino import OPENVINO
 from bigdl.nano.pytorch.methods.compiled import BF16_IPEX, CHANNELS_LAST, FP32_IPEX, INDUCTOR, JIT
 from bigdl.nano.pytorch.methods.eager import EAGER
@@ -15,7 +16,9 @@ METHODS = [
     *JIT,
     *JIT_INT8,
     *OPENVINO[:4],
+    *ONNXRUNTIME[:3],
     *OPENVINO[4:],
+    *ONNXRUNTIME[3:],
     *INDUCTOR,
     *TORCHAO,
     *NEURAL_COMPRESSOR,

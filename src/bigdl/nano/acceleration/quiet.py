@@ -1,0 +1,30 @@
+"""Conversions without the messages that converters give about themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+
+__all__ = ["quiet"]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without warnings, log lines below errors and prints of exporters and quantizers.
+
+    What goes wrong is in the exceptions that they raise. Settings of the whole process are
+    changed, so this belongs around conversions, not around inference.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        root, handler = logging.getLogger(), logging.NullHandler()
+        root.addHandler(handler)  # without one, logging.warning() adds one that stays
+        stack.callback(root.removeHandler, handler)
+        stack.callback(logging.disable, root.manager.disable)
+        logging.disable(max(root.manager.disable, logging.WARNING))
+        yield

@@ -1,0 +1,174 @@
+"""A module of PyTorch that runs in ONNX Runtime."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bigdl.common.errors import UsageError, require
+from bigdl.nano.acceleration.onnx_graph import compress_weights
+from bigdl.nano.acceleration.onnx_network import OnnxFile, OnnxNetwork
+from bigdl.nano.acceleration.options import BuildOptions
+from bigdl.nano.pytorch.inference.accelerated import NetworkModel
+from bigdl.nano.pytorch.inference.export_onnx import onnx_names
+from bigdl.nano.pytorch.inference.inputs import ForwardInputs
+from bigdl.nano.pytorch.inference.routes import refuse_inapplicable
+from bigdl.nano.pytorch.inference.source import TorchSource
+from bigdl.nano.pytorch.inference.structure import Structure
+
+__all__ = ["PytorchONNXRuntimeModel"]
+
+_TENSOR = Structure("tensor")
+
+
+class PytorchONNXRuntimeModel(NetworkModel):
+    """A network of ONNX Runtime that is called as the user's module is.
+
+    Any number of threads may call it.
+
+    Parameters
+    ----------
+    network : OnnxNetwork
+    inputs, outputs, output_tensors, method, threads
+        As of :class:`NetworkModel`.
+    """
+
+    def __init__(
+        self, network: OnnxNetwork, inputs: ForwardInputs, outputs: Structure, **keywords: Any
+    ):
+        super().__init__(inputs, outputs, **keywords)
+        self.network = network
+
+    @classmethod
+    def of(
+        cls, source: TorchSource, network: OnnxNetwork, method: str, options: BuildOptions
+    ) -> PytorchONNXRuntimeModel:
+        """The accelerated model of a source."""
+        threads = options.threads
+        if threads is None and options.onnx.session_options is not None:
+            threads = network.options.intra_op_num_threads or None
+        model = cls(
+            network,
+            source.inputs,
+            source.outputs,
+            output_tensors=options.output_tensors,
+            method=method,
+            threads=threads,
+        )
+        expected = len(source.outputs.paths(""))
+        if network.output_count != expected:
+            raise UsageError(
+                f"The network of {type(source.model).__name__} in ONNX has "
+                f"{network.output_count} outputs, but the model has {expected}"
+            )
+        return model.attach(source.model)
+
+    @property
+    def ortsess(self):
+        """The ``onnxruntime.InferenceSession``."""
+        return self.network.session
+
+    @property
+    def session_options(self):
+        """The ``onnxruntime.SessionOptions`` that the session was made with."""
+        return self.network.options
+
+    def infer(self, arrays: list) -> list:
+        return self.network.run(arrays)
+
+    def save_to(self, directory: Path, compression: str) -> dict:
+        if compression == "bf16":
+            compress_weights(self.network.file.path, directory / OnnxFile.NAME)
+        else:
+            self.network.file.copy_to(directory)
+        given = self.thread_num is not None
+        return {
+            **self.describe(),
+            "onnx_path": OnnxFile.NAME,
+            "intra_op_num_threads": self.session_options.intra_op_num_threads if given else None,
+            "inter_op_num_threads": self.session_options.inter_op_num_threads if given else None,
+            "compression": compression,
+        }
+
+    @classmethod
+    def load_from(
+        cls,
+        directory: Path,
+        meta: Mapping,
+        *,
+        model=None,
+        input_sample=None,
+        device=None,
+        cache_dir=None,
+        shapes=None,
+        **_,
+    ) -> PytorchONNXRuntimeModel:
+        refuse_inapplicable(
+            meta.get("method") or "onnxruntime_fp32",
+            {"device": (device or "CPU", "CPU"), "cache_dir": (cache_dir, None),
+             "shapes": (shapes, None)},
+        )  # fmt: skip
+        compressed = meta.get("compression") == "bf16"
+        if compressed:
+            _ask_for_originals(model, input_sample)
+        file = OnnxFile.read(directory / meta["onnx_path"])
+        described = cls.description(meta) if "inputs" in meta else None
+        network = OnnxNetwork(
+            file,
+            described and onnx_names(described["inputs"]),
+            session_options=_saved_options(meta),
+        )
+        if described is None:
+            described = _of_old(meta, network, directory)
+        loaded = cls(network, **described).attach(model)
+        if compressed:
+            _check(loaded, TorchSource(model, input_sample))
+        return loaded
+
+
+def _ask_for_originals(model, input_sample) -> None:
+    # The file is complete, but programs of BigDL 2 count on being asked.
+    for name, value in (("model", model), ("input_sample", input_sample)):
+        if value is None:
+            raise UsageError(
+                f"You must pass {name} when loading this model which was saved with compression "
+                "precision."
+            )
+
+
+def _check(loaded: PytorchONNXRuntimeModel, source: TorchSource) -> None:
+    """Refuse a sample, and with it an original, that is not of this network."""
+    args, kwargs = source.arguments
+    loaded(*args, **kwargs)
+
+
+def _saved_options(meta: Mapping):
+    """Session options with the thread counts of a saved model; None if it had none."""
+    intra, inter = meta.get("intra_op_num_threads"), meta.get("inter_op_num_threads")
+    if not intra:
+        return None
+    options = require("onnxruntime", "nano").SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads, options.inter_op_num_threads = int(intra), int(inter or 0)
+    return options
+
+
+def _of_old(meta: Mapping, network: OnnxNetwork, directory: Path) -> dict:
+    """What a directory of BigDL 2 does not say: its inputs are those of the network."""
+    names = tuple(network.input_names)
+    count = network.output_count
+    if count > 1:
+        warnings.warn(
+            f"{directory} was written by BigDL 2, whose description of nested results is a pickle "
+            "and is not read: the model returns a tuple; save it again from the original model",
+            stacklevel=2,
+        )
+    threads = meta.get("intra_op_num_threads")
+    return {
+        "inputs": ForwardInputs(names, dict.fromkeys(names, _TENSOR)),
+        "outputs": _TENSOR if count == 1 else Structure("tuple", (_TENSOR,) * count),
+        "output_tensors": meta.get("output_tensors", True),
+        "threads": int(threads) if threads else None,
+    }
