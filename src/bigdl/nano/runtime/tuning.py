@@ -9,14 +9,12 @@ change when it is resumed. One that is not possible raises :class:`_Skipped` wit
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from bigdl.common.cpu import read_text, thread_scope, topology, usable_cores
+from bigdl.common.cpu import thread_scope, topology, usable_cores
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
 from bigdl.nano.runtime.threads import best_thread_count
@@ -24,8 +22,6 @@ from bigdl.nano.runtime.threads import best_thread_count
 __all__ = ["Setting", "Tuning", "tune"]
 
 _TRIM_THRESHOLD_IN_SPARK = 128 << 20
-_HUGE_PAGE_POLICY = "/sys/kernel/mm/transparent_hugepage/enabled"
-_HUGE_PAGE_VARIABLE = "THP_MEM_ALLOC_ENABLE"  # of PyTorch
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,6 @@ def tune(
     *,
     allocator: bool = True,
     threads: bool | int = True,
-    huge_pages: bool = True,
     flush_denormals: bool = False,
     pin: bool = False,
 ) -> Tuning:
@@ -106,9 +101,6 @@ def tune(
         A number of threads for PyTorch, OpenMP and BLAS. True means one for each usable physical
         core, within the CPU quota; it lowers a count, and leaves one that is lower or that
         ``OMP_NUM_THREADS`` has set.
-    huge_pages : bool
-        Ask the kernel for large pages for the tensors of PyTorch that are allocated from now on,
-        if PyTorch has not allocated any yet.
     flush_denormals : bool
         Take numbers too small for full precision (below 1.2e-38) as zeros in PyTorch; on some
         processors arithmetic with them is a hundred times slower. It holds for the calling thread
@@ -140,7 +132,6 @@ def tune(
     wanted = {
         "allocator": _allocator() if allocator else None,
         "threads": _threads(threads) if threads else None,
-        "huge_pages": _huge_pages() if huge_pages else None,
         "flush_denormals": _flush_denormals() if flush_denormals else None,
         "pin": _pin() if pin else None,
     }
@@ -183,30 +174,6 @@ def _threads(wanted: bool | int) -> Iterator[str]:
             raise _Skipped(f"{torch.get_num_threads()} are no more than the physical cores")
     with thread_scope(count):
         yield f"{count} for PyTorch, OpenMP and BLAS"
-
-
-@contextmanager
-def _huge_pages() -> Iterator[str]:
-    policy = re.search(r"\[(\w+)\]", read_text(Path(_HUGE_PAGE_POLICY)))
-    if policy is None or policy[1] == "never":
-        raise _Skipped("the kernel gives none")
-    if _HUGE_PAGE_VARIABLE in os.environ:
-        raise _Skipped(f"{_HUGE_PAGE_VARIABLE} is {os.environ[_HUGE_PAGE_VARIABLE]}")
-    os.environ[_HUGE_PAGE_VARIABLE] = "1"
-    try:
-        if "torch" in sys.modules and not _tensors_begin_on_huge_pages():
-            raise _Skipped("PyTorch reads that once, and has allocated tensors before")
-        yield "for tensors of 2 MiB and more in PyTorch"
-    finally:
-        del os.environ[_HUGE_PAGE_VARIABLE]
-
-
-def _tensors_begin_on_huge_pages() -> bool:
-    import torch
-
-    size = 2 << 20
-    tensors = [torch.empty(size + 1, dtype=torch.uint8) for _ in range(3)]
-    return all(tensor.data_ptr() % size == 0 for tensor in tensors)
 
 
 @contextmanager
