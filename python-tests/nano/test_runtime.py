@@ -1,5 +1,6 @@
 """Tuning of the running process."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -59,6 +60,16 @@ def test_undoing_twice_is_undoing_once(monkeypatch):
     os.environ["OMP_NUM_THREADS"] = "9"
     report.undo()
     assert os.environ["OMP_NUM_THREADS"] == "9"
+
+
+def test_a_tuning_lasts_though_nobody_keeps_its_report(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    tune(**NOTHING | {"threads": 1})
+    gc.collect()
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    (tuning_of_this_test,) = tuning._lasting
+    tuning_of_this_test.undo()
+    assert os.environ["OMP_NUM_THREADS"] == "7"
 
 
 # --- settings
@@ -132,7 +143,8 @@ def test_threads_are_lowered_to_the_cores_or_set_to_a_number(before, threads, in
 
 def test_omp_num_threads_of_the_user_counts(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert tune(allocator=False).skipped == {"threads": "OMP_NUM_THREADS is 1"}
+    with tune(allocator=False) as report:
+        assert report.skipped == {"threads": "OMP_NUM_THREADS is 1"}
 
 
 def test_denormals_are_flushed_inside_only():
@@ -195,4 +207,5 @@ def test_a_machine_without_hyperthreads_needs_no_pinning(monkeypatch):
     cores = tuple(sorted(os.sched_getaffinity(0)))
     machine = Topology((cores,), (cores,), tuple((core,) for core in cores))
     monkeypatch.setattr(tuning, "topology", lambda: machine)
-    assert tune(**NOTHING, pin=True).skipped == {"pin": "there are no hyperthreads"}
+    with tune(**NOTHING, pin=True) as report:
+        assert report.skipped == {"pin": "there are no hyperthreads"}

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from bigdl.common.cpu import thread_scope, topology, usable_cores
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, require
 from bigdl.common.memory import tuned_allocator
 from bigdl.nano.runtime.threads import best_thread_count
 
@@ -66,6 +66,7 @@ class Tuning:
 
     def undo(self) -> None:
         """Put everything back; the second time nothing happens."""
+        _lasting.discard(self)
         self._undoing.close()
 
     def __enter__(self) -> Tuning:
@@ -139,7 +140,12 @@ def tune(
         settings = [
             _entered(name, change, undoing) for name, change in wanted.items() if change is not None
         ]
-        return Tuning(tuple(settings), undoing.pop_all())
+        tuning = Tuning(tuple(settings), undoing.pop_all())
+    _lasting.add(tuning)
+    return tuning
+
+
+_lasting: set[Tuning] = set()  # a generator that nobody refers to would be closed, and so undone
 
 
 class _Skipped(Exception):
@@ -178,8 +184,7 @@ def _threads(wanted: bool | int) -> Iterator[str]:
 
 @contextmanager
 def _flush_denormals() -> Iterator[str]:
-    import torch
-
+    torch = require("torch", "nano")
     if _flushes_denormals():
         raise _Skipped("they are flushed already")
     if not torch.set_flush_denormal(True):
