@@ -132,6 +132,20 @@ def test_a_scripted_model_travels(net):
         torch.testing.assert_close(model([x]), [direct(net, x)])
 
 
+@pytest.mark.parametrize("accelerator", ["openvino", "onnxruntime"])
+def test_an_accelerated_model_travels(accelerator):
+    pytest.importorskip(accelerator)
+    from bigdl.nano.pytorch import InferenceOptimizer
+
+    x = torch.randn(2, 4)
+    linear = torch.nn.Linear(4, 3).eval()
+    fast = InferenceOptimizer.trace(linear, accelerator=accelerator, input_sample=x)
+    with to_multi_instance(fast, 2, cpu_for_each_process=CORES) as model:
+        outputs = model([x, x + 1])
+    for output, given in zip(outputs, [x, x + 1], strict=True):
+        torch.testing.assert_close(output, direct(linear, given), atol=1e-4, rtol=1e-4)
+
+
 def test_a_model_that_can_travel_in_no_way_is_said_and_leaves_no_file(monkeypatch, net):
     from bigdl.nano.pytorch.inference import travel
 
@@ -169,8 +183,11 @@ def test_a_killed_process_is_told_and_replaced(net, two):
     torch.testing.assert_close(two([torch.ones(4)])[0], direct(net, torch.ones(4)))
 
 
-def test_processes_end_when_the_model_is_closed(net):
-    model = to_multi_instance(net, 2, cpu_for_each_process=CORES)
+def test_nothing_warns_and_processes_end_when_the_model_is_closed(net):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = to_multi_instance(net, 2, cpu_for_each_process=CORES)
+        model([torch.zeros(4)])
     children = psutil.Process().children()
     model.close()
     _, alive = psutil.wait_procs(children, timeout=0.1)
@@ -220,10 +237,3 @@ def test_wrong_numbers_of_cores_are_said(net, cores, said):
 def test_what_is_no_module_is_refused():
     with pytest.raises(UsageError, match=r"takes a torch\.nn\.Module, but got a function"):
         to_multi_instance(lambda x: x)
-
-
-def test_nothing_warns(net):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with to_multi_instance(net, 2, cpu_for_each_process=CORES) as model:
-            model([torch.zeros(4)])

@@ -6,6 +6,7 @@ from. It knows no framework itself.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -224,8 +225,11 @@ class CompiledNetwork:
             while running:
                 results.append(_collect(running, now))
         finally:
-            for request, _ in running:
-                request.cancel()  # those of a failed call; their requests are not used again
+            for request, _ in running:  # of a failed call; they may still read their arrays
+                request.cancel()
+                with contextlib.suppress(RuntimeError):
+                    request.wait()
+                now.idle.append(request)
         return results
 
     def reshape(self, shapes: Any) -> tuple[bool, str | None]:

@@ -55,7 +55,8 @@ def ready_in_worker(model: torch.nn.Module, threads: int, owner: Any) -> Callabl
 def _settle(make: Callable[[], Any], settings: Settings) -> Any:
     """The model, ready for inference, in a process that does nothing else."""
     model = make()
-    model.eval()
+    with contextlib.suppress(NotImplementedError):  # an exported program has one mode only
+        model.eval()
     InferenceContext(settings).__enter__()  # for the life of the worker
     return model
 
@@ -71,32 +72,33 @@ def _maker(model: torch.nn.Module, owner: Any) -> Callable[[], Any]:
 
 
 def _saved(model: torch.nn.Module, owner: Any, reason: Exception) -> Callable[[], Any]:
-    from bigdl.nano.pytorch.inference.storage import save_model
+    from bigdl.nano.pytorch import InferenceOptimizer
 
     folder = tempfile.mkdtemp(prefix="bigdl-model-")
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     source = getattr(model, "source", None)
     try:
-        save_model(model, folder)
+        InferenceOptimizer.save(model, folder)
         with contextlib.suppress(Exception):
             encode(source).close()
-            return partial(_load, folder, source)
+            return partial(_load, folder, source, type(model))
     except Exception as error:
         raise UsageError(
             f"The model cannot be sent to other processes: pickling it failed with {reason!r}, "
             f"saving it with {error!r}"
         ) from error
-    return partial(_load, folder, None)
+    return partial(_load, folder, None, type(model))
 
 
 def _itself(model: Any) -> Any:
     return model
 
 
-def _load(folder: str, source: Any) -> Any:
-    from bigdl.nano.pytorch.inference.storage import load_model
+def _load(folder: str, source: Any, kind: type) -> Any:
+    """A saved model. Its class comes along so that the module that defines it is imported."""
+    from bigdl.nano.pytorch import InferenceOptimizer
 
-    return load_model(folder, model=source)
+    return InferenceOptimizer.load(folder, model=source)
 
 
 def _script_bytes(model: torch.jit.ScriptModule) -> bytes:
