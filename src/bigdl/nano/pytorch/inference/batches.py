@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.inference.inputs import forward_parameters
+from bigdl.nano.pytorch.inference.inputs import ForwardInputs, forward_parameters
 from bigdl.nano.pytorch.inference.structure import flatten
 
 __all__ = ["Batch", "batches_of", "rows_of", "split_batch"]
@@ -32,7 +32,9 @@ class Batch(NamedTuple):
     targets: tuple = ()
 
 
-def batches_of(model: torch.nn.Module, data: Any) -> Iterator[Batch]:
+def batches_of(
+    model: torch.nn.Module, data: Any, inputs: ForwardInputs | None = None
+) -> Iterator[Batch]:
     """Batches of whatever a user gives as data.
 
     Parameters
@@ -41,6 +43,8 @@ def batches_of(model: torch.nn.Module, data: Any) -> Iterator[Batch]:
     data : DataLoader, iterable of batches, Tensor, ndarray, tuple or dict
         A tensor, a tuple and a dict are one batch. For the forms of a batch see
         :func:`split_batch`.
+    inputs : ForwardInputs, optional
+        What a sample of the model's input holds.
 
     Raises
     ------
@@ -48,10 +52,10 @@ def batches_of(model: torch.nn.Module, data: Any) -> Iterator[Batch]:
         If it is none of these.
     """
     if isinstance(data, (torch.Tensor, np.ndarray, tuple, Mapping)):
-        yield split_batch(model, data)
+        yield split_batch(model, data, inputs)
     elif isinstance(data, Iterable):
         for element in data:
-            yield split_batch(model, element)
+            yield split_batch(model, element, inputs)
     else:
         raise UsageError(
             "Data must be a DataLoader, a tensor, a tuple or a dict of tensors, not a "
@@ -59,7 +63,7 @@ def batches_of(model: torch.nn.Module, data: Any) -> Iterator[Batch]:
         )
 
 
-def split_batch(model: torch.nn.Module, element: Any) -> Batch:
+def split_batch(model: torch.nn.Module, element: Any, inputs: ForwardInputs | None = None) -> Batch:
     """The arguments of a model in one element of a data loader.
 
     Parameters
@@ -69,8 +73,12 @@ def split_batch(model: torch.nn.Module, element: Any) -> Batch:
         ``x``; ``(x,)``; ``(x, y)`` where `x` may be a tuple or a dict of several inputs;
         ``(x1, …, xk, y…)`` for a model of k inputs; or a dict of keyword arguments, of which those
         that forward does not take are targets.
+    inputs : ForwardInputs, optional
+        What a sample of the model's input holds: an argument with a default that was a tensor
+        there is an input, else a target.
     """
-    parameters = forward_parameters(model).values()
+    described = forward_parameters(model) if inputs is None else inputs.describe()
+    parameters = described.values()
     if isinstance(element, Mapping):
         return _split_mapping(element, parameters)
     if not isinstance(element, (tuple, list)):

@@ -180,7 +180,7 @@ class TorchSource:
                 "a batch of the model's input"
             )
         rows = 0
-        for batch in batches_of(self.model, data):
+        for batch in batches_of(self.model, data, self.inputs):
             yield [torch.as_tensor(x) for x in self.inputs.flatten(batch.args, batch.kwargs)]
             rows += rows_of(batch)
             if rows >= calibration.sample_size:
