@@ -16,15 +16,17 @@ from statistics import median
 
 __all__ = ["Timing", "time_against", "time_alone"]
 
-_ROUNDS = 5
+_ROUNDS = 10
 _WARM_UPS = 2
 _PROBES = 3
 _FEWEST = 2  # calls in a round
-_BUDGET = 10.0  # seconds for all rounds
+_LEAST = 0.4  # seconds that all rounds take; less tells nothing on a machine with other work
+_BUDGET = 10.0  # seconds that they take at most
 _HOPELESS = 4.0  # times as slow as the original: not timed further
 
-Block = Callable[[int], list[float]]
-"""Makes this many calls of a model and returns the seconds of each."""
+Block = Callable[[int, float], list[float]]
+"""Makes so many calls of a model, fewer but two if they take longer than so many seconds, and
+returns the seconds of each."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +56,22 @@ def time_against(original: Block, model: Block, runs: int) -> Timing:
     original, model : callable
         See :data:`Block`.
     runs : int
-        Calls of the model; fewer where they would take more than ten seconds, but at least ten.
+        Calls of the model; fewer, but at least 20, where they would take more than ten seconds,
+        and more where they would take less than half of one.
     """
-    model(_WARM_UPS)
-    original(1)
-    reference, probe = median(original(_PROBES)), median(model(_PROBES))
+    model(_WARM_UPS, _BUDGET)
+    original(1, _BUDGET)
+    reference, probe = median(original(_PROBES, _BUDGET)), median(model(_PROBES, _BUDGET))
     if probe > _HOPELESS * reference:
         return Timing(1e3 * probe, reference / probe, stopped=True)
-    calls = _calls_per_round(runs, reference + probe)
+    calls, room = _calls_per_round(runs, reference + probe), _BUDGET / _ROUNDS / 2
     ratios, latencies = [], []
     for number in range(_ROUNDS):
         # the order alternates, so that neither always runs first
         if number % 2:
-            theirs, own = original(calls), model(calls)
+            theirs, own = original(calls, room), model(calls, room)
         else:
-            own, theirs = model(calls), original(calls)
+            own, theirs = model(calls, room), original(calls, room)
         ratios.append(median(theirs) / median(own))
         latencies += own
     return Timing(1e3 * median(latencies), median(ratios))
@@ -76,21 +79,22 @@ def time_against(original: Block, model: Block, runs: int) -> Timing:
 
 def time_alone(model: Block, runs: int) -> Timing:
     """Time the original."""
-    model(_WARM_UPS)
-    calls = _calls_per_round(runs, median(model(_PROBES)))
-    latencies = [seconds for _ in range(_ROUNDS) for seconds in model(calls)]
+    model(_WARM_UPS, _BUDGET)
+    calls = _calls_per_round(runs, median(model(_PROBES, _BUDGET)))
+    latencies = [s for _ in range(_ROUNDS) for s in model(calls, _BUDGET / _ROUNDS)]
     return Timing(1e3 * median(latencies), 1.0)
 
 
 def block(call: Callable[[int], object]) -> Block:
     """A block of calls of a function that is given the number of the call."""
 
-    def run(count: int) -> list[float]:
+    def run(count: int, limit: float) -> list[float]:
         call(0)
-        seconds = []
-        for number in range(count):
+        seconds: list[float] = []
+        end = time.perf_counter() + limit
+        while len(seconds) < count and (len(seconds) < _FEWEST or time.perf_counter() < end):
             begin = time.perf_counter()
-            call(number)
+            call(len(seconds))
             seconds.append(time.perf_counter() - begin)
         return seconds
 
@@ -98,5 +102,6 @@ def block(call: Callable[[int], object]) -> Block:
 
 
 def _calls_per_round(runs: int, seconds: float) -> int:
-    affordable = int(_BUDGET / _ROUNDS / max(seconds, 1e-9))
-    return max(_FEWEST, min(math.ceil(runs / _ROUNDS), affordable))
+    """Calls in a round where a call, or one of each model, takes this long."""
+    wanted = max(math.ceil(runs / _ROUNDS), math.ceil(_LEAST / _ROUNDS / max(seconds, 1e-6)))
+    return max(_FEWEST, min(wanted, int(_BUDGET / _ROUNDS / max(seconds, 1e-6))))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bigdl.common.errors import MissingExtraError
+from bigdl.common.errors import MissingExtraError, WorkerError
 from bigdl.nano.acceleration.method import Method
 from bigdl.nano.acceleration.search.bench import Bench, Contestant
 from bigdl.nano.acceleration.search.candidates import ORIGINAL
@@ -19,7 +19,9 @@ from bigdl.nano.acceleration.search.timing import Block, Timing, block, time_aga
 __all__ = ["OBJECTIVES", "Plan", "Point", "Trial", "one_line", "try_method"]
 
 OBJECTIVES = ("latency", "throughput", "memory")
-_SAME = 1e-2  # largest difference, by rounding, of a method that is exact
+# Largest differences by rounding. What int8 costs only a metric can tell.
+_LARGEST_DIFFERENCE = {"fp32": 1e-2, "bf16": 0.25, "fp16": 0.25}
+_REMARKABLE = 0.25
 _LONGEST_REASON = 300
 
 
@@ -57,7 +59,7 @@ class Point:
     batch_size : int
         Samples in a call.
     latency : float
-        Milliseconds of a call.
+        Milliseconds of a call, as measured at that time.
     speedup : float
         Times as fast as the original on the same batch.
     """
@@ -66,11 +68,6 @@ class Point:
     batch_size: int
     latency: float
     speedup: float
-
-    @property
-    def throughput(self) -> float:
-        """Samples per second."""
-        return 1e3 * self.batch_size / self.latency
 
 
 @dataclass
@@ -90,7 +87,7 @@ class Trial:
         The last thing that was tried: ``"convert"``, ``"forward"``, ``"measure"``, ``"score"`` or
         ``"save"``.
     latency : float or None
-        Milliseconds of a call.
+        Milliseconds of a call. See :meth:`on_the_scale_of`.
     speedup : float or None
         Times as fast as the original, measured in alternation with it.
     throughput : float or None
@@ -125,6 +122,20 @@ class Trial:
     points: list[Point] = field(default_factory=list)
     saved: bool = False
     seconds: float = 0.0
+
+    def on_the_scale_of(self, original: Trial) -> None:
+        """Set latency and throughput by the speed-up over the original and the original's latency.
+
+        A search takes minutes, in which the machine does not stay the same. So that the figures of
+        a table can be compared, all of them are brought to the time of the first row.
+        """
+        scale = {p.batch_size: p.latency * p.speedup for p in reversed(original.points)}
+        chosen = [p for p in self.points if p.threads == self.threads]
+        latencies = [scale[p.batch_size] / p.speedup for p in chosen]
+        self.latency = latencies[0]
+        self.throughput = max(
+            1e3 * p.batch_size / latency for p, latency in zip(chosen, latencies, strict=True)
+        )
 
     @property
     def usable(self) -> bool:
@@ -197,9 +208,9 @@ class _Attempt:
         with self._stage("forward", "fail to forward"):
             self._compare(contestant)
         with self._stage("measure", "fail to forward"):
-            return contestant, [
-                self._timed(contestant, threads, size) for size in self.plan.batch_sizes
-            ]
+            timings = [self._timed(contestant, threads, size) for size in self.plan.batch_sizes]
+        self.trial.points += [point for point, _ in timings]
+        return contestant, timings
 
     def _compare(self, contestant: Contestant) -> None:
         """The result on the sample, and how far it is from the original's."""
@@ -209,16 +220,14 @@ class _Attempt:
         if self._is_original():
             return
         again = _result(self.bench, self._original(), batch)
-        if not self.bench.difference(again, reference) <= _SAME:
+        if not self.bench.difference(again, reference) <= _LARGEST_DIFFERENCE["fp32"]:
             return  # random, or not finite: there is nothing to compare with
-        difference = self.bench.difference(result, reference)
-        self.trial.difference = difference
-        if math.isnan(difference) or (self.method.exact and difference > _SAME):
-            raise _Failure(
-                "fail to forward",
-                f"its result on the sample differs from the original's by {difference:.3g} of the "
-                "largest value",
-            )
+        difference = self.trial.difference = self.bench.difference(result, reference)
+        allowed = _LARGEST_DIFFERENCE.get(self.method.precision, math.inf)
+        if not difference <= allowed:
+            raise _Failure("fail to forward", _deviates(difference))
+        if difference > _REMARKABLE:
+            self.trial.reason = _deviates(difference)
 
     def _timed(self, contestant, threads, size) -> tuple[Point, bool]:
         batches = self.bench.batches(size)
@@ -233,15 +242,14 @@ class _Attempt:
 
     def _rank(self, timings) -> float:
         if self.plan.objective == "throughput":
-            return max(point.throughput for point, _ in timings)
+            return max(point.batch_size / point.latency for point, _ in timings)
         return timings[0][0].speedup
 
     def _note(self, timings) -> None:
-        trial, first = self.trial, timings[0][0]
-        trial.latency, trial.speedup, trial.threads = first.latency, first.speedup, first.threads
-        trial.throughput = max(point.throughput for point, _ in timings)
+        first = timings[0][0]
+        self.trial.speedup, self.trial.threads = first.speedup, first.threads
         if all(stopped for _, stopped in timings):
-            trial.status = "early stopped"
+            self.trial.status = "early stopped"
 
     def _score(self, contestant: Contestant) -> None:
         if self.bench.has_metric:
@@ -281,6 +289,13 @@ class _Attempt:
             raise _Failure(status, one_line(error)) from error
 
 
+def _deviates(difference: float) -> str:
+    return (
+        f"its result on the sample differs from the original's by {100 * difference:.3g} % of the "
+        "largest value"
+    )
+
+
 def _result(bench: Bench, contestant: Contestant, batch) -> Any:
     with contestant.context():
         return bench.call(contestant.model, batch)
@@ -289,19 +304,25 @@ def _result(bench: Bench, contestant: Contestant, batch) -> Any:
 def _block(bench: Bench, contestant: Contestant, batches: list) -> Block:
     calls = block(lambda number: bench.call(contestant.model, batches[number % len(batches)]))
 
-    def within(count: int) -> list[float]:
+    def within(count: int, limit: float) -> list[float]:
         with contestant.context():
-            return calls(count)
+            return calls(count, limit)
 
     return within
 
 
 def one_line(error: BaseException) -> str:
     """What an exception says, in one line that begins with its class."""
+    if isinstance(error, WorkerError):  # the error of the other process
+        return _shortened(error.traceback.rstrip().rpartition("\n")[2])
     text = " ".join(str(error).split())
+    return _shortened(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def _shortened(text: str) -> str:
     if len(text) > _LONGEST_REASON:
         text = text[: _LONGEST_REASON - 1] + "…"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,52 +36,11 @@ from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
 from bigdl.nano.pytorch.inference.bench import TorchBench
 from bigdl.nano.pytorch.inference.context import Settings, remember_settings
 from bigdl.nano.pytorch.inference.storage import load_model
+from bigdl.nano.pytorch.inference.views import NAMES_OF_BIGDL_2, MethodsOfBigDL2, ModelRow
 
 __all__ = ["Search"]
 
-_LAYOUTS = ("", "_channels_last")
-# The methods of BigDL 2.x. Others are tried by search_mode="extended", or by their names.
-_NAMES = frozenset(
-    {
-        "original",
-        *(f"{kind}{layout}" for kind in ("fp32_ipex", "bf16", "bf16_ipex") for layout in _LAYOUTS),
-        "fp32_channels_last",
-        *("static_int8", "static_int8_ipex"),
-        *(f"jit_{kind}{layout}" for kind in ("fp32", "bf16", "int8") for layout in _LAYOUTS),
-        *(f"jit_{kind}_ipex{layout}" for kind in ("fp32", "bf16") for layout in _LAYOUTS),
-        *(f"openvino_{kind}" for kind in ("fp32", "bf16", "fp16", "int8")),
-        *(f"onnxruntime_{kind}" for kind in ("fp32", "int8_qlinear", "int8_integer")),
-    }
-)
 _PACKAGES = ("torch", "openvino", "nncf", "onnx", "onnxruntime", "torchao", "bigdl")
-
-
-class _Methods(Mapping):
-    """Methods by their names, read when they are first asked for."""
-
-    def __init__(self, default: bool):
-        self._default = default
-
-    def __getitem__(self, name: str) -> Method:
-        if name not in self._names():
-            raise KeyError(name)
-        return methods("torch")[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names())
-
-    def __len__(self) -> int:
-        return len(self._names())
-
-    def __repr__(self) -> str:
-        return f"{{{', '.join(self)}}}"
-
-    def _names(self) -> list[str]:
-        return [
-            name
-            for name, method in methods("torch").items()
-            if name in _NAMES and (method.default or not self._default)
-        ]
 
 
 class Search:
@@ -95,8 +54,8 @@ class Search:
         The 11 methods that are tried unasked.
     """
 
-    ALL_INFERENCE_ACCELERATION_METHOD: Mapping[str, Method] = _Methods(default=False)
-    DEFAULT_INFERENCE_ACCELERATION_METHOD: Mapping[str, Method] = _Methods(default=True)
+    ALL_INFERENCE_ACCELERATION_METHOD: Mapping[str, Method] = MethodsOfBigDL2(default=False)
+    DEFAULT_INFERENCE_ACCELERATION_METHOD: Mapping[str, Method] = MethodsOfBigDL2(default=True)
 
     _results: Results | None = None
     _bench: TorchBench
@@ -231,7 +190,7 @@ class Search:
             raise UsageError(f"objective must be one of {OBJECTIVES}, not {objective!r}")
         names = choose(
             methods("torch"),
-            _NAMES,
+            NAMES_OF_BIGDL_2,
             search_mode=search_mode,
             accelerator=accelerator,
             precision=precision,
@@ -323,7 +282,7 @@ class Search:
         """
         if self._results is None:
             return {}
-        return {name: _Row(self, trial) for name, trial in self._results.items()}
+        return {name: ModelRow(self.get_model, trial) for name, trial in self._results.items()}
 
     def get_model(self, method_name: str) -> torch.nn.Module:
         """The model that a method made.
@@ -430,32 +389,6 @@ class Search:
         if trial.saved:
             return load_model(self._results.directory / trial.method, model)
         return self._bench.build(methods("torch")[trial.method], trial.threads).model
-
-
-class _Row(Mapping):
-    """One entry of ``optimized_model_dict``."""
-
-    _KEYS = ("status", "latency", "accuracy", "model")
-
-    def __init__(self, owner: Search, trial: Trial):
-        self._owner = owner
-        self._trial = trial
-
-    def __getitem__(self, key: str) -> Any:
-        if key not in self._KEYS:
-            raise KeyError(key)
-        if key != "model":
-            return getattr(self._trial, key)
-        return self._owner.get_model(self._trial.method) if self._trial.usable else None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._KEYS)
-
-    def __len__(self) -> int:
-        return len(self._KEYS)
-
-    def __repr__(self) -> str:
-        return repr({key: self[key] for key in self._KEYS if key != "model"})
 
 
 def _searched(bench, plan, limits, store, key, direction, logging) -> Results:

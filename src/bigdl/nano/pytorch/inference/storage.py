@@ -7,6 +7,7 @@ model they make and all that it has to know. Nothing in it is a pickle.
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import shutil
 import tempfile
@@ -26,6 +27,11 @@ META_FILE = "nano_model_meta.yml"
 _COMPRESSIONS = ("fp32", "bf16")
 _PLAIN = "PytorchModel"
 _WEIGHTS = "saved_weight.pt"
+# Modules that methods import only when they build.
+_HOMES = {
+    "PytorchOpenVINOModel": "bigdl.nano.pytorch.inference.openvino_model",
+    "PytorchONNXRuntimeModel": "bigdl.nano.pytorch.inference.onnxruntime_model",
+}
 
 
 def save_model(model: torch.nn.Module, path: str | os.PathLike, compression: str = "fp32") -> None:
@@ -118,7 +124,9 @@ def load_model(
 def _class_named(kind: str) -> type[AcceleratedModel] | None:
     from bigdl.nano.acceleration.registry import methods
 
-    methods("torch")  # importing them defines their models
+    methods("torch")  # importing them defines their models, but for these
+    if kind in _HOMES:
+        importlib.import_module(_HOMES[kind])
     return AcceleratedModel.classes.get(kind)
 
 
