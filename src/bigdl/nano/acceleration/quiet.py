@@ -22,6 +22,7 @@ def quiet() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         root, handler = logging.getLogger(), logging.NullHandler()
         root.addHandler(handler)  # without one, logging.warning() adds one that stays
         stack.callback(root.removeHandler, handler)
