@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from bigdl.common.errors import UsageError
+from bigdl.friesian.feature.base import Table
 from bigdl.friesian.feature.operators import bins as binning
 from bigdl.friesian.feature.operators import hashing, lookup, target, vocabulary
 from bigdl.friesian.feature.operators.columns import as_names, check_string, require_columns
@@ -449,11 +450,13 @@ class EncodingMethods:
 def _dictionary(index: Any, name: str) -> lookup.Dictionary:
     if isinstance(index, Mapping):
         index = StringIndex.from_dict(dict(index), name)
-    if not isinstance(index, StringIndex):
+    if not isinstance(index, Table):
         raise UsageError(f"indices should be StringIndex or dict, or a list of them, got {index!r}")
-    if name not in index.df.columns:
+    if name not in index.df.columns or "id" not in index.df.columns:
         raise UsageError(
-            f"The index for the column {name} should have a column of this name, but its columns "
-            f"are {index.df.columns}; rename it"
+            f"The index for the column {name} should have a column of this name and id, but its "
+            f"columns are {index.df.columns}; rename them"
         )
+    if not isinstance(index, StringIndex):
+        index = StringIndex(index.df, name)
     return index.dictionary_of(name)

@@ -44,6 +44,17 @@ class StringIndex(Table):
             return type(self)(df, self.col_name)
         return Table(df)
 
+    def rename(self, columns: dict[str, str]) -> StringIndex:
+        """Give columns new names; `col_name` follows.
+
+        Parameters
+        ----------
+        columns : dict of str to str
+            From old to new names.
+        """
+        renamed = Table(self.df).rename(columns)
+        return type(self)(renamed.df, columns.get(self.col_name, self.col_name))
+
     def dictionary_of(self, column: str) -> Dictionary:
         """The numbers by the values of a column, for look-ups; what they collect is kept."""
         found = self._dictionaries.get(column)

@@ -106,8 +106,9 @@ def _as_array(df: DataFrame, name: str) -> Column:
     """A column of arrays or vectors as array<double>."""
     if _is_vector(type_of(df, name)):
         from pyspark.ml.functions import vector_to_array
+        from pyspark.sql import functions as F
 
-        return vector_to_array(col(name))
+        return F.when(col(name).isNotNull(), vector_to_array(col(name)))
     return col(name).cast("array<double>")
 
 
