@@ -258,8 +258,31 @@ def test_a_worker_killed_in_a_call_is_told_and_replaced():
 
 @pytest.mark.fault
 def test_a_worker_killed_between_two_calls_is_not_noticed(two):
-    os.kill(flat(two)[0], signal.SIGKILL)
+    two.run([0])
+    victim = flat(two)[0]
+    os.kill(victim, signal.SIGKILL)
+    wait_until_gone([victim])
     assert two.run(range(10)) == list(range(10))
+
+
+@pytest.mark.fault
+def test_an_idle_worker_killed_in_a_run_is_replaced_at_once():
+    def items():
+        yield 0.5  # for the first worker
+        victim = flat(pool)[1]
+        os.kill(victim, signal.SIGKILL)
+        wait_until_gone([victim])
+        yield from [0.0] * 5
+
+    def nap(seconds):
+        time.sleep(seconds)
+        return seconds
+
+    with WorkerPool([stage(nap, 2)]) as pool:
+        before = flat(pool)
+        assert pool.run(items()) == [0.5] + [0.0] * 5
+        assert flat(pool)[0] == before[0]
+        assert flat(pool)[1] != before[1]
 
 
 # --- how it ends
@@ -326,11 +349,12 @@ def test_an_interrupted_run_leaves_a_pool_that_works():
 
 
 def test_a_forked_child_does_not_end_the_workers_of_its_parent(two):
+    two.run([0])
+    before = two.pids
     pid = os.fork()
     if pid == 0:
         two._staff.dismiss()
         os._exit(0)
     os.waitpid(pid, 0)
-    before = two.pids
     assert two.run([1]) == [1]
     assert two.pids == before
