@@ -14,6 +14,7 @@ from bigdl.orca.learn.metrics import MSE
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns, check_keywords
 from bigdl.orca.learn.pytorch.callbacks import MainCallback
+from bigdl.orca.learn.pytorch.lightning import LightningStep
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROWS = 13
@@ -150,3 +151,17 @@ def test_a_model_must_take_the_keys(named):
 def test_several_targets_are_a_tuple():
     assert BatchColumns(labels=["size", "left"]).split(BATCH) == ([], {"right": 2}, (3, 1))
     assert BatchColumns().split([1, 2, 3]) == ([1, 2], {}, 3)
+
+
+class Steps(nn.Module):
+    def training_step(self, batch, index):
+        return batch["left"] - batch["size"]
+
+
+@pytest.mark.parametrize(("labels", "target"), [(None, None), (["size"], 3)])
+def test_the_step_of_a_lightning_module_gets_the_dict(labels, target):
+    assert LightningStep(Steps(), BatchColumns(labels=labels)).forward(BATCH, 0) == (
+        None,
+        target,
+        -2,
+    )
