@@ -39,7 +39,7 @@ from pathlib import Path
 
 import numpy as np
 
-CALIBRATION_BATCHES = 16
+CALIBRATION_ROWS = 16  # at least, and two batches
 ALLOCATORS = ("default", "tuned")
 BATCHES = {
     "resnet50": (1, 8, 32),
@@ -162,9 +162,8 @@ def prepare(case):
 
 def calibration(case):
     """Batches that the side is not measured on."""
-    return [
-        inputs_of(case["model"], case["batch"], seed) for seed in range(1, CALIBRATION_BATCHES + 1)
-    ]
+    batches = max(2, CALIBRATION_ROWS // case["batch"])
+    return [inputs_of(case["model"], case["batch"], seed) for seed in range(1, batches + 1)]
 
 
 def prepare_openvino(case, model, inputs, folder):
@@ -178,9 +177,7 @@ def prepare_openvino(case, model, inputs, folder):
         import nncf
 
         kind = nncf.ModelType.TRANSFORMER if case["model"] == "bert_mini" else None
-        quantized = nncf.quantize(
-            converted, nncf.Dataset(calibration(case)), model_type=kind, subset_size=16
-        )
+        quantized = nncf.quantize(converted, nncf.Dataset(calibration(case)), model_type=kind)
         openvino.save_model(quantized, folder / "int8.xml", compress_to_fp16=False)
 
 
@@ -299,7 +296,7 @@ def nano_side(case, precision, stack):
         columns = list(columns)
         rows = TensorDataset(*columns, torch.zeros(len(columns[0])))
         settings["calib_data"] = DataLoader(rows, batch_size=case["batch"])
-        settings["sample_size"] = CALIBRATION_BATCHES * case["batch"]
+        settings["sample_size"] = len(rows)
     model = model_of(case["model"])
     if precision == "fp32":
         model = InferenceOptimizer.trace(model, **settings)
