@@ -113,11 +113,12 @@ class NeuralCompressorMethod(StaticInt8Method):
         config = StaticQuantConfig()
         for name in excluded:
             config.set_local(name, StaticQuantConfig(w_dtype="fp32", act_dtype="fp32"))
-        prepared = prepare(graph, config)
-        for tensors in batches:
-            prepared(*tensors)
-        prepared.dynamic_shapes = None
-        return convert(prepared)
+        with quiet():  # again: the import has set its logger's level
+            prepared = prepare(graph, config)
+            for tensors in batches:
+                prepared(*tensors)
+            prepared.dynamic_shapes = None
+            return convert(prepared)
 
 
 @dataclass(frozen=True)
