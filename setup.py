@@ -93,7 +93,14 @@ setup(
     ),
     install_requires=["cloudpickle>=3.0", "packaging>=23"],
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["bigdl-submit=bigdl.orca.cluster.submit_main:main"]},
+    entry_points={
+        "console_scripts": [
+            "bigdl-submit=bigdl.orca.cluster.submit_main:main",
+            "bigdl-nano-run=bigdl.nano.cli.run:main",
+        ]
+    },
+    # Shell scripts, since a program cannot be sourced.
+    scripts=["src/bigdl/nano/cli/bigdl-nano-init", "src/bigdl/nano/cli/bigdl-nano-unset-env"],
     zip_safe=False,
     classifiers=[
         "Development Status :: 3 - Alpha",
