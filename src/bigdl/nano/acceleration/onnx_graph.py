@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -22,18 +23,32 @@ _LIMIT = 2**31
 
 
 def prepare_for_quantization(source: Path, target: Path) -> None:
-    """Write a graph as quantizers need it: every node has a name, inferred shapes are left out.
+    """Write a graph as quantizers need it.
 
-    Shapes that an exporter noted contradict what quantizers make of a transposed weight.
+    Every node has a name. Inferred shapes are left out, since they contradict what ONNX Runtime
+    makes of a transposed weight. A Gemm has its weight to itself: ONNX Runtime transposes it in
+    place, for the other nodes too.
     """
     onnx = require("onnx", "nano")
     model = onnx.load(source)
     del model.graph.value_info[:]
+    _unshare_weights(model.graph)
     for number, node in enumerate(model.graph.node):
         node.name = node.name or f"{node.op_type}_{number}"
     # Tells ONNX Runtime's quantizers that nothing is left to be done first.
     onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
     save(model, target)
+
+
+def _unshare_weights(graph) -> None:
+    uses = Counter(name for node in graph.node for name in node.input)
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for number, node in enumerate(graph.node):
+        if node.op_type == "Gemm" and uses[node.input[1]] > 1 and node.input[1] in constants:
+            weight = constants[node.input[1]]
+            node.input[1] = f"{weight.name}_of_{number}"
+            graph.initializer.add().CopyFrom(weight)
+            graph.initializer[-1].name = node.input[1]
 
 
 def save(model, path: Path) -> None:

@@ -26,6 +26,12 @@ __all__ = [
     "rank_nodes",
 ]
 
+# What these take is quantized where the node before them is, and on its account.
+_PASSED_ON = {
+    *("Clip", "Flatten", "Identity", "MaxPool", "Pad", "ReduceMax", "ReduceMean", "ReduceSum"),
+    *("Relu", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
+}
+
 Feeds = Sequence[Mapping[str, np.ndarray]]
 
 
@@ -183,31 +189,38 @@ def rank_nodes(source: Path, quantized: Path, feed: Mapping[str, np.ndarray]) ->
     onnx = require("onnx", "nano")
     graph = onnx.load(source, load_external_data=False).graph
     nodes = _changed(graph, onnx.load(quantized, load_external_data=False).graph)
-    watched = {name for node in nodes for name in (*node.input, *node.output) if name}
+    readers = {name: node for node in graph.node for name in node.input}
+    watched = {name for node in graph.node for name in (*node.input, *node.output) if name}
     watched -= {tensor.name for tensor in graph.initializer} | set(feed)
     errors = dict(_errors(source, quantized, feed, watched))
 
+    def after(node) -> float:
+        known = [errors[name] for name in node.output if name in errors]
+        if known:
+            return max(known)
+        # An activation was merged into the node, whose own output is gone.
+        reader = readers.get(node.output[0])
+        return after(reader) if reader is not None else 0.0
+
     def brought_in(node) -> float:
-        # A tensor that the quantized graph lacks was fused into the node after it.
-        after = max((errors.get(name, 0.0) for name in node.output), default=0.0)
         before = max((errors.get(name, 0.0) for name in node.input), default=0.0)
-        return after if math.isinf(after) else math.sqrt(max(after**2 - before**2, 0.0))
+        return math.sqrt(max(after(node) ** 2 - before**2, 0.0)) if before < math.inf else 0.0
 
     return [node.name for node in sorted(nodes, key=brought_in, reverse=True)]
 
 
 def _changed(source, quantized) -> list:
-    """Nodes of a graph that another one lacks, or has with quantized inputs."""
+    """Nodes that compute and that another graph lacks, or has with quantized inputs."""
     restored = {
         name
         for node in quantized.node
         if node.op_type == "DequantizeLinear"
         for name in node.output
     }
-    kept = {
-        node.name for node in quantized.node if restored.isdisjoint(node.input)
-    }  # fmt: skip
-    return [node for node in source.node if node.name not in kept]
+    kept = {node.name for node in quantized.node if restored.isdisjoint(node.input)}
+    return [
+        node for node in source.node if node.name not in kept and node.op_type not in _PASSED_ON
+    ]
 
 
 def _errors(source: Path, quantized: Path, feed, watched) -> Iterator[tuple[str, float]]:
