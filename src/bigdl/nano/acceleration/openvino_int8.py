@@ -91,9 +91,7 @@ class Quantizer:
         twin, shapes = _for_any_batch(self._network)
         names = [port_name(port) for port in twin.inputs]
         data = nncf.Dataset([dict(zip(names, batch, strict=True)) for batch in self._batches])
-        scope = nncf.IgnoredScope(
-            names=list(excluded), types=list(_RECURRENT), validate=bool(excluded)
-        )
+        scope = nncf.IgnoredScope(names=list(excluded), types=list(_RECURRENT), validate=False)
         try:
             with quiet():
                 made = nncf.quantize(

@@ -114,8 +114,6 @@ class ForwardInputs:
         UsageError
             If the arguments do not fit forward, or hold no tensor.
         """
-        if isinstance(getattr(model, "inputs", None), cls):
-            return model.inputs  # a model in another runtime, which was made from a module
         parameters = inspect.signature(model.forward).parameters
         try:
             bound = inspect.signature(model.forward).bind(*args, **kwargs)

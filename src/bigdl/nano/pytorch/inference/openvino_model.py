@@ -55,7 +55,7 @@ class PytorchOpenVINOModel(NetworkModel):
         **keywords: Any,
     ):
         super().__init__(inputs, outputs, **keywords)
-        self.network = network
+        self.ov_network = network
         self.rebuilt_with = dict(rebuilt_with or {})
 
     @classmethod
@@ -81,20 +81,20 @@ class PytorchOpenVINOModel(NetworkModel):
     @property
     def ov_model(self):
         """The ``openvino.Model``."""
-        return self.network.network
+        return self.ov_network.network
 
     @property
     def additional_config(self) -> dict[str, Any]:
         """Properties of OpenVINO that were asked for, directly or by other arguments."""
-        return dict(self.network.additional_config)
+        return dict(self.ov_network.additional_config)
 
     @property
     def final_config(self) -> dict[str, Any]:
         """All properties that the network was compiled with."""
-        return dict(self.network.final_config)
+        return dict(self.ov_network.final_config)
 
     def infer(self, arrays: list) -> list:
-        return self.network.infer(arrays)
+        return self.ov_network.infer(arrays)
 
     def reshape(self, shapes: Any) -> tuple[bool, str | None]:
         """Give the inputs other shapes; nothing is done if they have them.
@@ -112,7 +112,7 @@ class PytorchOpenVINOModel(NetworkModel):
         error : str or None
             Why not.
         """
-        return self.network.reshape(shapes)
+        return self.ov_network.reshape(shapes)
 
     def async_predict(self, input_data: Iterable[Any], num_requests: int = 0) -> list:
         """Run the model on many inputs, several at a time.
@@ -137,19 +137,20 @@ class PytorchOpenVINOModel(NetworkModel):
             If the inputs of one call do not fit.
         """
         batches = (self.to_arrays(*_arguments(each, self.inputs)) for each in input_data)
-        return [self.from_arrays(each) for each in self.network.infer_many(batches, num_requests)]
+        results = self.ov_network.infer_many(batches, num_requests)
+        return [self.from_arrays(each) for each in results]
 
     def save_to(self, directory: Path, compression: str) -> dict:
         meta = {
             **self.describe(),
             "config": {str(key): _plain(value) for key, value in self.additional_config.items()},
-            "device": self.network.device,
-            "precision": self.network.precision,
+            "device": self.ov_network.device,
+            "precision": self.ov_network.precision,
             **_plain(self.rebuilt_with),
         }
-        if compression == "bf16" and self.network.precision not in _SMALL:
+        if compression == "bf16" and self.ov_network.precision not in _SMALL:
             return {**meta, **self._save_weights(directory)}
-        self.network.save(directory)
+        self.ov_network.save(directory)
         shapes = [str(port.partial_shape) for port in self.ov_model.inputs]
         files = {"xml_path": f"{SAVED_NAME}.xml", "weight_path": f"{SAVED_NAME}.bin"}
         return {**meta, **files, "shapes": shapes, "compression": "fp32"}

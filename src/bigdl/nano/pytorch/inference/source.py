@@ -120,6 +120,9 @@ class TorchSource:
     @cached_property
     def inputs(self) -> ForwardInputs:
         """The network's inputs."""
+        known = getattr(self.model, "inputs", None)
+        if isinstance(known, ForwardInputs):  # a model in another runtime
+            return known
         return ForwardInputs.of(self.model, *self.arguments)
 
     @cached_property
