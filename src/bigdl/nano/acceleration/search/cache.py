@@ -7,7 +7,6 @@ notebook can be run again. With one they stay, each in a directory named by its 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections import OrderedDict
 from pathlib import Path
@@ -33,11 +32,6 @@ class Cache:
     def __init__(self, directory: str | os.PathLike | None):
         self._directory = None if directory is None else Path(directory)
 
-    @property
-    def lasting(self) -> bool:
-        """Whether results stay when the process ends."""
-        return self._directory is not None
-
     def find(self, key: str | None) -> Results | None:
         """The results of an equal search."""
         if key is None:
@@ -59,18 +53,13 @@ class Cache:
                 f"No directory can be made in cache_dir {self._directory}: {error.strerror}"
             ) from error
 
-    def put(self, key: str | None, results: Results) -> Results:
-        """Keep results; those to go on with are returned."""
+    def put(self, key: str | None, results: Results) -> None:
+        """Keep results."""
         if key is None:
-            return results
-        if self._directory is None:
-            _of_this_process[key] = results
-            while len(_of_this_process) > _MOST:
-                _of_this_process.popitem(last=False)
-            return results
-        results.write()
-        target = self._directory / key
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(results.directory, target)
-        results.directory = target
-        return results
+            return
+        if self._directory is not None:
+            results.keep(self._directory / key)
+            return
+        _of_this_process[key] = results
+        while len(_of_this_process) > _MOST:
+            _of_this_process.popitem(last=False)

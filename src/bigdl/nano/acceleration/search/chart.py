@@ -6,11 +6,12 @@ HTML and SVG are written without any library; PNG and what else matplotlib knows
 from __future__ import annotations
 
 import html
+import importlib.util
 import math
 from collections.abc import Callable
 from pathlib import Path
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.nano.acceleration.search.results import Results
 from bigdl.nano.acceleration.search.table import render
 from bigdl.nano.acceleration.search.trial import Trial
@@ -172,7 +173,11 @@ def _is_finite(value) -> bool:
 
 
 def _write_with_matplotlib(trials, scored, path, precision) -> None:
-    require("matplotlib", "nano")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtraError(
+            f"matplotlib, which writes {path.suffix} files, is not installed; run: pip install "
+            "matplotlib, or choose .html or .svg"
+        )
     # Figures of their own: pyplot's state and backend are the user's.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

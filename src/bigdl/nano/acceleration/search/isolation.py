@@ -30,6 +30,8 @@ from bigdl.nano.acceleration.search.trial import Plan, Trial, one_line, try_meth
 
 __all__ = ["InThisProcess", "Isolated"]
 
+_OF_THE_PROCESS = ("crashed", "out of memory")
+"""Statuses that what ran before in the same process may be the cause of."""
 _TICK = 0.1  # seconds between two looks at the process
 _MEMORY_KILLED_FIRST = 1000  # of oom_score_adj, from -1000 to 1000
 _RUNS_TO_WEIGH = 3
@@ -50,6 +52,7 @@ class InThisProcess:
 
     def weigh(self, trial: Trial, directory: Path, time_limit: float | None) -> None:
         """Nothing: only a process of its own tells what one model takes."""
+        trial.reason = trial.reason or "its memory is not known, as it ran in the caller's process"
 
     def close(self) -> None:
         """Nothing."""
@@ -92,14 +95,14 @@ class Isolated:
         self._stage_file = directory / "stage"
         self._log = None if show else directory / "output.log"
         _write(bench, self._bench_file)
-        make = partial(_make_trials, str(self._bench_file), plan, self._stage_file, self._log)
+        self._make = partial(_make_trials, str(self._bench_file), plan, self._stage_file, self._log)
         try:
-            self._pool = WorkerPool([Stage("optimize", make, self._seats)])
+            self._pool = self._open()
         except BigDLError as error:
             raise UsageError(
                 f"they cannot be loaded in another process: {one_line(error)}"
             ) from error
-        self._served = 0
+        self._is_fresh = True
 
     def run(self, name: str, directory: Path, time_limit: float | None) -> Trial:
         """One trial.
@@ -115,11 +118,11 @@ class Isolated:
         """
         begin = time.monotonic()
         trial = self._attempt(name, directory, time_limit)
-        if trial.status in ("crashed", "out of memory") and self._served:
-            self._served = 0
-            self._restart()
+        if trial.status in _OF_THE_PROCESS and not self._is_fresh:
+            self._pool.close()
+            self._pool = self._open()
             trial = self._attempt(name, directory, time_limit)
-        self._served = 0 if trial.status in ("crashed", "out of memory", "timed out") else 1
+        self._is_fresh = trial.status in (*_OF_THE_PROCESS, "timed out")
         trial.seconds = time.monotonic() - begin
         return trial
 
@@ -138,21 +141,22 @@ class Isolated:
         """End the process."""
         self._pool.close()
 
+    def _open(self) -> WorkerPool:
+        return WorkerPool([Stage("optimize", self._make, self._seats)])
+
     def _attempt(self, name, directory, time_limit) -> Trial:
         self._stage_file.write_text("convert")
         with _Watch(self._pool, time_limit, self._memory_limit) as watch:
             try:
                 return self._pool.run([(name, directory)])[0]
-            except WorkerLost as loss:
+            except BigDLError as error:
                 stage = self._stage_file.read_text() or "convert"
-                status, reason = watch.verdict or ("crashed", self._last_words(loss))
+                if isinstance(error, WorkerLost):
+                    status, reason = watch.verdict or ("crashed", self._last_words(error))
+                else:  # what was raised is no Exception but SystemExit, say
+                    status = "fail to convert" if stage == "convert" else "fail to forward"
+                    reason = one_line(error)
                 return Trial(name, status, f"{reason}, at stage {stage!r}", stage)
-            except BigDLError as error:  # it raised what is no Exception, or it cannot come back
-                return Trial(name, "crashed", one_line(error))
-
-    def _restart(self) -> None:
-        for pid in self._pool.pids[0]:
-            _kill(pid)
 
     def _last_words(self, loss: WorkerLost) -> str:
         cause = str(loss).partition(";")[0].replace("worker 0 of optimize", "the process")

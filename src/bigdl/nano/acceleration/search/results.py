@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,9 @@ _FORMAT = 1
 class Results(Mapping):
     """The trials of a search by the names of their methods, and the directory of its models.
 
+    The directory is removed when this object goes, or the interpreter ends, unless :meth:`keep` is
+    called.
+
     Parameters
     ----------
     trials : list of Trial
@@ -34,20 +38,14 @@ class Results(Mapping):
         Whether a higher or a lower accuracy is better.
     objective : str
         What the best model is best in: ``"latency"``, ``"throughput"`` or ``"memory"``.
-    keep : bool
-        Whether the directory stays when this object goes.
     """
 
-    def __init__(
-        self, trials: list[Trial], directory: Path, direction: str, objective: str, keep: bool
-    ):
+    def __init__(self, trials: list[Trial], directory: Path, direction: str, objective: str):
         self._trials = {trial.method: trial for trial in trials}
         self.directory = directory
         self.direction = direction
         self.objective = objective
-        if not keep:
-            # also when the interpreter ends
-            weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
+        self._removal = weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
 
     def __getitem__(self, name: str) -> Trial:
         return self._trials[name]
@@ -110,8 +108,15 @@ class Results(Mapping):
         rows = [asdict(trial) for trial in self.values()]
         return pandas.DataFrame(rows).drop(columns=["points", "stage"]).set_index("method")
 
-    def write(self) -> None:
-        """Write the trials beside the models."""
+    def keep(self, directory: Path) -> None:
+        """Write the trials beside the models, and move all to a directory in which they stay."""
+        self._write()
+        shutil.rmtree(directory, ignore_errors=True)
+        os.replace(self.directory, directory)
+        self._removal.detach()
+        self.directory = directory
+
+    def _write(self) -> None:
         content: dict[str, Any] = {
             "format": _FORMAT,
             "direction": self.direction,
@@ -122,13 +127,15 @@ class Results(Mapping):
 
     @classmethod
     def read(cls, directory: Path) -> Results | None:
-        """What :meth:`write` wrote; None if there is nothing that can be read."""
+        """What :meth:`keep` has kept; None if there is nothing that can be read."""
         try:
             content = json.loads((directory / _FILE).read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
                 return None
             trials = [_trial(each) for each in content["trials"]]
-            return cls(trials, directory, content["direction"], content["objective"], keep=True)
+            results = cls(trials, directory, content["direction"], content["objective"])
+            results._removal.detach()
+            return results
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

@@ -219,10 +219,13 @@ class Search:
         )
         limits = Limits(time_limit, memory_limit)
         store = Cache(cache_dir)
-        key = _key(bench, plan, direction, training_data)
+        wanted = cache or cache_dir is not None
+        key = _key(bench, plan, direction, training_data) if wanted else None
         results = store.find(key) if cache else None
         if results is None:
-            results = _searched(bench, plan, limits, store, key, direction, logging)
+            results = Results([], store.new_directory(), direction, objective)
+            _fill(results, bench, plan, limits, logging)
+            store.put(key, results)
         else:
             print("An equal search was made before; pass cache=False to make it again.")
         self._results, self._bench, self._models = results, bench, {}
@@ -391,9 +394,7 @@ class Search:
         return self._bench.build(methods("torch")[trial.method], trial.threads).model
 
 
-def _searched(bench, plan, limits, store, key, direction, logging) -> Results:
-    lasting = store.lasting and key is not None
-    results = Results([], store.new_directory(), direction, plan.objective, keep=lasting)
+def _fill(results: Results, bench: TorchBench, plan: Plan, limits: Limits, logging: bool) -> None:
     with Progress(len(bench.methods), logging) as progress:
         trials = search(
             bench,
@@ -407,7 +408,6 @@ def _searched(bench, plan, limits, store, key, direction, logging) -> Results:
         )
     _check_original(trials[0])
     results.add(trials)
-    return store.put(key, results)
 
 
 def _check_original(trial: Trial) -> None:

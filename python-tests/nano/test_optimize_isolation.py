@@ -1,0 +1,124 @@
+"""A method that crashes, hangs or takes all memory costs its own row of `optimize`, no more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+
+from bigdl.nano.pytorch import InferenceOptimizer
+
+X = torch.rand(2, 4)
+
+
+class Fragile(torch.nn.Module):
+    """Something happens to the process that copies it, as a bf16 conversion does."""
+
+    def __init__(self, happens):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+        self.happens = happens
+
+    def forward(self, x):
+        return self.linear(x)
+
+    def __deepcopy__(self, memo):
+        return self.happens()
+
+
+def search(model, includes=("bf16", "onnxruntime_fp32"), **keywords):
+    optimizer = InferenceOptimizer()
+    optimizer.optimize(model, X, latency_sample_num=10, includes=includes, **keywords)
+    return optimizer.results()
+
+
+def workers():
+    children = psutil.Process().children(recursive=True)
+    return [p for p in children if p.is_running() and "_pool_main" in " ".join(p.cmdline())]
+
+
+def crash():
+    os.kill(os.getpid(), signal.SIGSEGV)
+    time.sleep(60)
+
+
+def leave():
+    os._exit(3)
+
+
+def hang():
+    while True:
+        time.sleep(1)
+
+
+def take_memory():
+    taken = []
+    while True:
+        taken.append(bytearray(os.urandom(1 << 20) * 32))
+        time.sleep(0.01)
+
+
+def give_up():
+    raise SystemExit(3)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("happens", "limits", "status", "reason"),
+    [
+        (crash, {}, "crashed", "SIGSEGV"),
+        (leave, {}, "crashed", "exit code 3"),
+        (hang, {"time_limit": 15}, "timed out", "more than 15 s"),
+        (take_memory, {"memory_limit": 2 << 30}, "out of memory", "more than 2048 MB"),
+        (give_up, {}, "fail to convert", "SystemExit"),
+    ],
+    ids=["crash", "exit", "hang", "memory", "SystemExit"],
+)
+def test_a_method_that_ends_its_process_costs_its_row(happens, limits, status, reason):
+    table = search(Fragile(happens), **limits)
+    assert table.loc["bf16", "status"] == status
+    assert reason in table.loc["bf16", "reason"]
+    assert table.loc["original", "status"] == "successful"
+    assert table.loc["onnxruntime_fp32", "status"] in ("successful", "early stopped")
+    assert not workers()
+
+
+@pytest.mark.fault
+def test_an_interrupt_leaves_no_process():
+    interrupt = threading.Timer(12, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        search(Fragile(hang))
+    assert not workers()
+
+
+def test_a_model_that_cannot_travel_is_tried_in_this_process():
+    model = torch.nn.Linear(4, 2)
+    model.lock = threading.Lock()
+    with pytest.warns(UserWarning, match="Methods are tried in this process"):
+        table = search(model, includes=["onnxruntime_fp32"])
+    assert table["status"].isin(["successful", "early stopped"]).all()
+    assert model.training
+
+
+def test_a_model_that_cannot_be_saved_is_built_anew():
+    class Odd(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            return {"y": self.linear(x), "z": (1 + 2j)}  # a constant that no file can hold
+
+    optimizer = InferenceOptimizer()
+    optimizer.optimize(Odd(), X, includes=["onnxruntime_fp32"], latency_sample_num=10)
+    table = optimizer.results()
+    assert not table.loc["onnxruntime_fp32", "saved"]
+    assert "cannot be saved" in table.loc["onnxruntime_fp32", "reason"]
+    result = optimizer.get_model("onnxruntime_fp32")(X)
+    assert result["z"] == 1 + 2j

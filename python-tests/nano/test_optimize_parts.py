@@ -1,0 +1,227 @@
+"""The parts of a search that need no process: choice, timing, comparison, fingerprints."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.registry import methods
+from bigdl.nano.acceleration.search import Point, Results, Trial, choose
+from bigdl.nano.acceleration.search.fingerprint import fingerprint
+from bigdl.nano.acceleration.search.table import render
+from bigdl.nano.acceleration.search.timing import time_against, time_alone
+from bigdl.nano.pytorch import InferenceOptimizer
+
+
+def chosen(**keywords):
+    everything = InferenceOptimizer.ALL_INFERENCE_ACCELERATION_METHOD
+    return choose(methods("torch"), everything, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "count"),
+    [
+        ({}, 11),
+        ({"search_mode": "all"}, 27),
+        ({"search_mode": "grid"}, 27),
+        ({"accelerator": ("openvino",)}, 5),
+        ({"precision": ("bf16", "int8")}, 17),
+        ({"accelerator": ("openvino", "onnxruntime"), "precision": ("int8",)}, 4),
+        ({"includes": ["openvino_int8"]}, 2),
+        ({"includes": ["original", "bf16"]}, 2),
+        ({"includes": []}, 1),
+        ({"excludes": ["openvino_int8", "original"]}, 10),
+    ],
+    ids=[
+        "default", "all", "grid", "openvino", "precisions", "both", "one", "original", "none",
+        "excludes",
+    ],
+)  # fmt: skip
+def test_as_many_methods_are_tried_as_in_bigdl_2(keywords, count):
+    names = chosen(**keywords)
+    assert len(names) == count
+    assert names[0] == "original"
+
+
+def test_extended_tries_all_that_there_is():
+    assert chosen(search_mode="extended") == list(methods("torch"))
+
+
+def test_a_search_does_not_change_the_next():
+    chosen(includes=["fp32_channels_last"])
+    assert "fp32_channels_last" not in chosen()
+
+
+def test_ipex_can_be_left_out():
+    assert not any("ipex" in name for name in chosen(use_ipex=False))
+    assert all("ipex" in name for name in chosen(use_ipex=True)[1:])
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"search_mode": "best"}, "search_mode must be one of"),
+        ({"accelerator": "openvino"}, "accelerator must be a tuple."),
+        ({"precision": "int8"}, "precison must be a tuple."),
+        (
+            {"accelerator": ("tpu",)},
+            "Only support accelerator None, 'onnxruntime', 'openvino' and 'jit'.",
+        ),
+        ({"precision": ("int4",)}, "Only support precision 'int8', 'bf16'"),
+        ({"includes": ["nonsense"]}, "There is no method 'nonsense' to include"),
+        ({"includes": "bf16"}, "includes must be a list"),
+    ],
+    ids=["mode", "accelerator", "precision", "tpu", "int4", "includes", "string"],
+)
+def test_wrong_choices_are_refused(keywords, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        chosen(**keywords)
+
+
+def test_an_unknown_method_to_exclude_is_a_warning():
+    with pytest.warns(UserWarning, match="no method 'nonsense' to exclude"):
+        chosen(excludes=["nonsense"])
+
+
+def results_of(directory, accuracies, direction="max", **attributes):
+    trials = [
+        Trial(name, accuracy=accuracy, latency=2.0 - i, speedup=1.0 + i, **attributes)
+        for i, (name, accuracy) in enumerate(accuracies.items())
+    ]
+    directory.mkdir(exist_ok=True)
+    return Results(trials, directory, direction, "latency")
+
+
+@pytest.mark.parametrize(
+    ("direction", "original", "accuracy", "criterion", "kept"),
+    [
+        ("max", 0.9, 0.86, 0.05, True),
+        ("max", 0.9, 0.85, 0.05, False),
+        ("max", 0.9, 0.99, 0.0, True),
+        ("min", 0.2, 0.21, 0.06, True),
+        ("min", 0.2, 0.22, 0.06, False),
+        ("max", 0.0, 0.0, 0.05, True),
+        ("max", 0.0, -0.1, 0.05, False),
+        ("min", 0.0, 0.0, 0.05, True),
+        ("max", -2.0, -2.05, 0.05, True),
+        ("max", -2.0, -2.2, 0.05, False),
+        ("max", 0.9, float("nan"), 0.5, False),
+        ("max", 0.9, 0.1, None, True),
+    ],
+)
+def test_accuracy_is_compared_with_the_original_s(
+    tmp_path, direction, original, accuracy, criterion, kept
+):
+    results = results_of(tmp_path, {"original": original, "bf16": accuracy}, direction)
+    assert results.keeps_accuracy(results["bf16"], criterion) is kept
+
+
+def test_results_can_be_written_and_read(tmp_path):
+    results = results_of(tmp_path / "new", {"original": 0.5, "bf16": None}, reason="é", threads=2)
+    results["bf16"].points.append(Point(1, 8, 2.5, 1.5))
+    results.keep(tmp_path / "kept")
+    again = Results.read(tmp_path / "kept")
+    assert dict(again) == dict(results)
+    assert render(again) == render(results)
+
+
+def test_results_that_cannot_be_read_are_none(tmp_path):
+    assert Results.read(tmp_path) is None
+    (tmp_path / "results.json").write_text('{"format": 1}')
+    assert Results.read(tmp_path) is None
+
+
+def test_directories_go_with_their_results(tmp_path):
+    directory = tmp_path / "models"
+    directory.mkdir()
+    results = Results([Trial("original")], directory, "max", "latency")
+    assert directory.exists()
+    del results
+    assert not directory.exists()
+
+
+class Clock:
+    """Blocks of calls that take as long as one says, on a machine that gets slower."""
+
+    def __init__(self, drift: float):
+        self.slow, self.drift, self.counts = 1.0, drift, []
+
+    def block(self, seconds):
+        def run(count, limit):
+            self.counts.append(count)
+            self.slow *= self.drift
+            return [seconds * self.slow] * count
+
+        return run
+
+
+def test_a_drift_of_the_machine_does_not_change_the_speedup():
+    clock = Clock(1.05)
+    timing = time_against(clock.block(0.010), clock.block(0.004), runs=100)
+    assert timing.speedup == pytest.approx(2.5, rel=0.06)
+    assert not timing.stopped
+
+
+def test_a_hopeless_model_is_not_timed_further():
+    clock = Clock(1.0)
+    timing = time_against(clock.block(0.001), clock.block(0.1), runs=100)
+    assert timing.stopped
+    assert timing.latency == pytest.approx(100)
+    assert sum(clock.counts) < 20
+
+
+def test_slow_models_are_called_less_often():
+    clock = Clock(1.0)
+    timing = time_alone(clock.block(2.0), runs=100)
+    assert timing.latency == 2000
+    assert sum(clock.counts) < 30
+
+
+class Scale(torch.nn.Module):
+    def __init__(self, factor=2.0):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3) * factor)
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def other_scale():
+    class Scale(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3) * 2.0)
+
+        def forward(self, x):
+            return x + self.weight
+
+    return Scale()
+
+
+def test_equal_models_have_equal_fingerprints():
+    assert fingerprint(Scale()) == fingerprint(Scale())
+    assert fingerprint(lambda x: x + 1) == fingerprint(lambda x: x + 1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Scale(3.0), other_scale(), torch.nn.Sequential(Scale())],
+    ids=["weights", "code", "structure"],
+)
+def test_other_models_have_other_fingerprints(other):
+    assert fingerprint(Scale()) != fingerprint(other)
+
+
+def test_a_fingerprint_sees_what_a_function_uses():
+    def metric(factor):
+        return lambda model: factor
+
+    assert fingerprint(metric(1)) == fingerprint(metric(1))
+    assert fingerprint(metric(1)) != fingerprint(metric(2))
+
+
+def test_what_cannot_be_pickled_has_no_fingerprint():
+    assert fingerprint(i for i in range(3)) is None
