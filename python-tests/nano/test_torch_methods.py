@@ -409,3 +409,16 @@ def test_contexts_nest_and_restore():
     with pytest.warns(UserWarning, match="different numbers of threads"):
         merged = InferenceOptimizer.get_context(one, [two])
     assert merged.thread_num == 2
+
+
+@pytest.mark.parametrize("name", ["fp32_ipex", "fp32_ipex_channels_last"])
+def test_compiled_graphs_take_tensors_of_any_strides(name):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 2)
+    ).eval()
+    x = torch.rand(2, 3, 8, 8)
+    fast = InferenceOptimizer.build(model, name, input_sample=x)
+    expected = model(x).detach()
+    for same in (x, x.contiguous(memory_format=torch.channels_last), x.mT.contiguous().mT):
+        torch.testing.assert_close(fast(same), expected, atol=1e-5, rtol=1e-5)

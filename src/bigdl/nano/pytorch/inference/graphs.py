@@ -68,7 +68,7 @@ def export_flat(
     flat = isinstance(module, FlatModule)
     names = module.input_names if flat else names
     axes = [_axes(name, tensor, dynamic) for name, tensor in zip(names, tensors, strict=True)]
-    # The exporter takes a size of 1 for a constant.
+    # The exporter takes a size of 1 for a constant, and the sample's strides for those of all.
     sample = tuple(_without_ones(tensor, each) for tensor, each in zip(tensors, axes, strict=True))
     shapes = tuple(dict.fromkeys(each, torch.export.Dim.AUTO) for each in axes)
     try:
@@ -84,7 +84,7 @@ def export_flat(
 class CompiledGraph:
     """An exported graph that TorchInductor has compiled ahead of time, weights included.
 
-    Sizes are checked before each call, since the compiled code does not.
+    Sizes are checked and strides put right before each call: the compiled code looks at neither.
 
     Parameters
     ----------
@@ -336,7 +336,7 @@ def _without_ones(tensor: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
     for axis in axes:
         if tensor.shape[axis] == 1:
             tensor = torch.cat([tensor, tensor], axis)
-    return tensor
+    return tensor.contiguous()
 
 
 def _fitting(tensor, shape, dtype, name):
@@ -355,7 +355,7 @@ def _fitting(tensor, shape, dtype, name):
             f"Input {name!r} must have the shape {wanted}, but it has {list(sizes)}; give it in "
             "this shape, or convert the model with other dynamic_axes"
         )
-    return tensor
+    return tensor.contiguous()
 
 
 @contextmanager
