@@ -1,5 +1,6 @@
 """Models of PyTorch in OpenVINO: converted, called, saved and loaded."""
 
+import copy
 import pickle
 import warnings
 from pathlib import Path
@@ -152,6 +153,15 @@ def test_results_are_the_models_own_with_any_batch_size_and_after_load(name, tmp
         assert_close(expected, fast(*args))
         assert_close(expected, loaded(*args))
     assert not list(tmp_path.rglob("*.pkl"))
+
+
+def test_equal_shapes_give_equal_bits_and_copies_work(convolutions):
+    _, _, fast = convolutions
+    inputs = [torch.randn(rows, 3, 8, 8) for rows in (1, 2, 3, 4, 5, 6)]
+    first = [fast(x) for x in inputs]
+    assert all(torch.equal(one, fast(x)) for one, x in zip(first, inputs, strict=True))
+    for twin in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert_close(first[1], twin(inputs[1]))
 
 
 def test_keywords_and_defaults_are_those_of_forward():

@@ -21,8 +21,8 @@ __all__ = ["OPENVINO", "OpenVINOMethod"]
 class OpenVINOMethod(Method):
     """OpenVINO in the precision of the model's operators.
 
-    The first dimension of each input stays dynamic by default: on a CPU a network with a dynamic
-    batch is as fast as one that was compiled for that batch.
+    The first dimension of each input stays dynamic by default; small networks are compiled for
+    each of the first few batch sizes that they meet.
     """
 
     accelerator: str | None = "openvino"
@@ -78,14 +78,14 @@ class OpenVINOMethod(Method):
 
     def model_of(self, network: Any, source: Source, options: BuildOptions) -> Any:
         """The accelerated model of a network: compiled, and handed to the framework."""
-        from bigdl.nano.openvino.compiled import CompiledNetwork
+        from bigdl.nano.openvino.shaped import ShapedNetwork
 
         config = dict(options.openvino.config)
         if options.streams is not None:
             config.setdefault("NUM_STREAMS", options.streams)
         if self.computes == "bf16" and self.precision == "int8":
             config.setdefault("INFERENCE_PRECISION_HINT", "bf16")
-        compiled = CompiledNetwork(
+        compiled = ShapedNetwork(
             network,
             options.openvino.device,
             precision=self.precision,

@@ -71,10 +71,12 @@ class Quantizer:
         if smooth is not None or not has_attention(self._network):
             return self._remember(self._quantized(excluded, smooth), excluded)
         if self._smooths is None:
-            self._smooths = self._error(self._quantized((), True)) < self._error(
-                self._quantized((), False)
-            )
-        return self._remember(self._quantized(excluded, self._smooths), excluded)
+            both = {smooth: self._quantized((), smooth) for smooth in (False, True)}
+            self._smooths = min(both, key=lambda smooth: self._error(both[smooth]))
+            self._remember(both[self._smooths], ())
+        if not excluded:
+            return self._fully
+        return self._quantized(excluded, self._smooths)
 
     def _quantized(self, excluded: tuple[str, ...], smooth: bool | None):
         nncf = require("nncf", "nano")

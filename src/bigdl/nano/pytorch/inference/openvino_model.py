@@ -15,6 +15,7 @@ from bigdl.nano.acceleration.options import BuildOptions, OpenVINOOptions
 from bigdl.nano.acceleration.registry import find_method
 from bigdl.nano.openvino.compiled import CompiledNetwork
 from bigdl.nano.openvino.network import SAVED_NAME, read_network
+from bigdl.nano.openvino.shaped import ShapedNetwork
 from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel, NetworkModel
 from bigdl.nano.pytorch.inference.inputs import ForwardInputs
 from bigdl.nano.pytorch.inference.source import TorchSource
@@ -187,7 +188,7 @@ class PytorchOpenVINOModel(NetworkModel):
         device = device or meta.get("device", "CPU")
         if meta.get("compression") == "bf16":
             return cls._rebuilt(directory, meta, model, input_sample, device, config, shapes)
-        compiled = CompiledNetwork(
+        compiled = ShapedNetwork(
             read_network(directory / meta["xml_path"]),
             device,
             precision=meta.get("precision", "fp32"),
