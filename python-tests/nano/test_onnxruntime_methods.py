@@ -32,6 +32,17 @@ from bigdl.nano.pytorch import InferenceOptimizer
 from bigdl.nano.pytorch.inference.source import evaluating
 
 
+class Wide(nn.Module):
+    """Weights that are worth compressing."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
 def trace(model, sample, **options):
     return InferenceOptimizer.trace(model, sample, accelerator="onnxruntime", **options)
 
@@ -412,14 +423,6 @@ def test_a_directory_may_be_a_dict_of_files(traced, tmp_path):
 
 
 def test_compression_halves_the_directory(tmp_path):
-    class Wide(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
-
-        def forward(self, x):
-            return self.layers(x)
-
     module, x = seeded(Wide), torch.rand(4, 64)
     fast = trace(module, x, thread_num=1)
     before = fast(x)
@@ -445,6 +448,20 @@ def test_compression_halves_the_directory(tmp_path):
 
 def size_of(path):
     return sum(file.stat().st_size for file in path.iterdir())
+
+
+def test_weights_that_are_too_large_for_one_file_are_in_a_second_one(tmp_path, monkeypatch):
+    from bigdl.nano.acceleration import onnx_graph
+
+    monkeypatch.setattr(onnx_graph, "_LIMIT", 0)
+    module, x = seeded(Wide), torch.rand(4, 64)
+    path = save(trace(module, x), tmp_path / "model", compression="bf16")
+    data = path / "onnx_saved_model.onnx.data"
+    assert data.stat().st_size >= 2 * 64 * 256
+    loaded = InferenceOptimizer.load(path, module, x)
+    again = save(loaded, tmp_path / "again")
+    data.unlink()
+    assert torch.equal(InferenceOptimizer.load(again, module, x)(x), loaded(x))
 
 
 def test_numbers_are_rounded_to_bfloat16_as_torch_does():

@@ -19,7 +19,8 @@ __all__ = [
 
 # Smaller tensors are biases, scales and shapes: little to save, much to lose.
 _LARGE = 1024
-_LIMIT = 2**31
+# A protocol buffer has at most 2 GiB; some are left for what is not weights.
+_LIMIT = 2**31 - 2**26
 
 
 def prepare_for_quantization(source: Path, target: Path) -> None:
@@ -54,7 +55,8 @@ def _unshare_weights(graph) -> None:
 def save(model, path: Path) -> None:
     """Write a model, with its weights in a second file if it is too large for one."""
     onnx = require("onnx", "nano")
-    if model.ByteSize() < _LIMIT:
+    # the size of all of it cannot be asked of a model that is too large
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) < _LIMIT:
         onnx.save(model, path)
         return
     onnx.save(model, path, save_as_external_data=True, location=path.name + ".data")
