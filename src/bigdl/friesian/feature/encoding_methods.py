@@ -82,8 +82,8 @@ class EncodingMethods:
         indices : StringIndex, dict of str to int, or list of them
             One for each column.  Of equal values in an index the smallest number counts.
         broadcast : bool, default True
-            Send the vocabulary to all executors, unless it has more than a million values.
-            Otherwise it is joined.
+            Send the vocabulary to all executors, unless it has more than a million values.  Then,
+            and without it, Spark chooses the kind of join.
         do_split : bool, default False
             Cells hold several values: they become arrays of the numbers of those that are known.
         sep : str, default ","

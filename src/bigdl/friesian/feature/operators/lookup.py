@@ -1,8 +1,10 @@
 """Values replaced by what a table says about them: numbers of a vocabulary, categories of items.
 
-A table of at most ``ARROW_KEYS`` keys goes to the workers once, and the columns go through them as
-Arrow batches, with one look-up for each distinct value of a batch.  A larger one is joined.
-``benchmarks/friesian_feature.py`` measures where the two meet.
+Single values are joined.  Up to ``DRIVER_KEYS`` keys the table is made unique on the driver and
+broadcast.  Values in arrays go through Arrow batches, with one look-up for each distinct value of a
+batch, since a join would have to take the arrays apart and put them together again.
+``benchmarks/friesian_feature.py`` measures both for single values: on warm workers they cost about
+the same for frequent values, and the join less than half for values that are all different.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["ARROW_KEYS", "Dictionary", "encode", "encode_tokens", "value_features"]
+__all__ = ["DRIVER_KEYS", "Dictionary", "encode", "encode_tokens", "value_features"]
 
-ARROW_KEYS = 1_000_000
+# Keys that are collected, which is some 30 MB of short strings.  In a Python worker they take about
+# ten times as much.
+DRIVER_KEYS = 1_000_000
 
 
 class Dictionary:
@@ -48,7 +52,9 @@ class Dictionary:
 
     def __init__(self, df: DataFrame, key: str, value: str):
         self.df, self.key, self.value = df, key, value
-        self._shipped: dict[str, _Shipped | None] = {}
+        self._tables: dict[str, pa.Table | None] = {}
+        self._frames: dict[str, DataFrame] = {}
+        self._shipped: dict[str, _Shipped] = {}
 
     @property
     def key_type(self) -> DataType:
@@ -58,8 +64,35 @@ class Dictionary:
     def value_type(self) -> DataType:
         return type_of(self.df, self.value)
 
-    def pairs(self, kind: str) -> DataFrame:
-        """Columns ``key``, cast to a type, and ``value``."""
+    def entries(self, kind: str) -> DataFrame:
+        """Columns ``key``, cast to a type, and ``value``, with every key once."""
+        from pyspark.sql import functions as F
+
+        table = self._table(kind)
+        if table is None:
+            return self.joined(kind)
+        if kind not in self._frames:
+            schema = self._pairs(kind).schema
+            self._frames[kind] = self.df.sparkSession.createDataFrame(table, schema)
+        return F.broadcast(self._frames[kind])
+
+    def shipped(self, kind: str, limited: bool = True) -> _Shipped | None:
+        """What an Arrow function needs, or None if there are more than ``DRIVER_KEYS`` keys."""
+        if kind not in self._shipped:
+            table = self._table(kind)
+            if table is None and limited:
+                return None
+            table = _unique(self._pairs(kind).toArrow()) if table is None else table
+            self._shipped[kind] = _Shipped(table, self.df.sparkSession)
+        return self._shipped[kind]
+
+    def joined(self, kind: str) -> DataFrame:
+        """As :meth:`entries`, with nothing collected or broadcast."""
+        from pyspark.sql import functions as F
+
+        return self._pairs(kind).groupBy("key").agg(F.min("value").alias("value"))
+
+    def _pairs(self, kind: str) -> DataFrame:
         from pyspark.sql import functions as F
 
         pairs = self.df.select(
@@ -70,14 +103,25 @@ class Dictionary:
             pairs = pairs.filter(~F.isnan("key"))
         return pairs
 
-    def shipped(self, kind: str, limit: int | None = ARROW_KEYS) -> _Shipped | None:
-        """What an Arrow function needs, or None if there are more than `limit` keys."""
-        if self._shipped.get(kind) is None and (kind not in self._shipped or limit is None):
-            pairs = self.pairs(kind)
-            table = (pairs if limit is None else pairs.limit(limit + 1)).toArrow()
-            fits = limit is None or table.num_rows <= limit
-            self._shipped[kind] = _Shipped(table, self.df.sparkSession) if fits else None
-        return self._shipped[kind]
+    def _table(self, kind: str) -> pa.Table | None:
+        """The entries, sorted by key, or None if there are too many to collect."""
+        if kind not in self._tables:
+            table = self._pairs(kind).limit(DRIVER_KEYS + 1).toArrow()
+            self._tables[kind] = _unique(table) if table.num_rows <= DRIVER_KEYS else None
+        return self._tables[kind]
+
+
+def _unique(pairs: pa.Table) -> pa.Table:
+    """Pairs sorted by key, of each key the one with the smallest value."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    pairs = pairs.sort_by([("key", "ascending"), ("value", "ascending")]).combine_chunks()
+    if pairs.num_rows < 2:
+        return pairs
+    keys = pairs["key"]
+    is_new = pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1))
+    return pairs.filter(pa.concat_arrays([pa.array([True]), is_new.combine_chunks()]))
 
 
 class _Shipped:
@@ -124,13 +168,11 @@ def _unpack(data: bytes) -> tuple[Callable, pa.Array]:
     import pyarrow as pa
 
     table = pa.ipc.open_stream(data).read_all()
-    table = table.sort_by([("key", "ascending"), ("value", "ascending")])
     keys, values = table["key"], table["value"].combine_chunks()
     if pa.types.is_integer(keys.type):
         return _places_by_search(keys.to_numpy()), values
     keys = keys.to_pylist()
-    # backwards, so that of equal keys the first is the last to be set
-    return _places_by_hash({keys[i]: i for i in range(len(keys) - 1, -1, -1)}), values
+    return _places_by_hash(dict(zip(keys, range(len(keys)), strict=True))), values
 
 
 def _places_by_search(sorted_keys: np.ndarray) -> Callable:
@@ -167,7 +209,7 @@ def _meeting_type(kind: DataType, key_type: DataType) -> str:
     return key_type.simpleString()
 
 
-def encode(df: DataFrame, dictionaries: Mapping[str, Dictionary], arrow: bool) -> DataFrame:
+def encode(df: DataFrame, dictionaries: Mapping[str, Dictionary], broadcast: bool) -> DataFrame:
     """Replace single values of columns; a value without an entry becomes null.
 
     Parameters
@@ -175,30 +217,19 @@ def encode(df: DataFrame, dictionaries: Mapping[str, Dictionary], arrow: bool) -
     df : pyspark.sql.DataFrame
     dictionaries : dict of str to Dictionary
         By column.
-    arrow : bool
-        False for joins, whatever the size.
+    broadcast : bool
+        False for joins that shuffle, unless Spark knows better.
     """
-    direct = {}
     for name, dictionary in dictionaries.items():
-        kind = _meeting_type(type_of(df, name), dictionary.key_type)
-        shipped = dictionary.shipped(kind) if arrow else None
-        if shipped is not None:
-            function = _arrow_function(_Values(shipped), dictionary.value_type)
-            direct[name] = function(col(name).try_cast(kind))
-    df = replace(df, direct) if direct else df
-    for name, dictionary in dictionaries.items():
-        if name not in direct:
-            df = _join(df, name, dictionary)
+        df = _join(df, name, dictionary, broadcast)
     return df
 
 
-def _join(df: DataFrame, name: str, dictionary: Dictionary) -> DataFrame:
-    from pyspark.sql import functions as F
-
+def _join(df: DataFrame, name: str, dictionary: Dictionary, broadcast: bool) -> DataFrame:
     kind = _meeting_type(type_of(df, name), dictionary.key_type)
     key, value = temporary(df, "key"), temporary(df, "value")
-    entries = dictionary.pairs(kind).groupBy("key").agg(F.min("value").alias(value))
-    entries = entries.withColumnRenamed("key", key)
+    entries = dictionary.entries(kind) if broadcast else dictionary.joined(kind)
+    entries = entries.withColumnsRenamed({"key": key, "value": value})
     joined = df.join(entries, col(name).try_cast(kind) == col(key), "left")
     return replace(joined, {name: col(value)}).drop(key, value)
 
@@ -207,7 +238,7 @@ def encode_tokens(
     df: DataFrame,
     dictionaries: Mapping[str, Dictionary],
     separator: str,
-    arrow: bool,
+    broadcast: bool,
     sort: bool,
     smallest: bool,
 ) -> DataFrame:
@@ -221,7 +252,7 @@ def encode_tokens(
     dictionaries : dict of str to Dictionary
     separator : str
         Regular expression.
-    arrow : bool
+    broadcast : bool
         False for joins, whatever the size.
     sort : bool
         Order the numbers.
@@ -232,7 +263,7 @@ def encode_tokens(
 
     for name, dictionary in dictionaries.items():
         kind = _meeting_type(_string_type(), dictionary.key_type)
-        shipped = dictionary.shipped(kind) if arrow else None
+        shipped = dictionary.shipped(kind) if broadcast else None
         if shipped is None:
             df = _join_tokens(df, name, dictionary, kind, separator)
         else:
@@ -255,7 +286,7 @@ def _join_tokens(
     cells = df.select(col(name).alias("cell")).dropna().distinct()
     tokens = F.split(F.col("cell").cast("string"), separator)
     rows = cells.select("cell", F.posexplode(tokens).alias("place", "token"))
-    entries = dictionary.pairs(kind).groupBy("key").agg(F.min("value").alias("value"))
+    entries = dictionary.joined(kind)
     found = rows.join(entries, F.col("token").try_cast(kind) == F.col("key"))
     both = F.sort_array(F.collect_list(F.struct("place", "value")))
     cell, numbers = temporary(df, "cell"), temporary(df, "numbers")
@@ -278,24 +309,21 @@ def value_features(
     default : object
         For values that it does not have.
     """
-    depth, kind = 0, type_of(df, column)
-    while is_array(kind):
-        depth, kind = depth + 1, kind.elementType
-    wanted = dictionary.value_type
-    meeting = _meeting_type(kind, dictionary.key_type)
-    nested_meeting = "array<" * depth + meeting + ">" * depth
-    for _ in range(depth):
-        wanted = _array_of(wanted)
-    shipped = dictionary.shipped(meeting, None if depth else ARROW_KEYS)
-    if shipped is not None:
-        function = _arrow_function(_Values(shipped, depth, default), wanted)
-        return replace(df, {output: function(col(column).try_cast(nested_meeting))})
     from pyspark.sql import functions as F
 
-    source = temporary(df, "source")
-    found = _join(df.withColumn(source, col(column)), source, dictionary)
-    value = F.coalesce(col(source), F.lit(default).cast(dictionary.value_type))
-    return replace(found, {output: value}).drop(source)
+    depth, kind, wanted = 0, type_of(df, column), dictionary.value_type
+    while is_array(kind):
+        depth, kind, wanted = depth + 1, kind.elementType, _array_of(wanted)
+    if not depth:
+        source = temporary(df, "source")
+        found = _join(df.withColumn(source, col(column)), source, dictionary, True)
+        value = F.coalesce(col(source), F.lit(default).cast(wanted))
+        return replace(found, {output: value}).drop(source)
+    meeting = _meeting_type(kind, dictionary.key_type)
+    shipped = dictionary.shipped(meeting, limited=False)
+    function = _arrow_function(_Values(shipped, depth, default), wanted)
+    nested = "array<" * depth + meeting + ">" * depth
+    return replace(df, {output: function(col(column).try_cast(nested))})
 
 
 def _arrow_function(function: Callable, kind: DataType) -> Callable:
