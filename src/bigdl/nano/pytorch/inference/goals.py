@@ -44,7 +44,7 @@ def accuracy_goal(
             "accuracy_criterion must be {'relative': 0.01} or {'absolute': 0.5}, with "
             f"'higher_is_better' if you like, not {criterion}"
         )
-    score = eval_func if eval_func is not None else score_of(metric, data)
+    score = score_of(metric, data) if eval_func is None else _scored_by(eval_func)
     return AccuracyGoal(
         score,
         bool(higher),
@@ -53,6 +53,10 @@ def accuracy_goal(
         max_trials,
         timeout or None,
     )
+
+
+def _scored_by(eval_func: Callable) -> Callable[[torch.nn.Module], float]:
+    return lambda model: _in_context(model, lambda: _call_with_data(eval_func, model, None))
 
 
 def score_of(metric: Any, data: Any) -> Callable[[torch.nn.Module], float]:

@@ -83,7 +83,11 @@ def _bf16(accelerator, use_ipex, channels_last, device) -> str:
 
 
 _INT8 = {
-    "openvino": {None: "openvino_int8", "weight_only": "openvino_int8_weight_only"},
+    "openvino": {
+        None: "openvino_int8",
+        "bf16": "openvino_int8_bf16",
+        "weight_only": "openvino_int8_weight_only",
+    },
     "onnxruntime": {
         None: "onnxruntime_int8_qlinear",
         "qlinear": "onnxruntime_int8_qlinear",
