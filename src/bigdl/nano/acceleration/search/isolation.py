@@ -30,8 +30,8 @@ from bigdl.nano.acceleration.search.trial import Plan, Trial, one_line, try_meth
 
 __all__ = ["InThisProcess", "Isolated"]
 
-_OF_THE_PROCESS = ("crashed", "out of memory")
-"""Statuses that what ran before in the same process may be the cause of."""
+_OF_THE_PROCESS = ("crashed", "out of memory", "timed out")
+"""Statuses after which the process is gone, or had better go."""
 _TICK = 0.1  # seconds between two looks at the process
 _MEMORY_KILLED_FIRST = 1000  # of oom_score_adj, from -1000 to 1000
 _RUNS_TO_WEIGH = 3
@@ -117,12 +117,11 @@ class Isolated:
             Seconds.
         """
         begin = time.monotonic()
+        was_fresh = self._is_fresh
         trial = self._attempt(name, directory, time_limit)
-        if trial.status in _OF_THE_PROCESS and not self._is_fresh:
-            self._pool.close()
-            self._pool = self._open()
+        if not self._keeps_process(trial) and not was_fresh and trial.status != "timed out":
             trial = self._attempt(name, directory, time_limit)
-        self._is_fresh = trial.status in (*_OF_THE_PROCESS, "timed out")
+            self._keeps_process(trial)
         trial.seconds = time.monotonic() - begin
         return trial
 
@@ -140,6 +139,14 @@ class Isolated:
     def close(self) -> None:
         """End the process."""
         self._pool.close()
+
+    def _keeps_process(self, trial: Trial) -> bool:
+        """Whether the process goes on; if not, another is ready before the next clock starts."""
+        self._is_fresh = trial.status in _OF_THE_PROCESS
+        if self._is_fresh:
+            self._pool.close()
+            self._pool = self._open()
+        return not self._is_fresh
 
     def _open(self) -> WorkerPool:
         return WorkerPool([Stage("optimize", self._make, self._seats)])

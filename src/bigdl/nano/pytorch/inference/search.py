@@ -389,8 +389,9 @@ class Search:
         if trial.method == ORIGINAL:
             remember_settings(model, Settings(threads=trial.threads))
             return model.eval()
-        if trial.saved:
-            return load_model(self._results.directory / trial.method, model)
+        directory = self._results.directory / trial.method
+        if trial.saved and directory.exists():
+            return load_model(directory, model)
         return self._bench.build(methods("torch")[trial.method], trial.threads).model
 
 
