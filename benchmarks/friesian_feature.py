@@ -2,11 +2,12 @@
 
     python benchmarks/friesian_feature.py [--rows 1000000] [--repeats 3] [--json results.json]
 
-Two tables.  The first is one column of strings that is encoded by vocabularies of growing size:
+Two tables.  The first has columns of strings that are encoded by vocabularies of growing size, with
+values that are all equally frequent or a few of which are most frequent (``skewed``):
 
 ============  ===================================================================================
-``arrow``     ``encode_string``: the vocabulary is sent once, the column goes through Arrow batches
-``broadcast``  a broadcast join of Spark
+``bigdl``     ``encode_string``, which collects the vocabulary once and broadcasts it for a join
+``arrow``     the columns go through Arrow batches, with one look-up for each distinct value
 ``shuffle``   a join without broadcast
 ============  ===================================================================================
 
@@ -57,41 +58,42 @@ def drain(df):
 # -- encoding by vocabularies of growing size ---------------------------------------------------
 
 
-def lookup_sides(spark, rows, size):
-    """The sides for one size: name -> a function that encodes the whole column."""
+def lookup_sides(spark, rows, columns, size, is_skewed):
+    """The sides for one size: name -> a function that encodes all columns."""
     from pyspark.sql import functions as F
 
     from bigdl.friesian.feature import FeatureTable, StringIndex
-    from bigdl.friesian.feature.operators import lookup
+    from bigdl.friesian.feature.operators.lookup import _arrow_function, _Values
 
-    values = spark.range(rows).select(
-        F.concat(F.lit("value-"), F.abs(F.xxhash64("id")) % size).alias("v")
-    )
-    table = FeatureTable(values.cache())
-    table.size()
-    entries = spark.range(size).select(
+    names = [f"v{i}" for i in range(columns)]
+
+    def value(i):
+        number = F.rand(i)
+        place = number * number * number * number if is_skewed else number
+        return F.concat(F.lit("value-"), F.floor(place * size)).alias(names[i])
+
+    table = FeatureTable(spark.range(rows).select(*map(value, range(columns))).cache())
+    table.compute()
+    ids = spark.range(size).select(
         F.concat(F.lit("value-"), "id").alias("v"), (F.col("id") + 1).cast("int").alias("id")
     )
-    index = StringIndex(entries.cache(), "v")
-    index.size()
+    indices = [StringIndex(ids.withColumnRenamed("v", name), name) for name in names]
+    shipped = {
+        name: index.dictionary_of(name).shipped("string")
+        for name, index in zip(names, indices, strict=True)
+    }
+
+    def bigdl():
+        drain(table.encode_string(names, indices).df)
 
     def arrow():
-        fresh = StringIndex(index.df, "v")  # with the collection of the vocabulary
-        drain(table.encode_string("v", fresh).df)
-
-    def broadcast():
-        small = F.broadcast(index.df)
-        drain(table.df.join(small, "v", "left").select("id"))
+        functions = {name: _arrow_function(_Values(shipped[name]), "int") for name in names}
+        drain(table.df.select(*(functions[name](name).alias(name) for name in names)))
 
     def shuffle():
-        drain(table.df.join(index.df.hint("shuffle_hash"), "v", "left").select("id"))
+        drain(table.encode_string(names, indices, broadcast=False).df)
 
-    def free():
-        table.uncache()
-        index.uncache()
-
-    lookup.ARROW_KEYS = 10**9
-    return {"arrow": arrow, "broadcast": broadcast, "shuffle": shuffle}, free
+    return {"bigdl": bigdl, "arrow": arrow, "shuffle": shuffle}, table.uncache
 
 
 # -- Wide & Deep --------------------------------------------------------------------------------
@@ -208,6 +210,7 @@ def main():
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sizes", type=int, nargs="*", default=[1_000, 100_000, 1_000_000])
+    parser.add_argument("--columns", type=int, default=4, help="of the first table")
     parser.add_argument("--only", choices=["lookup", "pipeline"])
     parser.add_argument("--json", help="write all figures here")
     options = parser.parse_args()
@@ -219,10 +222,15 @@ def main():
     print(f"load average {os.getloadavg()[0]:.1f}, {options.rows} rows")
     results = {}
     for size in options.sizes if options.only != "pipeline" else []:
-        sides, free = lookup_sides(spark, options.rows, size)
-        results[f"lookup {size}"] = repeated(sides, options.repeats)
-        print_table(f"one column, vocabulary of {size}", results[f"lookup {size}"])
-        free()
+        for is_skewed in (True, False):
+            sides, free = lookup_sides(spark, options.rows, options.columns, size, is_skewed)
+            title = (
+                f"{options.columns} columns, vocabularies of {size}, "
+                f"{'skewed' if is_skewed else 'equally frequent'} values"
+            )
+            results[title] = repeated(sides, options.repeats)
+            print_table(title, results[title])
+            free()
     if options.only != "lookup":
         with tempfile.TemporaryDirectory() as folder:
             write_clicks(f"{folder}/source", options.rows)

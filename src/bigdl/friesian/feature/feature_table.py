@@ -9,6 +9,7 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.base import Table
 from bigdl.friesian.feature.encoding_methods import EncodingMethods
 from bigdl.friesian.feature.operators import functions, reading, rows, scaling, statistics
+from bigdl.friesian.feature.operators.as_of import join_as_of
 from bigdl.friesian.feature.operators.columns import as_names, check_string
 from bigdl.friesian.feature.sequence_methods import SequenceMethods
 
@@ -175,6 +176,32 @@ class FeatureTable(EncodingMethods, SequenceMethods, Table):
         if not isinstance(table, Table):
             raise UsageError(f"table should be a Table, but got {type(table).__name__}")
         return self._clone(rows.join(self.df, table.df, on, how, lsuffix, rsuffix))
+
+    def join_as_of(
+        self, table: Table, on: str | list[str], time_col: str = "time", ttl: float | None = None
+    ) -> Self:
+        """Add to each row what another table knew at its time, and nothing of the future.
+
+        Parameters
+        ----------
+        table : Table
+            Has the columns `on` and `time_col` too; of equal ones any row is taken.
+        on : str or list of str
+            Whose facts they are.  A null has none.
+        time_col : str, default "time"
+            Numbers, dates or timestamps.
+        ttl : float, optional
+            How old facts may be: in the unit of the numbers, or in seconds.
+
+        Returns
+        -------
+        FeatureTable
+            With the other columns of `table`: of its latest row that is not later than the row, or
+            null.
+        """
+        if not isinstance(table, Table):
+            raise UsageError(f"table should be a Table, but got {type(table).__name__}")
+        return self._clone(join_as_of(self.df, table.df, on, time_col, ttl))
 
     def group_by(
         self,
