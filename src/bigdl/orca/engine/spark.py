@@ -99,7 +99,7 @@ class SparkEngine(Engine):
         """Workers of a job that does not say otherwise: nodes times workers per node."""
         return self.cluster.nodes * self.workers_per_node
 
-    def open(self, fn, feed=None, num_workers=None, *, threads=None) -> SparkJob:
+    def open(self, fn, feed=None, num_workers=None, *, threads=None, keep_spools=False) -> SparkJob:
         """Check, prepare the input, and return the job (no worker runs yet).
 
         Parameters
@@ -108,6 +108,8 @@ class SparkEngine(Engine):
             See :meth:`run`.
         threads : int, optional
             Threads of each worker; default its share of the node's cores.
+        keep_spools : bool
+            Whether attempts will follow one that succeeded; spools stay until the job is closed.
         """
         num_workers = self.num_workers if num_workers is None else num_workers
         _check_int("num_workers", num_workers, 1)
@@ -121,7 +123,7 @@ class SparkEngine(Engine):
             per_node = -(-num_workers // max(self.cluster.nodes, 1))
             threads = max(1, self.cluster.cores_per_node // per_node)
         _check_int("threads", threads, 1)
-        return SparkJob(self, fn, feed, num_workers, threads)
+        return SparkJob(self, fn, feed, num_workers, threads, keep_spools)
 
     def _check_slots(self, num_workers):
         cluster = self.cluster

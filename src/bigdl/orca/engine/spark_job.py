@@ -26,7 +26,7 @@ from bigdl.orca.engine.uplink import decode
 if TYPE_CHECKING:
     from bigdl.orca.engine.spark import SparkEngine
 
-__all__ = ["SparkJob"]
+__all__ = ["SparkJob", "job_number"]
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -39,10 +39,25 @@ _numbers = itertools.count()
 _active: set[int] = set()
 
 
+@contextlib.contextmanager
+def job_number():
+    """A number among the jobs of this driver, whose spools stay until the end of the block."""
+    with _lock:
+        number = next(_numbers)
+        _active.add(number)
+    try:
+        yield number
+    finally:
+        with _lock:
+            _active.discard(number)
+
+
 class SparkJob(Job):
     """One program on the tasks of barrier stages; made by :meth:`SparkEngine.open`."""
 
-    def __init__(self, engine: SparkEngine, fn, feed, num_workers: int, threads: int):
+    def __init__(
+        self, engine: SparkEngine, fn, feed, num_workers: int, threads: int, keep_spools: bool
+    ):
         program = _pickle(fn)
         self._engine = engine
         self._sc, self._spark = engine.cluster.sc, engine.cluster.spark
@@ -77,6 +92,7 @@ class SparkJob(Job):
             log_to_driver=engine._log_to_driver,
             import_path=tuple(user_import_path()),
             program=program,
+            keep_spools=keep_spools,
             reader=self._ingest.reader if self._ingest else None,
             accept=self._ingest.accept if self._ingest else None,
         )

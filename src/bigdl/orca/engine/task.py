@@ -64,6 +64,8 @@ class TaskSpec:
         Spools of an earlier attempt, by rank, to be used instead of the input.
     options : dict, state : bytes or None
         What the driver has to say, where there is no channel.
+    keep_spools : bool
+        Whether other attempts follow one that succeeded.
     """
 
     address: Address | None
@@ -81,6 +83,7 @@ class TaskSpec:
     spools: tuple[dict, ...] | None = None
     options: dict | None = None
     state: bytes | None = None
+    keep_spools: bool = False
 
 
 def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
@@ -225,7 +228,7 @@ class _Task:
         kind, data = encode(result)
         self._worker.clean_up()
         self._uplink.give(self._rank, kind, data)
-        if shards:
+        if shards and not spec.keep_spools:
             # nobody can need them any more once all results are on their way
             line.meet("results", spec.world_size, longest=0.5)
             remove_spools(shards)

@@ -1,0 +1,66 @@
+"""Messages cut in frames of a few megabytes, for a carrier that mixes their order."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+__all__ = ["Inbox", "frames_of"]
+
+_HEADER = struct.Struct("<cIIIxxx")  # kind, source, number of the frame, number of frames
+_PAYLOAD = 4 << 20  # larger ones are copied more often on their way through the JVM
+
+
+def frames_of(kind: bytes, source: int, data) -> Iterator[bytes]:
+    """A message as frames.
+
+    Parameters
+    ----------
+    kind : bytes
+        One character.
+    source : int
+        The rank that it is from.
+    data : bytes-like
+    """
+    view = memoryview(data)
+    count = max(1, -(-len(view) // _PAYLOAD))
+    for number in range(count):
+        part = view[number * _PAYLOAD : (number + 1) * _PAYLOAD]
+        yield b"".join((_HEADER.pack(kind, source, number, count), part))
+
+
+class Inbox:
+    """The frames that a task is given, read to the end and put in order.
+
+    Spark fetches blocks in any order, and re-uses a Python worker only if its task has read all
+    its input.
+    """
+
+    def __init__(self, frames: Iterable):
+        self._frames: dict[bytes, dict[int, dict[int, memoryview]]] = {}
+        self._raw: dict[bytes, list] = {}
+        for frame in frames:
+            kind, source, number, _ = _HEADER.unpack_from(frame, 0)
+            payload = memoryview(frame)[_HEADER.size :]
+            self._frames.setdefault(kind, {}).setdefault(source, {})[number] = payload
+            self._raw.setdefault(kind, []).append(frame)
+
+    def messages(self, kind: bytes) -> list:
+        """All messages of a kind, in the order of the ranks that they are from."""
+        found = self._frames.get(kind, {})
+        return [_joined(found[source]) for source in sorted(found)]
+
+    def message(self, kind: bytes):
+        """The only message of a kind, or None."""
+        found = self.messages(kind)
+        return found[0] if found else None
+
+    def raw(self, kind: bytes) -> list:
+        """The frames of a kind as they came, to be passed on."""
+        return self._raw.get(kind, [])
+
+
+def _joined(parts):
+    if len(parts) == 1:
+        return parts[0]
+    return b"".join(parts[number] for number in range(len(parts)))

@@ -1,0 +1,76 @@
+"""LARS: a learning rate for every layer (You, Gitman, Ginsburg 2017, arXiv:1708.03888)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["LARS"]
+
+
+class LARS(torch.optim.Optimizer):
+    """SGD with momentum whose steps are scaled, per parameter, by its norm over its gradient's.
+
+    Parameters
+    ----------
+    params : iterable
+    lr : float
+    momentum : float
+    weight_decay : float
+    trust : float
+        The trust coefficient.
+    eps : float
+
+    Attributes
+    ----------
+    needs_norms : bool
+        Tells the parameter layer to set `norms` before every step.
+    norms : sequence of (float, float) or None
+        Norm of each parameter and of its gradient, in the order of the groups, where the tensors
+        of this optimizer are only parts of them; None computes them.
+    """
+
+    needs_norms = True
+
+    def __init__(self, params, lr=1e-3, momentum=0.9, weight_decay=0.0, trust=1e-3, eps=1e-8):
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust": trust,
+            "eps": eps,
+        }
+        super().__init__(params, defaults)
+        self.norms: Sequence[tuple[float, float]] | None = None
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One update of the parameters that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        number = 0
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group, number)
+                number += 1
+        return loss
+
+    def _update(self, parameter, group, number):
+        gradient, decay = parameter.grad, group["weight_decay"]
+        if self.norms is None:
+            own, slope = (float(t.double().norm()) for t in (parameter, gradient))
+        else:
+            own, slope = self.norms[number]
+        rate = group["lr"]
+        if own > 0 and slope > 0:
+            rate *= group["trust"] * own / (slope + decay * own + group["eps"])
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        velocity = state["momentum_buffer"]
+        velocity.mul_(group["momentum"]).add_(gradient + decay * parameter, alpha=rate)
+        parameter.sub_(velocity)

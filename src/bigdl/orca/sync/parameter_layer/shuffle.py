@@ -1,0 +1,197 @@
+"""The shuffle transport: groups of steps as one Spark job of stateless tasks.
+
+A step is two shuffles (three, if ranks tell each other about their sums): weights to everybody,
+gradients to the owners.  The steps of a group are chained before anything runs, so that Spark
+schedules them as stages of one job and the driver is asked nothing in between.  The state after a
+group is kept by the executors, where there are several in two copies, and its lineage is cut; only
+then the shuffles of the group are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+
+from bigdl.common.errors import require
+from bigdl.orca.cluster.environment import ship_modules
+from bigdl.orca.cluster.plan import quiet
+from bigdl.orca.cluster.spark import user_import_path
+from bigdl.orca.engine.causes import job_error, user_error
+from bigdl.orca.engine.spark_job import job_number
+from bigdl.orca.engine.stage import SparkCall
+from bigdl.orca.sync.parameter_layer.frames import Inbox, frames_of
+from bigdl.orca.sync.parameter_layer.messages import unpack
+from bigdl.orca.sync.parameter_layer.pairs import Pairs, key
+from bigdl.orca.sync.parameter_layer.rank import LayerPlan
+from bigdl.orca.sync.parameter_layer.rows import Rows
+from bigdl.orca.sync.parameter_layer.state import RankState
+from bigdl.orca.sync.parameter_layer.tasks import Tasks
+from bigdl.orca.sync.parameter_layer.transport import Transport
+
+__all__ = ["ShuffleTransport"]
+
+
+class ShuffleTransport(Transport):
+    """Everything through Spark's shuffle.
+
+    Parameters
+    ----------
+    cluster : SparkCluster
+    plan : LayerPlan
+        There may be more ranks than the cluster runs tasks at once.
+    program : callable
+        ``program(rank, shards)`` gives the rank's :class:`~.rank.Replica`; shipped by value.
+    feed : FeedGroup
+        Of one feed.
+    threads : int
+        Threads of a task.
+    """
+
+    def __init__(self, cluster, plan: LayerPlan, program, feed, *, threads: int = 1):
+        cloudpickle = require("cloudpickle", "orca")
+        self._cluster, self._sc, self._plan = cluster, cluster.sc, plan
+        self._resources = contextlib.ExitStack()
+        self._pairs = Pairs(self._sc, plan.ranks)
+        self._state = None
+        try:
+            ship_modules(self._sc)
+            number = self._resources.enter_context(job_number())
+            shipped = self._sc.broadcast(cloudpickle.dumps(program))
+            self._resources.callback(shipped.unpersist)
+            self._tasks = Tasks(
+                secrets.token_hex(8), plan, shipped, threads, tuple(user_import_path())
+            )
+            self._rows = self._call(lambda: Rows(cluster, self._pairs, feed, number))
+            self._resources.callback(self._rows.close)
+            self._known = self._call(self._rows.describe)
+        except BaseException:
+            self.close()
+            raise
+
+    def rows(self):
+        return [
+            {
+                "rows": handle["rows"],
+                "fingerprint": next(iter(handle["spools"].values()))["fingerprint"],
+            }
+            for handle in self._known
+        ]
+
+    def start(self, states):
+        def begin():
+            packed = [_packed(state) for state in states]
+            shipped = self._sc.broadcast(packed)
+
+            def give(index, items):
+                for _ in items:
+                    pass
+                for kind, data in shipped.value[index]:
+                    for frame in frames_of(kind, index, data):
+                        yield key(index)
+                        yield frame
+
+            made = self._pairs.mapped(self._pairs.tokens(), give)
+            self._take(made)
+            self._pairs.values(made).count()
+            shipped.unpersist()
+
+        self._call(begin)
+
+    def run(self, steps):
+        found = self._call(lambda: self._group(steps))
+        errors = [doc for doc in found if doc["error"]]
+        if errors:
+            raise user_error(errors[0]["error"])
+        return [doc["records"] for doc in sorted(found, key=lambda d: d["rank"])]
+
+    def _group(self, steps):
+        pairs, tasks, shuffles = self._pairs, self._tasks, []
+
+        def shuffled(source, task):
+            shuffles.append(pairs.shuffled(pairs.values(source), task))
+            return shuffles[-1]
+
+        weights = shuffled(self._state, tasks.begin())
+        for number, step in enumerate(steps, 1):
+            sums = shuffled(pairs.beside(self._rows.handles, weights), tasks.gradients(step))
+            if self._plan.needs_statistics:
+                sums = shuffled(sums, tasks.reduce())
+            if number < len(steps):
+                weights = shuffled(sums, tasks.update(step, last=False))
+        state = pairs.mapped(sums, tasks.update(steps[-1], last=True))
+        before = self._state
+        self._take(state)
+        found = None
+        try:
+            found = pairs.values(state).mapPartitionsWithIndex(_records).collect()
+        finally:
+            if found is None or any(doc["error"] for doc in found):
+                self._state = before
+                pairs.drop(state)
+            else:
+                pairs.drop(before)
+            for each in shuffles:
+                pairs.remove_shuffle(each)
+        return found
+
+    def _take(self, state):
+        """Let executors keep a state; in two copies, where one of them may be lost."""
+        copies = 2 if self._cluster.nodes > 1 else 1
+        self._pairs.keep(state, copies)
+        self._pairs.forget_lineage(state)
+        self._state = state
+
+    def states(self):
+        def collect():
+            inbox = Inbox(self._pairs.values(self._state).collect())
+            residuals = inbox.messages(b"R") or [None] * self._plan.ranks
+            return [
+                RankState.unpack(data, _residual(residual))
+                for data, residual in zip(inbox.messages(b"S"), residuals, strict=True)
+            ]
+
+        return self._call(collect)
+
+    def close(self):
+        if self._state is not None:
+            self._pairs.drop(self._state)
+            self._state = None
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            self._resources.close()
+
+    def _call(self, function):
+        """Run Spark jobs so that Ctrl-C ends them, and say what became of them."""
+
+        def call():
+            with quiet(self._sc):
+                return function()
+
+        try:
+            return SparkCall(self._sc, call).wait()
+        except Exception as error:
+            raise job_error(error, []) from None
+
+
+def _packed(state: RankState) -> list:
+    found = [(b"S", state.pack())]
+    if state.residual is not None:
+        found.append((b"R", state.residual.tobytes()))
+    return found
+
+
+def _residual(data):
+    return None if data is None else np.frombuffer(data, np.float32)
+
+
+def _records(index, frames):
+    """What the driver wants to know of a group: times, or what went wrong."""
+    inbox = Inbox(frames)
+    errors: Sequence = inbox.messages(b"E")
+    if errors:
+        yield {"rank": index, "error": unpack(errors[0])[0], "records": []}
+    else:
+        doc = unpack(inbox.message(b"S"))[0]
+        yield {"rank": index, "error": None, "records": doc["records"]}

@@ -1,0 +1,71 @@
+"""What a rank owns between two steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bigdl.orca.sync.parameter_layer.messages import pack, unpack
+
+__all__ = ["RankState"]
+
+
+@dataclass
+class RankState:
+    """A slice of the weights with all that belongs to it.
+
+    Attributes
+    ----------
+    weights : ndarray of float32
+        The slice, in full precision whatever travels.
+    optimizer : list of dict
+        State of the optimizer, for each segment.
+    buffers : dict of int to ndarray
+        Those buffers of the model that are merged here and have changed since the start.
+    residual : ndarray of float32 or None
+        What encoding has taken from this rank's gradients, of all parameters.
+    records : list of dict
+        Times of the steps of this group, and on rank 0 what every rank had to say of its batch.
+    """
+
+    weights: np.ndarray
+    optimizer: list[dict]
+    buffers: dict[int, np.ndarray] = field(default_factory=dict)
+    residual: np.ndarray | None = None
+    records: list[dict] = field(default_factory=list)
+
+    def pack(self) -> bytes:
+        """As bytes, without the residual, which another part of a step changes."""
+        import torch
+
+        arrays, listed = [self.weights], []
+        for values in self.optimizer:
+            kinds = {}
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor):
+                    kinds[key] = ["tensor", len(arrays)]
+                    arrays.append(value.detach().numpy())
+                else:
+                    kinds[key] = ["number", value]
+            listed.append(kinds)
+        places = {number: len(arrays) + i for i, number in enumerate(self.buffers)}
+        arrays += self.buffers.values()
+        doc = {"optimizer": listed, "buffers": list(places.items()), "records": self.records}
+        return pack(doc, arrays)
+
+    @classmethod
+    def unpack(cls, data, residual: np.ndarray | None = None) -> RankState:
+        """The inverse of :meth:`pack`."""
+        import torch
+
+        doc, arrays = unpack(data)
+        optimizer = [
+            {
+                key: torch.from_numpy(arrays[value].copy()) if kind == "tensor" else value
+                for key, (kind, value) in values.items()
+            }
+            for values in doc["optimizer"]
+        ]
+        buffers = {number: arrays[place].copy() for number, place in doc["buffers"]}
+        return cls(arrays[0].copy(), optimizer, buffers, residual, doc["records"])

@@ -1,0 +1,186 @@
+"""The Python tasks of the shuffle transport: stateless functions from frames to frames.
+
+======  =========================================================================
+kind    message
+======  =========================================================================
+``H``   handle of the rows of a partition
+``S``   :class:`~.state.RankState` of a rank, to itself
+``R``   its residual, to itself
+``W``   weights of a slice, to all ranks
+``G``   piece of a gradient, to the owner of the slice
+``A``   :class:`~.rank.Sum` of a slice, to itself
+``T``   statistics of a slice, to all ranks
+``E``   what went wrong in user code, instead of all others
+======  =========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.memory import freeze_modules
+from bigdl.orca.sync.parameter_layer.frames import Inbox, frames_of
+from bigdl.orca.sync.parameter_layer.messages import pack, unpack
+from bigdl.orca.sync.parameter_layer.pairs import key
+from bigdl.orca.sync.parameter_layer.rank import LayerPlan, Rank, Step, Sum
+from bigdl.orca.sync.parameter_layer.replicas import replica_of
+from bigdl.orca.sync.parameter_layer.state import RankState
+
+__all__ = ["Tasks"]
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """What the tasks of one training are made of; travels with every one of them.
+
+    Attributes
+    ----------
+    training : str
+        An unguessable name.
+    plan : LayerPlan
+    program : pyspark.Broadcast
+        Of the cloudpickle of ``program(rank, shards)``, which gives a :class:`~.rank.Replica`.
+    threads : int
+    import_path : tuple of str
+        See :class:`~bigdl.orca.engine.task.TaskSpec`.
+    """
+
+    training: str
+    plan: LayerPlan
+    program: Any
+    threads: int
+    import_path: tuple[str, ...]
+
+    def begin(self) -> Callable:
+        """Send out the weights at the start of a group."""
+
+        def work(out, rank, inbox):
+            state = RankState.unpack(inbox.message(b"S"))
+            state.records = []
+            out.weights_of(rank, state)
+            out.send(rank.rank, b"S", state.pack())
+            out.pass_on(inbox, b"R")
+
+        return self._task(work)
+
+    def gradients(self, step: Step) -> Callable:
+        """Compute the gradients of a step."""
+
+        def work(out, rank, inbox):
+            handle = unpack(inbox.message(b"H"))[0]
+            replica = replica_of(
+                self.training,
+                rank.rank,
+                handle["version"],
+                lambda: self._make(rank.rank, handle),
+            )
+            residual = inbox.message(b"R")
+            if residual is not None:
+                residual = np.frombuffer(residual, np.float32)
+            pieces, residual = rank.gradients(replica, step, inbox.messages(b"W"), residual)
+            for owner, piece in enumerate(pieces):
+                out.send(owner, b"G", piece)
+            out.pass_on(inbox, b"S")
+            if residual is not None:
+                out.send(rank.rank, b"R", residual.view(np.uint8))
+
+        return self._task(work)
+
+    def reduce(self) -> Callable:
+        """Sum the gradients and tell all ranks about the sums."""
+
+        def work(out, rank, inbox):
+            found = rank.reduce(inbox.messages(b"G"))
+            state = RankState.unpack(inbox.message(b"S"))
+            out.send_all(b"T", rank.statistics(found, state))
+            out.send(rank.rank, b"A", found.pack())
+            out.pass_on(inbox, b"S", b"R")
+
+        return self._task(work)
+
+    def update(self, step: Step, *, last: bool) -> Callable:
+        """Change the weights; after the last step of a group the state stays where it is."""
+
+        def work(out, rank, inbox):
+            summed = inbox.message(b"A")
+            found = rank.reduce(inbox.messages(b"G")) if summed is None else Sum.unpack(summed)
+            state = RankState.unpack(inbox.message(b"S"))
+            rank.update(step, found, state, inbox.messages(b"T") or None)
+            if not last:
+                out.weights_of(rank, state)
+            out.send(rank.rank, b"S", state.pack())
+            out.pass_on(inbox, b"R")
+
+        return self._task(work)
+
+    def _task(self, work):
+        """``task(index, frames)`` that yields keys and frames in turn."""
+
+        def task(index, frames):
+            from bigdl.common.cpu import thread_scope
+            from bigdl.orca.engine.task import describe, task_environment
+
+            inbox = Inbox(frames)
+            out = _Outbox(index, self.plan.ranks)
+            if inbox.raw(b"E"):
+                out.pass_on(inbox, b"E")
+                return iter(out.items)
+            with task_environment(self), thread_scope(self.threads):
+                freeze_modules()
+                try:
+                    work(out, Rank(self.plan, index), inbox)
+                except _Away:
+                    raise
+                except Exception as error:  # Spark would run the user's code again and again
+                    out.items.clear()
+                    out.send_all(b"E", pack({"rank": index, **describe(error)}))
+            return iter(out.items)
+
+        return task
+
+    def _make(self, rank, handle):
+        import cloudpickle
+
+        from bigdl.orca.sync.parameter_layer.rows import is_here, shards_of
+
+        if not is_here(handle):
+            raise _Away(
+                f"The rows of partition {rank} are on executor {handle['executor']} of "
+                f"{handle['host']}, which this task cannot read; Spark runs it again"
+            )
+        return cloudpickle.loads(self.program.value)(rank, shards_of(handle))
+
+
+class _Away(Exception):
+    """The rows are elsewhere; raised into Spark, which tries again."""
+
+
+class _Outbox:
+    """Frames on their way, each after the key of the rank that it goes to."""
+
+    def __init__(self, rank: int, ranks: int):
+        self._rank, self._ranks = rank, ranks
+        self.items: list = []
+
+    def send(self, target: int, kind: bytes, data) -> None:
+        for frame in frames_of(kind, self._rank, data):
+            self.items += (key(target), frame)
+
+    def send_all(self, kind: bytes, data) -> None:
+        frames = list(frames_of(kind, self._rank, data))
+        for target in range(self._ranks):
+            for frame in frames:
+                self.items += (key(target), frame)
+
+    def pass_on(self, inbox: Inbox, *kinds: bytes) -> None:
+        """Send frames on to the same rank as they came."""
+        for kind in kinds:
+            for frame in inbox.raw(kind):
+                self.items += (key(self._rank), bytes(frame))
+
+    def weights_of(self, rank: Rank, state: RankState) -> None:
+        self.send_all(b"W", rank.weights(state))
