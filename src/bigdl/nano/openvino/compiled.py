@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.openvino.network import (
     checked_device,
@@ -69,7 +70,8 @@ class CompiledNetwork:
         that was quantized. It sets ``INFERENCE_PRECISION_HINT`` on a CPU.
     thread_num : int, optional
         Threads of one inference on a CPU (``INFERENCE_NUM_THREADS``); by default OpenVINO takes
-        one for each physical core in the affinity mask. Other devices do not use it.
+        one for each physical core in the affinity mask. Other devices do not use it. Fewer
+        threads than cores are not pinned, since several processes may share the machine.
     config : mapping, optional
         Properties of OpenVINO, e.g. ``{"PERFORMANCE_HINT": "THROUGHPUT"}``. They go before what
         the other parameters mean.
@@ -293,9 +295,15 @@ class CompiledNetwork:
             meant["CACHE_DIR"] = str(cache_dir)
         if on_cpu and self.thread_num is not None:
             meant["INFERENCE_NUM_THREADS"] = self.thread_num
-        defaults = {"INFERENCE_PRECISION_HINT": _CPU_HINTS[self.precision]} if on_cpu else {}
-        if self.precision == "bf16":
-            meant |= defaults
+        defaults: dict[str, Any] = {}
+        if on_cpu:
+            defaults["INFERENCE_PRECISION_HINT"] = _CPU_HINTS[self.precision]
+        if on_cpu and self.thread_num is not None and self.thread_num < len(usable_cores()):
+            # Pinning begins with the first core: several processes with a few threads each, which
+            # together use the machine, would all compute on the same cores.
+            defaults["ENABLE_CPU_PINNING"] = False
+        if self.precision == "bf16" and on_cpu:
+            meant["INFERENCE_PRECISION_HINT"] = defaults["INFERENCE_PRECISION_HINT"]
         self.additional_config = meant | config
         self.final_config = defaults | self.additional_config
 

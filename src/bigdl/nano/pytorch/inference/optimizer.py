@@ -190,7 +190,7 @@ class InferenceOptimizer(Search):
         method : str, optional
             A variant: ``"qlinear"``, ``"integer"`` or ``"nncf"`` with ONNX Runtime; ``"fx"``,
             ``"eager"``, ``"ipex"``, ``"torchao"``, ``"weight_only"`` or ``"inc"`` with none;
-            ``"weight_only"`` with OpenVINO.
+            ``"weight_only"`` or ``"bf16"`` (the rest in bf16) with OpenVINO.
         conf, tuning_strategy, q_config
             Accepted for programs that were written for Neural Compressor 2; they change nothing.
         timeout : float, optional
@@ -295,6 +295,7 @@ class InferenceOptimizer(Search):
         device: str | None = None,
         cache_dir: str | None = None,
         shapes: str | None = None,
+        thread_num: int | None = None,
     ) -> torch.nn.Module:
         """Read a model from a directory that :meth:`save` wrote.
 
@@ -316,6 +317,9 @@ class InferenceOptimizer(Search):
             Directory in which OpenVINO keeps compiled models.
         shapes : str, optional
             Input shapes for OpenVINO, e.g. ``"x[1,3,224,224],y[1,4]"``.
+        thread_num : int, optional
+            Threads of the model, instead of those that it was saved with; those of a graph that
+            TorchInductor has compiled stay.
 
         Returns
         -------
@@ -329,6 +333,7 @@ class InferenceOptimizer(Search):
         return load_model(
             path,
             model,
+            _thread_count(thread_num),
             input_sample=input_sample,
             inplace=inplace,
             device=device,

@@ -19,6 +19,7 @@ import torch
 
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
+from bigdl.nano.pytorch.inference.context import Settings, remember_settings
 from bigdl.nano.pytorch.inference.weights import load_weights, save_weights
 
 __all__ = ["META_FILE", "load_model", "save_model"]
@@ -27,6 +28,8 @@ META_FILE = "nano_model_meta.yml"
 _COMPRESSIONS = ("fp32", "bf16")
 _PLAIN = "PytorchModel"
 _WEIGHTS = "saved_weight.pt"
+# What the runtimes call their threads.
+_THREADS = ("thread_num", "intra_op_num_threads", "inter_op_num_threads")
 # Modules that methods import only when they build.
 _HOMES = {
     "PytorchOpenVINOModel": "bigdl.nano.pytorch.inference.openvino_model",
@@ -77,6 +80,7 @@ def save_model(model: torch.nn.Module, path: str | os.PathLike, compression: str
 def load_model(
     path: str | os.PathLike | Mapping[str, BinaryIO],
     model: torch.nn.Module | None = None,
+    thread_num: int | None = None,
     **options: Any,
 ) -> torch.nn.Module:
     """Read a model that :func:`save_model` wrote.
@@ -87,6 +91,8 @@ def load_model(
         The directory, or its files by name.
     model : Module, optional
         The original; it is not changed unless ``inplace=True``.
+    thread_num : int, optional
+        Threads of the model, instead of those that it was saved with.
     **options
         See ``InferenceOptimizer.load``.
 
@@ -101,14 +107,17 @@ def load_model(
             for name, file in path.items():
                 inside = Path(directory, Path(name).name)
                 inside.write_bytes(file.read())
-            return load_model(directory, model, **options)
+            return load_model(directory, model, thread_num, **options)
     directory = Path(path)
     if not directory.exists():
         raise UsageError(f"{directory} doesn't exist.")
     meta = _read_meta(directory)
     kind = meta["ModelType"]
     if kind == _PLAIN:
-        return _load_plain(directory, meta, model, options.get("inplace", False))
+        loaded = _load_plain(directory, meta, model, options.get("inplace", False))
+        if thread_num is not None:
+            remember_settings(loaded, Settings(threads=thread_num))
+        return loaded
     cls = _class_named(kind)
     if cls is None:
         raise UsageError(
@@ -118,6 +127,8 @@ def load_model(
     for name in _files_of(meta):
         if not (directory / name).exists():
             raise UsageError(f"File {name} is required to load model.")
+    if thread_num is not None:
+        meta |= dict.fromkeys(_THREADS, thread_num)
     return cls.load_from(directory, meta, model=model, **options)
 
 
@@ -127,7 +138,7 @@ def _class_named(kind: str) -> type[AcceleratedModel] | None:
     methods("torch")  # importing them defines their models, but for these
     if kind in _HOMES:
         importlib.import_module(_HOMES[kind])
-    return AcceleratedModel.classes.get(kind)
+    return AcceleratedModel.nano_classes.get(kind)
 
 
 def _files_of(meta: Mapping) -> list[str]:
