@@ -1,7 +1,7 @@
 """Imports point one way: common <- orca.{cluster,data,engine,sync} <- orca.learn <- orca.automl.
 
 ``nano`` stands on ``common`` alone, ``friesian`` on ``common`` and the public names of ``orca``,
-and only ``orca.learn`` may call ``nano``.  An import inside a function counts like one at the top.
+and only ``orca.learn`` and ``orca.inference`` may call ``nano``.  An import inside a function counts like one at the top.
 """
 
 import ast
@@ -28,6 +28,10 @@ LAYERS = {
     "bigdl.orca.learn": {
         "may": ["bigdl.common", "bigdl.orca", "bigdl.nano"],
         "never": ["bigdl.orca.automl"],
+    },
+    "bigdl.orca.inference": {
+        "may": ["bigdl.common", "bigdl.orca", "bigdl.nano"],
+        "never": ["bigdl.orca.learn", "bigdl.orca.automl"],
     },
     "bigdl.orca": {"may": ["bigdl.common", "bigdl.orca"]},
     "bigdl.nano": {"may": ["bigdl.common", "bigdl.nano"]},

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.pytorch import InferenceOptimizer
 from bigdl.orca.inference import InferenceModel
 from bigdl.orca.torch import TorchLoss, TorchModel, TorchOptim
 
@@ -144,7 +145,7 @@ def test_onnx(tmp_path):
     with pytest.raises(UsageError, match=r"1 inputs \(x\), got 2 arrays"):
         model.predict([X, X])
     (tmp_path / "bad.onnx").write_bytes(b"no model")
-    with pytest.raises(UsageError, match="The ONNX model cannot be loaded"):
+    with pytest.raises(UsageError, match="ONNX Runtime cannot run the network"):
         InferenceModel().load_onnx(str(tmp_path / "bad.onnx"))
 
 
@@ -162,9 +163,30 @@ def test_openvino(tmp_path):
         InferenceModel().load_openvino(str(tmp_path / "none.xml"))
 
 
+@pytest.mark.parametrize("accelerator", ["openvino", "jit", None])
+def test_models_of_nano(orca_spark, tmp_path, accelerator):
+    original = module().eval()
+    sample = torch.from_numpy(X)
+    if accelerator is None:
+        fast = InferenceOptimizer.quantize(original, "bf16", thread_num=1)
+    else:
+        fast = InferenceOptimizer.trace(original, sample, accelerator, thread_num=1)
+    InferenceOptimizer.save(fast, tmp_path / "saved")
+    model = InferenceModel(2).load_nano(tmp_path / "saved", None if accelerator else original)
+    tolerance = {"atol": 1e-5 if accelerator else 0.02}
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: model.predict(X + i, batch_size=4), range(12)))
+    for i, each in enumerate(found):
+        np.testing.assert_allclose(each, expected(X + i), rtol=0.01, **tolerance)
+    batches = orca_spark.sparkContext.parallelize([X[:4], X[4:]], 2)
+    found = np.concatenate(model.distributed_predict(batches).collect())
+    np.testing.assert_allclose(found, expected(), rtol=0.01, **tolerance)
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [
+        (lambda: InferenceModel().load_nano("/nowhere"), "no model that InferenceOptimizer.save"),
         (lambda: InferenceModel(0), "at least 1"),
         (lambda: InferenceModel().predict(X), "There is no model yet"),
         (lambda: InferenceModel().load_module(3), "A module of PyTorch is expected"),

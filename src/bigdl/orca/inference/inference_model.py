@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -11,10 +12,13 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.inference.runtimes import (
-    OnnxCopy,
-    OpenVinoCopy,
     TorchCopy,
+    nano_copies,
+    nano_files,
+    onnx_copy,
+    openvino_copy,
     read_model,
+    read_openvino,
     torch_module,
 )
 
@@ -22,14 +26,15 @@ __all__ = ["InferenceModel"]
 
 
 class InferenceModel:
-    """A model of PyTorch, ONNX or OpenVINO that threads share.
+    """A model of PyTorch, ONNX, OpenVINO or Nano that threads share.
 
     Every copy works for one thread at a time; a thread that finds all of them busy waits.
 
     Parameters
     ----------
     supported_concurrent_num : int
-        How many copies there are.
+        How many copies there are. The copies of a network in ONNX Runtime or OpenVINO share its
+        weights.
     """
 
     def __init__(self, supported_concurrent_num: int = 1, bigdl_type: str = "float"):
@@ -74,7 +79,7 @@ class InferenceModel:
     def load_onnx(self, path: str) -> InferenceModel:
         """Read an ONNX model (needs onnxruntime)."""
         data = read_model(path)
-        self._fill([OnnxCopy(data) for _ in range(self._count)], ("onnx", data))
+        self._fill([onnx_copy(data)] * self._count, ("onnx", data))
         return self
 
     def load_openvino(
@@ -91,15 +96,25 @@ class InferenceModel:
         batch_size : int
             Fix the batch of the model; 0 leaves it as it is.
         """
-        if weight_path is None:
-            weight_path = model_path.removesuffix(".xml") + ".bin"
-        xml, weights = read_model(model_path), read_model(weight_path)
-        compiled = OpenVinoCopy.compiled(xml, weights, batch_size)
-        copies = [OpenVinoCopy(compiled) for _ in range(self._count)]
-        self._fill(copies, ("openvino", xml, weights, batch_size))
+        given = (*read_openvino(model_path, weight_path), batch_size)
+        self._fill([openvino_copy(*given)] * self._count, ("openvino", *given))
         return self
 
     load_openvino_ng = load_openvino
+
+    def load_nano(self, path: str | os.PathLike, module=None) -> InferenceModel:
+        """Read an accelerated model of Nano.
+
+        Parameters
+        ----------
+        path : str or path
+            A directory that ``InferenceOptimizer.save`` wrote.
+        module : torch.nn.Module, optional
+            The original, where the directory holds weights only.
+        """
+        files = nano_files(path)
+        self._fill(nano_copies(files, module, self._count), ("nano", files, module))
+        return self
 
     def load_bigdl(self, model_path: str, weight_path: str | None = None):
         """Models of BigDL's JVM layers cannot be read."""
@@ -193,7 +208,8 @@ class InferenceModel:
     def _need_model(self):
         if self._idle is None:
             raise UsageError(
-                "There is no model yet; call load_torch, load_onnx or load_openvino first"
+                "There is no model yet; call load_torch, load_onnx, load_openvino or load_nano "
+                "first"
             )
 
 
@@ -221,9 +237,11 @@ def _one_copy(kind, *given) -> InferenceModel:
         case "file":
             copy = TorchCopy.of(torch_module(*given))
         case "onnx":
-            copy = OnnxCopy(*given)
+            copy = onnx_copy(*given)
         case "openvino":
-            copy = OpenVinoCopy(OpenVinoCopy.compiled(*given))
+            copy = openvino_copy(*given)
+        case "nano":
+            [copy] = nano_copies(*given, 1)
     model._fill([copy], None)
     return model
 

@@ -5,13 +5,26 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import os
 import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
 
-__all__ = ["OnnxCopy", "OpenVinoCopy", "TorchCopy", "read_model", "torch_module"]
+__all__ = [
+    "NetworkCopy",
+    "TorchCopy",
+    "nano_copies",
+    "nano_files",
+    "onnx_copy",
+    "openvino_copy",
+    "read_model",
+    "read_openvino",
+    "torch_module",
+]
 
 
 class TorchCopy:
@@ -39,62 +52,100 @@ class TorchCopy:
         if isinstance(found, dict):
             found = list(found.values())
         outputs = found if isinstance(found, list | tuple) else [found]
-        return [each.numpy() for each in outputs]
+        # numpy has no bfloat16
+        return [(x.float() if x.dtype is torch.bfloat16 else x).numpy() for x in outputs]
 
 
-class OnnxCopy:
-    """A session of ONNX Runtime."""
+class NetworkCopy:
+    """A network of Nano's runtimes, which any number of threads may call.
 
-    def __init__(self, data: bytes):
-        runtime = require("onnxruntime", "nano")
-        try:
-            self._session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
-        except Exception as error:  # of many classes
-            raise UsageError(f"The ONNX model cannot be loaded: {error}") from error
-        self._names = [each.name for each in self._session.get_inputs()]
+    Parameters
+    ----------
+    run : callable
+        From a list of arrays to a list of arrays, which are the caller's.
+    names : sequence of str
+        Of the inputs.
+    """
 
-    def run(self, inputs: list[np.ndarray]) -> list[np.ndarray]:
-        _check_count(inputs, self._names)
-        return self._session.run(None, dict(zip(self._names, inputs, strict=True)))
-
-
-class OpenVinoCopy:
-    """An infer request of a compiled model; the requests of one model share its weights."""
-
-    def __init__(self, compiled):
-        self._request = compiled.create_infer_request()
-        self._names = [port.get_any_name() for port in compiled.inputs]
-        self._outputs = list(compiled.outputs)
-
-    @staticmethod
-    def compiled(xml: bytes, weights: bytes, batch_size: int = 0):
-        """Compile a model from the content of its two files."""
-        openvino = require("openvino", "nano")
-        core = openvino.Core()
-        try:
-            model = core.read_model(model=xml, weights=weights)
-            if batch_size:
-                model.reshape(
-                    {
-                        i: [batch_size, *list(p.partial_shape)[1:]]
-                        for i, p in enumerate(model.inputs)
-                    }
-                )
-            return core.compile_model(model, "CPU")
-        except RuntimeError as error:
-            raise UsageError(f"The OpenVINO model cannot be loaded: {error}") from error
+    def __init__(self, run: Callable[[list], list], names: Sequence[str]):
+        self._run = run
+        self._names = list(names)
 
     def run(self, inputs: list[np.ndarray]) -> list[np.ndarray]:
-        _check_count(inputs, self._names)
-        found = self._request.infer(dict(enumerate(inputs)))
-        return [np.array(found[port]) for port in self._outputs]  # the request's own are reused
+        if len(inputs) != len(self._names):
+            raise UsageError(
+                f"The model has {len(self._names)} inputs ({', '.join(self._names)}), got "
+                f"{len(inputs)} arrays"
+            )
+        return self._run(inputs)
 
 
-def _check_count(inputs, names):
-    if len(inputs) != len(names):
+def onnx_copy(data: bytes) -> NetworkCopy:
+    """The content of an ONNX file in ONNX Runtime."""
+    require("onnxruntime", "nano")
+    from bigdl.nano.acceleration.onnx_network import OnnxFile, OnnxNetwork
+
+    file = OnnxFile()
+    file.path.write_bytes(data)
+    network = OnnxNetwork(file)
+    return NetworkCopy(network.run, network.input_names)
+
+
+def openvino_copy(xml: bytes, weights: bytes, batch_size: int = 0) -> NetworkCopy:
+    """The content of the two files of a network in OpenVINO."""
+    require("openvino", "nano")
+    from bigdl.nano.openvino import CompiledNetwork
+    from bigdl.nano.openvino.network import read_network
+
+    network = read_network((xml, weights))
+    shapes = {
+        position: [batch_size, *list(port.partial_shape)[1:]]
+        for position, port in enumerate(network.inputs)
+        if batch_size
+    }
+    compiled = CompiledNetwork(network, shapes=shapes or None)
+    return NetworkCopy(compiled.infer, compiled.input_names)
+
+
+def nano_copies(files: Mapping[str, bytes], module, count: int) -> list:
+    """The files of a directory that ``InferenceOptimizer.save`` wrote, as `count` copies.
+
+    Threads share a network in another runtime, so its copies are one. Graphs of PyTorch run with
+    the threads of the process, which calls at the same time could not change and restore.
+    """
+    from bigdl.nano.pytorch import InferenceOptimizer
+    from bigdl.nano.pytorch.inference.accelerated import NetworkModel
+
+    def load():
+        opened = {name: io.BytesIO(content) for name, content in files.items()}
+        return InferenceOptimizer.load(opened, module).eval()
+
+    model = load()
+    if isinstance(model, NetworkModel):
+        return [NetworkCopy(TorchCopy(model).run, model.forward_args)] * count
+    models = [model, *(load() for _ in range(count - 1))]
+    for each in models:
+        each.thread_num = None
+    return [TorchCopy(each) for each in models]
+
+
+def nano_files(path: str | os.PathLike) -> dict[str, bytes]:
+    """The files of a directory that ``InferenceOptimizer.save`` wrote, by name."""
+    from bigdl.nano.pytorch.inference.storage import META_FILE
+
+    directory = Path(path)
+    if not (directory / META_FILE).exists():
         raise UsageError(
-            f"The model has {len(names)} inputs ({', '.join(names)}), got {len(inputs)} arrays"
+            f"{str(path)!r} holds no model that InferenceOptimizer.save wrote: there is no "
+            f"{META_FILE} in it"
         )
+    return {p.name: p.read_bytes() for p in sorted(directory.iterdir()) if p.is_file()}
+
+
+def read_openvino(path: str, weight_path: str | None = None) -> tuple[bytes, bytes]:
+    """The content of the two files of a network; the ``.bin`` is by default beside the ``.xml``."""
+    weight_path = weight_path or str(path).removesuffix(".xml") + ".bin"
+    return read_model(str(path)), read_model(weight_path)
 
 
 def read_model(path: str) -> bytes:
