@@ -7,7 +7,13 @@ from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.progress import is_interactive
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, TqdmCallback
 
-__all__ = ["check_accumulation", "measures_of", "shows_progress", "takes_over_prediction"]
+__all__ = [
+    "check_accumulation",
+    "check_not_accelerated",
+    "measures_of",
+    "shows_progress",
+    "takes_over_prediction",
+]
 
 
 def measures_of(metrics) -> tuple[list, list[str]]:
@@ -46,3 +52,12 @@ def takes_over_prediction(callbacks) -> bool:
             "model's forward return what you want"
         )
     return True
+
+
+def check_not_accelerated(accelerate) -> None:
+    """``accelerate=`` of predict, beside a callback that makes the outputs."""
+    if accelerate is not None:
+        raise UsageError(
+            f"accelerate={accelerate!r} does not go with an on_pred_forward of one's own, which "
+            "calls the model as it is; leave one of them out"
+        )

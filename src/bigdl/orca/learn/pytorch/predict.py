@@ -1,20 +1,15 @@
 """Prediction as a lazy column of a Spark DataFrame.
 
 It is a plain ``mapInArrow`` without a barrier: all columns and the order of every partition are
-kept, and the frame can be filtered, joined and computed again like any other.  The plan owns an
-immutable snapshot of the model (a broadcast that nobody destroys), and each Python worker keeps
-the few models that it used last.
+kept, and the frame can be filtered, joined and computed again like any other.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import sys
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,105 +17,12 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import column_spec, convert, decode, float_dtype
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
-from bigdl.orca.learn.pytorch.device import device_of_task, precision_of, to_device
 from bigdl.orca.learn.pytorch.output_columns import Output, OutputColumns
+from bigdl.orca.learn.pytorch.shipping import Ready, Shipped, cached_model
 
-__all__ = ["Shipped", "cached_model", "predict_dataframe", "run_model"]
+__all__ = ["converted_columns", "decode_columns", "predict_dataframe", "run_model"]
 
 logger = logging.getLogger("bigdl.orca")
-
-_CACHE_BYTES = 2 << 30
-_models: OrderedDict[tuple, tuple] = OrderedDict()  # of this Python worker, with their bytes
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A model where it computes.
-
-    Attributes
-    ----------
-    model : torch.nn.Module
-    device : torch.device
-    precision : str
-        ``"fp32"`` or ``"bf16"``.
-    """
-
-    model: Any
-    device: Any
-    precision: str
-
-    def __call__(self, batch: list):
-        """What the model returns for a batch of numpy columns."""
-        import torch
-
-        columns = to_device([_tensor(column) for column in batch], self.device)
-        with torch.no_grad(), precision_of(self.precision, self.device)():
-            return self.model(*columns)
-
-
-class Shipped:
-    """A model as prediction ships it; what a DataFrame's plan holds of it never changes.
-
-    Parameters
-    ----------
-    parts : ModelParts
-    weights : bytes
-        State dict of the model.
-    sc : pyspark.SparkContext
-    precision : str
-        ``"bf16"`` computes in bfloat16 where torch's autocast does; predictions are float32.
-
-    Attributes
-    ----------
-    digest : str
-        Of what was broadcast.
-    broadcast : pyspark.Broadcast
-    """
-
-    def __init__(self, parts, weights: bytes, sc, precision: str = "fp32"):
-        import cloudpickle
-
-        from bigdl.orca.learn.pytorch.state import load_into
-
-        self._origin = parts, _digest(weights), sc
-        parts = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
-        if parts.is_instance:  # it carries its weights itself
-            parts = replace(parts, model=parts.build_model())
-            load_into(parts.model, weights)
-            weights = None
-        try:
-            data = cloudpickle.dumps((parts, weights, precision))
-        except Exception as error:
-            raise UsageError(
-                f"The model cannot be shipped to the workers, since it refers to something that "
-                f"cannot be pickled ({error}); create such objects inside the model creator instead"
-            ) from error
-        self.digest = _digest(data)
-        self.broadcast = sc.broadcast(data)
-
-    @classmethod
-    def of(
-        cls, parts, weights: bytes, sc, precision: str, previous: Shipped | None = None
-    ) -> Shipped:
-        """Broadcast a model, unless it is what was broadcast last."""
-        if previous is not None:
-            old_parts, old_weights, old_sc = previous._origin
-            if old_parts is parts and old_sc is sc and old_weights == _digest(weights):
-                return previous
-        return cls(parts, weights, sc, precision)
-
-    def load(self):
-        """The model, on the driver and its CPU."""
-        import torch
-
-        from bigdl.orca.learn.pytorch.state import isolated_rng
-
-        with isolated_rng(0):
-            return _load(self.broadcast.value, torch.device("cpu"))
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def predict_dataframe(
@@ -154,18 +56,8 @@ def predict_dataframe(
     -------
     pyspark.sql.DataFrame
     """
-    types = check_columns(frame, feature_cols)
-    floats = float_dtype(config)
-    specs = [column_spec(name, types[name], floats) for name in feature_cols]
-    # mapInArrow finds columns by name, which fails for a dot, a backtick or a name given twice
-    kept = [f"c{i}" for i in range(len(frame.columns))]
-    place = dict(zip(frame.columns, kept, strict=True))
-    inputs = [f"f{i}" for i in range(len(specs))]
-    plain = frame.toDF(*kept)
-    converted = [
-        convert(replace(spec, name=place[spec.name])).alias(name)
-        for spec, name in zip(specs, inputs, strict=True)
-    ]
+    specs, plain, converted = converted_columns(frame, config, feature_cols)
+    kept, inputs = plain.columns, [f"f{i}" for i in range(len(specs))]
     if known is None or len(known) != len(specs):
         known = [_known(spec, frame.schema[spec.name].metadata) for spec in specs]
     outputs = _outputs(shipped.load(), specs, plain.select(*converted), known)
@@ -178,16 +70,27 @@ def predict_dataframe(
     return result.toDF(*frame.columns, *columns.names)
 
 
-def _load(data: bytes, device) -> Ready:
-    import cloudpickle
+def converted_columns(frame, config: dict, feature_cols: Sequence[str]):
+    """The columns of a DataFrame that a model takes, in the types of its inputs.
 
-    from bigdl.orca.learn.pytorch.state import load_into
-
-    parts, weights, precision = cloudpickle.loads(data)
-    model = parts.build_model()
-    if weights is not None:
-        load_into(model, weights)
-    return Ready(model.eval().to(device), device, precision)
+    Returns
+    -------
+    specs : list of ColumnSpec
+    plain : pyspark.sql.DataFrame
+        `frame` with its columns called ``c0``, ``c1``, …
+    converted : list of pyspark.sql.Column
+        Of `plain`, called ``f0``, ``f1``, …
+    """
+    types = check_columns(frame, feature_cols)
+    floats = float_dtype(config)
+    specs = [column_spec(name, types[name], floats) for name in feature_cols]
+    # mapInArrow finds columns by name, which fails for a dot, a backtick or a name given twice
+    plain = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))
+    place = dict(zip(frame.columns, plain.columns, strict=True))
+    converted = [
+        convert(replace(spec, name=place[spec.name])).alias(f"f{i}") for i, spec in enumerate(specs)
+    ]
+    return specs, plain, converted
 
 
 # -- what the model returns ---------------------------------------------------------------------
@@ -210,7 +113,7 @@ def _outputs(model, specs, ready, known) -> list[Output]:
     if table.num_rows == 0:
         return [Output(None, ())]
     try:
-        batch = _decode_batch(specs, table.combine_chunks().to_batches()[0])
+        batch = decode_columns(specs, table.combine_chunks().to_batches()[0])
     except SourceError as error:
         raise UsageError(str(error)) from None
     return _seen(model, [_twice(column) for column in batch])
@@ -252,7 +155,8 @@ def _made_up(specs, known):
     return batch
 
 
-def _decode_batch(specs, batch):
+def decode_columns(specs, batch) -> list:
+    """The columns of an Arrow batch as arrays, or dicts of them."""
     columns = []
     for spec, column in zip(specs, batch.columns, strict=True):
         leaves = decode(spec, column)
@@ -263,7 +167,7 @@ def _decode_batch(specs, batch):
 def run_model(
     model: Ready, batch: list, rows: int, outputs: Sequence[Output] | None = None
 ) -> list[tuple[str | None, np.ndarray]]:
-    """The outputs for a batch of numpy columns, with trailing dimensions of size 1 dropped.
+    """The outputs for a batch of numpy columns.
 
     Returns
     -------
@@ -282,29 +186,24 @@ def run_model(
             f"The model returned {len(items)} outputs for one batch and {len(outputs)} for another"
         )
     return [
-        (key, _array(item, rows, outputs[i].shape if outputs else None))
+        (key, _array(item, rows, outputs[i].shape if outputs else None, model.squeezes))
         for i, (key, item) in enumerate(items)
     ]
 
 
-def _tensor(column):
+def _array(item, rows, shape, squeezes) -> np.ndarray:
     import torch
 
-    if isinstance(column, dict):
-        return {key: _tensor(value) for key, value in column.items()}
-    return torch.tensor(column)
-
-
-def _array(item, rows, shape) -> np.ndarray:
-    import torch
-
-    if not isinstance(item, torch.Tensor):
+    if isinstance(item, np.ndarray):
+        array = np.asarray(item, np.float32)
+    elif isinstance(item, torch.Tensor):
+        array = item.detach().cpu().float().numpy()
+    else:
         raise UsageError(
             "predict needs a model whose forward returns a tensor, or a tuple, list or dict of "
             f"them; it returned {type(item).__name__}"
         )
-    array = item.detach().cpu().float().numpy()
-    while array.ndim > 1 and array.shape[-1] == 1:
+    while squeezes and array.ndim > 1 and array.shape[-1] == 1:
         array = array[..., 0]
     if rows == 1 and shape is not None and array.size == np.prod(shape, dtype=int):
         array = array.reshape(1, *shape)  # squeezed by the model
@@ -351,7 +250,7 @@ def _predict(model, specs, batch, columns, batch_size):
     for low in range(0, batch.num_rows, batch_size):
         part = batch.slice(low, batch_size)
         try:
-            ready = _decode_batch(specs, part)
+            ready = decode_columns(specs, part)
         except SourceError as error:
             raise UsageError(str(error)) from None
         found = run_model(model, ready, part.num_rows, columns.outputs)
@@ -359,18 +258,3 @@ def _predict(model, specs, batch, columns, batch_size):
     if not pieces:
         return [np.empty((0, *o.shape), np.float32) for o in columns.outputs]
     return [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
-
-
-def cached_model(digest, broadcast) -> Ready:
-    """The model of a snapshot, from this Python worker's cache of those used last."""
-    device = device_of_task()
-    key = digest, str(device)
-    if key in _models:
-        _models.move_to_end(key)
-        return _models[key][0]
-    data = broadcast.value
-    model = _load(data, device)
-    _models[key] = (model, len(data))
-    while len(_models) > 1 and sum(size for _, size in _models.values()) > _CACHE_BYTES:
-        _models.popitem(last=False)
-    return model

@@ -20,9 +20,10 @@ from bigdl.orca.data.feeds import kind_of
 from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import float_dtype
 from bigdl.orca.data.feeds.values import columns_of, is_frame
-from bigdl.orca.learn.pytorch.predict import cached_model, predict_dataframe, run_model
+from bigdl.orca.learn.pytorch.predict import predict_dataframe, run_model
+from bigdl.orca.learn.pytorch.shipping import cached_model
 
-__all__ = ["predict_any"]
+__all__ = ["checked_arrays", "opened", "predict_any", "rows_of_columns", "threads_of_task"]
 
 
 def predict_any(
@@ -49,13 +50,12 @@ def predict_any(
     UsageError
         For an input of another kind.
     """
+    data = opened(data, cluster)
     kind = kind_of(data)
-    if kind == "path":
-        paths = [os.fspath(p) for p in (data if isinstance(data, list | tuple) else [data])]
-        data, kind = cluster.spark.read.parquet(*paths), "Spark DataFrame"
+    threads = threads_of_task(cluster)
     if kind == "Spark DataFrame":
         return predict_dataframe(
-            data, shipped, config, feature_cols, batch_size, output_cols, known
+            data, shipped, config, feature_cols, batch_size, output_cols, known, threads
         )
     is_tensors = type(data).__module__.startswith("torch")
     if kind not in ("SparkXShards", "array") or is_tensors:
@@ -63,7 +63,7 @@ def predict_any(
             "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
             f"pandas DataFrames and paths of Parquet files, got {type(data).__name__}"
         )
-    predict = _predictor(shipped, config, feature_cols, batch_size, output_cols)
+    predict = _predictor(shipped, config, feature_cols, batch_size, output_cols, threads)
     if kind == "SparkXShards":
         from bigdl.orca.data.xshards import SparkXShards, persistence
 
@@ -75,6 +75,19 @@ def predict_any(
     return _predict_arrays(data, predict, cluster, bool(feature_cols))
 
 
+def opened(data: Any, cluster) -> Any:
+    """`data`, with the DataFrame of the files instead of paths of Parquet files."""
+    if kind_of(data) != "path":
+        return data
+    paths = [os.fspath(p) for p in (data if isinstance(data, list | tuple) else [data])]
+    return cluster.spark.read.parquet(*paths)
+
+
+def threads_of_task(cluster) -> int:
+    """How many cores Spark gives to a task."""
+    return int(cluster.sc.getConf().get("spark.task.cpus", "1"))
+
+
 def _predict_frame(frame, predict, cluster):
     import pandas as pd
 
@@ -82,7 +95,8 @@ def _predict_frame(frame, predict, cluster):
     return pd.concat(_run(shards, predict, cluster))
 
 
-def _predict_arrays(data, predict, cluster, named):
+def checked_arrays(data, named: bool) -> tuple[dict, int]:
+    """The model's inputs among arrays in the driver's memory, and how many rows they have."""
     if not named and not isinstance(data, dict):
         data = {"x": data}
     data = {key: value for key, value in data.items() if named or key == "x"}
@@ -90,7 +104,12 @@ def _predict_arrays(data, predict, cluster, named):
     sizes = [len(array) for array in arrays]
     if len(set(sizes)) != 1:
         raise UsageError(f"The arrays must be of equal numbers of rows, they have {sizes}")
-    shards = [_rows(data, low, high) for low, high in _cut(sizes[0], cluster)]
+    return data, sizes[0]
+
+
+def _predict_arrays(data, predict, cluster, named):
+    data, rows = checked_arrays(data, named)
+    shards = [_rows(data, low, high) for low, high in _cut(rows, cluster)]
     found = [
         {key: value for key, value in shard.items() if key not in data}
         for shard in _run(shards, predict, cluster)
@@ -147,7 +166,7 @@ def _joined(pieces):
 # -- one shard ----------------------------------------------------------------------------------
 
 
-def _predictor(shipped, config, feature_cols, batch_size, output_cols):
+def _predictor(shipped, config, feature_cols, batch_size, output_cols, threads):
     """What predicts the shards of a partition, for ``RDD.mapPartitions``."""
     snapshot = shipped.digest, shipped.broadcast
     floats, names, paths = float_dtype(config), list(feature_cols), tuple(sys.path)
@@ -158,7 +177,7 @@ def _predictor(shipped, config, feature_cols, batch_size, output_cols):
                 sys.path.insert(0, path)
         from bigdl.common.cpu import thread_scope
 
-        with thread_scope(1):
+        with thread_scope(threads):
             model = cached_model(*snapshot)
             for shard in shards:
                 try:
@@ -178,14 +197,7 @@ def _outputs(model, columns, batch_size):
         high = min(low + batch_size, rows)
         # a model that squeezes its output hides the dimension of a single row: it gets two
         index = np.arange(low, high) if high - low > 1 else np.array([low, low])
-        batch: dict[str, Any] = {}
-        for name, key, values in columns:
-            part = np.ascontiguousarray(values[index])
-            if key is None:
-                batch[name] = part
-            else:
-                batch.setdefault(name, {})[key] = part
-        found = run_model(model, list(batch.values()), len(index))
+        found = run_model(model, rows_of_columns(columns, index), len(index))
         pieces.append([(key, array[: high - low]) for key, array in found])
     if not pieces:
         return [(None, np.empty(0, np.float32))]
@@ -193,6 +205,18 @@ def _outputs(model, columns, batch_size):
         (parts[0][0], np.concatenate([array for _, array in parts]))
         for parts in zip(*pieces, strict=True)
     ]
+
+
+def rows_of_columns(columns: list, index) -> list:
+    """Rows of the columns that ``columns_of`` found, as a model takes them."""
+    batch: dict[str, Any] = {}
+    for name, key, values in columns:
+        part = np.ascontiguousarray(values[index])
+        if key is None:
+            batch[name] = part
+        else:
+            batch.setdefault(name, {})[key] = part
+    return list(batch.values())
 
 
 def _with_outputs(shard, outputs, output_cols):

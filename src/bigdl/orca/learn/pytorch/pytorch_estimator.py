@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.pytorch.arguments import (
     check_accumulation,
+    check_not_accelerated,
     measures_of,
     shows_progress,
     takes_over_prediction,
@@ -55,6 +57,7 @@ class PyTorchEstimator(EstimatorOptions):
         self._log_to_driver = log_to_driver
         self._sync = TorchDistributedSync
         self._shipped = None  # what predict has broadcast last
+        self._shipped_fast = None  # the same of an accelerated model
 
     # -- fit -----------------------------------------------------------------------------------
 
@@ -313,11 +316,13 @@ class PyTorchEstimator(EstimatorOptions):
         output_cols: str | Sequence[str] | None = None,
         profile: bool = False,
         callbacks: Sequence[Any] | None = None,
+        *,
+        accelerate: str | os.PathLike | None = None,
     ):
         """`data` with predictions, lazily: all its columns, rows and their order are kept.
 
         The precision is that of the Estimator, and a machine with GPUs computes on them; the
-        predictions are float32.
+        predictions are float32. With `accelerate`, the model runs in another runtime on the CPU.
 
         Parameters
         ----------
@@ -334,6 +339,13 @@ class PyTorchEstimator(EstimatorOptions):
             Accepted for compatibility: nothing has run when this returns.
         callbacks : MainCallback, optional
             Its ``on_pred_forward`` makes the outputs; prediction calls no other hooks.
+        accelerate : str, optional
+            A method of Nano, e.g. ``"openvino_int8"``; ``"auto"`` for the fastest of several whose
+            outputs differ from the model's by at most 5 % (relative, Euclidean); or a directory
+            that ``InferenceOptimizer.save`` wrote. The model is converted, calibrated and compared
+            once, on the driver, with up to 256 rows of the first partitions; it stays as it is.
+            The tasks need the packages of the method, and for ``inductor_*`` the driver's kind of
+            processor. Another call with the same model and kind of rows converts nothing.
 
         Returns
         -------
@@ -343,13 +355,14 @@ class PyTorchEstimator(EstimatorOptions):
             outputs without `output_cols` as an array of vectors.
         """
         from bigdl.orca.cluster.spark import SparkCluster
-        from bigdl.orca.learn.pytorch.predict import Shipped
-        from bigdl.orca.learn.pytorch.predict_shards import predict_any
+        from bigdl.orca.learn.pytorch.predict_shards import opened, predict_any
+        from bigdl.orca.learn.pytorch.shipping import Shipped
 
         self._need_model()
         check_positive("batch_size", batch_size)
         parts = self._parts
         if takes_over_prediction(callbacks):
+            check_not_accelerated(accelerate)
             from bigdl.orca.learn.pytorch.predicting import predicting_parts
 
             parts = predicting_parts(parts, *as_callbacks(callbacks))
@@ -357,12 +370,20 @@ class PyTorchEstimator(EstimatorOptions):
         output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
         cluster = SparkCluster.from_active()
         weights = self._training.weights(self._parts)
-        self._shipped = Shipped.of(parts, weights, cluster.sc, self._precision, self._shipped)
+        data = opened(data, cluster)
         snapshot = self._training.snapshot
         inputs = None if snapshot is None else snapshot.manifest.get("inputs")
+        shipped = None
+        if accelerate is not None and accelerate != "original":
+            shipped, inputs = self._accelerated(
+                accelerate, data, weights, feature_cols, batch_size, inputs, cluster
+            )
+        if shipped is None:
+            shipped = Shipped.of(parts, weights, cluster.sc, self._precision, self._shipped)
+            self._shipped = shipped
         return predict_any(
             data,
-            self._shipped,
+            shipped,
             self._parts.config,
             feature_cols,
             batch_size,
@@ -371,9 +392,33 @@ class PyTorchEstimator(EstimatorOptions):
             cluster,
         )
 
+    def _accelerated(
+        self, accelerate, data, weights, feature_cols, batch_size, inputs, cluster
+    ) -> tuple[Any, Any]:
+        """What to ship instead of the model, if anything, and what is known of the inputs."""
+        from bigdl.orca.learn.pytorch.accelerated import ship_accelerated
+        from bigdl.orca.learn.pytorch.predict_shards import threads_of_task
+        from bigdl.orca.learn.pytorch.sampling import sample_of
+
+        sample = sample_of(data, self._parts.config, feature_cols, cluster)
+        if sample is None:  # there are no rows
+            return None, inputs
+        shipped = ship_accelerated(
+            accelerate,
+            sample,
+            self._parts,
+            weights,
+            batch_size=batch_size,
+            threads=threads_of_task(cluster),
+            sc=cluster.sc,
+            previous=self._shipped_fast,
+        )
+        self._shipped_fast = shipped
+        return shipped, sample.leaves
+
     def shutdown(self, force: bool = False) -> None:
         """Let go of what prediction has broadcast; frames that were predicted stay valid."""
-        self._shipped = None
+        self._shipped = self._shipped_fast = None
 
     # -- helpers -------------------------------------------------------------------------------
 

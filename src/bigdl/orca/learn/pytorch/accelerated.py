@@ -1,0 +1,274 @@
+"""Prediction by an accelerated form of the Estimator's model.
+
+The model is made faster once, on the driver, by a method of Nano and with a sample of the rows.
+What the tasks get is the content of the directory that ``InferenceOptimizer.save`` writes, and a
+Python worker makes a model of it once, with as many threads as Spark gives to a task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import logging
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.inference.runtimes import nano_files
+from bigdl.orca.learn.pytorch.sampling import SAMPLE_ROWS, Sample
+from bigdl.orca.learn.pytorch.shipping import Ready, Shipped, Snapshot, digest_of
+
+__all__ = ["AUTO_METHODS", "LARGEST_ERROR", "Saved", "ship_accelerated"]
+
+logger = logging.getLogger("bigdl.orca")
+
+AUTO_METHODS = (
+    "openvino_fp32",
+    "openvino_bf16",
+    "openvino_int8",
+    "onnxruntime_fp32",
+    "onnxruntime_int8_qlinear",
+    "inductor_fp32",
+    "inductor_bf16",
+)
+"""What ``accelerate="auto"`` tries: methods whose directories hold all of the model."""
+LARGEST_ERROR = 0.05
+"""By how much outputs may differ from the model's own: ``|accelerated - own| / |own|``, Euclidean
+over the whole sample. ``"auto"`` chooses nothing worse, other methods are warned of."""
+_TIMED_CALLS = 20
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A saved model on its way to the tasks, in place of a :class:`Snapshot`.
+
+    Attributes
+    ----------
+    files : dict of str to bytes
+        Of the directory that ``InferenceOptimizer.save`` wrote.
+    threads : int
+        Of the model in a task.
+    original : Snapshot, optional
+        Where the directory holds weights only.
+    sample : tuple, optional
+        Arguments of the original, where the directory holds weights of another precision.
+    """
+
+    files: dict[str, bytes]
+    threads: int
+    original: Snapshot | None = None
+    sample: tuple | None = None
+
+    def ready(self, device) -> Ready:
+        """The model; it computes on the CPU wherever it is."""
+        import torch
+
+        from bigdl.nano.pytorch import InferenceOptimizer
+
+        cpu = torch.device("cpu")
+        original = None if self.original is None else self.original.ready(cpu).model
+        files = {name: io.BytesIO(content) for name, content in self.files.items()}
+        model = InferenceOptimizer.load(
+            files, original, input_sample=self.sample, thread_num=self.threads
+        )
+        return Ready(model.eval(), cpu, "fp32")
+
+
+def ship_accelerated(
+    accelerate: Any,
+    sample: Sample,
+    parts,
+    weights: bytes,
+    *,
+    batch_size: int,
+    threads: int,
+    sc,
+    previous: Shipped | None = None,
+) -> Shipped | None:
+    """Make a model faster and broadcast it, unless it is what was broadcast last.
+
+    Parameters
+    ----------
+    accelerate : str or path
+        A method's name, ``"auto"``, or a directory that ``InferenceOptimizer.save`` wrote.
+    sample : Sample
+        Rows to convert, calibrate, time and compare with.
+    parts : ModelParts
+    weights : bytes
+        State dict of the model.
+    batch_size, threads : int
+        Of prediction.
+    sc : pyspark.SparkContext
+    previous : Shipped, optional
+
+    Returns
+    -------
+    Shipped or None
+        None if ``"auto"`` found nothing better than the model itself.
+
+    Raises
+    ------
+    UsageError
+        If there is no such method or directory, a package is missing, or the model cannot be
+        converted.
+    """
+    directory = _directory_of(accelerate)
+    files = nano_files(directory) if directory is not None else None
+    what = str(accelerate) if files is None else digest_of(repr(sorted(files.items())).encode())
+    origin = (parts, digest_of(weights), what, sample.kind, threads)
+    if previous is not None and previous.is_of(sc, *origin):
+        return previous
+    from bigdl.common.cpu import thread_scope
+
+    snapshot = Snapshot.of(parts, weights)
+    batches = sample.batches(batch_size)
+    # graphs are compiled for the number of threads that there is now
+    with thread_scope(threads):
+        model = _original(snapshot)
+        expected = _outputs(model, batches)
+        if files is None:
+            files = _saved(accelerate, model, batches, expected, threads)
+        if files is None:
+            return None
+        saved = _complete(files, threads, snapshot, batches[0])
+        _check(accelerate, saved, batches, expected)
+    return Shipped(saved, sc, origin)
+
+
+def _directory_of(accelerate: Any) -> Path | None:
+    """The directory, or None for the name of a method."""
+    from bigdl.nano.acceleration import methods
+
+    known = ["auto", *methods("torch")]
+    if isinstance(accelerate, str) and accelerate in known:
+        return None
+    if isinstance(accelerate, str | os.PathLike) and os.path.isdir(accelerate):
+        return Path(accelerate)
+    close = difflib.get_close_matches(str(accelerate), known, 1)
+    raise UsageError(
+        'accelerate should be "auto", the name of a method, or a directory that '
+        f"InferenceOptimizer.save wrote, got {accelerate!r}; "
+        + (f"did you mean {close[0]!r}?" if close else f"the methods are {', '.join(known[1:])}")
+    )
+
+
+def _original(snapshot: Snapshot):
+    import torch
+
+    from bigdl.orca.learn.pytorch.state import isolated_rng
+
+    with isolated_rng(0):
+        return snapshot.ready(torch.device("cpu")).model
+
+
+def _saved(method: str, model, batches, expected, threads) -> dict[str, bytes] | None:
+    """The files of the accelerated model; None if it is the model itself."""
+    from bigdl.nano.pytorch import InferenceOptimizer
+
+    found = (
+        _fastest(model, batches, expected, threads)
+        if method == "auto"
+        else _built(method, model, batches, threads)
+    )
+    if found is model:
+        return None
+    with tempfile.TemporaryDirectory(prefix="bigdl-accelerated-") as folder:
+        directory = Path(folder, "model")
+        InferenceOptimizer.save(found, directory)
+        return nano_files(directory)
+
+
+def _built(name: str, model, batches, threads):
+    from bigdl.nano.acceleration import find_method
+    from bigdl.nano.pytorch import InferenceOptimizer
+
+    options: dict[str, Any] = {}
+    if find_method(name).precision == "int8":
+        options = {"calib_data": batches, "sample_size": SAMPLE_ROWS}
+    return InferenceOptimizer.build(
+        model, name, input_sample=batches[0], thread_num=threads, **options
+    )
+
+
+def _fastest(model, batches, expected, threads):
+    """The fastest of the methods that agree with the model, or the model itself."""
+    from bigdl.nano.pytorch import InferenceOptimizer
+
+    optimizer = InferenceOptimizer()
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        optimizer.optimize(
+            model,
+            training_data=batches,
+            validation_data=batches,
+            input_sample=batches[0],
+            metric=Agreement(expected),
+            thread_num=threads,
+            includes=AUTO_METHODS,
+            latency_sample_num=_TIMED_CALLS,
+        )
+        best, option = optimizer.get_best_model(accuracy_criterion=LARGEST_ERROR)
+    logger.info("accelerate='auto' chose %s\n%s", option, printed.getvalue())
+    return best
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """1 minus the relative error of a model's outputs: 1.0 for the original."""
+
+    expected: list
+
+    def __call__(self, model, data) -> float:
+        from bigdl.nano.acceleration.accuracy import relative_error
+
+        return 1.0 - relative_error(self.expected, _outputs(model, data))
+
+
+def _outputs(model, batches) -> list:
+    """All outputs for all batches, as one flat list of arrays."""
+    import torch
+
+    from bigdl.nano.pytorch.inference.structure import flatten
+
+    with torch.no_grad():
+        results = [flatten(model(*batch))[0] for batch in batches]
+    return [torch.as_tensor(leaf).float().numpy() for leaves in results for leaf in leaves]
+
+
+def _complete(files, threads, snapshot: Snapshot, sample: tuple) -> Saved:
+    """With the original, if the files alone make no model."""
+    alone = Saved(files, threads)
+    try:
+        alone.ready(None)
+    except UsageError:
+        return Saved(files, threads, snapshot, sample)
+    return alone
+
+
+def _check(accelerate, saved: Saved, batches, expected) -> None:
+    """Say so where the outputs are far from the model's own."""
+    from bigdl.nano.acceleration.accuracy import relative_error
+
+    found = _outputs(saved.ready(None).model, batches)
+    if [each.shape for each in found] != [each.shape for each in expected]:
+        raise UsageError(
+            f"accelerate={str(accelerate)!r} is another model than the Estimator's: of the same "
+            f"rows it makes outputs of shapes {_shapes(found)} instead of {_shapes(expected)}"
+        )
+    error = relative_error(expected, found)
+    logger.info("accelerate=%r: relative error of the outputs %.2g", str(accelerate), error)
+    if error > LARGEST_ERROR:
+        logger.warning(
+            "accelerate=%r: the outputs of %d rows differ from those of the Estimator's own model "
+            "by %.1f %%; use a method of higher precision if that is too much",
+            str(accelerate),
+            sum(len(batch) for batch in expected[:: max(1, len(expected) // len(batches))]),
+            100 * error,
+        )
+
+
+def _shapes(outputs) -> str:
+    return ", ".join(str(each.shape) for each in outputs[:4])
