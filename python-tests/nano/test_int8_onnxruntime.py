@@ -92,7 +92,7 @@ def test_a_quantized_model_is_the_same_after_loading(model, quantized, tmp_path)
     loaded = InferenceOptimizer.load(tmp_path / "model")
     x = images(3)
     assert torch.equal(loaded(x), quantized(x))
-    assert loaded.method == quantized.method
+    assert loaded.nano_method == quantized.nano_method
     InferenceOptimizer.save(quantized, tmp_path / "small", compression="bf16")
     loaded = InferenceOptimizer.load(tmp_path / "small", model=model, input_sample=images(1))
     assert error(loaded(x), quantized(x)) < 0.02
@@ -188,7 +188,7 @@ def test_attention_is_found_in_graphs():
 def test_dynamic_quantization_needs_no_data_and_leaves_convolutions(model):
     for options in ({"method": "integer"}, {"approach": "dynamic"}):
         fast = quantize(model, input_sample=images(1), **options)
-        assert fast.method == "onnxruntime_int8_integer"
+        assert fast.nano_method == "onnxruntime_int8_integer"
         assert {"MatMulInteger", "Conv"} <= kinds(fast)
         assert error(fast(images(5)), eager(model, images(5))) < 0.05
 

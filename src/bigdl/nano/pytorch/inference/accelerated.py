@@ -1,7 +1,7 @@
 """Models that run in another way or in another runtime and still look like the user's.
 
-The life of an accelerated model: a method builds it, with :attr:`AcceleratedModel.source` set to
-the user's module. ``save`` asks it for its files and for the facts that go into the directory's
+The life of an accelerated model: a method builds it and sets its ``nano_source`` to the user's
+module. ``save`` asks it for its files and for the facts that go into the directory's
 ``nano_model_meta.yml``; ``load`` finds the class by its name in that file and calls
 :meth:`AcceleratedModel.load_from`. A loaded model has no source unless the user gives one.
 """
@@ -29,48 +29,51 @@ _OF_EVERY_MODULE = frozenset(dir(torch.nn.Module)) | frozenset(vars(torch.nn.Mod
 class AcceleratedModel(torch.nn.Module, abc.ABC):
     """A model that is always in evaluation mode and passes unknown attributes on to the original.
 
+    Its own attributes begin with ``nano_``, but for those that users know by name, so that they do
+    not hide attributes of the user's module.
+
     Attributes
     ----------
-    method : str or None
+    nano_method : str or None
         Name of the method that built it.
-    source : Module or None
+    nano_source : Module or None
         The user's module, which is not a submodule: its parameters are not this model's.
     inference_settings : Settings
         What it needs around it: ``get_context`` reads this.
     """
 
-    classes: ClassVar[dict[str, type[AcceleratedModel]]] = {}
+    nano_classes: ClassVar[dict[str, type[AcceleratedModel]]] = {}
     """Every class by its name, which stands in saved directories as ``ModelType``."""
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        AcceleratedModel.classes[cls.__name__] = cls
+        AcceleratedModel.nano_classes[cls.__name__] = cls
 
     def __init__(self, *, method: str | None = None, threads: int | None = None):
         super().__init__()
-        self.method = method
+        self.nano_method = method
         self.thread_num = threads
-        self.__dict__["source"] = None
+        self.__dict__["nano_source"] = None
         self.training = False
 
     @property
     def inference_settings(self) -> Settings:
         return Settings(threads=self.thread_num)
 
-    def attach(self, source: torch.nn.Module | None) -> AcceleratedModel:
+    def nano_attach(self, source: torch.nn.Module | None) -> AcceleratedModel:
         """Set the module to which unknown attributes are passed on; returns itself."""
-        self.__dict__["source"] = source
+        self.__dict__["nano_source"] = source
         return self
 
     def forward(self, *args, **kwargs):
         """As the user's model; outside of ``get_context`` it applies its own settings."""
         if active_settings() is not None:
-            return self.run(args, kwargs)
+            return self.nano_run(args, kwargs)
         with InferenceContext(self.inference_settings):
-            return self.run(args, kwargs)
+            return self.nano_run(args, kwargs)
 
     @abc.abstractmethod
-    def run(self, args: tuple, kwargs: dict) -> Any:
+    def nano_run(self, args: tuple, kwargs: dict) -> Any:
         """One call of the model within its settings."""
 
     def train(self, mode: bool = True) -> AcceleratedModel:
@@ -81,7 +84,7 @@ class AcceleratedModel(torch.nn.Module, abc.ABC):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            source = self.__dict__.get("source")
+            source = self.__dict__.get("nano_source")
             if source is not None and name not in _OF_EVERY_MODULE:
                 try:
                     return getattr(source, name)
@@ -150,54 +153,54 @@ class NetworkModel(AcceleratedModel):
         threads: int | None = None,
     ):
         super().__init__(method=method, threads=threads)
-        self.inputs = inputs
-        self.outputs = outputs
+        self.nano_inputs = inputs
+        self.nano_outputs = outputs
         self.output_tensors = output_tensors
 
     @property
     def forward_args(self) -> list[str]:
         """Names of the network's inputs."""
-        return list(self.inputs.names)
+        return list(self.nano_inputs.names)
 
     def forward(self, *args, **kwargs):
         """As the user's model; its threads and its precision are those of its own runtime."""
-        return self.run(args, kwargs)
+        return self.nano_run(args, kwargs)
 
-    def run(self, args: tuple, kwargs: dict) -> Any:
-        return self.from_arrays(self.infer(self.to_arrays(args, kwargs)))
+    def nano_run(self, args: tuple, kwargs: dict) -> Any:
+        return self.nano_from_arrays(self.nano_infer(self.nano_to_arrays(args, kwargs)))
 
-    def to_arrays(self, args: tuple, kwargs: dict) -> list[np.ndarray]:
+    def nano_to_arrays(self, args: tuple, kwargs: dict) -> list[np.ndarray]:
         """The flat list of arrays of a call."""
-        return [_as_array(leaf) for leaf in self.inputs.flatten(args, kwargs)]
+        return [_as_array(leaf) for leaf in self.nano_inputs.flatten(args, kwargs)]
 
-    def from_arrays(self, results: list) -> Any:
+    def nano_from_arrays(self, results: list) -> Any:
         """What the user's model would return, from the flat list of the network's results."""
         if self.output_tensors:
             results = [torch.from_numpy(np.asarray(each, order="C")) for each in results]
-        if self.outputs.kind == "tensor":
+        if self.nano_outputs.kind == "tensor":
             return results[0]
-        return self.outputs.rebuild(results)
+        return self.nano_outputs.rebuild(results)
 
     @abc.abstractmethod
-    def infer(self, arrays: list) -> list:
+    def nano_infer(self, arrays: list) -> list:
         """Run the network: a flat list of ndarrays in, a flat list of ndarrays out.
 
         The results are the caller's: the next call must not change them.
         """
 
-    def describe(self) -> dict:
+    def nano_describe(self) -> dict:
         """Facts of the wrapper for the saved directory."""
         return {
-            "inputs": self.inputs.to_json(),
-            "outputs": self.outputs.to_json(),
+            "inputs": self.nano_inputs.to_json(),
+            "outputs": self.nano_outputs.to_json(),
             "output_tensors": self.output_tensors,
-            "method": self.method,
+            "method": self.nano_method,
             "thread_num": self.thread_num,
         }
 
     @staticmethod
-    def description(meta: Mapping) -> dict:
-        """Keywords of the constructor from what :meth:`describe` returned."""
+    def nano_facts_of(meta: Mapping) -> dict:
+        """Keywords of the constructor from what :meth:`nano_describe` returned."""
         if "inputs" not in meta:
             raise UsageError(
                 "The directory does not say what the model's inputs are; save the model again"

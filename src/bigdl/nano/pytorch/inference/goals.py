@@ -104,7 +104,7 @@ def _takes_predictions(metric) -> bool:
 
 
 def _score_predictions(metric, model, data) -> float:
-    reference = getattr(model, "source", None)
+    reference = getattr(model, "nano_source", None)
     described = reference if isinstance(reference, torch.nn.Module) else model
 
     def run() -> float:

@@ -63,9 +63,9 @@ class GraphModel(AcceleratedModel):
         jit_method: str | None = None,
     ):
         super().__init__(method=method, threads=threads)
-        self.graph = graph
-        self.inputs = inputs
-        self.outputs = outputs
+        self.nano_graph = graph
+        self.nano_inputs = inputs
+        self.nano_outputs = outputs
         self.channels_last = channels_last
         self.channels_last_available = list(layouts)
         self.use_ipex = use_ipex
@@ -88,33 +88,35 @@ class GraphModel(AcceleratedModel):
             use_ipex=method.ipex,
             jit_strict=options.jit.strict,
             jit_method=options.jit.method,
-        ).attach(source.model)
+        ).nano_attach(source.model)
 
     @property
     def inference_settings(self) -> Settings:
         return Settings(threads=self.thread_num, bf16=self.bf16)
 
-    def run(self, args: tuple, kwargs: dict) -> Any:
-        tensors = [torch.as_tensor(leaf) for leaf in self.inputs.flatten(args, kwargs)]
+    def nano_run(self, args: tuple, kwargs: dict) -> Any:
+        tensors = [torch.as_tensor(leaf) for leaf in self.nano_inputs.flatten(args, kwargs)]
         if self.channels_last:
             tensors = [apply_layouts(tensor) for tensor in tensors]
         lowered = self.bf16 and not torch.is_autocast_enabled("cpu")
         with torch.autocast("cpu", torch.bfloat16) if lowered else nullcontext():
-            results = self.graph(tensors)
-        return results[0] if self.outputs.kind == "tensor" else self.outputs.rebuild(results)
+            results = self.nano_graph(tensors)
+        if self.nano_outputs.kind == "tensor":
+            return results[0]
+        return self.nano_outputs.rebuild(results)
 
     def save_to(self, directory: Path, compression: str) -> dict:
         parts = {"compression": compression} if self.writes_weights else {}
         if compression != "fp32" and not parts:
             raise UsageError(
                 f"compression={compression!r} does not apply to {type(self).__name__} of method "
-                f"{self.method!r}: its weights are part of a compiled graph; leave it out"
+                f"{self.nano_method!r}: its weights are part of a compiled graph; leave it out"
             )
         return {
-            **self.graph.write(directory, **parts),
-            "inputs": self.inputs.to_json(),
-            "outputs": self.outputs.to_json(),
-            "method": self.method,
+            **self.nano_graph.write(directory, **parts),
+            "inputs": self.nano_inputs.to_json(),
+            "outputs": self.nano_outputs.to_json(),
+            "method": self.nano_method,
             "thread_num": self.thread_num,
             "channels_last": self.channels_last,
             "channels_last_available": self.channels_last_available,
@@ -128,7 +130,7 @@ class GraphModel(AcceleratedModel):
         """Whether its directory holds weights only."""
         from bigdl.nano.pytorch.inference.graphs import ModuleGraph
 
-        return isinstance(self.graph, ModuleGraph)
+        return isinstance(self.nano_graph, ModuleGraph)
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping, *, model=None, inplace=False, **_):
@@ -153,7 +155,7 @@ class GraphModel(AcceleratedModel):
             use_ipex=meta["use_ipex"],
             jit_strict=meta["jit_strict"],
             jit_method=meta["jit_method"],
-        ).attach(model)
+        ).nano_attach(model)
 
     @classmethod
     def preparation(cls, channels_last: bool):
@@ -174,7 +176,7 @@ class PytorchIPEXJITBF16Model(GraphModel):
     def preparation(cls, channels_last: bool):
         from bigdl.nano.pytorch.methods.eager import BF16Model
 
-        return lambda module: BF16Model.convert(module, channels_last=channels_last).module
+        return lambda module: BF16Model.convert(module, channels_last=channels_last).nano_module
 
 
 class PytorchQuantizedModel(GraphModel):

@@ -39,7 +39,7 @@ class PytorchONNXRuntimeModel(NetworkModel):
         self, network: OnnxNetwork, inputs: ForwardInputs, outputs: Structure, **keywords: Any
     ):
         super().__init__(inputs, outputs, **keywords)
-        self.network = network
+        self.nano_network = network
 
     @classmethod
     def of(
@@ -63,29 +63,29 @@ class PytorchONNXRuntimeModel(NetworkModel):
                 f"The network of {type(source.model).__name__} in ONNX has "
                 f"{network.output_count} outputs, but the model has {expected}"
             )
-        return model.attach(source.model)
+        return model.nano_attach(source.model)
 
     @property
     def ortsess(self):
         """The ``onnxruntime.InferenceSession``."""
-        return self.network.session
+        return self.nano_network.session
 
     @property
     def session_options(self):
         """The ``onnxruntime.SessionOptions`` that the session was made with."""
-        return self.network.options
+        return self.nano_network.options
 
-    def infer(self, arrays: list) -> list:
-        return self.network.run(arrays)
+    def nano_infer(self, arrays: list) -> list:
+        return self.nano_network.run(arrays)
 
     def save_to(self, directory: Path, compression: str) -> dict:
         if compression == "bf16":
-            compress_weights(self.network.file.path, directory / OnnxFile.NAME)
+            compress_weights(self.nano_network.file.path, directory / OnnxFile.NAME)
         else:
-            self.network.file.copy_to(directory)
+            self.nano_network.file.copy_to(directory)
         given = self.thread_num is not None
         return {
-            **self.describe(),
+            **self.nano_describe(),
             "onnx_path": OnnxFile.NAME,
             "intra_op_num_threads": self.session_options.intra_op_num_threads if given else None,
             "inter_op_num_threads": self.session_options.inter_op_num_threads if given else None,
@@ -114,7 +114,7 @@ class PytorchONNXRuntimeModel(NetworkModel):
         if compressed:
             _ask_for_originals(model, input_sample)
         file = OnnxFile.read(directory / meta["onnx_path"])
-        described = cls.description(meta) if "inputs" in meta else None
+        described = cls.nano_facts_of(meta) if "inputs" in meta else None
         network = OnnxNetwork(
             file,
             described and onnx_names(described["inputs"]),
@@ -122,7 +122,7 @@ class PytorchONNXRuntimeModel(NetworkModel):
         )
         if described is None:
             described = _of_old(meta, network, directory)
-        loaded = cls(network, **described).attach(model)
+        loaded = cls(network, **described).nano_attach(model)
         if compressed:
             _check(loaded, TorchSource(model, input_sample))
         return loaded

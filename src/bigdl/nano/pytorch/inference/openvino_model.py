@@ -77,7 +77,7 @@ class PytorchOpenVINOModel(NetworkModel):
             },
         )
         accelerated = isinstance(source.model, AcceleratedModel)
-        return model.attach(source.model.source if accelerated else source.model)
+        return model.nano_attach(source.model.nano_source if accelerated else source.model)
 
     @property
     def ov_model(self):
@@ -94,7 +94,7 @@ class PytorchOpenVINOModel(NetworkModel):
         """All properties that the network was compiled with."""
         return dict(self.ov_network.final_config)
 
-    def infer(self, arrays: list) -> list:
+    def nano_infer(self, arrays: list) -> list:
         return self.ov_network.infer(arrays)
 
     def reshape(self, shapes: Any) -> tuple[bool, str | None]:
@@ -137,13 +137,13 @@ class PytorchOpenVINOModel(NetworkModel):
         UsageError
             If the inputs of one call do not fit.
         """
-        batches = (self.to_arrays(*_arguments(each, self.inputs)) for each in input_data)
+        batches = (self.nano_to_arrays(*_arguments(each, self.nano_inputs)) for each in input_data)
         results = self.ov_network.infer_many(batches, num_requests)
-        return [self.from_arrays(each) for each in results]
+        return [self.nano_from_arrays(each) for each in results]
 
     def save_to(self, directory: Path, compression: str) -> dict:
         meta = {
-            **self.describe(),
+            **self.nano_describe(),
             "config": {str(key): _plain(value) for key, value in self.additional_config.items()},
             "device": self.ov_network.device,
             "precision": self.ov_network.precision,
@@ -157,12 +157,12 @@ class PytorchOpenVINOModel(NetworkModel):
         return {**meta, **files, "shapes": shapes, "compression": "fp32"}
 
     def _save_weights(self, directory: Path) -> dict:
-        if self.source is None:
+        if self.nano_source is None:
             raise UsageError(
                 "compression='bf16' stores the weights of the original model, which is not there; "
                 "pass model when loading, or save with compression='fp32'"
             )
-        save_weights(self.source, directory / _WEIGHTS, "bf16")
+        save_weights(self.nano_source, directory / _WEIGHTS, "bf16")
         return {"checkpoint": _WEIGHTS, "compression": "bf16"}
 
     @classmethod
@@ -197,10 +197,10 @@ class PytorchOpenVINOModel(NetworkModel):
             shapes=shapes if shapes is not None else meta.get("shapes"),
         )
         made_here = "inputs" in meta
-        described = cls.description(meta) if made_here else _of_old(meta, compiled, directory)
+        described = cls.nano_facts_of(meta) if made_here else _of_old(meta, compiled, directory)
         described["threads"] = compiled.thread_num
         again = {key: meta[key] for key in ("dynamic_axes", "convert") if key in meta}
-        return cls(compiled, **described, rebuilt_with=again).attach(model)
+        return cls(compiled, **described, rebuilt_with=again).nano_attach(model)
 
     @classmethod
     def _rebuilt(cls, directory, meta, model, input_sample, device, config, shapes):
@@ -224,7 +224,7 @@ class PytorchOpenVINOModel(NetworkModel):
             ok, error = built.reshape(shapes)
             if not ok:
                 raise UsageError(error)
-        return built.attach(model)
+        return built.nano_attach(model)
 
 
 def _of_old(meta: Mapping, compiled: CompiledNetwork, directory: Path) -> dict:

@@ -120,7 +120,7 @@ class TorchSource:
     @cached_property
     def inputs(self) -> ForwardInputs:
         """The network's inputs."""
-        known = getattr(self.model, "inputs", None)
+        known = getattr(self.model, "nano_inputs", None)
         if isinstance(known, ForwardInputs):  # a model in another runtime
             return known
         return ForwardInputs.of(self.model, *self.arguments)
@@ -134,7 +134,7 @@ class TorchSource:
         UsageError
             If it does not run, or gives no tensor.
         """
-        known = getattr(self.model, "outputs", None)
+        known = getattr(self.model, "nano_outputs", None)
         if isinstance(known, Structure):  # a model in another runtime
             return known
         args, kwargs = self.arguments

@@ -76,7 +76,7 @@ def _saved(model: torch.nn.Module, owner: Any, reason: Exception) -> Callable[[]
 
     folder = tempfile.mkdtemp(prefix="bigdl-model-")
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
-    source = getattr(model, "source", None)
+    source = getattr(model, "nano_source", None)
     try:
         InferenceOptimizer.save(model, folder)
         with contextlib.suppress(Exception):

@@ -44,7 +44,7 @@ class BF16Model(AcceleratedModel):
 
     Attributes
     ----------
-    module : Module
+    nano_module : Module
         The copy.
     channels_last : bool
     channels_last_available : list of str
@@ -53,7 +53,7 @@ class BF16Model(AcceleratedModel):
 
     def __init__(self, module, *, channels_last=False, layouts=(), threads=None, method="bf16"):
         super().__init__(method=method, threads=threads)
-        self.module = module.eval()
+        self.nano_module = module.eval()
         self.channels_last = channels_last
         self.channels_last_available = list(layouts)
 
@@ -72,26 +72,26 @@ class BF16Model(AcceleratedModel):
     def inference_settings(self) -> Settings:
         return Settings(threads=self.thread_num, bf16=True)
 
-    def run(self, args: tuple, kwargs: dict) -> Any:
+    def nano_run(self, args: tuple, kwargs: dict) -> Any:
         if self.channels_last:
             args, kwargs = apply_layouts(args), apply_layouts(kwargs)
         if torch.is_autocast_enabled("cpu"):
-            return self.module(*args, **kwargs)
+            return self.nano_module(*args, **kwargs)
         with torch.autocast("cpu", torch.bfloat16):
-            return self.module(*args, **kwargs)
+            return self.nano_module(*args, **kwargs)
 
     def _attribute_owner(self) -> str:
-        return type(self.module).__name__
+        return type(self.nano_module).__name__
 
     def save_to(self, directory: Path, compression: str) -> dict:
-        save_weights(self.module, directory / "ckpt.pth", compression)
+        save_weights(self.nano_module, directory / "ckpt.pth", compression)
         return {
             "checkpoint": "ckpt.pth",
             "channels_last": self.channels_last,
             "channels_last_available": self.channels_last_available,
             "thread_num": self.thread_num,
             "compression": compression,
-            "method": self.method,
+            "method": self.nano_method,
         }
 
     @classmethod
@@ -110,7 +110,7 @@ class BF16Model(AcceleratedModel):
             threads=meta["thread_num"],
             method=meta.get("method", "bf16"),
         )
-        return converted.attach(model)
+        return converted.nano_attach(model)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class AutocastMethod(Method):
             layouts=layouts_of(source.sample_tensors) if source.has_sample else (),
             threads=options.threads,
             method=self.name,
-        ).attach(source.model)
+        ).nano_attach(source.model)
 
 
 EAGER = [

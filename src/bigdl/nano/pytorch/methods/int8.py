@@ -35,7 +35,10 @@ from bigdl.nano.pytorch.methods.compiled import compiler_missing
 
 __all__ = ["JIT_INT8", "NEURAL_COMPRESSOR", "STATIC_INT8", "TORCHAO"]
 
-_QUANTIZED = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+_CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+_QUANTIZED = (torch.nn.Linear, *_CONVOLUTIONS)
+# Rounding that falls the other way changes results by a step of 8 bits here and there.
+_LARGEST_ERROR = 0.2
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,12 @@ class StaticInt8Method(_Int8Method):
             chosen = keep_accuracy(
                 quantized, lambda: _by_harm(source, batches[0]), calibration.goal, source.model
             )
-        chosen.graph = CompiledGraph.compile(chosen.graph.program, source.inputs.names)
+        chosen.nano_graph = CompiledGraph.compile(chosen.nano_graph.program, source.inputs.names)
         return chosen
 
     def _converted(self, source, options, batches, excluded) -> torch.export.ExportedProgram:
         sample = source.sample_tensors
+        excluded = {*excluded, *_of_one_channel(source.model)}
         with source.flat_module() as module, quiet():
             program = export_flat(module, sample, options.dynamic_axes)
             try:
@@ -158,6 +162,31 @@ class _ExportedGraph:
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return list(self._module(*tensors))
+
+
+def _of_one_channel(model: torch.nn.Module) -> list[str]:
+    """Names of convolutions of one channel, which have to stay in floating point.
+
+    A tensor of one channel is laid out with its channels first and last at once. TorchInductor
+    (torch 2.13) takes the result of a quantized convolution of it to be in the other layout.
+    """
+    return [
+        f"model.{name}"
+        for name, part in model.named_modules()
+        if isinstance(part, _CONVOLUTIONS) and part.in_channels == 1
+    ]
+
+
+def _check_compiled(compiled, exported, tensors: list[torch.Tensor], source: TorchSource) -> None:
+    """Refuse compiled code that computes something else than what it was compiled from."""
+    with torch.no_grad():
+        results = [[each.float().numpy() for each in g(tensors)] for g in (exported, compiled)]
+    error = relative_error(*results)
+    if error > _LARGEST_ERROR:
+        raise UsageError(
+            f"TorchInductor compiles the quantized {type(source.model).__name__} into something "
+            f"else (relative error {error:.2g}); use accelerator='openvino' or 'onnxruntime'"
+        )
 
 
 def _by_harm(source: TorchSource, tensors: list[torch.Tensor]) -> list[str]:
