@@ -140,6 +140,17 @@ def test_labels_names_and_places_of_bins(make):
     assert both.to_list("b_bin") == ["part", "over", None]
 
 
+def test_edges_at_quantiles_make_bins_of_equal_size(make):
+    rows = [(float(i), 7 if i < 90 else i) for i in range(100)] + [(math.nan, None)]
+    table = make(rows, "a double, b int")
+    edges = table.quantile_edges(["a", "b"], 4)
+    assert len(edges["a"]) == 3
+    assert edges["b"] == [7.0]
+    found = table.cut_bins(["a", "b"], edges).to_dict()
+    assert all(abs(found["a_bin"].count(i) - 25) <= 1 for i in range(4))
+    assert (found["a_bin"].count(4), found["b_bin"].count(2)) == (1, 1)
+
+
 def test_a_constant_column_can_be_cut(make):
     found = make([(3,), (3,), (None,)], "a int").cut_bins("a", 2)
     assert found.to_list("a_bin") == [3, 3, 4]

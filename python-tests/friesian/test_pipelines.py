@@ -94,6 +94,22 @@ def test_sessions_with_negatives(orca_spark, clicks):
             assert row.item not in row.item_hist_seq[:real]
 
 
+def test_small_tables_stay_in_few_partitions(orca_spark, clicks):
+    before = orca_spark.conf.get("spark.sql.shuffle.partitions")
+    orca_spark.conf.set("spark.sql.shuffle.partitions", "200")
+    try:
+        table = FeatureTable.from_pandas(clicks)
+        for found in [
+            table.add_hist_seq("item", "user", "time"),
+            table.drop_duplicates(["user", "item"], "time"),
+            table.group_by("user", {"price": "avg"}),
+            table.filter_by_frequency("item", keep_rows=True),
+        ]:
+            assert found.df.rdd.getNumPartitions() <= 4
+    finally:
+        orca_spark.conf.set("spark.sql.shuffle.partitions", before)
+
+
 def test_targets_of_one_table_for_another(orca_spark, clicks):
     """Target encoding that is learned on a part and applied to the rest, as for boosted trees."""
     train, test = FeatureTable.from_pandas(clicks).random_split([0.7, 0.3], seed=3)

@@ -148,6 +148,19 @@ def test_encode_is_a_look_up(make, values, known):
     assert table.encode_string("v", known).to_list("v") == [known.get(each) for each in values]
 
 
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_unknown_values_can_share_numbers_behind_the_known_ones(make, broadcast):
+    values = ["x", "y", None, *(f"new{i}" for i in range(40))]
+    table = make([(value,) for value in values], "v string")
+    found = table.append_column("was", table.col("v")).encode_string(
+        "v", {"x": 3, "y": 1}, broadcast=broadcast, oov_buckets=4
+    )
+    numbers = dict(zip(found.to_list("was"), found.to_list("v"), strict=True))
+    assert (numbers["x"], numbers["y"], numbers[None]) == (3, 1, None)
+    assert {numbers[value] for value in values[3:]} == {4, 5, 6, 7}
+    assert dict(found.dtypes)["v"] == "int"
+
+
 def test_names_that_an_operator_uses_may_be_taken(make):
     schema = "id int, row_id int, rank int, key int, value int, v string"
     table = make([(1, 2, 3, 4, 5, "x")], schema)

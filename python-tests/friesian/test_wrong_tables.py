@@ -69,6 +69,16 @@ CASES = {
     "index missing": (lambda t: t.gen_string_idx("no"), "do not exist in this Table"),
     "encode": (lambda t: t.encode_string("city", [{}, {}]), "should have the same length"),
     "encode kind": (lambda t: t.encode_string("city", ["x"]), "indices should be StringIndex"),
+    "encode unknown": (
+        lambda t: t.encode_string("city", {"x": 1}, oov_buckets=-1),
+        "oov_buckets should be an integer from 0 on",
+    ),
+    "encode unknown tokens": (
+        lambda t: t.encode_string("city", {"x": 1}, do_split=True, oov_buckets=3),
+        "oov_buckets cannot be used with do_split",
+    ),
+    "quantiles": (lambda t: t.quantile_edges("age", 1), "parts should be an integer from 2 on"),
+    "quantiles text": (lambda t: t.quantile_edges("city", 3), "city should be a column of numbers"),
     "encode name": (
         lambda t: t.encode_string("city", StringIndex.from_dict({"x": 1}, "town")),
         "The index for the column city should have a column of this name",

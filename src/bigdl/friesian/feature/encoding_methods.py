@@ -9,7 +9,12 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.base import Table
 from bigdl.friesian.feature.operators import bins as binning
 from bigdl.friesian.feature.operators import hashing, lookup, target, vocabulary
-from bigdl.friesian.feature.operators.columns import as_names, check_string, require_columns
+from bigdl.friesian.feature.operators.columns import (
+    as_names,
+    check_count,
+    check_string,
+    require_columns,
+)
 from bigdl.friesian.feature.string_index import StringIndex
 from bigdl.friesian.feature.target_code import TargetCode
 
@@ -73,6 +78,7 @@ class EncodingMethods:
         sep: str = ",",
         sort_for_array: bool = False,
         keep_most_frequent: bool = False,
+        oov_buckets: int = 0,
     ) -> Self:
         """Replace the values of columns by their numbers, in the place of the columns.
 
@@ -93,12 +99,18 @@ class EncodingMethods:
         keep_most_frequent : bool, default False
             Of an array only the smallest number, that of the most frequent value if the vocabulary
             is ordered by frequency.
+        oov_buckets : int, default 0
+            So many numbers behind the largest one are given to values that are not in the
+            vocabulary, by their hash; not with `do_split`.
 
         Returns
         -------
         FeatureTable
             Nulls for what is not in the vocabulary, and for cells without any known value.
         """
+        check_count(oov_buckets, "oov_buckets", 0)
+        if oov_buckets and do_split:
+            raise UsageError("oov_buckets cannot be used with do_split; leave one of them out")
         names = as_names(columns)
         require_columns(self.df, names)
         given = list(indices) if isinstance(indices, list | tuple) else [indices]
@@ -111,7 +123,7 @@ class EncodingMethods:
             name: _dictionary(index, name) for name, index in zip(names, given, strict=True)
         }
         if not do_split:
-            return self._clone(lookup.encode(self.df, dictionaries, broadcast))
+            return self._clone(lookup.encode(self.df, dictionaries, broadcast, oov_buckets))
         return self._clone(
             lookup.encode_tokens(
                 self.df,
@@ -330,6 +342,24 @@ class EncodingMethods:
         """
         edges = binning.bin_edges(self.df, columns, bins)
         return self._clone(binning.cut_bins(self.df, edges, labels, out_cols, drop))
+
+    def quantile_edges(self, columns: str | list[str], parts: int) -> dict[str, list[float]]:
+        """Edges that cut columns into bins of about as many rows each, for :meth:`cut_bins`.
+
+        Parameters
+        ----------
+        columns : str or list of str
+            Columns of numbers; nulls and NaN are not counted.
+        parts : int
+            How many bins.  Equal edges of a frequent value are one, so that there can be fewer.
+
+        Returns
+        -------
+        dict of str to list of float
+            At most ``parts - 1`` ascending edges for each column, exact to a thousandth of the
+            rows.  One job finds all of them.
+        """
+        return binning.quantile_edges(self.df, columns, parts)
 
     # -- targets -------------------------------------------------------------------------------
 

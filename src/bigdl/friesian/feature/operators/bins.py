@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.operators.columns import (
     as_names,
+    check_count,
     col,
     is_fractional,
     is_integral,
@@ -23,7 +24,9 @@ from bigdl.friesian.feature.operators.statistics import get_stats
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["bin_edges", "cut_bins", "one_hot_encode", "one_hot_sizes"]
+__all__ = ["bin_edges", "cut_bins", "one_hot_encode", "one_hot_sizes", "quantile_edges"]
+
+_RELATIVE_ERROR = 0.001  # of the rank that an edge has
 
 
 def bin_edges(df: DataFrame, columns: Any, bins: Any) -> dict[str, list[float]]:
@@ -44,12 +47,7 @@ def bin_edges(df: DataFrame, columns: Any, bins: Any) -> dict[str, list[float]]:
     """
     names = as_names(columns)
     require_columns(df, names)
-    for name in names:
-        if not is_numeric(type_of(df, name)):
-            raise UsageError(
-                f"{name} should be a column of numbers, but its type is "
-                f"{type_of(df, name).simpleString()}"
-            )
+    _require_numbers(df, names)
     wanted = {name: _of_column(bins, name, "bins") for name in names}
     for each in wanted.values():
         _check_bins(each)
@@ -59,6 +57,30 @@ def bin_edges(df: DataFrame, columns: Any, bins: Any) -> dict[str, list[float]]:
         name: _equal_parts(name, *extremes[name], each) if name in extremes else list(each)
         for name, each in wanted.items()
     }
+
+
+def quantile_edges(df: DataFrame, columns: Any, parts: Any) -> dict[str, list[float]]:
+    """Edges between bins of about as many rows each; see :meth:`FeatureTable.quantile_edges`."""
+    names = as_names(columns)
+    require_columns(df, names)
+    _require_numbers(df, names)
+    check_count(parts, "parts", 2)
+    plain = df.select(*(col(name).cast("double").alias(str(i)) for i, name in enumerate(names)))
+    shares = [i / parts for i in range(1, parts)]
+    found = plain.approxQuantile([str(i) for i in range(len(names))], shares, _RELATIVE_ERROR)
+    empty = [name for name, edges in zip(names, found, strict=True) if not edges]
+    if empty:
+        raise UsageError(f"The columns {empty} have no value that bins could be made of")
+    return {name: sorted(set(edges)) for name, edges in zip(names, found, strict=True)}
+
+
+def _require_numbers(df: DataFrame, names: list[str]) -> None:
+    for name in names:
+        if not is_numeric(type_of(df, name)):
+            raise UsageError(
+                f"{name} should be a column of numbers, but its type is "
+                f"{type_of(df, name).simpleString()}"
+            )
 
 
 def _of_column(value: Any, name: str, what: str) -> Any:

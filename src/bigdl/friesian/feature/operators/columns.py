@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "as_names",
+    "check_count",
     "check_string",
     "col",
     "common_text",
@@ -58,6 +59,13 @@ def check_string(value: Any, what: str) -> str:
     if not isinstance(value, str):
         found = "None" if value is None else type(value).__name__
         raise UsageError(f"{what} should be str, but get {found}")
+    return value
+
+
+def check_count(value: Any, what: str, at_least: int) -> int:
+    """`value`, which must be a whole number."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise UsageError(f"{what} should be an integer from {at_least} on, got {value!r}")
     return value
 
 

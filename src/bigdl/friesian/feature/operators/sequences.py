@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.operators.columns import (
     as_names,
+    check_count,
     col,
     is_array,
     is_integral,
@@ -26,13 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["add_hist_seq", "difference_lag", "mask", "pad", "sample_listwise"]
 
 _ALL = 2147483647
-
-
-def check_count(value: Any, what: str, at_least: int) -> int:
-    """`value`, which must be a whole number."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise UsageError(f"{what} should be an integer from {at_least} on, got {value!r}")
-    return value
 
 
 def add_hist_seq(
