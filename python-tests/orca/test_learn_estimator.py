@@ -104,7 +104,6 @@ def test_a_program_of_2_0_runs(frame, tmp_path, forgotten, caplog):
     est.fit(frame, info={"a": 1}, **COLUMNS)
     said = [r.message for r in caplog.records]
     assert sum("fit(info=) has no effect" in text for text in said) == 1
-    assert sum("backend='bigdl' trains on Spark workers" in text for text in said) == 1
 
 
 def test_arguments_come_by_position_too(frame):

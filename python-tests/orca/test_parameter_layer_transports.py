@@ -30,8 +30,11 @@ class OnRows(Given):
 
     def __init__(self, rank, shards):
         super().__init__(rank)
-        (x,) = shards["data"].arrays[:1]
-        self.seen = np.asarray(x).reshape(-1).tolist()
+        found = shards["data"].arrays[0]  # both columns in one matrix
+        self.seen = found[:, 0].tolist()
+
+    def describe(self):
+        return {"rows": len(self.seen)}
 
     def compute(self, step, weights, buffers):
         found = super().compute(step, weights, buffers)

@@ -12,7 +12,7 @@ from bigdl.orca.learn.checkpoint import CheckpointDirectory
 from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.pytorch.callbacks import ModelCheckpoint
 from bigdl.orca.learn.pytorch.device import check_precision
-from bigdl.orca.learn.pytorch.old_keywords import take_old, warn_once
+from bigdl.orca.learn.pytorch.old_keywords import take_old
 from bigdl.orca.learn.pytorch.pytorch_estimator import PyTorchEstimator
 from bigdl.orca.learn.pytorch.training_operator import check_operator
 
@@ -68,7 +68,10 @@ class Estimator:
         metrics : Metric, callable, str or list of these, optional
             See :mod:`bigdl.orca.learn.metrics`; merged exactly over the workers.
         backend : str
-            ``"spark"``: workers are the tasks of one Spark barrier stage; ``"bigdl"`` means it too.
+            ``"spark"``: workers are the tasks of one Spark barrier stage, gradients meet by
+            ``torch.distributed``. ``"bigdl"``: weights, gradients and the optimizer's state are cut
+            in slices that meet in ordinary Spark jobs
+            (:mod:`bigdl.orca.sync.parameter_layer`).
         config : dict, optional
             Passed to every creator. ``dtype`` ("float32", "float64"), ``shuffle`` (True) and
             ``drop_last`` (False) apply to the input; ``batch_size`` is refused.
@@ -110,14 +113,12 @@ class Estimator:
             For an argument that cannot work.
         """
         take_old("from_torch", old, known=_ARGUMENTS)
-        if backend == "bigdl":
-            warn_once("backend='bigdl' trains on Spark workers without a JVM, as backend='spark'")
-        elif backend in _LATER:
+        if backend in _LATER:
             raise UsageError(
                 "Only the spark backend is supported for now, got backend: "
                 f"{backend!r} (planned for a later release); use backend='spark'"
             )
-        elif backend != "spark":
+        if backend not in ("spark", "bigdl"):
             raise UsageError(
                 "Only horovod, ray and spark backends are supported for now, got backend: "
                 f"{backend!r}; use backend='spark'"
@@ -157,6 +158,7 @@ class Estimator:
             log_to_driver=log_to_driver,
             precision=check_precision(precision),
             num_to_keep=check_positive("num_to_keep", num_to_keep),
+            backend=backend,
         )
 
     @staticmethod

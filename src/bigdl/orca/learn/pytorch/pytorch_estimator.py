@@ -44,11 +44,15 @@ class PyTorchEstimator(EstimatorOptions):
         log_to_driver=True,
         precision="fp32",
         num_to_keep=2,
+        backend="spark",
     ):
+        from bigdl.orca.learn.pytorch.layer_training import LayerTraining
         from bigdl.orca.learn.pytorch.training import Training
         from bigdl.orca.sync.torch_distributed import TorchDistributedSync
 
-        super().__init__(parts, Training(model_dir, TorchDistributedSync, num_to_keep))
+        training = LayerTraining if backend == "bigdl" else Training
+        super().__init__(parts, training(model_dir, TorchDistributedSync, num_to_keep))
+        self._backend = backend
         # refuses now what would fail later, and gives the names
         self._metrics, self._metric_names = measures_of(metrics)
         self._precision = precision
@@ -80,6 +84,10 @@ class PyTorchEstimator(EstimatorOptions):
         checkpoint_trigger: Trigger | str | None = None,
         accumulate_grad_batches: int = 1,
         weight_col: str | None = None,
+        transport: str | None = None,
+        group_size: int | None = None,
+        compression: str | None = None,
+        sampling: str | None = None,
         **old,
     ) -> list:
         """Train the model; another call goes on where this one ended.
@@ -128,6 +136,20 @@ class PyTorchEstimator(EstimatorOptions):
             Column of the rows' weights: the loss is a mean weighted by it, and so are loss and
             metrics of the validation. Metrics that are a function or an object of torchmetrics are
             refused then.
+        transport : str, optional
+            Of ``backend="bigdl"``: ``"shuffle"`` (default) makes the steps in stateless Spark tasks
+            whose data all goes through Spark's shuffle, ``"barrier"`` in barrier stages whose
+            workers talk to each other. Both give the same weights.
+        group_size : int, optional
+            Of ``backend="bigdl"``: steps of one Spark job, at most; default 10 by shuffle, 100 by
+            barrier stages. The weights do not depend on it.
+        compression : str, optional
+            Of ``backend="bigdl"``: how gradients travel, ``"fp32"`` (default), ``"fp16"``,
+            ``"bf16"`` or ``"int8"`` with error feedback. Sums are made in float32; weights travel
+            in 16 bits then, and are kept in 32.
+        sampling : str, optional
+            Of ``backend="bigdl"``: ``"exact"`` (default) sees every row once per epoch,
+            ``"window"`` draws runs of consecutive rows at random, as BigDL 2.x did.
         **old
             Keywords of BigDL 2.0, such as ``info``.
 
@@ -136,7 +158,8 @@ class PyTorchEstimator(EstimatorOptions):
         list of dict
             Per epoch: ``epoch``, ``batch_count``, ``num_samples``, ``train_loss``,
             ``last_train_loss`` and, with validation, ``val_loss``, ``val_num_samples`` and
-            ``val_<metric>`` (a tensor).
+            ``val_<metric>`` (a tensor). With ``backend="bigdl"`` a `profile` also has the phases of
+            a step.
 
         Raises
         ------
@@ -149,8 +172,19 @@ class PyTorchEstimator(EstimatorOptions):
         """
         from bigdl.orca.learn.position import Goal
         from bigdl.orca.learn.pytorch.fit_settings import FitSettings
+        from bigdl.orca.learn.pytorch.layer_options import layer_options
+        from bigdl.orca.learn.pytorch.layer_training import Opening
 
         take_old("fit", old, known=_FIT)
+        layer = layer_options(
+            self._backend,
+            {
+                "transport": transport,
+                "group_size": group_size,
+                "compression": compression,
+                "sampling": sampling,
+            },
+        )
         callbacks = as_callbacks(callbacks)
         accumulate = check_accumulation(accumulate_grad_batches, callbacks)
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
@@ -185,7 +219,7 @@ class PyTorchEstimator(EstimatorOptions):
             summary=self._events is not None,
         )
         figures = self._training.fit(
-            lambda program: engine.open(program, feed),
+            Opening(engine, feed, layer),
             self._parts,
             settings,
             seed=seed,

@@ -9,6 +9,7 @@ with the next: a group that fails is run again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import pickle
 import secrets
@@ -40,6 +41,8 @@ class BarrierTransport(Transport):
     program, feed, threads
         See :class:`~.shuffle.ShuffleTransport`.
     """
+
+    keeps_state = True
 
     def __init__(self, engine, plan: LayerPlan, program, feed, *, threads: int | None = None):
         self._plan = plan
@@ -105,17 +108,14 @@ class GroupProgram:
     def __call__(self, worker):
         sync = TorchDistributedSync(worker)
         if not worker.options["group"]:
-            shard = worker.shard
-            return pack({"rows": shard.rows, "fingerprint": shard.fingerprint})
+            return pack(self._replica(worker).describe())
         sync.start()
         _, (steps, *arrays) = _given(sync, worker.state())
         ranks, own = self.plan.ranks, worker.rank
         kept = arrays[ranks + own].view(np.float32) if len(arrays) > ranks else None
         state = RankState.unpack(arrays[own], kept)
         state.records = []
-        version = [shard.spool.nonce for shard in worker.shards.values()]
-        shards = dict(worker.shards)  # the engine lets go of its own
-        replica = replica_of(self.training, own, version, lambda: self.program(own, shards))
+        replica = self._replica(worker)
         rank = Rank(self.plan, own)
         # from the driver, not from a worker
         for step in pickle.loads(steps):
@@ -124,6 +124,12 @@ class GroupProgram:
         if state.residual is not None:
             arrays.append(state.residual.view(np.uint8))
         return pack(state.records, arrays)
+
+    def _replica(self, worker):
+        version = [shard.spool.nonce for shard in worker.shards.values()]
+        shards = dict(worker.shards)  # the engine lets go of its own
+        make = functools.partial(self.program, worker.rank, shards)
+        return replica_of(self.training, worker.rank, version, make)
 
     def _step(self, step: Step, rank, replica, state, sync):
         weights = _exchanged(sync, [rank.weights(state)] * self.plan.ranks)

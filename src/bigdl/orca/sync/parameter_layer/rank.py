@@ -32,11 +32,14 @@ class Step:
     hyper : tuple of dict
         The optimizer's parameter groups in this step, without their parameters: schedules are
         worked out before a group of steps begins, so they are exact within it.
+    ranges : tuple of (int, int)
+        For every rank, the rows of the batch: positions in the rank's order of the epoch.
     """
 
     epoch: int
     number: int
     hyper: tuple[dict, ...]
+    ranges: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,9 @@ class Contribution:
 
 class Replica(Protocol):
     """A copy of the model beside its part of the rows."""
+
+    def describe(self) -> dict:
+        """What the driver needs to know of the rows; JSON-able."""
 
     def compute(
         self, step: Step, weights: np.ndarray, buffers: dict[int, np.ndarray]

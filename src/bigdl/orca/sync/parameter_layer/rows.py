@@ -62,10 +62,10 @@ class Rows:
         self._close = ingest.close
         return self._pairs.tokens(), ingest.reader
 
-    def describe(self) -> list[dict]:
-        """The handles, in order; writes the spools that are not there yet."""
-        found = self._pairs.values(self.handles).collect()
-        return sorted((_handle(frame) for frame in found), key=lambda h: h["partition"])
+    def renew(self) -> None:
+        """Have the spools written again where they are needed next."""
+        self._pairs.drop(self.handles)
+        self._pairs.keep(self.handles)
 
     def close(self) -> None:
         """Remove the spools and what was kept."""
@@ -164,7 +164,6 @@ def _spooler(reader, job, partitions):
             "partition": index,
             "host": socket.gethostname(),
             "executor": directory,  # of its own
-            "rows": sum(shard.rows for shard in shards.values()),
             "version": [spool["nonce"] for spool in spools.values()],
             "spools": spools,
         }

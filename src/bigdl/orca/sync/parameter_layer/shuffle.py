@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bigdl.common.errors import require
+from bigdl.common.errors import WorkerLost, require
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import user_import_path
@@ -28,10 +28,12 @@ from bigdl.orca.sync.parameter_layer.pairs import Pairs, key
 from bigdl.orca.sync.parameter_layer.rank import LayerPlan
 from bigdl.orca.sync.parameter_layer.rows import Rows
 from bigdl.orca.sync.parameter_layer.state import RankState
-from bigdl.orca.sync.parameter_layer.tasks import Tasks
+from bigdl.orca.sync.parameter_layer.tasks import AWAY, Tasks
 from bigdl.orca.sync.parameter_layer.transport import Transport
 
 __all__ = ["ShuffleTransport"]
+
+_GONE = "Checkpoint block"  # what Spark says of state that was kept and is gone
 
 
 class ShuffleTransport(Transport):
@@ -66,22 +68,29 @@ class ShuffleTransport(Transport):
             )
             self._rows = self._call(lambda: Rows(cluster, self._pairs, feed, number))
             self._resources.callback(self._rows.close)
-            self._known = self._call(self._rows.describe)
+            self._known: list[dict] | None = None
         except BaseException:
             self.close()
             raise
 
     def rows(self):
-        return [
-            {
-                "rows": handle["rows"],
-                "fingerprint": next(iter(handle["spools"].values()))["fingerprint"],
-            }
-            for handle in self._known
-        ]
+        if self._known is None:
+
+            def describe():
+                known = self._pairs.mapped(self._rows.handles, self._tasks.describe())
+                found = self._pairs.values(known)
+                return found.mapPartitionsWithIndex(_descriptions).collect()
+
+            found = sorted(self._call(describe), key=lambda d: d["rank"])
+            _raise_first(found)
+            self._known = [doc["known"] for doc in found]
+        return self._known
 
     def start(self, states):
         def begin():
+            if self._state is not None:  # again: what was lost may be the rows
+                self._pairs.drop(self._state)
+                self._rows.renew()
             packed = [_packed(state) for state in states]
             shipped = self._sc.broadcast(packed)
 
@@ -102,9 +111,7 @@ class ShuffleTransport(Transport):
 
     def run(self, steps):
         found = self._call(lambda: self._group(steps))
-        errors = [doc for doc in found if doc["error"]]
-        if errors:
-            raise user_error(errors[0]["error"])
+        _raise_first(found)
         return [doc["records"] for doc in sorted(found, key=lambda d: d["rank"])]
 
     def _group(self, steps):
@@ -172,7 +179,31 @@ class ShuffleTransport(Transport):
         try:
             return SparkCall(self._sc, call).wait()
         except Exception as error:
+            text = str(error)
+            if AWAY in text:
+                reason = text.partition(AWAY)[2].partition("\n")[0].strip()
+                raise WorkerLost(f"Rows were lost: {reason}") from None
+            if _GONE in text:
+                raise WorkerLost("The weights were lost with all executors that had them") from None
             raise job_error(error, []) from None
+
+
+def _raise_first(found) -> None:
+    """Raise the first error of user code among the answers of the ranks."""
+    for doc in sorted(found, key=lambda d: d["rank"]):
+        if doc["error"]:
+            raise user_error(doc["error"])
+
+
+def _descriptions(index, frames):
+    """What a replica said of its rows, or what went wrong."""
+    inbox = Inbox(frames)
+    error, known = inbox.messages(b"E"), inbox.message(b"D")
+    yield {
+        "rank": index,
+        "error": unpack(error[0])[0] if error else None,
+        "known": None if known is None else unpack(known)[0],
+    }
 
 
 def _packed(state: RankState) -> list:

@@ -4,6 +4,7 @@
 kind    message
 ======  =========================================================================
 ``H``   handle of the rows of a partition
+``D``   what a replica says of its rows, to the driver
 ``S``   :class:`~.state.RankState` of a rank, to itself
 ``R``   its residual, to itself
 ``W``   weights of a slice, to all ranks
@@ -16,6 +17,7 @@ kind    message
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +32,9 @@ from bigdl.orca.sync.parameter_layer.rank import LayerPlan, Rank, Step, Sum
 from bigdl.orca.sync.parameter_layer.replicas import replica_of
 from bigdl.orca.sync.parameter_layer.state import RankState
 
-__all__ = ["Tasks"]
+__all__ = ["AWAY", "Tasks"]
+
+AWAY = "bigdl-rows-away:"
 
 
 @dataclass(frozen=True)
@@ -67,17 +71,20 @@ class Tasks:
 
         return self._task(work)
 
+    def describe(self) -> Callable:
+        """Open the replica and say what it has."""
+
+        def work(out, rank, inbox):
+            doc = self._replica(rank.rank, inbox).describe()
+            out.send(rank.rank, b"D", pack(doc))
+
+        return self._task(work)
+
     def gradients(self, step: Step) -> Callable:
         """Compute the gradients of a step."""
 
         def work(out, rank, inbox):
-            handle = unpack(inbox.message(b"H"))[0]
-            replica = replica_of(
-                self.training,
-                rank.rank,
-                handle["version"],
-                lambda: self._make(rank.rank, handle),
-            )
+            replica = self._replica(rank.rank, inbox)
             residual = inbox.message(b"R")
             if residual is not None:
                 residual = np.frombuffer(residual, np.float32)
@@ -142,6 +149,11 @@ class Tasks:
 
         return task
 
+    def _replica(self, rank, inbox):
+        handle = unpack(inbox.message(b"H"))[0]
+        make = functools.partial(self._make, rank, handle)
+        return replica_of(self.training, rank, handle["version"], make)
+
     def _make(self, rank, handle):
         import cloudpickle
 
@@ -149,7 +161,7 @@ class Tasks:
 
         if not is_here(handle):
             raise _Away(
-                f"The rows of partition {rank} are on executor {handle['executor']} of "
+                f"{AWAY} The rows of partition {rank} are on executor {handle['executor']} of "
                 f"{handle['host']}, which this task cannot read; Spark runs it again"
             )
         return cloudpickle.loads(self.program.value)(rank, shards_of(handle))

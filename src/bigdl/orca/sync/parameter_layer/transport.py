@@ -23,9 +23,12 @@ __all__ = ["Transport"]
 class Transport(ABC):
     """Runs groups of steps on N ranks; see the module for who calls what."""
 
+    #: whether a group that failed can be run again without :meth:`start`
+    keeps_state: bool = False
+
     @abstractmethod
     def rows(self) -> list[dict]:
-        """``rows`` and ``fingerprint`` of every rank's part of the data, and what else it is."""
+        """What the replica of every rank says of its rows."""
 
     @abstractmethod
     def start(self, states: Sequence[RankState]) -> None:
