@@ -12,6 +12,7 @@ from bigdl.friesian.feature.operators import functions, reading, rows, scaling, 
 from bigdl.friesian.feature.operators.as_of import join_as_of
 from bigdl.friesian.feature.operators.columns import as_names, check_string
 from bigdl.friesian.feature.sequence_methods import SequenceMethods
+from bigdl.friesian.feature.target_methods import TargetMethods
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["FeatureTable"]
 
 
-class FeatureTable(EncodingMethods, SequenceMethods, Table):
+class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
     """A table of features on Spark.
 
     Examples

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.base import Table
 from bigdl.friesian.feature.operators.columns import check_string
-from bigdl.friesian.feature.operators.lookup import Dictionary
+from bigdl.friesian.feature.operators.dictionary import Dictionary
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

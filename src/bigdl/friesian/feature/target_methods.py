@@ -1,0 +1,130 @@
+"""Methods of feature tables that put means of targets in the place of categories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.feature.operators import target
+from bigdl.friesian.feature.operators.columns import as_names, check_string, require_columns
+from bigdl.friesian.feature.target_code import TargetCode
+
+__all__ = ["TargetMethods"]
+
+
+class TargetMethods:
+    """Means of targets."""
+
+    def target_encode(
+        self,
+        cat_cols: str | list,
+        target_cols: str | list[str],
+        target_mean: Mapping[str, float] | None = None,
+        smooth: float = 20,
+        kfold: int = 2,
+        fold_seed: int | None = None,
+        fold_col: str = "__fold__",
+        drop_cat: bool = False,
+        drop_fold: bool = True,
+        out_cols: str | list | None = None,
+    ) -> tuple[Self, list[TargetCode]]:
+        """Codes of categories: means of a target, which a row's own fold does not help to form.
+
+        The code of a category with count n and sum s is ``(s + mean * smooth) / (n + smooth)``;
+        nulls of the target count for nothing.  One aggregation finds everything.
+
+        Parameters
+        ----------
+        cat_cols : str, list of str, or list with lists of str
+            A list inside the list means the combination of its columns.
+        target_cols : str or list of str
+            Columns of numbers.
+        target_mean : dict of str to float, optional
+            The mean of every target; default: that of the data.
+        smooth : float, default 20
+        kfold : int, default 2
+            Number of folds.  With 1 each row has the code of all rows, also of itself.
+        fold_seed : int, optional
+            Assign rows to folds by chance; default: in turn.  Both go by the place of a row, so
+            :meth:`cache` a table that comes out of a join or an aggregation, or give it a column of
+            folds.
+        fold_col : str, default "__fold__"
+            A column of folds (int) that the table has is used, otherwise it is made.
+        drop_cat : bool, default False
+            Leave out the category columns.
+        drop_fold : bool, default True
+            Leave out the column of folds, unless the table had it.
+        out_cols : str, list of str, or list of lists of str, optional
+            Names of the codes, for each of `cat_cols` those of all targets; default
+            ``<column>_te_<target>`` or ``<column>_<column>_te_<target>``.
+
+        Returns
+        -------
+        table : FeatureTable
+            With the codes as double columns.
+        codes : list of TargetCode
+            Of each of `cat_cols`, by all rows, for :meth:`encode_target`.
+        """
+        targets = target.check_targets(self.df, target_cols)
+        encodings = target.encodings_of(cat_cols, targets, out_cols)
+        require_columns(self.df, [name for each in encodings for name in each.categories])
+        means = target.check_means(target_mean, targets)
+        target.check_smoothing(smooth, kfold)
+        had_folds = check_string(fold_col, "fold_col") in self.df.columns
+        df = target.assign_folds(self.df, kfold, fold_seed, fold_col) if kfold > 1 else self.df
+        folds = fold_col if kfold > 1 else None
+        found = target.TargetStatistics(df, encodings, targets, folds, means, smooth)
+        for encoding in encodings:
+            df = found.encode(df, encoding)
+        if drop_cat:
+            df = df.drop(*(name for each in encodings for name in each.categories))
+        if folds is not None and drop_fold and not had_folds:
+            df = df.drop(fold_col)
+        codes = [
+            TargetCode(
+                found.codes(each),
+                each.categories[0] if len(each.categories) == 1 else list(each.categories),
+                {output: (name, found.means[name]) for name, output in each.outputs.items()},
+            )
+            for each in encodings
+        ]
+        return self._clone(df), codes
+
+    def encode_target(
+        self,
+        targets: TargetCode | Sequence[TargetCode],
+        target_cols: str | list[str] | None = None,
+        drop_cat: bool = True,
+    ) -> Self:
+        """Codes that were learned from other data.
+
+        Parameters
+        ----------
+        targets : TargetCode or list of TargetCode
+        target_cols : str or list of str, optional
+            Only the codes of these targets.
+        drop_cat : bool, default True
+            Leave out the category columns.
+
+        Returns
+        -------
+        FeatureTable
+            An unknown category has the mean of the target.
+        """
+        codes = list(targets) if isinstance(targets, list | tuple) else [targets]
+        if not codes or not all(isinstance(each, TargetCode) for each in codes):
+            raise UsageError(f"targets should be TargetCode or a list of them, got {targets!r}")
+        wanted = None if target_cols is None else as_names(target_cols, "target_cols")
+        df, done = self.df, []
+        for code in codes:
+            names = as_names(code.cat_col)
+            for name in names:
+                if name not in self.df.columns:
+                    raise UsageError(
+                        f"{name} in TargetCode.cat_col in targets does not exist in Table, whose "
+                        f"columns are {self.df.columns}"
+                    )
+            df = target.apply_codes(df, code.df, names, code.out_target_mean, wanted)
+            done += names
+        return self._clone(df.drop(*done) if drop_cat else df)
