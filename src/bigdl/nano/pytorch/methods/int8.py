@@ -71,7 +71,9 @@ class StaticInt8Method(_Int8Method):
             chosen = keep_accuracy(
                 quantized, lambda: _by_harm(source, batches[0]), calibration.goal, source.model
             )
-        chosen.nano_graph = CompiledGraph.compile(chosen.nano_graph.program, source.inputs.names)
+        exported = chosen.nano_graph
+        chosen.nano_graph = CompiledGraph.compile(exported.program, source.inputs.names)
+        _check_compiled(chosen.nano_graph, exported, batches[0], source)
         return chosen
 
     def _converted(self, source, options, batches, excluded) -> torch.export.ExportedProgram:

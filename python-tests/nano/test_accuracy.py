@@ -1,0 +1,72 @@
+"""What bf16 and int8 cost in accuracy: the benchmark of it, made small."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bigdl.common.cpu import thread_scope
+from bigdl.nano.pytorch import InferenceOptimizer
+from bigdl.nano.pytorch.inference.graphs import CompiledGraph
+from bigdl.nano.pytorch.methods import int8
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import nano_accuracy
+
+# Of 2400 items; the benchmark, with more of them and a longer training, asks for -1.
+LOOSE = -2.0
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """A trained network, calibration images, test images and labels."""
+    (images, labels), (x, y) = nano_accuracy.digits(seed=0, copies=4)
+    with thread_scope(1):  # small layers: threads wait for each other on a busy machine
+        model, calibration = nano_accuracy.trained(0, images, labels, epochs=5)
+    return model, calibration[:256], x, y
+
+
+@pytest.mark.parametrize("method", nano_accuracy.METHODS)
+def test_a_method_keeps_the_accuracy(digits, method):
+    model, calibration, x, y = digits
+    exact = (nano_accuracy.classes(model, x) == y).numpy()
+    fast = nano_accuracy.build(model, method, x[:8], calibration)
+    found = nano_accuracy.row(
+        method, 0, exact, (nano_accuracy.classes(fast, x) == y).numpy(), len(x) // 4
+    )
+    assert found["items"] == 2400
+    assert 80 < found["fp32"] < 99
+    assert found["difference"] > LOOSE, found
+
+
+def test_the_interval_of_no_difference_is_a_point():
+    assert nano_accuracy.interval(np.zeros(60), images=20) == (0, 0)
+
+
+def test_the_interval_is_over_images_and_not_over_their_copies():
+    difference = np.repeat([[0.0] * 90 + [-1.0] * 10], 8, axis=0)
+    low, high = nano_accuracy.interval(difference.ravel(), images=100)
+    once = nano_accuracy.interval(difference[0], images=100)
+    assert (low, high) == once  # copies that agree add nothing
+    assert low < -10 < high
+
+
+def test_code_that_computes_something_else_is_refused(digits, monkeypatch):
+    class Wrong(CompiledGraph):
+        def __init__(self):
+            pass
+
+        @classmethod
+        def compile(cls, program, names):
+            return cls()
+
+        def __call__(self, tensors):
+            return [torch.zeros(len(tensors[0]), 10)]
+
+    model, calibration, *_ = digits
+    monkeypatch.setattr(int8, "CompiledGraph", Wrong)
+    with pytest.raises(RuntimeError, match="compiles the quantized Convolutional into something"):
+        InferenceOptimizer.build(model, "static_int8", calib_data=calibration)
