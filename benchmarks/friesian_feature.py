@@ -129,7 +129,7 @@ def old_way_side(source, target):
 
     spark = SparkSession.getActiveSession()
     df = spark.read.parquet(source)
-    cross = F.udf(_md5_bin, "int")
+    cross, cached = F.udf(_md5_bin, "int"), []
     df = df.withColumn("c1_c2", cross(F.concat("c1", "c2")))
     for name in CATEGORIES:
         counts = df.groupBy(name).count().filter("count >= 5")
@@ -138,12 +138,15 @@ def old_way_side(source, target):
         )
         ids = ids.drop("count").cache()
         ids.count()
+        cached.append(ids)
         df = df.join(F.broadcast(ids), name, "left").drop(name).withColumnRenamed("id", name)
         df = df.fillna(0, name)
     for name in ("n1", "n2"):
         low, high = df.agg(F.min(name), F.max(name)).first()
         df = df.withColumn(name, ((F.col(name) - low) / (high - low)).cast("float"))
     df.write.parquet(target, mode="overwrite")
+    for ids in cached:  # 2.x kept them, which would help the next repeat
+        ids.unpersist()
 
 
 def _md5_bin(text):
