@@ -1,10 +1,22 @@
-"""What the tests of the parameter layer compare with: one process that sums in order."""
+"""What the tests of the parameter layer compare with, one process that sums in order, and train."""
+
+import os
+import signal
 
 import numpy as np
+import psutil
 import torch
 from torch import nn
 
-from bigdl.orca.sync.parameter_layer.rank import Contribution
+from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.data.feeds import as_feed
+from bigdl.orca.data.feeds.group import FeedGroup
+from bigdl.orca.engine.spark import SparkEngine
+from bigdl.orca.sync.parameter_layer.barrier import BarrierTransport
+from bigdl.orca.sync.parameter_layer.optimizers import groups_of
+from bigdl.orca.sync.parameter_layer.rank import Contribution, LayerPlan, Step
+from bigdl.orca.sync.parameter_layer.shuffle import ShuffleTransport
+from bigdl.orca.sync.parameter_layer.state import RankState
 
 SHAPES = [(5, 3), (7,), (), (40, 11), (1,), (64,)]
 SIZES = tuple(int(np.prod(s)) for s in SHAPES)
@@ -63,3 +75,93 @@ def whole(make, ranks, steps, rows=None, clip=None):
             clip(values)
         optimizer.step()
     return np.concatenate([p.detach().numpy().reshape(-1) for p in values]), optimizer
+
+
+ROWS = 22
+
+
+def adam(values):
+    return torch.optim.Adam(grouped(values), lr=0.01)
+
+
+class OnRows(Given):
+    """Says what it has seen of its rows."""
+
+    def __init__(self, rank, shards):
+        super().__init__(rank)
+        found = shards["data"].arrays[0]  # both columns in one matrix
+        self.seen = found[:, 0].tolist()
+
+    def describe(self):
+        return {"rows": len(self.seen)}
+
+    def compute(self, step, weights, buffers):
+        found = super().compute(step, weights, buffers)
+        found.record = {"seen": self.seen, "step": step.number}
+        return found
+
+
+class KilledOnce(OnRows):
+    """Kills its process, or the executor that it belongs to, at a step, the first time."""
+
+    def __init__(self, rank, shards, folder, step, victim="python"):
+        super().__init__(rank, shards)
+        self.folder, self.step, self.victim = folder, step, victim
+
+    def compute(self, step, weights, buffers):
+        if self.rank == 1 and step.number == self.step:
+            try:
+                os.mkdir(os.path.join(self.folder, "killed"))
+            except FileExistsError:
+                pass
+            else:
+                os.kill(self._process(), signal.SIGKILL)
+        return super().compute(step, weights, buffers)
+
+    def _process(self):
+        process = psutil.Process()
+        while self.victim == "executor" and process.name() != "java":
+            process = process.parent()
+        return process.pid
+
+
+def data():
+    values = np.arange(ROWS, dtype=np.float32)
+    return FeedGroup({"data": as_feed((values, values))})
+
+
+def opened(transport, plan, program=OnRows, feed=None):
+    feed = feed or data()
+    if transport == "barrier":
+        return BarrierTransport(SparkEngine(), plan, program, feed)
+    return ShuffleTransport(SparkCluster.from_active(), plan, program, feed)
+
+
+def states_of(plan):
+    vector = plan.geometry.flatten([p.detach().numpy() for p in parameters()])
+    return [
+        RankState(vector[low:high].copy(), [{} for _ in plan.geometry.segments(n)])
+        for n, (low, high) in enumerate(plan.geometry.bounds)
+    ]
+
+
+def plan_of(ranks, make=adam, **options):
+    optimizer = make(parameters())
+    return LayerPlan(SIZES, groups_of(optimizer), type(optimizer), ranks, **options)
+
+
+def steps_of(first, last, make=adam):
+    hyper = hyper_of(make(parameters()))
+    return [Step(0, number, hyper) for number in range(first, last)]
+
+
+def trained(transport, ranks, group, steps, program=OnRows, feed=None, **options):
+    plan = plan_of(ranks, **options)
+    with opened(transport, plan, program, feed) as layer:
+        assert sum(known["rows"] for known in layer.rows()) == ROWS
+        layer.start(states_of(plan))
+        records = []
+        for first in range(0, steps, group):
+            records += layer.run(steps_of(first, min(first + group, steps)))[0]
+        states = layer.states()
+    return np.concatenate([s.weights for s in states]), states, records, plan

@@ -6,7 +6,11 @@ import torch
 from alone import largest_difference
 from torch import nn
 
+from bigdl.common.errors import UsageError, WorkerError
+from bigdl.orca.learn.metrics import MSE
 from bigdl.orca.learn.pytorch import Estimator
+from bigdl.orca.learn.pytorch.callbacks import Callback
+from bigdl.orca.learn.trigger import SeveralIteration
 
 ROWS = 40
 COLUMNS = {"feature_cols": ["x"], "label_cols": ["y"]}
@@ -114,3 +118,121 @@ def test_weights_and_buffers_depend_on_nothing_but_the_rows(by_shuffle, fit):
     assert [s["train_loss"] for s in stats] == [s["train_loss"] for s in others]
     assert not torch.equal(weights(est)["layers.1.running_mean"], torch.zeros(8))
     assert int(weights(est)["layers.1.num_batches_tracked"]) == 10
+
+
+def test_a_frame_with_validation_and_what_follows(frame):
+    est = estimator(metrics=[MSE()])
+    est.set_l2_norm_gradient_clipping(1.0)
+    seen = []
+
+    class Watch(Callback):
+        def after_train_epoch(self, runner):
+            seen.append((runner.epochs, runner.model.layers[0].weight.detach().clone()))
+
+    stats = est.fit(
+        frame,
+        epochs=2,
+        batch_size=8,
+        seed=3,
+        validation_data=frame,
+        callbacks=[Watch()],
+        compression="bf16",
+        profile=True,
+        **COLUMNS,
+    )
+    found = est.evaluate(frame, **COLUMNS)
+    assert stats[-1]["val_loss"] == pytest.approx(found["val_loss"])
+    assert float(stats[-1]["val_mse"]) == pytest.approx(float(found["MSE"]))
+    assert stats[1]["train_loss"] < stats[0]["train_loss"]
+    assert {"compute_s", "get_weights_s", "aggregate_s", "sync_s"} <= stats[0]["profile"].keys()
+    assert [epoch for epoch, _ in seen] == [0, 1]
+    assert torch.equal(seen[1][1], weights(est)["layers.0.weight"])
+    predicted = est.predict(frame, feature_cols=["x"]).collect()
+    x = torch.from_numpy(np.array([row["x"] for row in predicted], np.float32))
+    with torch.no_grad():
+        expected = est.get_model()(x)[:, 0]
+    assert np.allclose([row["prediction"] for row in predicted], expected, atol=1e-6)
+
+
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_inside_an_epoch_as_if_it_had_not_stopped(orca_spark, tmp_path):
+    options = {"scheduler_creator": stepped, "model_dir": str(tmp_path)}
+    whole, known = fitted(options={**options, "model_dir": None}, compression="int8")
+    first = estimator(**options)
+    fit = {"batch_size": 8, "seed": 3, "compression": "int8", "group_size": 3}
+    first.fit(arrays(), max_steps=7, checkpoint_trigger=SeveralIteration(3), **fit)
+    path = sorted(tmp_path.glob("run-*/checkpoint-000001-00000001"))
+    assert path, "SeveralIteration(3) cuts the group after step 6"
+    again = estimator(**options)
+    stats = again.fit(arrays(), epochs=2, resume=str(path[0]), **fit)
+    assert same(again, whole)
+    assert [s["train_loss"] for s in stats] == pytest.approx([s["train_loss"] for s in known])
+
+
+def test_a_checkpoint_is_cut_anew_for_other_workers(orca_spark, tmp_path):
+    options = {"config": {"shuffle": False}}
+    whole, _ = fitted(options=options)
+    estimator(model_dir=str(tmp_path), **options).fit(arrays(), batch_size=8, seed=3)
+    for others in ({"workers_per_node": 1}, {"backend": "spark"}):
+        est = estimator(model_dir=str(tmp_path), **options, **others)
+        est.fit(arrays(), epochs=2, batch_size=8, resume=Estimator.latest_checkpoint(str(tmp_path)))
+        assert largest_difference(weights(est), weights(whole)) < 1e-5
+
+
+def test_windows_see_as_many_rows_and_learn(orca_spark):
+    _, stats = fitted(epochs=3, sampling="window")
+    assert [s["num_samples"] for s in stats] == [ROWS] * 3
+    assert stats[-1]["train_loss"] < stats[0]["train_loss"]
+
+
+# -- what cannot work -----------------------------------------------------------------------------
+
+
+class PerStep(Callback):
+    def after_train_iter(self, runner):
+        pass
+
+
+def double(config):
+    return Net().double()
+
+
+def lbfgs_like(model, config):
+    return torch.optim.SparseAdam(model.parameters())
+
+
+WRONG = {
+    "transport": ({}, {"transport": "pigeon"}, "transport should be one of"),
+    "compression": ({}, {"compression": "int4"}, "compression should be one of"),
+    "sampling": ({}, {"sampling": "some"}, "sampling should be one of"),
+    "group_size": ({}, {"group_size": 0}, "group_size"),
+    "hooks of steps": ({}, {"callbacks": [PerStep()]}, "PerStep has after_train_iter"),
+    "accumulation": ({}, {"accumulate_grad_batches": 2}, "2 times as large"),
+    "float64": ({"model": double}, {}, "parameters of float32"),
+    "optimizer": ({"optimizer": lbfgs_like}, {}, "SparseAdam cannot be cut in slices"),
+    "backend": ({"backend": "spark"}, {"transport": "shuffle"}, "make it with backend='bigdl'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_work_is_refused(orca_spark, case):
+    options, fit, message = WRONG[case]
+    with pytest.raises(UsageError, match=message):
+        estimator(**options).fit(arrays(), batch_size=8, **fit)
+
+
+def test_an_error_in_the_model_is_raised_once(orca_spark):
+    class Broken(Net):
+        def forward(self, x):
+            raise ArithmeticError("on purpose")
+
+    with pytest.raises(WorkerError, match="on purpose"):
+        estimator(model=lambda config: Broken()).fit(arrays(), batch_size=8)
+
+
+def test_rows_that_are_no_numbers_are_named(orca_spark):
+    frame = orca_spark.createDataFrame([([1.0] * 4, 1.0), (None, 2.0)], "x array<float>, y float")
+    with pytest.raises(UsageError, match="'x'"):
+        estimator().fit(frame, batch_size=8, **COLUMNS)

@@ -5,41 +5,22 @@ import functools
 import numpy as np
 import pytest
 import torch
-from slices import SIZES, Given, grouped, hyper_of, parameters, whole
+from slices import (
+    ROWS,
+    KilledOnce,
+    OnRows,
+    adam,
+    opened,
+    parameters,
+    plan_of,
+    states_of,
+    steps_of,
+    trained,
+    whole,
+)
 
-from bigdl.common.errors import WorkerError
-from bigdl.orca.cluster.spark import SparkCluster
-from bigdl.orca.data.feeds import as_feed
-from bigdl.orca.data.feeds.group import FeedGroup
-from bigdl.orca.engine.spark import SparkEngine
-from bigdl.orca.sync.parameter_layer.barrier import BarrierTransport
-from bigdl.orca.sync.parameter_layer.optimizers import groups_of, joined_state
-from bigdl.orca.sync.parameter_layer.rank import LayerPlan, Step
-from bigdl.orca.sync.parameter_layer.shuffle import ShuffleTransport
-from bigdl.orca.sync.parameter_layer.state import RankState
-
-ROWS = 22
-
-
-def adam(values):
-    return torch.optim.Adam(grouped(values), lr=0.01)
-
-
-class OnRows(Given):
-    """Says what it has seen of its rows."""
-
-    def __init__(self, rank, shards):
-        super().__init__(rank)
-        found = shards["data"].arrays[0]  # both columns in one matrix
-        self.seen = found[:, 0].tolist()
-
-    def describe(self):
-        return {"rows": len(self.seen)}
-
-    def compute(self, step, weights, buffers):
-        found = super().compute(step, weights, buffers)
-        found.record = {"seen": self.seen, "step": step.number}
-        return found
+from bigdl.common.errors import WorkerError, WorkerLost
+from bigdl.orca.sync.parameter_layer.optimizers import joined_state
 
 
 class Broken(OnRows):
@@ -47,48 +28,6 @@ class Broken(OnRows):
         if self.rank == 1 and step.number == 2:
             raise ZeroDivisionError("on purpose")
         return super().compute(step, weights, buffers)
-
-
-def data():
-    values = np.arange(ROWS, dtype=np.float32)
-    return FeedGroup({"data": as_feed((values, values))})
-
-
-def opened(transport, plan, program=OnRows, feed=None):
-    feed = feed or data()
-    if transport == "barrier":
-        return BarrierTransport(SparkEngine(), plan, program, feed)
-    return ShuffleTransport(SparkCluster.from_active(), plan, program, feed)
-
-
-def states_of(plan):
-    vector = plan.geometry.flatten([p.detach().numpy() for p in parameters()])
-    return [
-        RankState(vector[low:high].copy(), [{} for _ in plan.geometry.segments(n)])
-        for n, (low, high) in enumerate(plan.geometry.bounds)
-    ]
-
-
-def plan_of(ranks, make=adam, **options):
-    optimizer = make(parameters())
-    return LayerPlan(SIZES, groups_of(optimizer), type(optimizer), ranks, **options)
-
-
-def steps_of(first, last, make=adam):
-    hyper = hyper_of(make(parameters()))
-    return [Step(0, number, hyper) for number in range(first, last)]
-
-
-def trained(transport, ranks, group, steps, **options):
-    plan = plan_of(ranks, **options)
-    with opened(transport, plan) as layer:
-        assert sum(known["rows"] for known in layer.rows()) == ROWS
-        layer.start(states_of(plan))
-        records = []
-        for first in range(0, steps, group):
-            records += layer.run(steps_of(first, min(first + group, steps)))[0]
-        states = layer.states()
-    return np.concatenate([s.weights for s in states]), states, records, plan
 
 
 @functools.cache
@@ -144,3 +83,29 @@ def test_an_error_of_user_code_comes_once_and_changes_nothing(orca_spark, transp
         with pytest.raises(WorkerError, match="on purpose"):
             layer.run(steps_of(2, 4))
         assert [s.pack() for s in layer.states()] == before
+
+
+# -- losses ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault
+def test_a_killed_worker_is_recovered_by_lineage(orca_spark, tmp_path):
+    """The job goes on: Spark runs the task again, on what the shuffle has kept."""
+    program = functools.partial(KilledOnce, folder=str(tmp_path), step=7)
+    weights, *_ = trained("shuffle", 2, 10, 20, program=program)
+    assert (tmp_path / "killed").exists()
+    assert np.array_equal(weights, expected(2, 20)[0])
+
+
+@pytest.mark.fault
+def test_a_group_whose_worker_was_killed_is_run_again(orca_spark, tmp_path):
+    program = functools.partial(KilledOnce, folder=str(tmp_path), step=7)
+    plan = plan_of(2)
+    with opened("barrier", plan, program) as layer:
+        layer.start(states_of(plan))
+        layer.run(steps_of(0, 5))
+        with pytest.raises(WorkerLost):
+            layer.run(steps_of(5, 20))
+        layer.run(steps_of(5, 20))
+        weights = np.concatenate([state.weights for state in layer.states()])
+    assert np.array_equal(weights, expected(2, 20)[0])

@@ -24,6 +24,8 @@ class TorchFtrl(torch.optim.Optimizer):
         L2 penalty on the gradient alone.
     """
 
+    elementwise = True  # the parameter layer may cut it in slices
+
     def __init__(self, params, lr=1e-3, power=-0.5, start=0.1, l1=0.0, l2=0.0, shrinkage=0.0):
         defaults = {
             "lr": lr,
