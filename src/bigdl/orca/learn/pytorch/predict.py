@@ -57,13 +57,21 @@ def predict_dataframe(
     pyspark.sql.DataFrame
     """
     specs, plain, converted = converted_columns(frame, config, feature_cols)
-    kept, inputs = plain.columns, [f"f{i}" for i in range(len(specs))]
+    kept = plain.columns
+    place = dict(zip(frame.columns, kept, strict=True))
+    # a column that is of the model's type already, e.g. an image, travels once
+    as_is = {
+        i: place[spec.name]
+        for i, spec in enumerate(specs)
+        if frame.schema[spec.name].dataType.simpleString() == spec.cast
+    }
+    inputs = [as_is.get(i, f"f{i}") for i in range(len(specs))]
     if known is None or len(known) != len(specs):
         known = [_known(spec, frame.schema[spec.name].metadata) for spec in specs]
     outputs = _outputs(shipped.load(), specs, plain.select(*converted), known)
     columns = OutputColumns.of(outputs, output_cols)
     columns.check(frame.columns)
-    ready = plain.select("*", *converted)
+    ready = plain.select("*", *(c for i, c in enumerate(converted) if i not in as_is))
     snapshot = shipped.digest, shipped.broadcast
     task = _task(snapshot, specs, kept, inputs, columns, batch_size, threads, tuple(sys.path))
     result = ready.mapInArrow(task, columns.schema(plain.schema))
