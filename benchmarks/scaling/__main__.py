@@ -1,0 +1,71 @@
+"""The command line; see the package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from bigdl.common.errors import UsageError
+
+from . import report
+from .published import fit_inception
+from .validate import Calibration, calibrated, check, predictions
+
+CALIBRATION = Path(__file__).with_name("calibration.json")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m scaling", description=__doc__)
+    parser.add_argument("command", choices=["calibrate", "curves"])
+    parser.add_argument("--calibration", type=Path, default=CALIBRATION, metavar="PATH")
+    parser.add_argument("--seconds", type=float, default=80.0, help="of the measuring rounds")
+    parser.add_argument("--iterations", type=int, default=200, help="of every simulated run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--chart", type=Path, metavar="PATH", help="draw the curves, too")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the curves there, too")
+    options = parser.parse_args(argv)
+    try:
+        if options.command == "calibrate":
+            calibrate(options)
+        else:
+            curves(options)
+    except UsageError as error:
+        raise SystemExit(str(error)) from None
+
+
+def calibrate(options) -> None:
+    """Measure, keep it, and say how well it predicts."""
+    from .calibrate import measured
+
+    measured(seconds=options.seconds).save(options.calibration)
+    print(f"measured runs are in {options.calibration}")
+    validated(Calibration.load(options.calibration))
+
+
+def curves(options) -> None:
+    """Print the curves, if the simulation is validated."""
+    calibration = Calibration.load(options.calibration)
+    costs = validated(calibration)
+    model = fit_inception(costs["shuffle"], calibration.jitter)
+    found = report.curves(model, costs["barrier"], iterations=options.iterations, seed=options.seed)
+    report.print_curves(found, model)
+    if options.chart:
+        report.chart(found, options.chart)
+    if options.json:
+        options.json.write_text(json.dumps({"simulated": asdict(found)}, indent=1))
+
+
+def validated(calibration: Calibration) -> dict:
+    """The costs of both transports, if they predict what was held back."""
+    costs = {name: calibrated(calibration, name) for name in ("shuffle", "barrier")}
+    found = predictions(calibration, costs)
+    for table in (report.costs_table(costs), report.predictions_table(found)):
+        print("\n".join(table), end="\n\n")
+    check(found)
+    return costs
+
+
+if __name__ == "__main__":
+    main()

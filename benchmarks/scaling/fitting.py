@@ -1,0 +1,66 @@
+"""Least squares for numbers that are not negative and enter a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+__all__ = ["fitted"]
+
+_STEP = 1e-3  # of a logarithm
+
+
+def fitted(
+    residuals: Callable[[np.ndarray], np.ndarray], start: Sequence[float], rounds: int = 40
+) -> np.ndarray:
+    """Positive numbers that make residuals small, by Levenberg and Marquardt on their logarithms.
+
+    Parameters
+    ----------
+    residuals : callable
+        From an array of numbers to an array of residuals; without noise.
+    start : sequence of float
+        Above 0.
+    rounds : int
+        At most.
+
+    Returns
+    -------
+    ndarray of float64
+    """
+    place = np.log(np.asarray(start, np.float64))
+    low = place - np.log(1e4)  # a number that does not matter must not run away
+    here, damping = residuals(np.exp(place)), 1e-2
+    for _ in range(rounds):
+        slopes = np.stack(
+            [
+                (residuals(np.exp(place + _unit(i, place))) - here) / _STEP
+                for i in range(len(place))
+            ],
+            axis=1,
+        )
+        curvature, down = slopes.T @ slopes, slopes.T @ here
+        for _ in range(8):
+            weighted = curvature + damping * (
+                np.diag(np.diag(curvature)) + 1e-9 * np.eye(len(place))
+            )
+            move = np.clip(np.linalg.solve(weighted, -down), -2, 2)
+            there = np.maximum(place + move, low)
+            found = residuals(np.exp(there))
+            if found @ found < here @ here:
+                break
+            damping *= 4
+        else:
+            break
+        gain = 1 - (found @ found) / (here @ here) if here @ here else 0.0
+        place, here, damping = there, found, damping / 6
+        if gain < 1e-6:
+            break
+    return np.exp(place)
+
+
+def _unit(number, place):
+    found = np.zeros_like(place)
+    found[number] = _STEP
+    return found

@@ -1,0 +1,132 @@
+"""What a simulated run is made of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+__all__ = ["Cluster", "Costs", "Jitter", "Workload"]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the pieces of a program cost, in seconds.
+
+    Attributes
+    ----------
+    launch_s : float
+        Of the driver, for each job.
+    stage_s : float
+        Of the driver, for each stage of a job.
+    dispatch_s : float
+        Of the driver, for each task, one after another.
+    lookup_s : float
+        Of the driver, for each question where a block is, one after another.
+    task_s : float
+        Of a core, for each task.
+    block_s : float
+        Of a core, for each block that a task fetches or is sent.
+    byte_s : float
+        Of a core, for each byte that a task encodes, decodes or sums.
+    """
+
+    launch_s: float = 0.0
+    stage_s: float = 0.0
+    dispatch_s: float = 0.0
+    lookup_s: float = 0.0
+    task_s: float = 0.0
+    block_s: float = 0.0
+    byte_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where it runs.
+
+    Attributes
+    ----------
+    nodes : int
+        Task n runs on node ``n % nodes``.
+    cores : int
+        Of a node; shared by what its tasks do beside computing gradients.
+    bandwidth : float
+        Bytes per second of a node's network, in each direction; the driver has the same.
+    latency_s : float
+        From a request to the first byte of the answer.
+    requests : int
+        That a task has under way at once.
+    """
+
+    nodes: int
+    cores: int = 1
+    bandwidth: float = math.inf
+    latency_s: float = 0.0
+    requests: int = 4
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """How the seconds of computing a gradient spread, as factors.
+
+    Attributes
+    ----------
+    ratios : tuple of float
+        Measured factors, of which every task draws one ("replay").
+    sigma : float
+        Or the standard deviation of the logarithm of a log-normal factor.
+    straggling : float
+        Probability that a task is a straggler.
+    slowness : float
+        Further factor of a straggler.
+    """
+
+    ratios: tuple[float, ...] = ()
+    sigma: float = 0.0
+    straggling: float = 0.0
+    slowness: float = 1.0
+
+    @property
+    def is_none(self) -> bool:
+        return not (self.ratios or self.sigma or self.straggling)
+
+    def draw(self, random: np.random.Generator, tasks: int) -> np.ndarray:
+        """A factor for every task."""
+        if self.ratios:
+            factors = random.choice(self.ratios, tasks)
+        elif self.sigma:
+            factors = random.lognormal(0.0, self.sigma, tasks)
+        else:
+            factors = np.ones(tasks)
+        if self.straggling:
+            factors = np.where(random.random(tasks) < self.straggling, self.slowness, 1) * factors
+        return factors
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained.
+
+    Attributes
+    ----------
+    workers : int
+        Tasks at once, each the owner of a slice.
+    parameters : int
+    compute_s : float
+        A gradient of a worker's part of the batch.
+    element_bytes : int
+        Of a number on its way.
+    jitter : Jitter
+    """
+
+    workers: int
+    parameters: int
+    compute_s: float
+    element_bytes: int = 4
+    jitter: Jitter = field(default_factory=Jitter)
+
+    @property
+    def vector_bytes(self) -> float:
+        """All parameters on their way."""
+        return float(self.parameters * self.element_bytes)

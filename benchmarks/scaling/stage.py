@@ -1,0 +1,95 @@
+"""The event loop: tasks that begin together, share what they need, and end one after another.
+
+A task is a row of *legs*.  A leg takes so many seconds of a *server*, which serves in the order of
+arrival; waiting for it counts as part of the leg.  So the legs of the task that ends last add up to
+the time of the stage, and say what it was spent on.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["COMPUTE", "Leg", "Server", "run_stage"]
+
+COMPUTE = "compute"  # the phase whose seconds every task draws for itself
+
+
+class Server(Enum):
+    """Who serves a leg."""
+
+    NOBODY = 0  # passing time
+    CORE = 1  # one of the task's node
+    NETWORK = 2  # of the task's node
+    SCHEDULER = 3  # a thread of the driver
+    LOCATOR = 4  # another
+    DRIVER_NETWORK = 5
+    DRIVER_CORE = 6
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A part of every task of a stage.
+
+    Attributes
+    ----------
+    phase : str
+    server : Server
+    seconds : float
+        Of the server; ignored for the phase :data:`COMPUTE`.
+    """
+
+    phase: str
+    server: Server
+    seconds: float = 0.0
+
+
+def run_stage(
+    legs: Sequence[Leg], compute: Sequence[float], nodes: int, cores: int
+) -> dict[str, float]:
+    """Run the tasks of a stage.
+
+    Parameters
+    ----------
+    legs : sequence of Leg
+        Of every task.
+    compute : sequence of float
+        The seconds of computing, for each task.
+    nodes, cores : int
+        See :class:`~.model.Cluster`.
+
+    Returns
+    -------
+    dict of str to float
+        Seconds by phase of the task that ended last; their sum is the time of the stage.
+    """
+    ends = [[0.0] * (len(legs) + 1) for _ in compute]
+    node_cores = [[0.0] * cores for _ in range(min(nodes, len(compute)))]
+    free: dict[object, float] = {}
+    events = [(0.0, task, 0) for task in range(len(compute))]  # sorted, so a heap
+    last = 0
+    while events:
+        now, task, number = heapq.heappop(events)
+        if number == len(legs):
+            last = task
+            continue
+        leg = legs[number]
+        seconds = compute[task] if leg.phase == COMPUTE else leg.seconds
+        if leg.server is Server.NOBODY:
+            end = now + seconds
+        elif leg.server is Server.CORE:
+            those = node_cores[task % nodes]
+            end = max(now, those[0]) + seconds
+            heapq.heapreplace(those, end)
+        else:
+            server = task % nodes if leg.server is Server.NETWORK else leg.server
+            end = free[server] = max(now, free.get(server, 0.0)) + seconds
+        ends[task][number + 1] = end
+        heapq.heappush(events, (end, task, number + 1))
+    found: dict[str, float] = {}
+    for leg, (start, end) in zip(legs, itertools.pairwise(ends[last]), strict=True):
+        found[leg.phase] = found.get(leg.phase, 0.0) + end - start
+    return found

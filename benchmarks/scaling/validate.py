@@ -1,0 +1,209 @@
+"""From measured runs to costs, and whether these predict the runs that were held back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+
+from .fitting import fitted
+from .model import Cluster, Costs, Jitter, Workload
+from .simulator import simulate
+
+__all__ = ["LIMIT", "Calibration", "Point", "Prediction", "calibrated", "check"]
+
+LIMIT = 0.10
+
+_POLICIES = {"shuffle": "group", "barrier": "barrier"}
+_NAMES = {
+    "shuffle": ("launch_s", "stage_s", "task_s", "block_s", "byte_s"),
+    "barrier": ("launch_s", "task_s", "block_s", "byte_s"),
+}
+_START = Costs(launch_s=3e-2, stage_s=1e-2, task_s=5e-3, block_s=1e-4, byte_s=2e-9)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting of the parameter layer that was measured.
+
+    Attributes
+    ----------
+    transport : str
+    workers, parameters, group_size : int
+    sleep_s : float
+        What stands for the gradient's computation.
+    held_back : bool
+        Whether it is to be predicted.
+    seconds : tuple of float
+        Of every group.
+    """
+
+    transport: str
+    workers: int
+    parameters: int
+    group_size: int
+    sleep_s: float
+    held_back: bool = False
+    seconds: tuple[float, ...] = ()
+
+    @property
+    def typical_s(self) -> float:
+        """Lower quartile of the groups' seconds: what else a machine does only adds to them."""
+        return float(np.quantile(self.seconds, 0.25))
+
+    def __str__(self):
+        return (
+            f"{self.transport}, {self.workers} workers, {self.parameters / 1e6:g} M parameters, "
+            f"groups of {self.group_size}"
+        )
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured on one machine.
+
+    Attributes
+    ----------
+    machine : dict
+        What is known of it: ``cores``, versions, load.
+    points : tuple of Point
+    empty_jobs : tuple of (int, float)
+        Tasks of a job that does nothing, and its seconds.
+    ratios : tuple of float
+        How much longer than typical the computing of a gradient was, in all steps.
+    """
+
+    machine: dict[str, Any]
+    points: tuple[Point, ...]
+    empty_jobs: tuple[tuple[int, float], ...]
+    ratios: tuple[float, ...] = field(default=())
+
+    def save(self, path: Path) -> None:
+        doc = {
+            "machine": self.machine,
+            "points": [vars(point) for point in self.points],
+            "empty_jobs": self.empty_jobs,
+            "ratios": [round(ratio, 4) for ratio in self.ratios],
+        }
+        path.write_text(json.dumps(doc, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Calibration:
+        if not path.exists():
+            raise UsageError(f"{path} is not there; run `python -m scaling calibrate` first")
+        doc = json.loads(path.read_text())
+        points = [Point(**{**p, "seconds": tuple(p["seconds"])}) for p in doc["points"]]
+        jobs = tuple((tasks, seconds) for tasks, seconds in doc["empty_jobs"])
+        return cls(doc["machine"], tuple(points), jobs, tuple(doc["ratios"]))
+
+    @property
+    def jitter(self) -> Jitter:
+        return Jitter(ratios=self.ratios)
+
+    @property
+    def dispatch_s(self) -> float:
+        """Slope of the seconds of empty jobs over their tasks."""
+        tasks, seconds = np.array(self.empty_jobs).T
+        return max(float(np.polyfit(tasks, seconds, 1)[0]), 1e-6)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A point that was held back, and what the simulation says of it.
+
+    Attributes
+    ----------
+    point : Point
+    simulated_s : float
+    """
+
+    point: Point
+    simulated_s: float
+
+    @property
+    def error(self) -> float:
+        """Relative to what was measured."""
+        return self.simulated_s / self.point.typical_s - 1
+
+
+def group_seconds(point: Point, costs: Costs, cores: int, jitter: Jitter) -> float:
+    """The simulated seconds of a group on one machine."""
+    workload = Workload(point.workers, point.parameters, point.sleep_s, 4, jitter)
+    groups = 1 if jitter.is_none else 10
+    found = simulate(
+        workload,
+        costs,
+        Cluster(1, cores),
+        _POLICIES[point.transport],
+        iterations=groups * point.group_size,
+        group_size=point.group_size,
+    )
+    return float(found.seconds.sum() / groups)
+
+
+def calibrated(calibration: Calibration, transport: str) -> Costs:
+    """The costs with which the points that are not held back are met best."""
+    points = _chosen(calibration.points, transport, held_back=False)
+    names, cores = _NAMES[transport], calibration.machine["cores"]
+    known = replace(_START, dispatch_s=calibration.dispatch_s)
+    if "stage_s" not in names:
+        known = replace(known, stage_s=0.0)  # one stage per group: part of the launch
+    if len(points) < len(names):
+        raise UsageError(
+            f"{len(points)} measured points of the {transport} transport are too few for "
+            f"{len(names)} costs; calibrate with more time"
+        )
+
+    def residuals(values):
+        costs = replace(known, **dict(zip(names, values, strict=True)))
+        return np.array(
+            [
+                np.log(group_seconds(p, costs, cores, calibration.jitter) / p.typical_s)
+                for p in points
+            ]
+        )
+
+    found = fitted(residuals, [getattr(_START, name) for name in names])
+    return replace(known, **dict(zip(names, found.tolist(), strict=True)))
+
+
+def predictions(calibration: Calibration, costs: dict[str, Costs]) -> list[Prediction]:
+    """What the simulation says of all points that were held back."""
+    cores = calibration.machine["cores"]
+    return [
+        Prediction(p, group_seconds(p, costs[p.transport], cores, calibration.jitter))
+        for transport in costs
+        for p in _chosen(calibration.points, transport, held_back=True)
+    ]
+
+
+def check(found: Sequence[Prediction]) -> None:
+    """Refuse costs that do not predict.
+
+    Raises
+    ------
+    UsageError
+        If nothing was held back, or a prediction is off by more than :data:`LIMIT`.
+    """
+    if not found:
+        raise UsageError("No measured point was held back to validate the simulation; calibrate")
+    worst = max(found, key=lambda p: abs(p.error))
+    if abs(worst.error) > LIMIT:
+        missed = sum(abs(p.error) > LIMIT for p in found)
+        raise UsageError(
+            f"The simulation is not validated: {missed} of {len(found)} held-back points are off "
+            f"by more than {LIMIT:.0%}, at worst {worst.error:+.0%} ({worst.point}), so no larger "
+            "cluster is simulated; calibrate on a quieter machine"
+        )
+
+
+def _chosen(points, transport, *, held_back):
+    return [
+        p for p in points if p.transport == transport and p.held_back == held_back and p.seconds
+    ]
