@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from bigdl.common.cpu import thread_scope
+from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.nano.pytorch import InferenceOptimizer
 from bigdl.nano.pytorch.inference.graphs import CompiledGraph
 from bigdl.nano.pytorch.methods import int8
@@ -70,3 +72,34 @@ def test_code_that_computes_something_else_is_refused(digits, monkeypatch):
     monkeypatch.setattr(int8, "CompiledGraph", Wrong)
     with pytest.raises(RuntimeError, match="compiles the quantized Convolutional into something"):
         InferenceOptimizer.build(model, "static_int8", calib_data=calibration)
+
+
+class Masked(nn.Module):
+    """Attention of one head with a mask that is added to its scores."""
+
+    def __init__(self, hidden: float):
+        super().__init__()
+        self.hidden = hidden
+        self.given = nn.Linear(16, 48)
+        self.made = nn.Linear(16, 16)
+
+    def forward(self, x, mask):
+        query, key, value = self.given(x).chunk(3, -1)
+        scores = query @ key.transpose(1, 2) / 4
+        scores = scores + torch.where(mask > 0, 0.0, self.hidden)[:, None]
+        return self.made(scores.softmax(-1) @ value)
+
+
+@pytest.mark.parametrize("method", ["openvino_int8", "onnxruntime_int8_qlinear"])
+@pytest.mark.parametrize(
+    "hidden", [-1e4, torch.finfo(torch.float32).min, -float("inf")], ids=["large", "lowest", "inf"]
+)
+def test_masks_of_attention_leave_its_scores_as_they_are(method, hidden):
+    torch.manual_seed(0)
+    model = Masked(hidden).eval()
+    x, mask = 2 * torch.randn(32, 6, 16), torch.arange(6).repeat(32, 1)
+    mask = (mask < torch.arange(32)[:, None] % 3 + 4).long()
+    fast = InferenceOptimizer.build(model, method, input_sample=(x, mask), calib_data=(x, mask))
+    with InferenceOptimizer.get_context(model, fast):
+        exact, found = model(x, mask), fast(x, mask)
+    assert relative_error([exact.numpy()], [found.numpy()]) < 0.05

@@ -12,6 +12,7 @@ from bigdl.common.errors import require
 __all__ = [
     "compress_weights",
     "has_attention",
+    "nodes_of_scores",
     "prepare_for_quantization",
     "save",
     "unsigned_activations",
@@ -19,6 +20,8 @@ __all__ = [
 
 # Smaller tensors are biases, scales and shapes: little to save, much to lose.
 _LARGE = 1024
+# What scores of attention go through between a product and a softmax.
+_ELEMENTWISE = {"Add", "Cast", "Clip", "Div", "Max", "Min", "Mul", "Reshape", "Sub", "Where"}
 # A protocol buffer has at most 2 GiB; some are left for what is not weights.
 _LIMIT = 2**31 - 2**26
 
@@ -72,6 +75,26 @@ def has_attention(path: Path) -> bool:
     return "Attention" in kinds or (
         "Softmax" in kinds and any(constants.isdisjoint(node.input) for node in products)
     )
+
+
+def nodes_of_scores(path: Path) -> list[str]:
+    """Names of the softmaxes of a graph, and of what is done to their inputs element by element.
+
+    There masks are added to attention's scores. A range that holds minus infinity, or -10,000,
+    leaves nothing of the scores in 8 bits.
+    """
+    onnx = require("onnx", "nano")
+    graph = onnx.load(path, load_external_data=False).graph
+    makers = {name: node for node in graph.node for name in node.output}
+    waiting = [node for node in graph.node if node.op_type == "Softmax"]
+    found: dict[str, None] = {}
+    while waiting:
+        node = waiting.pop()
+        if node.name not in found:
+            found[node.name] = None
+            before = (makers[name] for name in node.input if name in makers)
+            waiting.extend(maker for maker in before if maker.op_type in _ELEMENTWISE)
+    return list(found)
 
 
 def unsigned_activations(model) -> None:

@@ -16,7 +16,12 @@ import numpy as np
 from bigdl.common.cpu import isa_flags
 from bigdl.common.errors import require
 from bigdl.nano.acceleration.accuracy import relative_error
-from bigdl.nano.acceleration.onnx_graph import has_attention, save, unsigned_activations
+from bigdl.nano.acceleration.onnx_graph import (
+    has_attention,
+    nodes_of_scores,
+    save,
+    unsigned_activations,
+)
 from bigdl.nano.acceleration.quiet import quiet
 
 __all__ = [
@@ -79,7 +84,7 @@ def quantize_statically(
             reduce_range=_may_overflow(),
             activation_type=kinds.QUInt8 if _prefers_unsigned() else kinds.QInt8,
             weight_type=kinds.QInt8,
-            nodes_to_exclude=list(excluded),
+            nodes_to_exclude=[*excluded, *nodes_of_scores(source)],
             use_external_data_format=external,
             calibration_cache_path=ranges,
             extra_options={
