@@ -103,3 +103,24 @@ def test_masks_of_attention_leave_its_scores_as_they_are(method, hidden):
     with InferenceOptimizer.get_context(model, fast):
         exact, found = model(x, mask), fast(x, mask)
     assert relative_error([exact.numpy()], [found.numpy()]) < 0.05
+
+
+class Residual(nn.Module):
+    """A residual block whose ReLU runs twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(2))
+        self.relu = nn.ReLU()
+
+    def forward(self, x):
+        return self.relu(self.second(self.relu(self.first(x))) + x)
+
+
+def test_a_module_that_runs_twice_is_quantized():
+    torch.manual_seed(0)
+    model, x = Residual().eval(), torch.rand(16, 4, 6, 6)
+    fast = InferenceOptimizer.build(model, "static_int8", input_sample=x[:1], calib_data=x)
+    with InferenceOptimizer.get_context(model, fast):
+        exact, found = model(x), fast(x)
+    assert 0 < relative_error([exact.numpy()], [found.numpy()]) < 0.05

@@ -82,7 +82,7 @@ class StaticInt8Method(_Int8Method):
         with source.flat_module() as module, quiet():
             program = export_flat(module, sample, options.dynamic_axes)
             try:
-                converted = self._quantized(program.module(), batches, excluded)
+                converted = self._quantized(_calls_apart(program), batches, excluded)
             except Exception as error:
                 raise UsageError(
                     f"{type(source.model).__name__} cannot be quantized: {first_line(error)}"
@@ -164,6 +164,23 @@ class _ExportedGraph:
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return list(self._module(*tensors))
+
+
+def _calls_apart(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
+    """The graph of a program, with a name of its own for each call of a module.
+
+    The quantizer finds what it fuses by modules. It refuses one with several results, as the ReLU
+    that residual blocks use more than once.
+    """
+    graph = program.module()
+    for node in graph.graph.nodes:
+        stack = dict(node.meta.get("nn_module_stack") or {})
+        if stack:
+            key, (name, kind) = stack.popitem()
+            _, again, number = key.rpartition("@")
+            if again:
+                node.meta["nn_module_stack"] = {**stack, key: (f"{name}@{number}", kind)}
+    return graph
 
 
 def _of_one_channel(model: torch.nn.Module) -> list[str]:
