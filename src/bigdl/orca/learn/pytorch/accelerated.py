@@ -84,11 +84,12 @@ def ship_accelerated(
     parts,
     weights: bytes,
     *,
+    precision: str,
     batch_size: int,
     threads: int,
     sc,
     previous: Shipped | None = None,
-) -> Shipped | None:
+) -> Shipped:
     """Make a model faster and broadcast it, unless it is what was broadcast last.
 
     Parameters
@@ -100,6 +101,8 @@ def ship_accelerated(
     parts : ModelParts
     weights : bytes
         State dict of the model.
+    precision : str
+        Of the model itself, which ``"auto"`` may choose.
     batch_size, threads : int
         Of prediction.
     sc : pyspark.SparkContext
@@ -107,8 +110,7 @@ def ship_accelerated(
 
     Returns
     -------
-    Shipped or None
-        None if ``"auto"`` found nothing better than the model itself.
+    Shipped
 
     Raises
     ------
@@ -124,7 +126,7 @@ def ship_accelerated(
         return previous
     from bigdl.common.cpu import thread_scope
 
-    snapshot = Snapshot.of(parts, weights)
+    snapshot = Snapshot.of(parts, weights, precision)
     batches = sample.batches(batch_size)
     # graphs are compiled for the number of threads that there is now
     with thread_scope(threads):
@@ -133,9 +135,9 @@ def ship_accelerated(
         if files is None:
             files = _saved(accelerate, model, batches, expected, threads)
         if files is None:
-            return None
-        saved = _complete(files, threads, snapshot, batches[0])
-        _check(accelerate, saved, batches, expected)
+            return Shipped(snapshot, sc, origin)
+        saved, loaded = _complete(files, threads, snapshot, batches[0])
+        _check(accelerate, _outputs(loaded.model, batches), expected)
     return Shipped(saved, sc, origin)
 
 
@@ -238,21 +240,20 @@ def _outputs(model, batches) -> list:
     return [torch.as_tensor(leaf).float().numpy() for leaves in results for leaf in leaves]
 
 
-def _complete(files, threads, snapshot: Snapshot, sample: tuple) -> Saved:
-    """With the original, if the files alone make no model."""
-    alone = Saved(files, threads)
+def _complete(files, threads, snapshot: Snapshot, sample: tuple) -> tuple[Saved, Ready]:
+    """The files, with the original if they alone make no model; and that model."""
+    saved = Saved(files, threads)
     try:
-        alone.ready(None)
+        return saved, saved.ready(None)
     except UsageError:
-        return Saved(files, threads, snapshot, sample)
-    return alone
+        saved = Saved(files, threads, snapshot, sample)
+        return saved, saved.ready(None)
 
 
-def _check(accelerate, saved: Saved, batches, expected) -> None:
+def _check(accelerate, found, expected) -> None:
     """Say so where the outputs are far from the model's own."""
     from bigdl.nano.acceleration.accuracy import relative_error
 
-    found = _outputs(saved.ready(None).model, batches)
     if [each.shape for each in found] != [each.shape for each in expected]:
         raise UsageError(
             f"accelerate={str(accelerate)!r} is another model than the Estimator's: of the same "
@@ -262,10 +263,9 @@ def _check(accelerate, saved: Saved, batches, expected) -> None:
     logger.info("accelerate=%r: relative error of the outputs %.2g", str(accelerate), error)
     if error > LARGEST_ERROR:
         logger.warning(
-            "accelerate=%r: the outputs of %d rows differ from those of the Estimator's own model "
+            "accelerate=%r: on a sample the outputs differ from those of the Estimator's own model "
             "by %.1f %%; use a method of higher precision if that is too much",
             str(accelerate),
-            sum(len(batch) for batch in expected[:: max(1, len(expected) // len(batches))]),
             100 * error,
         )
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
-from bigdl.orca.learn.pytorch.data import open_batches
+from bigdl.orca.learn.pytorch.data import TensorShard, open_batches
 from bigdl.orca.learn.pytorch.device import precision_of
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
 from bigdl.orca.learn.pytorch.parts import ModelParts
@@ -102,6 +103,11 @@ class TorchReplica:
             config,
             settings.batch_size,
         )
+        if program.sampling == "window" and not isinstance(self._data, TensorShard):
+            raise UsageError(
+                "sampling='window' needs rows that are side by side, and a DataLoader is read "
+                "sample by sample; leave sampling= out or pass arrays"
+            )
         # a replica that is made again elsewhere shuffles alike: free memory must not matter
         memory = config.get("shuffle_memory")
         self._window = 0 if memory is None else self._data.window(memory)

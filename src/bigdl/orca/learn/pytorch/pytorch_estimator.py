@@ -408,7 +408,7 @@ class PyTorchEstimator(EstimatorOptions):
         snapshot = self._training.snapshot
         inputs = None if snapshot is None else snapshot.manifest.get("inputs")
         shipped = None
-        if accelerate is not None and accelerate != "original":
+        if accelerate is not None:
             shipped, inputs = self._accelerated(
                 accelerate, data, weights, feature_cols, batch_size, inputs, cluster
             )
@@ -442,6 +442,7 @@ class PyTorchEstimator(EstimatorOptions):
             sample,
             self._parts,
             weights,
+            precision=self._precision,
             batch_size=batch_size,
             threads=threads_of_task(cluster),
             sc=cluster.sc,
