@@ -104,6 +104,21 @@ def test_slices_make_the_updates_of_the_whole_to_the_last_bit(name, ranks):
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
+@pytest.mark.parametrize("name", compressions())
+def test_a_rank_sends_no_more_than_an_all_reduce_by_slices(name):
+    """At most P (N - 1) / N numbers of gradients to others, and as many of weights."""
+    ranks, size = 4, 100_000
+    rank = Rank(LayerPlan((size,), (0,), torch.optim.SGD, ranks, name), 1)
+    state = RankState(vector(size // ranks), [{}])
+    weights = rank.weights(state)
+    pieces, _ = rank.gradients(Given(1), Step(0, 0, ()), [weights] * ranks)
+    headers = 2000 + size // 1024 * 4
+    to_others = sum(len(piece) for owner, piece in enumerate(pieces) if owner != 1)
+    assert to_others <= BYTES[name] * size * (ranks - 1) / ranks + headers
+    of_weights = BYTES[codec_for(name).weights]
+    assert len(weights) * (ranks - 1) <= of_weights * size * (ranks - 1) / ranks + headers
+
+
 def sgd(values):
     return torch.optim.SGD(grouped(values), lr=0.1, momentum=0.9)
 

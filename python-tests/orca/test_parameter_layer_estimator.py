@@ -1,5 +1,9 @@
 """The Estimator with ``backend="bigdl"``."""
 
+import functools
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -154,6 +158,38 @@ def test_a_frame_with_validation_and_what_follows(frame):
     assert np.allclose([row["prediction"] for row in predicted], expected, atol=1e-6)
 
 
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        x, y = arrays()
+        return x[index], y[index]
+
+
+def loader():
+    return torch.utils.data.DataLoader(Samples(), batch_size=4, shuffle=True)
+
+
+@pytest.mark.parametrize("kind", ["loader", "xshards", "parquet"])
+def test_input_of_any_kind_trains(frame, tmp_path, kind):
+    columns = {}
+    if kind == "loader":
+        data = loader()
+    elif kind == "xshards":
+        from bigdl.orca.data import XShards
+
+        x, y = arrays()
+        data = XShards.partition({"x": x, "y": y}, num_shards=3)
+    else:
+        frame.write.parquet(str(tmp_path / "rows"))
+        data, columns = str(tmp_path / "rows"), COLUMNS
+    est = estimator()
+    stats = est.fit(data, epochs=2, batch_size=8, seed=3, **columns)
+    assert [s["num_samples"] for s in stats] == [ROWS, ROWS]
+    assert stats[1]["train_loss"] < stats[0]["train_loss"]
+
+
 # -- checkpoints ----------------------------------------------------------------------------------
 
 
@@ -212,6 +248,7 @@ WRONG = {
     "accumulation": ({}, {"accumulate_grad_batches": 2}, "2 times as large"),
     "float64": ({"model": double}, {}, "parameters of float32"),
     "optimizer": ({"optimizer": lbfgs_like}, {}, "SparseAdam cannot be cut in slices"),
+    "windows of a loader": ({}, {"sampling": "window", "data": loader()}, "side by side"),
     "backend": ({"backend": "spark"}, {"transport": "shuffle"}, "make it with backend='bigdl'"),
 }
 
@@ -220,7 +257,7 @@ WRONG = {
 def test_what_cannot_work_is_refused(orca_spark, case):
     options, fit, message = WRONG[case]
     with pytest.raises(UsageError, match=message):
-        estimator(**options).fit(arrays(), batch_size=8, **fit)
+        estimator(**options).fit(**{"data": arrays(), "batch_size": 8, **fit})
 
 
 def test_an_error_in_the_model_is_raised_once(orca_spark):
@@ -236,3 +273,45 @@ def test_rows_that_are_no_numbers_are_named(orca_spark):
     frame = orca_spark.createDataFrame([([1.0] * 4, 1.0), (None, 2.0)], "x array<float>, y float")
     with pytest.raises(UsageError, match="'x'"):
         estimator().fit(frame, batch_size=8, **COLUMNS)
+
+
+# -- losses ---------------------------------------------------------------------------------------
+
+
+class Killer(Net):
+    """Kills the process of rank 1 in its 12th and the following forward passes, `times` times."""
+
+    def __init__(self, folder, times):
+        super().__init__()
+        self.folder, self.times = folder, times
+
+    def forward(self, x):
+        from pyspark import TaskContext
+
+        is_late = TaskContext.get().partitionId() == 1 and self._count("passes", 1) >= 12
+        if is_late and self._count("kills", 0) < self.times:
+            self._count("kills", 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+    def _count(self, name, more):
+        with open(os.path.join(self.folder, name), "a") as file:
+            file.write("." * more)
+            return file.tell()
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shuffle", "barrier"])
+def test_a_job_that_was_lost_is_taken_up_again(orca_spark, tmp_path, transport):
+    """Spark gives up after four losses of a task; the fit goes on from the last state."""
+    times = 4 if transport == "shuffle" else 1
+    undisturbed, _ = fitted(epochs=3)
+    model = functools.partial(killing, str(tmp_path), times)
+    est, _ = fitted(epochs=3, options={"model": model}, transport=transport, group_size=4)
+    assert len((tmp_path / "kills").read_text()) == times
+    assert same(est, undisturbed)
+
+
+def killing(folder, times, config):
+    return Killer(folder, times)

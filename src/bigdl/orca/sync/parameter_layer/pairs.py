@@ -84,6 +84,11 @@ class Pairs:
         with contextlib.suppress(Exception):
             pairs.unpersist(False)
 
+    def drop_for_good(self, pairs) -> None:
+        """Let go of pairs without lineage; their own ``unpersist`` would warn of what is meant."""
+        with contextlib.suppress(Exception):
+            self.sc._jsc.sc().unpersistRDD(pairs.rdd().id(), False)
+
     def remove_shuffle(self, shuffled) -> None:
         """Remove the files of a shuffle that nobody will read again."""
         with contextlib.suppress(Exception):

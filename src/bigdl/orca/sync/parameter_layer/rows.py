@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.sync.parameter_layer.frames import frames_of
+from bigdl.orca.sync.parameter_layer.frames import Inbox, frames_of
 from bigdl.orca.sync.parameter_layer.messages import pack, unpack
 from bigdl.orca.sync.parameter_layer.pairs import Pairs, key
 
@@ -101,8 +101,6 @@ def shards_of(handle: dict) -> dict:
 
 
 def _handle(frame) -> dict:
-    from bigdl.orca.sync.parameter_layer.frames import Inbox
-
     return unpack(Inbox([frame]).message(b"H"))[0]
 
 

@@ -89,7 +89,7 @@ class ShuffleTransport(Transport):
     def start(self, states):
         def begin():
             if self._state is not None:  # again: what was lost may be the rows
-                self._pairs.drop(self._state)
+                self._pairs.drop_for_good(self._state)
                 self._rows.renew()
             packed = [_packed(state) for state in states]
             shipped = self._sc.broadcast(packed)
@@ -137,9 +137,9 @@ class ShuffleTransport(Transport):
         finally:
             if found is None or any(doc["error"] for doc in found):
                 self._state = before
-                pairs.drop(state)
+                pairs.drop_for_good(state)
             else:
-                pairs.drop(before)
+                pairs.drop_for_good(before)
             for each in shuffles:
                 pairs.remove_shuffle(each)
         return found
@@ -164,7 +164,7 @@ class ShuffleTransport(Transport):
 
     def close(self):
         if self._state is not None:
-            self._pairs.drop(self._state)
+            self._pairs.drop_for_good(self._state)
             self._state = None
         with contextlib.suppress(Exception):  # the cluster may be gone
             self._resources.close()

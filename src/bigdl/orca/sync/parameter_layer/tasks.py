@@ -30,6 +30,7 @@ from bigdl.orca.sync.parameter_layer.messages import pack, unpack
 from bigdl.orca.sync.parameter_layer.pairs import key
 from bigdl.orca.sync.parameter_layer.rank import LayerPlan, Rank, Step, Sum
 from bigdl.orca.sync.parameter_layer.replicas import replica_of
+from bigdl.orca.sync.parameter_layer.rows import is_here, shards_of
 from bigdl.orca.sync.parameter_layer.state import RankState
 
 __all__ = ["AWAY", "Tasks"]
@@ -156,8 +157,6 @@ class Tasks:
 
     def _make(self, rank, handle):
         import cloudpickle
-
-        from bigdl.orca.sync.parameter_layer.rows import is_here, shards_of
 
         if not is_here(handle):
             raise _Away(
