@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 
 from bigdl.common.cpu import core_count, topology
 from bigdl.common.errors import UsageError, require
+from bigdl.common.scratch import scratch_directory
 
 __all__ = ["OnnxFile", "OnnxNetwork", "runtime_error"]
 
@@ -46,7 +46,7 @@ class OnnxFile:
     NAME = "onnx_saved_model.onnx"
 
     def __init__(self):
-        folder = Path(tempfile.mkdtemp(prefix="bigdl-onnx-"))
+        folder = scratch_directory("bigdl-onnx-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.path = folder / self.NAME
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
+from bigdl.common.scratch import scratch_home
 from bigdl.nano.acceleration.accuracy import keep_accuracy
 from bigdl.nano.acceleration.method import Method, Source
 from bigdl.nano.acceleration.onnx_network import OnnxFile, OnnxNetwork, runtime_error
@@ -175,7 +176,7 @@ class _Workplace:
         self.external = original.file.external
         self.quantized: OnnxFile | None = None
         self._original = original
-        self._folder = tempfile.TemporaryDirectory(prefix="bigdl-int8-")
+        self._folder = tempfile.TemporaryDirectory(prefix="bigdl-int8-", dir=scratch_home())
         self.ranges = Path(self._folder.name, "ranges.json")
 
     def __enter__(self) -> _Workplace:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bigdl.common.errors import UsageError, require
+from bigdl.common.scratch import scratch_home
 from bigdl.nano.openvino.network import parse_shapes, port_name, read_network, reason
 
 __all__ = ["half_weights", "preprocessed", "wants_half_weights"]
@@ -92,7 +93,7 @@ def wants_half_weights(keywords: Mapping[str, Any]) -> bool:
 def half_weights(network):
     """A copy of a network whose constants in fp32 are stored in fp16."""
     openvino = require("openvino", "nano")
-    with tempfile.TemporaryDirectory(prefix="bigdl-network-") as folder:
+    with tempfile.TemporaryDirectory(prefix="bigdl-network-", dir=scratch_home()) as folder:
         text = Path(folder, "network.xml")
         openvino.save_model(network, text, compress_to_fp16=True)
         return read_network((text.read_bytes(), text.with_suffix(".bin").read_bytes()))

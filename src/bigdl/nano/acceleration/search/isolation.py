@@ -23,6 +23,7 @@ from typing import Any
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import BigDLError, UsageError, WorkerLost
 from bigdl.common.memory import memory_usage
+from bigdl.common.scratch import VARIABLE as SCRATCH
 from bigdl.common.worker_pool import Seat, Stage, WorkerPool
 from bigdl.nano.acceleration.search.bench import Bench
 from bigdl.nano.acceleration.search.candidates import ORIGINAL
@@ -234,7 +235,7 @@ def _kill(pid: int) -> None:
 
 
 def _make_trials(bench_file: str, plan: Plan, stage_file: Path, log: Path | None) -> Callable:
-    _settle(log)
+    _settle(log, Path(bench_file).parent)
     bench = _read(bench_file)
 
     def run(order: tuple[str, Path]) -> Trial:
@@ -248,7 +249,7 @@ def _make_trials(bench_file: str, plan: Plan, stage_file: Path, log: Path | None
 
 
 def _make_scale(bench_file: str, log: Path | None) -> Callable:
-    _settle(log)
+    _settle(log, Path(bench_file).parent)
     return partial(_weigh, bench_file)
 
 
@@ -272,8 +273,9 @@ def _weigh(bench_file: str, saved: Path | None) -> float:
     return (_peak() - before) / _MEGABYTE
 
 
-def _settle(log: Path | None) -> None:
-    """Be the first to go when the machine runs out of memory, and print to a file."""
+def _settle(log: Path | None, directory: Path) -> None:
+    """Be the first to go when the machine runs out of memory, leave no file, print to one."""
+    os.environ[SCRATCH] = str(directory)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_MEMORY_KILLED_FIRST))
     if log is not None:

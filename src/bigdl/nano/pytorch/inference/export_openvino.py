@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from bigdl.common.errors import UsageError, require
+from bigdl.common.scratch import scratch_home
 from bigdl.nano.acceleration.openvino_preprocess import preprocessed
 from bigdl.nano.acceleration.options import BuildOptions
 from bigdl.nano.acceleration.quiet import quiet
@@ -147,7 +148,7 @@ def _scripted(source: TorchSource, options: BuildOptions):
 
 def _from_onnx(source: TorchSource, options: BuildOptions):
     openvino = require("openvino", "nano")
-    with tempfile.TemporaryDirectory(prefix="bigdl-onnx-") as folder, quiet():
+    with tempfile.TemporaryDirectory(prefix="bigdl-onnx-", dir=scratch_home()) as folder, quiet():
         file = Path(folder, "model.onnx")
         source.to_onnx(str(file), options)
         return _checked(openvino.convert_model(file), source)

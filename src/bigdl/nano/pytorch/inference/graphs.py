@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import logging
 import shutil
-import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import torch
 
 from bigdl.common.cpu import isa_flags
 from bigdl.common.errors import UsageError
+from bigdl.common.scratch import scratch_directory
 from bigdl.nano.pytorch.inference.inputs import ForwardInputs
 from bigdl.nano.pytorch.inference.source import FlatModule
 from bigdl.nano.pytorch.inference.structure import flatten
@@ -109,7 +109,7 @@ class CompiledGraph:
     @classmethod
     def compile(cls, program: torch.export.ExportedProgram, names: Sequence[str]) -> CompiledGraph:
         """Compile an exported program; takes seconds to minutes, and a C++ compiler."""
-        directory = Path(tempfile.mkdtemp(prefix="bigdl-inductor-"))
+        directory = scratch_directory("bigdl-inductor-")
         values = [
             node.meta["val"]
             for node in program.graph.nodes
@@ -160,7 +160,7 @@ class CompiledGraph:
                 f"The model was compiled for a processor with {', '.join(sorted(lacking))}, which "
                 "this one does not have; accelerate the original model again here"
             )
-        own = Path(tempfile.mkdtemp(prefix="bigdl-inductor-"))
+        own = scratch_directory("bigdl-inductor-")
         package = own / cls.file
         shutil.copyfile(directory / meta["package_path"], package)  # outlives the directory
         graph = cls(package, meta["shapes"], meta["dtypes"], names)

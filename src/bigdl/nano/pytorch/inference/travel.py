@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
-import tempfile
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.common.messages import encode
+from bigdl.common.scratch import scratch_directory
 from bigdl.nano.pytorch.inference.context import InferenceContext, Settings, settings_of
 
 __all__ = ["ready_in_worker"]
@@ -74,7 +74,7 @@ def _maker(model: torch.nn.Module, owner: Any) -> Callable[[], Any]:
 def _saved(model: torch.nn.Module, owner: Any, reason: Exception) -> Callable[[], Any]:
     from bigdl.nano.pytorch import InferenceOptimizer
 
-    folder = tempfile.mkdtemp(prefix="bigdl-model-")
+    folder = scratch_directory("bigdl-model-")
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     source = getattr(model, "nano_source", None)
     try:
