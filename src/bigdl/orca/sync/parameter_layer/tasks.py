@@ -17,6 +17,7 @@ kind    message
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -129,7 +130,6 @@ class Tasks:
         """``task(index, frames)`` that yields keys and frames in turn."""
 
         def task(index, frames):
-            from bigdl.common.cpu import thread_scope
             from bigdl.orca.engine.task import describe, task_environment
 
             inbox = Inbox(frames)
@@ -137,7 +137,7 @@ class Tasks:
             if inbox.raw(b"E"):
                 out.pass_on(inbox, b"E")
                 return iter(out.items)
-            with task_environment(self), thread_scope(self.threads):
+            with task_environment(self), _threads(self.threads):
                 freeze_modules()
                 try:
                     work(out, Rank(self.plan, index), inbox)
@@ -164,6 +164,19 @@ class Tasks:
                 f"{handle['host']}, which this task cannot read; Spark runs it again"
             )
         return cloudpickle.loads(self.program.value)(rank, shards_of(handle))
+
+
+@contextlib.contextmanager
+def _threads(count: int):
+    """Threads of torch for a task; the common scope takes longer than many a task."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Away(Exception):
