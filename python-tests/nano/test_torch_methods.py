@@ -422,3 +422,21 @@ def test_compiled_graphs_take_tensors_of_any_strides(name):
     expected = model(x).detach()
     for same in (x, x.contiguous(memory_format=torch.channels_last), x.mT.contiguous().mT):
         torch.testing.assert_close(fast(same), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_forward_of_any_number_of_arguments_is_quantized(tmp_path):
+    class Sum(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(4, 2)
+
+        def forward(self, *parts):
+            return self.head(sum(parts))
+
+    model, pair = seeded(Sum), (torch.rand(6, 4), torch.rand(6, 4))
+    fast = InferenceOptimizer.build(
+        model, "openvino_int8", input_sample=pair, calib_data=[(*pair, torch.zeros(6))]
+    )
+    torch.testing.assert_close(fast(*pair), eager(model, *pair), atol=0.05, rtol=0)
+    InferenceOptimizer.save(fast, tmp_path / "m")
+    assert torch.equal(InferenceOptimizer.load(tmp_path / "m")(*pair), fast(*pair))

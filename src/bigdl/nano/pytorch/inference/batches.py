@@ -89,7 +89,8 @@ def split_batch(model: torch.nn.Module, element: Any, inputs: ForwardInputs | No
     if len(element) <= 2 and isinstance(first, Mapping):
         batch = _split_mapping(first, parameters)
         return batch._replace(targets=(*batch.targets, *element[1:]))
-    count = max(1, min(len(element), _positional_count(parameters)))
+    wanted = _positional_count(parameters) + (0 if inputs is None else inputs.star_count)
+    count = max(1, min(len(element), wanted))
     return Batch(tuple(element[:count]), {}, tuple(element[count:]))
 
 

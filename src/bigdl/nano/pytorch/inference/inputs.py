@@ -24,7 +24,7 @@ def forward_parameters(model: torch.nn.Module) -> Mapping[str, inspect.Parameter
     A model in another runtime has a forward that takes anything; its parameters are those of the
     module that it was made from.
     """
-    inputs = getattr(model, "inputs", None)
+    inputs = getattr(model, "nano_inputs", None)
     if isinstance(inputs, ForwardInputs):
         return inputs.describe()
     return inspect.signature(model.forward).parameters
@@ -177,6 +177,11 @@ class ForwardInputs:
         for name, value in self._bind(args, kwargs).items():
             self.structures[name].take(value, name, leaves)
         return leaves
+
+    @property
+    def star_count(self) -> int:
+        """Number of arguments that ``*args`` had in the sample."""
+        return len(self.structures[self.star].children) if self.star is not None else 0
 
     def unflatten(self, leaves) -> tuple[tuple, dict]:
         """Arguments of a call of ``forward`` from the flat list."""
