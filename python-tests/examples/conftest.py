@@ -6,6 +6,7 @@ They are known before Spark starts, so that its Python workers find these module
 import sys
 from pathlib import Path
 
-ORCA = Path(__file__).parents[2] / "examples" / "orca"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ORCA = EXAMPLES / "orca"
 
-sys.path[:0] = [str(ORCA), str(ORCA / "ncf")]
+sys.path[:0] = [str(ORCA), str(ORCA / "ncf"), str(EXAMPLES / "nano")]
