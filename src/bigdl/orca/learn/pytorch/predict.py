@@ -59,11 +59,12 @@ def predict_dataframe(
     specs, plain, converted = converted_columns(frame, config, feature_cols)
     kept = plain.columns
     place = dict(zip(frame.columns, kept, strict=True))
-    # a column that is of the model's type already, e.g. an image, travels once
+    # a column that is of the model's type already, e.g. an image, travels once; a vector becomes
+    # an array on the way
     as_is = {
         i: place[spec.name]
         for i, spec in enumerate(specs)
-        if frame.schema[spec.name].dataType.simpleString() == spec.cast
+        if frame.schema[spec.name].dataType.simpleString() == spec.cast != "vector"
     }
     inputs = [as_is.get(i, f"f{i}") for i in range(len(specs))]
     if known is None or len(known) != len(specs):
