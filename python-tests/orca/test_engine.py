@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
 from bigdl.orca.engine import Engine, SparkEngine, spark_job
 from bigdl.orca.engine.causes import job_error
@@ -55,6 +56,13 @@ def test_results_are_bytes_or_json(engine):
         with engine.open(program, num_workers=1) as job:
             assert job.attempt({"i": i}) == [value]
     assert engine.run(lambda worker: bytearray(b"ab"), num_workers=1) == [b"ab"]
+
+
+def test_processes_are_used_again_by_attempts_on_known_spools(engine):
+    feed = as_feed((np.zeros(4, np.float32), np.zeros(4, np.float32)))
+    with engine.open(lambda worker: os.getpid(), feed, 2, keep_spools=True) as job:
+        _, pids, _ = (job.attempt() for _ in range(3))
+        assert all(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
 
 
 def test_default_is_one_worker_per_node(orca_spark):

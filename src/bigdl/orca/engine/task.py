@@ -96,7 +96,7 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
         Number of the attempt that this task was started for. A task of an earlier attempt can still
         be starting when the next one runs.
     batches : iterator of pyarrow.RecordBatch
-        The input of this task; not read when the spools of an earlier attempt are used.
+        The input of this task; an empty one when the spools of an earlier attempt are used.
     place : int
         Number of the task. It is also its rank, unless spools are used.
     local_dir : str
@@ -201,6 +201,8 @@ class _Task:
 
         spec, line = self._spec, self._line
         if spec.spools is not None:
+            for _ in batches:  # of an empty frame: Spark re-uses a process that has read its input
+                pass
             rank = choose_rank(spec, self._place, line)
             if rank is None:
                 return "nospool"
