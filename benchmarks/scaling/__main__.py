@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m scaling", description=__doc__)
     parser.add_argument("command", choices=["calibrate", "curves"])
     parser.add_argument("--calibration", type=Path, default=CALIBRATION, metavar="PATH")
-    parser.add_argument("--seconds", type=float, default=80.0, help="of the measuring rounds")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the rounds that count")
     parser.add_argument("--iterations", type=int, default=200, help="of every simulated run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--chart", type=Path, metavar="PATH", help="draw the curves, too")

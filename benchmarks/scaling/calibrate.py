@@ -99,7 +99,7 @@ def measured(
     ----------
     points : sequence of Point
     seconds : float
-        For the rounds of all points together; beginning and ending take longer.
+        For the rounds that count, of all points together.
     say : callable
         Is told of the progress.
 
@@ -160,7 +160,7 @@ def _take_turns(points, seconds, found, computing, say):
     """Rounds of a group of every point, until the time is over."""
     with contextlib.ExitStack() as opened:
         layers = {point: opened.enter_context(_Layer(point)) for point in points}
-        started = time.perf_counter()
+        spent = 0.0
         for number in range(_ROUNDS + 1):
             begun = time.perf_counter()
             for point, layer in layers.items():
@@ -168,9 +168,10 @@ def _take_turns(points, seconds, found, computing, say):
                 if number:
                     found.setdefault(point, []).append(taken)
                     computing += computed
-            now = time.perf_counter()
-            say(f"{points[0].transport}: round {number} took {now - begun:.1f} s")
-            if number > 1 and now - started + (now - begun) > seconds:
+            taken = time.perf_counter() - begun
+            say(f"{points[0].transport}: round {number} took {taken:.1f} s")
+            spent += taken if number else 0.0
+            if number > 1 and spent + taken > seconds:
                 break
 
 
