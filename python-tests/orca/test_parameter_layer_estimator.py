@@ -171,7 +171,14 @@ def loader():
     return torch.utils.data.DataLoader(Samples(), batch_size=4, shuffle=True)
 
 
-@pytest.mark.parametrize("kind", ["loader", "xshards", "parquet"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "loader",
+        pytest.param("xshards", marks=pytest.mark.slow),
+        pytest.param("parquet", marks=pytest.mark.slow),
+    ],
+)
 def test_input_of_any_kind_trains(frame, tmp_path, kind):
     columns = {}
     if kind == "loader":
