@@ -47,9 +47,11 @@ def calibrate(options) -> None:
 def curves(options) -> None:
     """Print the curves, if the simulation is validated."""
     calibration = Calibration.load(options.calibration)
-    costs = validated(calibration)
-    model = fit_inception(costs["shuffle"], calibration.jitter)
-    found = report.curves(model, costs["barrier"], iterations=options.iterations, seed=options.seed)
+    fits = validated(calibration)
+    model = fit_inception(fits["shuffle"].costs, calibration.jitter)
+    found = report.curves(
+        model, fits["barrier"].costs, iterations=options.iterations, seed=options.seed
+    )
     report.print_curves(found, model)
     if options.chart:
         report.chart(found, options.chart)
@@ -58,13 +60,13 @@ def curves(options) -> None:
 
 
 def validated(calibration: Calibration) -> dict:
-    """The costs of both transports, if they predict what was held back."""
-    costs = {name: calibrated(calibration, name) for name in ("shuffle", "barrier")}
-    found = predictions(calibration, costs)
-    for table in (report.costs_table(costs), report.predictions_table(found)):
+    """The fits of both transports, if they predict what was held back."""
+    fits = {name: calibrated(calibration, name) for name in ("shuffle", "barrier")}
+    found = predictions(calibration, fits)
+    for table in (report.fits_table(fits), report.predictions_table(found)):
         print("\n".join(table), end="\n\n")
     check(found)
-    return costs
+    return fits
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def fitted(
     residuals : callable
         From an array of numbers to an array of residuals; without noise.
     start : sequence of float
-        Above 0.
+        Above 0; the result is from a ten-thousandth to a hundred times as large.
     rounds : int
         At most.
 
@@ -30,7 +30,8 @@ def fitted(
     ndarray of float64
     """
     place = np.log(np.asarray(start, np.float64))
-    low = place - np.log(1e4)  # a number that does not matter must not run away
+    # a number that does not matter must not run away
+    low, high = place - np.log(1e4), place + np.log(1e2)
     here, damping = residuals(np.exp(place)), 1e-2
     for _ in range(rounds):
         slopes = np.stack(
@@ -46,7 +47,7 @@ def fitted(
                 np.diag(np.diag(curvature)) + 1e-9 * np.eye(len(place))
             )
             move = np.clip(np.linalg.solve(weighted, -down), -2, 2)
-            there = np.maximum(place + move, low)
+            there = np.clip(place + move, low, high)
             found = residuals(np.exp(there))
             if found @ found < here @ here:
                 break

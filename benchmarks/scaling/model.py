@@ -57,6 +57,8 @@ class Cluster:
         From a request to the first byte of the answer.
     requests : int
         That a task has under way at once.
+    others : float
+        Processes of other programs that compete for the cores of a node.
     """
 
     nodes: int
@@ -64,6 +66,7 @@ class Cluster:
     bandwidth: float = math.inf
     latency_s: float = 0.0
     requests: int = 4
+    others: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 from .model import Cluster, Costs, Workload
 from .published import FITTED_TO, INCEPTION, Inception
 from .simulator import PHASES, simulate
-from .validate import LIMIT, Prediction
+from .validate import LIMIT, Fit, Prediction
 
-__all__ = ["Curves", "chart", "costs_table", "curves", "predictions_table"]
+__all__ = ["Curves", "chart", "curves", "fits_table", "predictions_table", "print_curves"]
 
 #: label, policy, iterations in a group
 _LINES = (
@@ -97,14 +97,14 @@ def _overhead(model: Inception, tasks: int, group_size: int) -> float:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def costs_table(costs: dict[str, Costs]) -> list[str]:
+def fits_table(fits: dict[str, Fit]) -> list[str]:
     """What was fitted to the measured points."""
     rows = [
-        [name, *(f"{getattr(each, name):.3g}" for each in costs.values())]
-        for name in vars(next(iter(costs.values())))
-        if name != "lookup_s"
+        [name, *(f"{getattr(fit.costs, name):.3g}" for fit in fits.values())]
+        for name in ("launch_s", "stage_s", "dispatch_s", "task_s", "block_s", "byte_s")
     ]
-    return _table(["fitted cost, seconds", *costs], rows)
+    rows.append(["others", *(f"{fit.machine.others:.2g} processes" for fit in fits.values())])
+    return _table(["fitted to measured runs", *fits], rows)
 
 
 def predictions_table(found: Sequence[Prediction]) -> list[str]:

@@ -109,7 +109,8 @@ class _Player:
             return self._played[part]
         factors = jitter.draw(self._random, part.tasks) if draws else np.ones(part.tasks)
         compute = (factors * self._workload.compute_s).tolist()
-        found = run_stage(part.legs, compute, self._cluster.nodes, self._cluster.cores)
+        cluster = self._cluster
+        found = run_stage(part.legs, compute, cluster.nodes, cluster.cores, cluster.others)
         if not draws:
             self._played[part] = found
         return found

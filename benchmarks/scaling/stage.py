@@ -48,7 +48,11 @@ class Leg:
 
 
 def run_stage(
-    legs: Sequence[Leg], compute: Sequence[float], nodes: int, cores: int
+    legs: Sequence[Leg],
+    compute: Sequence[float],
+    nodes: int,
+    cores: int,
+    others: float = 0.0,
 ) -> dict[str, float]:
     """Run the tasks of a stage.
 
@@ -58,7 +62,7 @@ def run_stage(
         Of every task.
     compute : sequence of float
         The seconds of computing, for each task.
-    nodes, cores : int
+    nodes, cores, others
         See :class:`~.model.Cluster`.
 
     Returns
@@ -67,7 +71,7 @@ def run_stage(
         Seconds by phase of the task that ended last; their sum is the time of the stage.
     """
     ends = [[0.0] * (len(legs) + 1) for _ in compute]
-    node_cores = [[0.0] * cores for _ in range(min(nodes, len(compute)))]
+    of_nodes = [_Cores(cores, others) for _ in range(min(nodes, len(compute)))]
     free: dict[object, float] = {}
     events = [(0.0, task, 0) for task in range(len(compute))]  # sorted, so a heap
     last = 0
@@ -81,9 +85,7 @@ def run_stage(
         if leg.server is Server.NOBODY:
             end = now + seconds
         elif leg.server is Server.CORE:
-            those = node_cores[task % nodes]
-            end = max(now, those[0]) + seconds
-            heapq.heapreplace(those, end)
+            end = of_nodes[task % nodes].end(now, seconds)
         else:
             server = task % nodes if leg.server is Server.NETWORK else leg.server
             end = free[server] = max(now, free.get(server, 0.0)) + seconds
@@ -93,3 +95,29 @@ def run_stage(
     for leg, (start, end) in zip(legs, itertools.pairwise(ends[last]), strict=True):
         found[leg.phase] = found.get(leg.phase, 0.0) + end - start
     return found
+
+
+class _Cores:
+    """The cores of a node, which programs of others may use as well."""
+
+    def __init__(self, cores: int, others: float):
+        self._free = [0.0] * cores
+        self._others = others
+        self._pending: list[float] = []  # when the tasks end that run or wait now
+
+    def end(self, now: float, seconds: float) -> float:
+        """When a task that comes now with so many seconds of work will have done it."""
+        if self._others:
+            seconds /= self._speed(now)
+        end = max(now, self._free[0]) + seconds
+        heapq.heapreplace(self._free, end)
+        if self._others:
+            self._pending.append(end)
+        return end
+
+    def _speed(self, now):
+        """Of a core for us: all that want to run get the same part of all cores."""
+        self._pending = [end for end in self._pending if end > now]
+        own, cores = len(self._pending) + 1, len(self._free)
+        each = min(1.0, cores / (own + self._others))
+        return own * each / min(own, cores)

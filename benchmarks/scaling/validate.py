@@ -16,7 +16,17 @@ from .fitting import fitted
 from .model import Cluster, Costs, Jitter, Workload
 from .simulator import simulate
 
-__all__ = ["LIMIT", "Calibration", "Point", "Prediction", "calibrated", "check"]
+__all__ = [
+    "LIMIT",
+    "Calibration",
+    "Fit",
+    "Point",
+    "Prediction",
+    "calibrated",
+    "check",
+    "group_seconds",
+    "predictions",
+]
 
 LIMIT = 0.10
 
@@ -26,6 +36,7 @@ _NAMES = {
     "barrier": ("launch_s", "task_s", "block_s", "byte_s"),
 }
 _START = Costs(launch_s=3e-2, stage_s=1e-2, task_s=5e-3, block_s=1e-4, byte_s=2e-9)
+_OTHERS = 1.0
 
 
 @dataclass(frozen=True)
@@ -54,8 +65,8 @@ class Point:
 
     @property
     def typical_s(self) -> float:
-        """Lower quartile of the groups' seconds: what else a machine does only adds to them."""
-        return float(np.quantile(self.seconds, 0.25))
+        """Median of the groups' seconds."""
+        return float(np.median(self.seconds))
 
     def __str__(self):
         return (
@@ -132,14 +143,29 @@ class Prediction:
         return self.simulated_s / self.point.typical_s - 1
 
 
-def group_seconds(point: Point, costs: Costs, cores: int, jitter: Jitter) -> float:
-    """The simulated seconds of a group on one machine."""
+@dataclass(frozen=True)
+class Fit:
+    """What a transport costs on the machine that was measured.
+
+    Attributes
+    ----------
+    costs : Costs
+    machine : Cluster
+        Of one node; its ``others`` are fitted, too, since a machine is seldom idle.
+    """
+
+    costs: Costs
+    machine: Cluster
+
+
+def group_seconds(point: Point, fit: Fit, jitter: Jitter) -> float:
+    """The simulated seconds of a group."""
     workload = Workload(point.workers, point.parameters, point.sleep_s, 4, jitter)
     groups = 1 if jitter.is_none else 10
     found = simulate(
         workload,
-        costs,
-        Cluster(1, cores),
+        fit.costs,
+        fit.machine,
         _POLICIES[point.transport],
         iterations=groups * point.group_size,
         group_size=point.group_size,
@@ -147,38 +173,44 @@ def group_seconds(point: Point, costs: Costs, cores: int, jitter: Jitter) -> flo
     return float(found.seconds.sum() / groups)
 
 
-def calibrated(calibration: Calibration, transport: str) -> Costs:
-    """The costs with which the points that are not held back are met best."""
+def calibrated(calibration: Calibration, transport: str) -> Fit:
+    """The costs with which the points that are not held back are met best.
+
+    Raises
+    ------
+    UsageError
+        If there are too few points.
+    """
     points = _chosen(calibration.points, transport, held_back=False)
-    names, cores = _NAMES[transport], calibration.machine["cores"]
+    names = _NAMES[transport]
+    machine = Cluster(1, calibration.machine["cores"])
     known = replace(_START, dispatch_s=calibration.dispatch_s)
     if "stage_s" not in names:
         known = replace(known, stage_s=0.0)  # one stage per group: part of the launch
-    if len(points) < len(names):
+    if len(points) <= len(names):
         raise UsageError(
             f"{len(points)} measured points of the {transport} transport are too few for "
-            f"{len(names)} costs; calibrate with more time"
+            f"{len(names) + 1} fitted numbers; calibrate with more time"
         )
+
+    def fit(values) -> Fit:
+        *seconds, others = map(float, values)
+        costs = replace(known, **dict(zip(names, seconds, strict=True)))
+        return Fit(costs, replace(machine, others=others))
 
     def residuals(values):
-        costs = replace(known, **dict(zip(names, values, strict=True)))
-        return np.array(
-            [
-                np.log(group_seconds(p, costs, cores, calibration.jitter) / p.typical_s)
-                for p in points
-            ]
-        )
+        candidate = fit(values)
+        simulated = [group_seconds(p, candidate, calibration.jitter) for p in points]
+        return np.log(np.array(simulated) / [p.typical_s for p in points])
 
-    found = fitted(residuals, [getattr(_START, name) for name in names])
-    return replace(known, **dict(zip(names, found.tolist(), strict=True)))
+    return fit(fitted(residuals, [*(getattr(_START, name) for name in names), _OTHERS]))
 
 
-def predictions(calibration: Calibration, costs: dict[str, Costs]) -> list[Prediction]:
+def predictions(calibration: Calibration, fits: dict[str, Fit]) -> list[Prediction]:
     """What the simulation says of all points that were held back."""
-    cores = calibration.machine["cores"]
     return [
-        Prediction(p, group_seconds(p, costs[p.transport], cores, calibration.jitter))
-        for transport in costs
+        Prediction(p, group_seconds(p, fits[p.transport], calibration.jitter))
+        for transport in fits
         for p in _chosen(calibration.points, transport, held_back=True)
     ]
 

@@ -21,6 +21,7 @@ from scaling.simulator import simulate
 from scaling.stage import Leg, Server, run_stage
 from scaling.validate import (
     Calibration,
+    Fit,
     Point,
     calibrated,
     check,
@@ -65,6 +66,13 @@ def test_a_stage_lasts_as_long_as_its_server_is_busy():
     found = run_stage(legs, [0.0] * 4, nodes=1, cores=2)
     # dispatched at 0.5, 1, 1.5 and 2; the two cores are free again at 2.5, 3, 4.5 and 5
     assert found == {"schedule": 2.0, "weights": 3.0}
+
+
+def test_programs_of_others_take_their_part_of_the_cores():
+    legs = [Leg("weights", Server.CORE, 1.0)]
+    alone = run_stage(legs, [0.0], nodes=1, cores=2, others=1)
+    assert alone == {"weights": 1.0}  # there is a core for each
+    assert run_stage(legs, [0.0], nodes=1, cores=2, others=3) == {"weights": 2.0}
 
 
 def test_nodes_do_not_share_their_networks():
@@ -183,10 +191,14 @@ SETTINGS = [
 
 def made_up(error=0.0):
     """A calibration whose runs are simulated; those held back are off by `error`."""
-    costs = {"shuffle": COSTS, "barrier": replace(COSTS, stage_s=0.0)}
+    machine = Cluster(1, 2)
+    fits = {
+        "shuffle": Fit(COSTS, machine),
+        "barrier": Fit(replace(COSTS, stage_s=0.0), machine),
+    }
     points = []
     for point in SETTINGS:
-        seconds = group_seconds(point, costs[point.transport], 2, Jitter())
+        seconds = group_seconds(point, fits[point.transport], Jitter())
         seconds *= 1 + error * point.held_back
         points.append(replace(point, seconds=(seconds, 1.5 * seconds, seconds)))
     jobs = tuple((n, 0.01 + COSTS.dispatch_s * n) for n in (2, 8, 32))
@@ -194,21 +206,22 @@ def made_up(error=0.0):
 
 
 @pytest.fixture(scope="module")
-def costs():
+def fits():
     return {name: calibrated(made_up(), name) for name in ("shuffle", "barrier")}
 
 
-def test_measured_runs_give_their_costs_back(costs):
+def test_measured_runs_give_their_costs_back(fits):
     assert math.isclose(made_up().dispatch_s, COSTS.dispatch_s, rel_tol=1e-6)
     for name in ("launch_s", "stage_s", "task_s", "byte_s"):
-        assert math.isclose(getattr(costs["shuffle"], name), getattr(COSTS, name), rel_tol=0.1)
-    assert max(abs(p.error) for p in predictions(made_up(), costs)) < 0.02
+        assert math.isclose(getattr(fits["shuffle"].costs, name), getattr(COSTS, name), rel_tol=0.1)
+    assert max(abs(p.error) for p in predictions(made_up(), fits)) < 0.02
+    assert all(fit.machine.others < 0.1 for fit in fits.values())
 
 
-def test_costs_that_do_not_predict_are_refused(costs):
-    check(predictions(made_up(0.05), costs))
+def test_costs_that_do_not_predict_are_refused(fits):
+    check(predictions(made_up(0.05), fits))
     with pytest.raises(UsageError, match=r"3 of 3 held-back points are off .* calibrate"):
-        check(predictions(made_up(0.3), costs))
+        check(predictions(made_up(0.3), fits))
     with pytest.raises(UsageError, match="No measured point was held back"):
         check([])
 
