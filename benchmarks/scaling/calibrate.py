@@ -106,7 +106,7 @@ def measured(
     Returns
     -------
     Calibration
-        Of at least two rounds.
+        Of at least three rounds.
     """
     import pyspark
 
@@ -171,7 +171,7 @@ def _take_turns(points, seconds, found, computing, say):
             taken = time.perf_counter() - begun
             say(f"{points[0].transport}: round {number} took {taken:.1f} s")
             spent += taken if number else 0.0
-            if number > 1 and spent + taken > seconds:
+            if number > 2 and spent + taken > seconds:
                 break
 
 

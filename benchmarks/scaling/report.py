@@ -189,7 +189,7 @@ def chart(found: Curves, path: Path) -> None:
     for label, values in found.throughput.items():
         axes.plot(found.nodes, values, label=f"simulated: {label}")
     axes.plot(list(INCEPTION), list(INCEPTION.values()), "ko", label="published: BigDL 0.3")
-    axes.set(xlabel="nodes", ylabel="images/s", title="Inception-v1, simulated")
+    axes.set(xlabel="nodes", ylabel="images/s", title="Inception-v1, simulated", ylim=(0, None))
     axes.legend(fontsize="small")
     figure.savefig(path)
     pyplot.close(figure)
