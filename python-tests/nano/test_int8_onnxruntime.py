@@ -30,7 +30,7 @@ def eager(model, *args):
 
 
 def nodes(model):
-    return list(onnx.load(model.network.file.path).graph.node)
+    return list(onnx.load(model.nano_network.file.path).graph.node)
 
 
 def kinds(model):
@@ -102,7 +102,7 @@ def test_a_quantized_model_is_the_same_after_loading(model, quantized, tmp_path)
 def test_activations_are_unsigned_and_weights_are_signed_by_channel(model, method):
     """The form for which x86 processors have fast kernels."""
     fast = quantize(model, method=method, calib_data=images(8))
-    graph = onnx.load(fast.network.file.path).graph
+    graph = onnx.load(fast.nano_network.file.path).graph
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     activations = [
         constants[node.input[2]].dtype
@@ -182,7 +182,7 @@ def test_kinds_of_models(build, data, method):
 def test_attention_is_found_in_graphs():
     for build, sample, expected in ((Encoder, ids(2), True), (Convolutional, images(2), False)):
         fast = InferenceOptimizer.trace(seeded(build), sample, accelerator="onnxruntime")
-        assert has_attention(fast.network.file.path) is expected
+        assert has_attention(fast.nano_network.file.path) is expected
 
 
 def test_dynamic_quantization_needs_no_data_and_leaves_convolutions(model):

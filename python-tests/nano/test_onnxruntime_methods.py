@@ -221,7 +221,7 @@ def test_keywords_of_the_exporter_are_passed_on(model):
     import onnx
 
     fast = trace(model, images(1), opset_version=18, simplification=False)
-    assert onnx.load(fast.network.file.path).opset_import[0].version == 18
+    assert onnx.load(fast.nano_network.file.path).opset_import[0].version == 18
     assert_close(fast(images(2)), eager(model, images(2)))
 
 
@@ -530,7 +530,7 @@ def test_a_damaged_file_is_refused(traced, tmp_path):
 
 def test_temporary_files_go_with_the_model(model):
     fast = trace(model, images(1))
-    folder = fast.network.file.path.parent
+    folder = fast.nano_network.file.path.parent
     assert folder.exists()
     del fast
     assert not folder.exists()
