@@ -155,12 +155,12 @@ def test_a_model_that_can_travel_in_no_way_is_said_and_leaves_no_file(monkeypatc
         raise TypeError("cannot pickle a session")
 
     def made(prefix):
-        folders.append(real(prefix=prefix))
+        folders.append(real(prefix))
         return folders[-1]
 
-    real = travel.tempfile.mkdtemp
+    real = travel.scratch_directory
     monkeypatch.setattr(travel, "encode", refuse)
-    monkeypatch.setattr(travel.tempfile, "mkdtemp", made)
+    monkeypatch.setattr(travel, "scratch_directory", made)
     with pytest.raises(UsageError, match="model"):  # plain modules need the original to be loaded
         to_multi_instance(net, 2, cpu_for_each_process=CORES)
     assert folders
