@@ -16,6 +16,7 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.common.messages import encode
 from bigdl.common.scratch import scratch_directory
+from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
 from bigdl.nano.pytorch.inference.context import InferenceContext, Settings, settings_of
 
 __all__ = ["ready_in_worker"]
@@ -74,7 +75,12 @@ def _maker(model: torch.nn.Module, owner: Any) -> Callable[[], Any]:
 def _saved(model: torch.nn.Module, owner: Any, reason: Exception) -> Callable[[], Any]:
     from bigdl.nano.pytorch import InferenceOptimizer
 
-    folder = scratch_directory("bigdl-model-")
+    if not isinstance(model, AcceleratedModel):  # its directory would hold weights only
+        raise UsageError(
+            f"The model cannot be sent to other processes, since it cannot be pickled: {reason!r}; "
+            "accelerate it first, or create what cannot be pickled inside forward"
+        )
+    folder = str(scratch_directory("bigdl-model-"))
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     source = getattr(model, "nano_source", None)
     try:
