@@ -41,6 +41,14 @@ def flat(pool):
     return [pid for stage in pool.pids for pid in stage]
 
 
+def kill(pool, rank):
+    """Kill a worker of the first stage that has nothing to do."""
+    process = pool._staff.workers[0][rank].process
+    process.kill()
+    # Its first thread may be gone, and its socket not yet closed, as long as other threads end.
+    process.wait(20)
+
+
 def descriptors():
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
@@ -257,12 +265,9 @@ def test_a_worker_killed_in_a_call_is_told_and_replaced():
 
 
 @pytest.mark.fault
-@pytest.mark.slow  # a loaded machine can notice the loss after the call has begun
 def test_a_worker_killed_between_two_calls_is_not_noticed(two):
     two.run([0])
-    victim = flat(two)[0]
-    os.kill(victim, signal.SIGKILL)
-    wait_until_gone([victim])
+    kill(two, 0)
     assert two.run(range(10)) == list(range(10))
 
 
@@ -270,9 +275,7 @@ def test_a_worker_killed_between_two_calls_is_not_noticed(two):
 def test_an_idle_worker_killed_in_a_run_is_replaced_at_once():
     def items():
         yield 0.5  # for the first worker
-        victim = flat(pool)[1]
-        os.kill(victim, signal.SIGKILL)
-        wait_until_gone([victim])
+        kill(pool, 1)
         yield from [0.0] * 5
 
     def nap(seconds):
@@ -338,20 +341,23 @@ def test_no_worker_outlives_the_program(end, busy):
 
 @pytest.mark.fault
 def test_an_interrupted_run_leaves_a_pool_that_works():
-    def interrupt():
-        time.sleep(0.3)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-    # a process of pytest-xdist ends at the signal, as it does not handle it
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with WorkerPool([stage(tricky)]) as pool:
-            threading.Thread(target=interrupt).start()
-            with pytest.raises(KeyboardInterrupt):
-                pool.run(["sleep"])
-            assert pool.run([1]) == [1]
-    finally:
-        signal.signal(signal.SIGINT, before)
+    program = (
+        "import signal, threading, time\n"
+        "from bigdl.common.worker_pool import Seat, Stage, WorkerPool\n"
+        # a program that was started in the background ignores the signal
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"pool = WorkerPool([Stage('a', lambda: time.sleep, [Seat(({CORE},), 1)])])\n"
+        "main = threading.main_thread().ident\n"
+        "threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT]).start()\n"
+        "try:\n"
+        "    pool.run([600])\n"
+        "except KeyboardInterrupt:\n"
+        "    print(pool.run([0]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "[None]\n", done.stderr
 
 
 def test_a_forked_child_does_not_end_the_workers_of_its_parent(two):
