@@ -1,0 +1,172 @@
+"""What transforms have in common, and those that are made of others.
+
+The life of a transform: a dataset calls it once for each sample, in any thread or process.
+Whatever it draws comes from :mod:`~bigdl.nano.pytorch.vision.transforms.draws`, and it keeps
+nothing from one call to the next.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bigdl.common.errors import UsageError
+from bigdl.nano.pytorch.vision.transforms import draws
+
+__all__ = [
+    "Compose",
+    "Lambda",
+    "RandomApply",
+    "RandomChoice",
+    "RandomOrder",
+    "Transform",
+    "is_random",
+    "is_thread_safe",
+]
+
+
+class Transform(torch.nn.Module):
+    """From an image to another; a module without parameters.
+
+    Attributes
+    ----------
+    random : bool
+        Whether two calls with the same image may differ.
+    """
+
+    random = False
+
+    @property
+    def parts(self) -> Sequence[Callable]:
+        """The transforms that this one calls."""
+        return ()
+
+    def describe(self) -> str:
+        """The arguments, for ``repr``."""
+        return ""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.describe()})"
+
+
+def is_random(transform: Callable | None) -> bool:
+    """Whether a transform may give two results for one image, as far as can be known.
+
+    Of a function that is not a transform of ours it cannot be known: it counts as random.
+    """
+    if transform is None:
+        return False
+    if not isinstance(transform, Transform):
+        return True
+    return transform.random or any(map(is_random, transform.parts))
+
+
+def is_thread_safe(transform: Callable | None) -> bool:
+    """Whether a transform gives the same result in any thread: only ours are known to."""
+    if transform is None:
+        return True
+    known = isinstance(transform, Transform) and not isinstance(transform, Lambda)
+    return known and all(map(is_thread_safe, transform.parts))
+
+
+class _Group(Transform):
+    """Several transforms."""
+
+    def __init__(self, transforms: Sequence[Callable]):
+        super().__init__()
+        if not isinstance(transforms, Sequence | torch.nn.ModuleList):
+            raise UsageError(
+                f"{type(self).__name__} takes a list of transforms, not a "
+                f"{type(transforms).__name__}"
+            )
+        # Not a ModuleList: users put functions in, and change the list.
+        self.transforms = list(transforms)
+
+    @property
+    def parts(self):
+        return self.transforms
+
+    def __repr__(self) -> str:
+        lines = "".join(f"\n    {each}" for each in self.transforms)
+        return f"{type(self).__name__}({lines}\n)"
+
+
+class Compose(_Group):
+    """One transform after the other.
+
+    A conversion to a tensor and the normalisation that follows it share one buffer.
+    """
+
+    def __call__(self, image: Any) -> Any:
+        previous = None
+        for transform in self.transforms:
+            follow = getattr(transform, "after", None)
+            image = transform(image) if follow is None else follow(previous, image)
+            previous = transform
+        return image
+
+
+class Lambda(Transform):
+    """A function of the user's."""
+
+    random = True
+
+    def __init__(self, lambd: Callable[[Any], Any]):
+        super().__init__()
+        if not callable(lambd):
+            raise UsageError(f"Lambda takes a function, not a {type(lambd).__name__}")
+        self.lambd = lambd
+
+    def forward(self, image: Any) -> Any:
+        return self.lambd(image)
+
+
+class RandomApply(_Group):
+    """All of the transforms with probability `p`, else none of them."""
+
+    random = True
+
+    def __init__(self, transforms: Sequence[Callable], p: float = 0.5):
+        super().__init__(transforms)
+        self.p = p
+
+    def forward(self, image: Any) -> Any:
+        if draws.chance(self.p):
+            for transform in self.transforms:
+                image = transform(image)
+        return image
+
+
+class RandomOrder(_Group):
+    """All of the transforms in a random order."""
+
+    random = True
+
+    def forward(self, image: Any) -> Any:
+        for index in draws.permutation(len(self.transforms)):
+            image = self.transforms[index](image)
+        return image
+
+
+class RandomChoice(_Group):
+    """One of the transforms, with the probabilities `p` if they are given."""
+
+    random = True
+
+    def __init__(self, transforms: Sequence[Callable], p: Sequence[float] | None = None):
+        super().__init__(transforms)
+        if p is not None and len(p) != len(self.transforms):
+            raise UsageError(
+                f"p must have one number for each of {len(self.transforms)} transforms"
+            )
+        self.p = p
+
+    def forward(self, image: Any) -> Any:
+        weights = [1.0] * len(self.transforms) if self.p is None else self.p
+        edges = list(itertools.accumulate(weights))
+        drawn = bisect.bisect_right(edges, draws.uniform(0, edges[-1]))
+        return self.transforms[drawn](image)
