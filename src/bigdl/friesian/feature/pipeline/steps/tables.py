@@ -1,0 +1,110 @@
+"""Steps that look at several rows, or choose rows: they run on tables of Spark only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bigdl.friesian.feature.pipeline.requests import Outcome, Request
+from bigdl.friesian.feature.pipeline.step import Cell, Field, Schema, State, Step
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "AddHistSeq",
+    "AddNegHistSeq",
+    "AddNegativeSamples",
+    "DropNa",
+    "Filter",
+    "TableStep",
+]
+
+
+@dataclass(frozen=True)
+class TableStep(Step):
+    """A method of :class:`FeatureTable`; the state has the fields behind it."""
+
+    given: dict[str, Any]
+    is_row_wise = False
+
+    def on(self, df: DataFrame) -> DataFrame:
+        """What the method makes of a DataFrame."""
+        from bigdl.friesian.feature.feature_table import FeatureTable
+
+        return getattr(FeatureTable(df), self.method)(**self.given).df
+
+    def requests(self, before: Schema) -> dict[str, Request]:
+        return {"after": Outcome(tuple(before), self)}
+
+    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+        found = {}
+        for name, kind in answers["after"].items():
+            same = name in before and before[name].kind == kind
+            found[name] = before[name].cardinality if same else None
+        return {"kinds": answers["after"], "cardinalities": found}
+
+    def hides_columns(self, before: Schema) -> bool:
+        return True
+
+    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+        return []
+
+    def after(self, before: Schema, state: State | None) -> Schema:
+        return {
+            name: Field(kind, self.cardinality(name, before, state))
+            for name, kind in state["kinds"].items()
+        }
+
+    def cardinality(self, name: str, before: Schema, state: State) -> int | None:
+        """Of a column behind the step."""
+        return state["cardinalities"][name]
+
+    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+        return self.on(df)
+
+
+class DropNa(TableStep):
+    """``dropna``."""
+
+    method = "dropna"
+
+
+class Filter(TableStep):
+    """``filter``."""
+
+    method = "filter"
+
+
+class AddHistSeq(TableStep):
+    """``add_hist_seq``."""
+
+    method = "add_hist_seq"
+
+    def cardinality(self, name: str, before: Schema, state: State) -> int | None:
+        source = name.removesuffix("_hist_seq")
+        if source != name and source in before and name not in before:
+            return before[source].cardinality
+        return super().cardinality(name, before, state)
+
+
+class AddNegHistSeq(TableStep):
+    """``add_neg_hist_seq``."""
+
+    method = "add_neg_hist_seq"
+
+    def cardinality(self, name: str, before: Schema, state: State) -> int | None:
+        if name == f"neg_{self.given['item_history_col']}":
+            return self.given["item_size"]
+        return super().cardinality(name, before, state)
+
+
+class AddNegativeSamples(TableStep):
+    """``add_negative_samples``."""
+
+    method = "add_negative_samples"
+
+    def cardinality(self, name: str, before: Schema, state: State) -> int | None:
+        known = {self.given["item_col"]: self.given["item_size"], self.given["label_col"]: 2}
+        return known.get(name) or super().cardinality(name, before, state)
