@@ -160,6 +160,14 @@ CASES = {
         "item should be a column of arrays",
     ),
     "negatives seed": (lambda t: t.add_negative_samples(9, seed="1"), "seed should be an integer"),
+    "negatives popularity": (
+        lambda t: t.add_negative_samples(9, popularity=-1),
+        "popularity should be a number from 0 on",
+    ),
+    "negatives user": (
+        lambda t: t.add_negative_samples(9, user_col="no"),
+        "do not exist in this Table",
+    ),
     "mask": (lambda t: t.mask("age"), "age should be a column of arrays"),
     "pad token": (
         lambda t: t.pad("history", mask_token="x"),
@@ -171,7 +179,7 @@ CASES = {
     "difference shifts": (lambda t: t.difference_lag("age", "time", 1.5), "shifts should be int"),
     "difference names": (
         lambda t: t.difference_lag(["age", "item"], "time", [1, 2], out_cols=["x", "y"]),
-        "out_cols should hold 2 lists",
+        "out_cols should have 2 lists",
     ),
     "listwise": (lambda t: t.sample_listwise("age", 1, 1), "Each column should be of list type"),
     "listwise missing": (
@@ -200,6 +208,36 @@ CASES = {
         "out_cols should have 2 lists",
     ),
     "target smooth": (lambda t: t.target_encode("city", "age", smooth=-1), "smooth should be"),
+    "time folds": (
+        lambda t: t.target_encode_by_time("city", "age", "time", 1),
+        "folds should be an integer from 2 on",
+    ),
+    "time folds list": (
+        lambda t: t.target_encode_by_time("city", "age", "time", ["x"]),
+        "folds should be an integer from 2 on or a list of numbers",
+    ),
+    "time folds order": (
+        lambda t: t.target_encode_by_time("city", "age", "time", [3, 3]),
+        "The times in folds should be ascending",
+    ),
+    "time kind": (
+        lambda t: t.target_encode_by_time("city", "age", "tags", 2),
+        "tags should hold numbers, dates or timestamps",
+    ),
+    "counts": (
+        lambda t: t.count_encode(["city", "tags"], counts=t),
+        "counts should be 2 Tables, one for each of cat_cols",
+    ),
+    "counts of others": (
+        lambda t: t.count_encode("city", counts=t),
+        "do not exist in this table of counts",
+    ),
+    "counts share": (
+        lambda t: t.count_encode("city", normalize=1),
+        "normalize should be a boolean",
+    ),
+    "joint": (lambda t: t.joint_encode(["city", "no"]), "do not exist in this Table"),
+    "joint index": (lambda t: t.joint_encode("city", index=t), "index should be a StringIndex"),
     "codes": (lambda t: t.encode_target("city"), "targets should be TargetCode"),
     "apply": (lambda t: t.apply("no", "x", len), "do not exist in this Table"),
     "apply func": (lambda t: t.apply("age", "x", 3), "func should be a function"),

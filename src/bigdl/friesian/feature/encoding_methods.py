@@ -158,6 +158,42 @@ class EncodingMethods:
         )
         return encoded, indices
 
+    def joint_encode(
+        self,
+        columns: str | list[str],
+        freq_limit: int | None = None,
+        order_by_freq: bool = False,
+        name: str | None = None,
+        index: StringIndex | None = None,
+    ) -> tuple[Self, StringIndex]:
+        """Replace the values of several columns by numbers of one vocabulary.
+
+        Parameters
+        ----------
+        columns : str or list of str
+            Such as a user and a friend of hers.
+        freq_limit, order_by_freq
+            As in :meth:`gen_string_idx`; the counts of all columns are added.
+        name : str, optional
+            Of the vocabulary; default: that of the first column with ``_union``.
+        index : StringIndex, optional
+            The vocabulary that this method returned for other data.
+
+        Returns
+        -------
+        (FeatureTable, StringIndex)
+            Nulls for what is not in the vocabulary.
+        """
+        names = as_names(columns)
+        require_columns(self.df, names)
+        if index is None:
+            source = {"src_cols": names, "col_name": name}
+            index = self.gen_string_idx([source], freq_limit, order_by_freq)[0]
+        elif not isinstance(index, StringIndex):
+            raise UsageError(f"index should be a StringIndex, but got {type(index).__name__}")
+        dictionary = index.dictionary_of(index.col_name)
+        return self._clone(lookup.encode(self.df, dict.fromkeys(names, dictionary), True)), index
+
     def get_vocabularies(self, columns: str | list[str]) -> dict[str, list]:
         """The different values of columns, in their order; a null comes last.
 

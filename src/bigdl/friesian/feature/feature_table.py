@@ -8,15 +8,24 @@ from typing import TYPE_CHECKING, Any, Self
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.base import Table
 from bigdl.friesian.feature.encoding_methods import EncodingMethods
-from bigdl.friesian.feature.operators import functions, reading, rows, scaling, statistics
+from bigdl.friesian.feature.operators import (
+    functions,
+    reading,
+    rows,
+    scaling,
+    sizes,
+    statistics,
+)
 from bigdl.friesian.feature.operators.as_of import join_as_of
-from bigdl.friesian.feature.operators.columns import as_names, check_string
+from bigdl.friesian.feature.operators.columns import as_names, check_string, require_columns
 from bigdl.friesian.feature.sequence_methods import SequenceMethods
 from bigdl.friesian.feature.target_methods import TargetMethods
 
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql.types import DataType
+
+    from bigdl.friesian.feature.schema import FeatureSchema
 
 __all__ = ["FeatureTable"]
 
@@ -229,6 +238,26 @@ class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
             The figures have Spark's names, such as ``sum(price)``.
         """
         return self._clone(statistics.group_by(self.df, columns, agg, join))
+
+    # -- sizes ---------------------------------------------------------------------------------
+
+    def feature_schema(self, columns: str | list[str] | None = None) -> FeatureSchema:
+        """What a model has to know of the columns, by one job.
+
+        Parameters
+        ----------
+        columns : str or list of str, optional
+            Default: all columns.
+
+        Returns
+        -------
+        FeatureSchema
+            Types, largest values and lengths of arrays, from which
+            :mod:`bigdl.friesian.models` size their layers.  Nulls do not count.
+        """
+        names = self.columns if columns is None else as_names(columns)
+        require_columns(self.df, names)
+        return sizes.feature_schema(self.df, names)
 
     # -- functions -----------------------------------------------------------------------------
 

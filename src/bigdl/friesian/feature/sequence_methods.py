@@ -90,6 +90,8 @@ class SequenceMethods:
         neg_num: int = 1,
         seed: int | None = None,
         exclude_history_col: str | None = None,
+        user_col: str | None = None,
+        popularity: float | None = None,
     ) -> Self:
         """Before each record put copies of it with other, random items.
 
@@ -108,13 +110,27 @@ class SequenceMethods:
         exclude_history_col : str, optional
             A column of arrays of items that must not be drawn for the record either.  A record
             for which no other item is left has no copies.
+        user_col : str, optional
+            Items that this user has anywhere in the table are not drawn for her records either.
+        popularity : float, optional
+            Draw items that occur in the table, in proportion to their counts to this power: 1 as
+            often as they occur, 0.75 as word2vec does, 0 all as often.  Default: draw any item
+            number, all as often.
 
         Returns
         -------
         FeatureTable
         """
         df = negatives.add_negative_samples(
-            self.df, item_size, item_col, label_col, neg_num, seed, exclude_history_col
+            self.df,
+            item_size,
+            item_col,
+            label_col,
+            neg_num,
+            seed,
+            exclude_history_col,
+            user_col,
+            popularity,
         )
         return self._clone(df)
 

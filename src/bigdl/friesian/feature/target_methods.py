@@ -1,4 +1,4 @@
-"""Methods of feature tables that put means of targets in the place of categories."""
+"""Methods of feature tables that say of categories how often they occur, with which targets."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.feature.operators import target
-from bigdl.friesian.feature.operators.columns import as_names, check_string, require_columns
+from bigdl.friesian.feature.base import Table
+from bigdl.friesian.feature.operators import counts as counting
+from bigdl.friesian.feature.operators import target, target_time
+from bigdl.friesian.feature.operators.columns import (
+    as_names,
+    check_string,
+    require_columns,
+    temporary,
+)
 from bigdl.friesian.feature.target_code import TargetCode
 
 __all__ = ["TargetMethods"]
 
 
 class TargetMethods:
-    """Means of targets."""
+    """Means of targets, and counts."""
 
     def target_encode(
         self,
@@ -81,15 +88,95 @@ class TargetMethods:
             df = df.drop(*(name for each in encodings for name in each.categories))
         if folds is not None and drop_fold and not had_folds:
             df = df.drop(fold_col)
-        codes = [
-            TargetCode(
-                found.codes(each),
-                each.categories[0] if len(each.categories) == 1 else list(each.categories),
-                {output: (name, found.means[name]) for name, output in each.outputs.items()},
+        return self._clone(df), _codes_of(found)
+
+    def target_encode_by_time(
+        self,
+        cat_cols: str | list,
+        target_cols: str | list[str],
+        time_col: str,
+        folds: int | list = 10,
+        target_mean: Mapping[str, float] | None = None,
+        smooth: float = 20,
+        drop_cat: bool = False,
+        out_cols: str | list | None = None,
+    ) -> tuple[Self, list[TargetCode]]:
+        """Codes of categories: means of a target, which only rows of an earlier time help to form.
+
+        Parameters
+        ----------
+        cat_cols, target_cols, target_mean, smooth, drop_cat, out_cols
+            As in :meth:`target_encode`.  Without a `target_mean` the mean is that of all rows of
+            earlier folds.
+        time_col : str
+            Numbers, dates or timestamps.  A null makes the job fail.
+        folds : int or list of times, default 10
+            Time is cut in so many folds of about as many rows each, or at these times, at each of
+            which a fold begins.  The more there are, the fresher are the codes.
+
+        Returns
+        -------
+        table : FeatureTable
+            With the codes as double columns.  Rows of the first fold have the mean.
+        codes : list of TargetCode
+            Of each of `cat_cols`, by all rows, for :meth:`encode_target` on later data.
+        """
+        targets = target.check_targets(self.df, target_cols)
+        encodings = target.encodings_of(cat_cols, targets, out_cols)
+        require_columns(self.df, [name for each in encodings for name in each.categories])
+        means = target.check_means(target_mean, targets)
+        target.check_smoothing(smooth, 1)
+        fold_col = temporary(self.df, "time_fold")
+        df = target_time.time_folds(self.df, time_col, folds, fold_col)
+        found = target_time.TimeStatistics(df, encodings, targets, fold_col, means, smooth)
+        for encoding in encodings:
+            df = found.encode(df, encoding)
+        names = [name for each in encodings for name in each.categories] if drop_cat else []
+        return self._clone(df.drop(fold_col, *names)), _codes_of(found)
+
+    def count_encode(
+        self,
+        cat_cols: str | list,
+        normalize: bool = False,
+        out_cols: str | list[str] | None = None,
+        counts: Table | Sequence[Table] | None = None,
+    ) -> tuple[Self, list[Table]]:
+        """Add how often categories occur.
+
+        Parameters
+        ----------
+        cat_cols : str, list of str, or list with lists of str
+            A list inside the list means the combination of its columns.
+        normalize : bool, default False
+            Their share of the rows that have a category, instead of the number of rows.
+        out_cols : str or list of str, optional
+            Default: ``<column>_count`` or ``<column>_frequency``, with the names of combined
+            columns joined by ``_``.
+        counts : Table or list of Table, optional
+            What this method returned for other data, whose counts are taken.
+
+        Returns
+        -------
+        table : FeatureTable
+            Counts are bigint, frequencies double; 0 for a null, NaN, or a category that does not
+            occur.
+        counts : list of Table
+            Of each of `cat_cols` its values, their ``count`` and their ``frequency``.
+        """
+        encodings = counting.count_encodings(cat_cols, normalize, out_cols)
+        if counts is None:
+            tables = [Table(each) for each in counting.count_categories(self.df, encodings)]
+        else:
+            tables = list(counts) if isinstance(counts, list | tuple) else [counts]
+        if len(tables) != len(encodings) or not all(isinstance(each, Table) for each in tables):
+            raise UsageError(
+                f"counts should be {len(encodings)} Tables, one for each of cat_cols, but got "
+                f"{counts!r}"
             )
-            for each in encodings
-        ]
-        return self._clone(df), codes
+        df = self.df
+        for encoding, table in zip(encodings, tables, strict=True):
+            df = counting.encode_counts(df, encoding, table.df)
+        return self._clone(df), tables
 
     def encode_target(
         self,
@@ -128,3 +215,14 @@ class TargetMethods:
             df = target.apply_codes(df, code.df, names, code.out_target_mean, wanted)
             done += names
         return self._clone(df.drop(*done) if drop_cat else df)
+
+
+def _codes_of(found: target.TargetStatistics) -> list[TargetCode]:
+    return [
+        TargetCode(
+            found.codes(each),
+            each.categories[0] if len(each.categories) == 1 else list(each.categories),
+            {output: (name, found.means[name]) for name, output in each.outputs.items()},
+        )
+        for each in found.encodings
+    ]

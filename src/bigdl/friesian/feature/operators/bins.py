@@ -15,8 +15,8 @@ from bigdl.friesian.feature.operators.columns import (
     is_fractional,
     is_integral,
     is_numeric,
+    names_of,
     replace,
-    require_columns,
     type_of,
 )
 from bigdl.friesian.feature.operators.statistics import get_stats
@@ -45,9 +45,7 @@ def bin_edges(df: DataFrame, columns: Any, bins: Any) -> dict[str, list[float]]:
     dict of str to list of float
         Ascending.
     """
-    names = as_names(columns)
-    require_columns(df, names)
-    _require_numbers(df, names)
+    names = names_of(df, columns, is_numeric, "numbers")
     wanted = {name: _of_column(bins, name, "bins") for name in names}
     for each in wanted.values():
         _check_bins(each)
@@ -61,9 +59,7 @@ def bin_edges(df: DataFrame, columns: Any, bins: Any) -> dict[str, list[float]]:
 
 def quantile_edges(df: DataFrame, columns: Any, parts: Any) -> dict[str, list[float]]:
     """Edges between bins of about as many rows each; see :meth:`FeatureTable.quantile_edges`."""
-    names = as_names(columns)
-    require_columns(df, names)
-    _require_numbers(df, names)
+    names = names_of(df, columns, is_numeric, "numbers")
     check_count(parts, "parts", 2)
     plain = df.select(*(col(name).cast("double").alias(str(i)) for i, name in enumerate(names)))
     shares = [i / parts for i in range(1, parts)]
@@ -72,15 +68,6 @@ def quantile_edges(df: DataFrame, columns: Any, parts: Any) -> dict[str, list[fl
     if empty:
         raise UsageError(f"The columns {empty} have no value that bins could be made of")
     return {name: sorted(set(edges)) for name, edges in zip(names, found, strict=True)}
-
-
-def _require_numbers(df: DataFrame, names: list[str]) -> None:
-    for name in names:
-        if not is_numeric(type_of(df, name)):
-            raise UsageError(
-                f"{name} should be a column of numbers, but its type is "
-                f"{type_of(df, name).simpleString()}"
-            )
 
 
 def _of_column(value: Any, name: str, what: str) -> Any:
@@ -176,14 +163,7 @@ def _bin(df: DataFrame, name: str, edges: Sequence[float], labels: Sequence | No
 
 def one_hot_sizes(df: DataFrame, columns: Any, sizes: Any) -> dict[str, int]:
     """How many indicators each column gets: what was asked, or its largest value plus 1."""
-    names = as_names(columns)
-    require_columns(df, names)
-    for name in names:
-        if not is_integral(type_of(df, name)):
-            raise UsageError(
-                f"{name} should be a column of whole numbers, but its type is "
-                f"{type_of(df, name).simpleString()}; encode it first"
-            )
+    names = names_of(df, columns, is_integral, "whole numbers", advice="encode it first")
     if sizes is None:
         largest = get_stats(df, names, "max")
         known = {name: -1 if each is None else max(each, -1) for name, each in largest.items()}

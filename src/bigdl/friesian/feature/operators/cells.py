@@ -14,6 +14,7 @@ from bigdl.friesian.feature.operators.columns import (
     is_integral,
     is_numeric,
     is_textual,
+    names_of,
     numeric_columns,
     replace,
     require_columns,
@@ -127,7 +128,7 @@ def clip(df: DataFrame, columns: Any, minimum: float | None, maximum: float | No
             raise UsageError(f"{what} should be a number or None, got {bound!r}")
     if minimum is not None and maximum is not None and minimum > maximum:
         raise UsageError(f"min should be smaller than max, but got {minimum} and {maximum}")
-    names = _numeric_names(df, columns)
+    names = names_of(df, columns, is_numeric, "numbers")
 
     def bounded(name: str) -> Column:
         value, data_type = col(name), type_of(df, name)
@@ -159,7 +160,7 @@ def log(df: DataFrame, columns: Any, clipping: bool) -> DataFrame:
 
     if not isinstance(clipping, bool):
         raise UsageError(f"clipping should be a boolean, but get {type(clipping).__name__}")
-    names = _numeric_names(df, columns)
+    names = names_of(df, columns, is_numeric, "numbers")
 
     def logarithm(name: str) -> Column:
         value = col(name).cast("double")
@@ -174,22 +175,10 @@ def add(df: DataFrame, columns: Any, value: float) -> DataFrame:
     """A constant added to numbers."""
     from pyspark.sql import functions as F
 
-    names = _numeric_names(df, columns)
+    names = names_of(df, columns, is_numeric, "numbers")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"value should be a number, got {value!r}")
     return replace(df, {name: col(name) + F.lit(value) for name in names})
-
-
-def _numeric_names(df: DataFrame, columns: Any) -> list[str]:
-    names = as_names(columns)
-    require_columns(df, names)
-    for name in names:
-        if not is_numeric(type_of(df, name)):
-            raise UsageError(
-                f"{name} should be a column of numbers, but its type is "
-                f"{type_of(df, name).simpleString()}"
-            )
-    return names
 
 
 def medians(df: DataFrame, columns: Any) -> dict[str, float | None]:

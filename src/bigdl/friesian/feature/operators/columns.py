@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
@@ -23,6 +23,8 @@ __all__ = [
     "is_integral",
     "is_numeric",
     "is_textual",
+    "names_of",
+    "names_of_results",
     "numeric_columns",
     "random_seed",
     "replace",
@@ -131,6 +133,75 @@ def is_column(value: Any) -> bool:
 def numeric_columns(df: DataFrame) -> list[str]:
     """Names of the columns of numbers."""
     return [field.name for field in df.schema.fields if is_numeric(field.dataType)]
+
+
+def names_of(
+    df: DataFrame,
+    columns: Any,
+    is_kind: Callable[[DataType], bool],
+    kind: str,
+    what: str = "columns",
+    advice: str = "",
+) -> list[str]:
+    """Names of columns that exist and are of one kind.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+    columns : str or list of str
+    is_kind : callable
+        Such as :func:`is_numeric`.
+    kind : str
+        What a message calls it, such as ``"numbers"``.
+    what : str
+        What a message calls the argument.
+    advice : str
+        What to do otherwise.
+    """
+    names = as_names(columns, what)
+    require_columns(df, names)
+    for name in names:
+        if not is_kind(type_of(df, name)):
+            raise UsageError(
+                f"{name} should be a column of {kind}, but its type is "
+                f"{type_of(df, name).simpleString()}" + (advice and f"; {advice}")
+            )
+    return names
+
+
+def names_of_results(
+    out_cols: Any, rows: int, columns: int, of_rows: str, of_columns: str
+) -> list[list[str]]:
+    """Names that a user gives to results which have two indices.
+
+    Parameters
+    ----------
+    out_cols : str, list of str, or list of lists of str
+        A flat list is one row, or one column.
+    rows, columns : int
+        How many of each there should be.
+    of_rows, of_columns : str
+        The arguments that they belong to, for the message.
+    """
+    grid = [out_cols] if isinstance(out_cols, str) else out_cols
+    if isinstance(grid, list | tuple) and all(isinstance(each, str) for each in grid):
+        grid = [grid] if rows == 1 else [[each] for each in grid]
+    shaped = (
+        isinstance(grid, list | tuple)
+        and len(grid) == rows
+        and all(
+            isinstance(row, list | tuple)
+            and len(row) == columns
+            and all(isinstance(each, str) for each in row)
+            for row in grid
+        )
+    )
+    if not shaped:
+        raise UsageError(
+            f"out_cols should have {rows} lists, one for each of {of_rows}, of {columns} names, "
+            f"one for each of {of_columns}, but got {out_cols!r}"
+        )
+    return [list(row) for row in grid]
 
 
 def common_text(df: DataFrame, columns: list[str]) -> list[Column]:

@@ -11,9 +11,9 @@ from bigdl.friesian.feature.operators.columns import (
     check_string,
     col,
     is_textual,
+    names_of,
     replace,
     require_columns,
-    type_of,
 )
 
 if TYPE_CHECKING:
@@ -59,14 +59,7 @@ def string_embed(
     df: DataFrame, columns: Any, encoder: Any, reduce_dim: int | None, replaced: bool
 ) -> DataFrame:
     """Arrays of numbers in the place of texts; see :meth:`FeatureTable.string_embed`."""
-    names = as_names(columns)
-    require_columns(df, names)
-    for name in names:
-        if not is_textual(type_of(df, name)):
-            raise UsageError(
-                f"{name} should be a column of strings, but its type is "
-                f"{type_of(df, name).simpleString()}"
-            )
+    names = names_of(df, columns, is_textual, "strings")
     if not callable(encoder):
         encoder = _SentenceEncoder(check_string(encoder, "bert_model"))
     outputs = {name: name if replaced else f"{name}_embed" for name in names}

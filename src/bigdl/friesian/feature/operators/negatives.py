@@ -8,6 +8,7 @@ exactly uniform and takes a fixed time.  Draws depend on the seed and on the pla
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
@@ -16,11 +17,17 @@ from bigdl.friesian.feature.operators.columns import (
     col,
     is_array,
     is_integral,
+    names_of,
     random_seed,
     replace,
     require_columns,
     temporary,
     type_of,
+)
+from bigdl.friesian.feature.operators.popularity import (
+    check_popularity,
+    popular_draws,
+    tickets_of,
 )
 
 if TYPE_CHECKING:
@@ -73,6 +80,8 @@ def add_negative_samples(
     neg_num: int,
     seed: int | None,
     exclude_history_col: str | None,
+    user_col: str | None = None,
+    popularity: float | None = None,
 ) -> DataFrame:
     """Rows with random items; see :meth:`FeatureTable.add_negative_samples`."""
     from pyspark.sql import functions as F
@@ -82,16 +91,28 @@ def add_negative_samples(
     require_columns(df, [item_col])
     kind = type_of(df, item_col)
     _check_items(item_col, kind)
-    row, samples = temporary(df, "row"), temporary(df, "samples")
+    row, samples, history = (temporary(df, each) for each in ("row", "samples", "history"))
+    rows = df.withColumn(row, F.monotonically_increasing_id())
+    histories = []
+    if exclude_history_col is not None:
+        _check_history(df, exclude_history_col)
+        histories.append(col(exclude_history_col))
+    if user_col is not None:
+        rows = _with_items_of_user(rows, check_string(user_col, "user_col"), item_col, history)
+        histories.append(col(history))
+    excluded = _excluded(col(item_col), histories, item_size)
     key = F.lit(random_seed(seed))
     draws = F.sequence(F.lit(1), F.lit(neg_num))
-    if exclude_history_col is None:
+    if popularity is not None:
+        check_popularity(popularity)
+        tickets = tickets_of(df, item_col, item_size, popularity)
+        bits = F.transform(draws, lambda k: F.xxhash64(key, col(row), k))
+        negatives = popular_draws(tickets, df, bits, excluded)
+    elif not histories:
         negatives = F.transform(
             draws, lambda k: _other_than(col(item_col).cast("bigint"), item_size, key, col(row), k)
         )
     else:
-        _check_history(df, exclude_history_col)
-        excluded = _excluded(col(item_col), col(exclude_history_col), item_size)
         negatives = F.transform(
             draws, lambda k: _other_than_all(excluded, item_size, key, col(row), k)
         )
@@ -100,28 +121,33 @@ def add_negative_samples(
     wrong = F.transform(
         negatives, lambda item: F.struct(item.cast(kind).alias("item"), F.lit(0).alias("label"))
     )
-    rows = df.withColumn(row, F.monotonically_increasing_id())
     rows = rows.withColumn(samples, F.explode(F.concat(wrong, pair)))
-    sample = col(samples)
-    return replace(rows, {item_col: sample["item"], label_col: sample["label"]}).drop(row, samples)
+    sample = {item_col: col(samples)["item"], label_col: col(samples)["label"]}
+    return replace(rows, sample).drop(row, samples, history)
+
+
+def _with_items_of_user(rows: DataFrame, user_col: str, item_col: str, history: str) -> DataFrame:
+    """`rows` with a column of all items that the table has of the user of each."""
+    from pyspark.sql import functions as F
+
+    require_columns(rows, [user_col])
+    user = temporary(rows, "user")
+    known = rows.groupBy(col(user_col).alias(user)).agg(F.collect_set(col(item_col)).alias(history))
+    return rows.join(known, col(user_col) == col(user), "left").drop(user)
 
 
 def _check_history(df: DataFrame, name: str) -> None:
-    require_columns(df, [name])
-    kind = type_of(df, name)
-    if not is_array(kind):
-        raise UsageError(
-            f"{name} should be a column of arrays, but its type is {kind.simpleString()}"
-        )
-    _check_items(name, kind.elementType)
+    names_of(df, name, is_array, "arrays", "exclude_history_col")
+    _check_items(name, type_of(df, name).elementType)
 
 
-def _excluded(item: Column, history: Column, item_size: int) -> Column:
+def _excluded(item: Column, histories: Sequence[Column], item_size: int) -> Column:
     """Ascending and different numbers of items that must not be drawn."""
     from pyspark.sql import functions as F
 
+    none = F.array().cast("array<bigint>")
     every = F.concat(
-        F.coalesce(history.cast("array<bigint>"), F.array().cast("array<bigint>")),
+        *(F.coalesce(history.cast("array<bigint>"), none) for history in histories),
         F.array(item.cast("bigint")),
     )
     every = F.filter(every, lambda each: each.isNotNull() & (each >= 1) & (each < item_size))

@@ -13,6 +13,8 @@ from bigdl.friesian.feature.operators.columns import (
     is_integral,
     is_numeric,
     is_textual,
+    names_of,
+    names_of_results,
     random_seed,
     replace,
     require_columns,
@@ -81,7 +83,7 @@ def mask(df: DataFrame, columns: Any, seq_len: int) -> DataFrame:
     """Ones for what an array has and zeros for the rest, in new columns ``<column>_mask``."""
     from pyspark.sql import functions as F
 
-    names = _array_names(df, columns, "mask_cols")
+    names = names_of(df, columns, is_array, "arrays", "mask_cols")
     check_count(seq_len, "seq_len", 1)
 
     def ones(name: str) -> Column:
@@ -93,23 +95,11 @@ def mask(df: DataFrame, columns: Any, seq_len: int) -> DataFrame:
     return replace(df, {f"{name}_mask": ones(name) for name in names})
 
 
-def _array_names(df: DataFrame, columns: Any, what: str) -> list[str]:
-    names = as_names(columns, what)
-    require_columns(df, names)
-    for name in names:
-        if not is_array(type_of(df, name)):
-            raise UsageError(
-                f"{name} should be a column of arrays, but its type is "
-                f"{type_of(df, name).simpleString()}"
-            )
-    return names
-
-
 def pad(df: DataFrame, columns: Any, seq_len: int, mask_token: Any, row_len: int) -> DataFrame:
     """Arrays of one length; see :meth:`FeatureTable.pad`."""
     from pyspark.sql import functions as F
 
-    names = _array_names(df, columns, "cols")
+    names = names_of(df, columns, is_array, "arrays", "cols")
     check_count(seq_len, "seq_len", 1)
     check_count(row_len, "row_len", 0)
 
@@ -205,29 +195,7 @@ def _difference_names(
     if out_cols is None:
         prefix = "_".join(order) + "_diff_lag"
         return [[f"{prefix}_{name}_{step}" for step in steps] for name in names]
-    if isinstance(out_cols, str):
-        out_cols = [out_cols]
-    if isinstance(out_cols, list | tuple) and all(isinstance(each, str) for each in out_cols):
-        if len(names) == 1:
-            out_cols = [out_cols]
-        elif len(steps) == 1:
-            out_cols = [[each] for each in out_cols]
-    shaped = (
-        isinstance(out_cols, list | tuple)
-        and len(out_cols) == len(names)
-        and all(
-            isinstance(row, list | tuple)
-            and len(row) == len(steps)
-            and all(isinstance(each, str) for each in row)
-            for row in out_cols
-        )
-    )
-    if not shaped:
-        raise UsageError(
-            f"out_cols should hold {len(names)} lists, one for each of columns, of {len(steps)} "
-            f"names, one for each of shifts, but got {out_cols!r}"
-        )
-    return [list(row) for row in out_cols]
+    return names_of_results(out_cols, len(names), len(steps), "columns", "shifts")
 
 
 def sample_listwise(

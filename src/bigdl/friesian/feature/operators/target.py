@@ -19,6 +19,7 @@ from bigdl.friesian.feature.operators.columns import (
     is_fractional,
     is_integral,
     is_numeric,
+    names_of_results,
     replace,
     require_columns,
     temporary,
@@ -70,35 +71,11 @@ def encodings_of(cat_cols: Any, targets: Sequence[str], out_cols: Any) -> list[E
     if out_cols is None:
         names = [[f"{'_'.join(group)}_te_{target}" for target in targets] for group in groups]
     else:
-        names = _shaped(out_cols, len(groups), len(targets))
+        names = names_of_results(out_cols, len(groups), len(targets), "cat_cols", "target_cols")
     return [
         Encoding(group, dict(zip(targets, row, strict=True)))
         for group, row in zip(groups, names, strict=True)
     ]
-
-
-def _shaped(out_cols: Any, groups: int, targets: int) -> list[list[str]]:
-    given = out_cols
-    if isinstance(out_cols, str):
-        out_cols = [out_cols]
-    if isinstance(out_cols, list | tuple) and all(isinstance(each, str) for each in out_cols):
-        out_cols = [out_cols] if groups == 1 else [[each] for each in out_cols]
-    shaped = (
-        isinstance(out_cols, list | tuple)
-        and len(out_cols) == groups
-        and all(
-            isinstance(row, list | tuple)
-            and len(row) == targets
-            and all(isinstance(each, str) for each in row)
-            for row in out_cols
-        )
-    )
-    if not shaped:
-        raise UsageError(
-            f"out_cols should have {groups} lists, one for each of cat_cols, of {targets} names, "
-            f"one for each of target_cols, but got {given!r}"
-        )
-    return [list(row) for row in out_cols]
 
 
 def check_targets(df: DataFrame, target_cols: Any) -> list[str]:
@@ -224,6 +201,8 @@ class TargetStatistics:
     def _means_of_data(self) -> dict[str, float | None]:
         from pyspark.sql import functions as F
 
+        if not self.targets:
+            return {}
         figures = []
         for i in range(len(self.targets)):
             total, count = F.sum(f"sum_{i}"), F.sum(f"count_{i}")
@@ -231,10 +210,14 @@ class TargetStatistics:
         row = self._rows_of(self.encodings[0]).agg(*figures).first()
         return dict(zip(self.targets, row, strict=True))
 
-    def _code(self, total: Column, count: Column, target: str) -> Column:
+    def _mean(self, target: str) -> Column:
         from pyspark.sql import functions as F
 
-        mean = F.lit(self.means[target]).cast("double")
+        return F.lit(self.means[target]).cast("double")
+
+    def _code(self, total: Column, count: Column, mean: Column) -> Column:
+        from pyspark.sql import functions as F
+
         weight = count + F.lit(float(self.smooth))
         code = (F.coalesce(total, F.lit(0.0)) + mean * F.lit(float(self.smooth))) / weight
         return F.when(weight > 0, code).otherwise(mean)
@@ -247,7 +230,7 @@ class TargetStatistics:
         rows = self._rows_of(encoding).dropna(subset=keys)
         figures = [F.sum("rows").alias(COUNT)]
         for i, target in enumerate(self.targets):
-            code = self._code(F.sum(f"sum_{i}"), F.sum(f"count_{i}"), target)
+            code = self._code(F.sum(f"sum_{i}"), F.sum(f"count_{i}"), self._mean(target))
             figures.append(code.alias(encoding.outputs[target]))
         grouped = rows.groupBy(*keys).agg(*figures)
         named = [F.col(self._key_of[name]).alias(name) for name in encoding.categories]
@@ -270,10 +253,9 @@ class TargetStatistics:
                 rest = F.coalesce(total, F.lit(0.0))
                 total = F.sum(total).over(whole) - rest
                 count = F.sum(count).over(whole) - count
-            value = self._code(total, count, target)
+            value = self._code(total, count, self._mean(target))
             if self._fold_col is not None:  # no rounding error in place of nothing
-                mean = F.lit(self.means[target]).cast("double")
-                value = F.when(count > 0, value).otherwise(mean)
+                value = F.when(count > 0, value).otherwise(self._mean(target))
             codes.append(value.alias(encoding.outputs[target]))
         table = rows.select(
             *(F.col(key).alias(name) for key, name in zip(keys, hidden, strict=True)),
@@ -283,18 +265,18 @@ class TargetStatistics:
         same = [col(a) == col(b) for a, b in zip(encoding.categories, hidden, strict=True)]
         if self._fold_col is not None:
             same.append(col(self._fold_col) == col(fold))
-        means = {encoding.outputs[target]: self.means[target] for target in self.targets}
+        means = {encoding.outputs[target]: self._mean(target) for target in self.targets}
         return join_codes(df, table, same, means).drop(*hidden, fold)
 
 
 def join_codes(
-    df: DataFrame, table: DataFrame, same: Sequence[Column], means: Mapping[str, float | None]
+    df: DataFrame, table: DataFrame, same: Sequence[Column], means: Mapping[str, Column]
 ) -> DataFrame:
     """`df` with the codes of a table, and the mean where it has none.
 
     Parameters
     ----------
-    means : dict of str to float
+    means : dict of str to Column
         By the column of the code.
     """
     from pyspark.sql import functions as F
@@ -303,7 +285,7 @@ def join_codes(
     joined = df.join(table, reduce(lambda a, b: a & b, same), "left")
     return replace(
         joined,
-        {name: F.coalesce(col(name), F.lit(mean).cast("double")) for name, mean in means.items()},
+        {name: F.coalesce(col(name), mean) for name, mean in means.items()},
     )
 
 
@@ -315,8 +297,10 @@ def apply_codes(
     targets: Sequence[str] | None,
 ) -> DataFrame:
     """`df` with the codes of a :class:`TargetCode`, of all targets or some of them."""
+    from pyspark.sql import functions as F
+
     means = {
-        output: mean
+        output: F.lit(mean).cast("double")
         for output, (target, mean) in out_target_mean.items()
         if targets is None or target in targets
     }
