@@ -1,0 +1,51 @@
+"""Models of recommenders for PyTorch, sized from the schema of a table.
+
+Each one takes columns as tensors, in the order of its ``feature_cols``, which is how an Estimator
+of Orca feeds them::
+
+    model = DeepFM.from_schema(table.feature_schema(), categories=["user", "item"])
+    est = Estimator.from_torch(model=model, optimizer=..., loss=torch.nn.BCELoss())
+    est.fit(table.df, feature_cols=model.feature_cols, label_cols=["label"])
+"""
+
+import importlib
+
+_HOMES = {
+    "AUGRU": "dien",
+    "DIEN": "dien",
+    "DeepFM": "deepfm",
+    "InBatchSoftmax": "two_tower",
+    "InterestLoss": "dien",
+    "MMoE": "mmoe",
+    "MultiTaskLoss": "mmoe",
+    "NCF": "ncf",
+    "TFRSModel": "tfrs",
+    "Tower": "two_tower",
+    "TwoTower": "two_tower",
+    "WideAndDeep": "wide_and_deep",
+}
+
+__all__ = [
+    "AUGRU",
+    "DIEN",
+    "NCF",
+    "DeepFM",
+    "InBatchSoftmax",
+    "InterestLoss",
+    "MMoE",
+    "MultiTaskLoss",
+    "TFRSModel",
+    "Tower",
+    "TwoTower",
+    "WideAndDeep",
+]
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})
