@@ -1,0 +1,317 @@
+"""All frozen segments of a model, and the function that makes them fast."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from bigdl.common.errors import UsageError, one_line
+from bigdl.nano.acceleration.method import Method
+from bigdl.nano.acceleration.options import BuildOptions, Calibration
+from bigdl.nano.acceleration.registry import find_method
+from bigdl.nano.pytorch.frozen.segment import Segment
+from bigdl.nano.pytorch.frozen.tracing import Call, Finding, find_frozen, undisturbed
+from bigdl.nano.pytorch.inference.batches import batches_of, rows_of, split_batch
+from bigdl.nano.pytorch.inference.source import TorchSource
+
+__all__ = ["FrozenPrefix", "accelerate_frozen_prefix"]
+
+# For each precision the methods in the order in which they are tried; the modules themselves,
+# without autograd, come last.
+_METHODS = {
+    "fp32": (),
+    "bf16": ("openvino_bf16", "openvino_fp32"),
+    "int8": ("openvino_int8", "onnxruntime_int8_qlinear"),
+}
+
+
+def accelerate_frozen_prefix(
+    model: nn.Module,
+    sample: Any,
+    *,
+    precision: str = "bf16",
+    calib_data: Any = None,
+    sample_size: int = 100,
+    metric: Callable[[nn.Module], float] | None = None,
+    tolerance: float = 0.01,
+    method: str | None = None,
+    threads: int | None = None,
+) -> FrozenPrefix:
+    """Run the frozen part of a model as inference does, while the rest of it is trained.
+
+    The model keeps its class, modules, parameters and state dict. Frozen modules whose input needs
+    no gradient, in modes in which they always compute the same, get another ``forward``; others
+    stay as they are, and the report says why. If a weight, a mode or ``requires_grad`` of a
+    replaced module changes later, the module runs as written again.
+
+    Parameters
+    ----------
+    model : Module
+        In the modes that it is trained in.
+    sample : Tensor, tuple, list or dict
+        A small batch of its input, with or without targets.
+    precision : str
+        ``"fp32"`` (the modules themselves without autograd, equal to the last bit), ``"bf16"`` or
+        ``"int8"``.
+    calib_data : DataLoader or batches, optional
+        Needed for int8.
+    sample_size : int
+        How many rows of it are used.
+    metric : callable, optional
+        From the model to a figure that is better when higher. int8 is then used only if it costs
+        no more than `tolerance` of the figure; otherwise bf16.
+    tolerance : float
+        Largest loss as a share of the figure.
+    method : str, optional
+        A method of the registry instead of the best for the precision, e.g.
+        ``"jit_bf16_ipex"``.
+    threads : int, optional
+        By default as many as torch uses.
+
+    Returns
+    -------
+    FrozenPrefix
+        Its ``release`` undoes everything; so does the end of a ``with`` block.
+
+    Raises
+    ------
+    UsageError
+        If an argument does not fit, or the model does not run on the sample.
+    """
+    if precision not in _METHODS:
+        raise UsageError(f"precision must be one of {', '.join(_METHODS)}, not {precision!r}")
+    if precision == "int8" and calib_data is None:
+        raise UsageError("int8 needs calibration data; pass calib_data, e.g. the training loader")
+    if metric is not None and precision != "int8":
+        raise UsageError(f"metric decides whether int8 is used; precision is {precision!r}")
+    prefix = FrozenPrefix(model, sample, threads)
+    prefix.build(precision, method, calib_data, sample_size)
+    if metric is not None and prefix.segments:
+        prefix.keep_if(metric, tolerance)
+    return prefix
+
+
+class FrozenPrefix:
+    """The frozen segments of a model. Made by :func:`accelerate_frozen_prefix`.
+
+    Attributes
+    ----------
+    model : Module
+    segments : list of Segment
+        What was replaced.
+    left_alone : list of (str, str)
+        Names of frozen modules that were not, and why.
+    precision : str
+    notes : list of str
+        What was decided on the way.
+    """
+
+    def __init__(self, model: nn.Module, sample: Any, threads: int | None = None):
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"A torch.nn.Module is needed, but a {type(model).__name__} was given")
+        self.model, self.precision, self.notes = model, "fp32", []
+        self._threads = threads
+        self._sample = split_batch(model, sample)
+        self.segments, self.left_alone = self._find()
+
+    def _find(self) -> tuple[list[Segment], list[tuple[str, str]]]:
+        try:
+            finding = find_frozen(self.model, self._sample.args, self._sample.kwargs)
+        except Exception as error:
+            raise UsageError(
+                f"{type(self.model).__name__} does not run on the sample ({one_line(error)}); pass "
+                "a batch of its input as it is in training"
+            ) from error
+        segments = self._that_change_nothing(finding)
+        self._starts_at_input = bool(finding.chains) and finding.is_argument(
+            finding.chains[0][0].input
+        )
+        return segments, finding.left_alone
+
+    def _that_change_nothing(self, finding: Finding) -> list[Segment]:
+        """Segments with which the model gives what it gave; chains are taken apart if need be."""
+        chains = finding.chains
+        expected = self._result()
+        segments = [_segment(chain) for chain in chains]
+        if self._same(expected, segments):
+            return segments
+        kept: list[Segment] = []
+        for chain in chains:
+            candidates = [_segment(chain)], [_segment([call]) for call in chain]
+            for candidate in candidates:
+                if self._same(expected, [*kept, *candidate]):
+                    kept += candidate
+                    break
+            else:
+                name = _segment(chain).name
+                finding.left_alone.append((name, "the model gives another result without it"))
+        return kept
+
+    def _result(self) -> Any:
+        with undisturbed(self.model), torch.no_grad():
+            torch.manual_seed(0)
+            return self.model(*self._sample.args, **self._sample.kwargs)
+
+    def _same(self, expected: Any, segments: Sequence[Segment]) -> bool:
+        for segment in segments:
+            segment.attach()
+        try:
+            torch.testing.assert_close(self._result(), expected)
+        except AssertionError:
+            return False
+        finally:
+            for segment in segments:
+                segment.detach()
+        return True
+
+    def build(
+        self, precision: str, method: str | None, calib_data: Any = None, sample_size: int = 100
+    ) -> None:
+        """Build all segments anew and attach them. Parameters as of the function."""
+        self.release()
+        self.precision = precision
+        self._again = (precision, method, calib_data, sample_size)
+        inputs = self._calibration(calib_data, sample_size) if precision == "int8" else {}
+        for segment in self.segments:
+            self._build(segment, method, inputs.get(segment))
+        self.attach()
+
+    def _build(self, segment: Segment, method: str | None, rows: list | None) -> None:
+        names = _METHODS[self.precision] if method is None else (method,)
+        for name in names:
+            chosen: Method = find_method(name)
+            missing = chosen.missing()
+            if missing and method is not None:
+                chosen.require()
+            if missing:
+                self.notes.append(f"{segment.name}: {name} is not possible, {missing}")
+                continue
+            options = BuildOptions(
+                threads=self._threads or torch.get_num_threads(),
+                calibration=Calibration(data=rows),
+            )
+            try:
+                built = chosen.build(TorchSource(segment.module, (segment.sample,)), options)
+            except UsageError as error:
+                if method is not None:
+                    raise
+                self.notes.append(f"{segment.name}: {name} failed, {one_line(error)}")
+                continue
+            segment.use(name, built)
+            return
+        segment.use("eager", segment.eager)
+
+    def _calibration(self, data: Any, sample_size: int) -> dict[Segment, list[torch.Tensor]]:
+        """What goes into each segment for the first rows of the data."""
+        seen: dict[Segment, list[torch.Tensor]] = {segment: [] for segment in self.segments}
+        handles = [
+            segment.modules[0].register_forward_pre_hook(
+                lambda module, given, rows=rows: rows.append(given[0].detach().clone())
+            )
+            for segment, rows in seen.items()
+        ]
+        rows = 0
+        try:
+            with undisturbed(self.model), torch.no_grad():
+                for batch in batches_of(self.model, data):
+                    self.model(*batch.args, **batch.kwargs)
+                    rows += rows_of(batch)
+                    if rows >= sample_size:
+                        break
+        finally:
+            for handle in handles:
+                handle.remove()
+        if not rows:
+            raise UsageError("The calibration data hold no batch; give at least one")
+        return seen
+
+    def keep_if(self, metric: Callable[[nn.Module], float], tolerance: float) -> None:
+        """Go back to bf16 if a figure of the model has suffered too much."""
+        self.release()
+        plain = float(metric(self.model))
+        self.attach()
+        fast = float(metric(self.model))
+        enough = plain - fast <= tolerance * abs(plain)
+        told = f"metric {plain:.4g} plain, {fast:.4g} in {self.precision}"
+        self.notes.append(f"{told}: {'kept' if enough else 'too much is lost, so bf16 is used'}")
+        if not enough:
+            self.build("bf16", None)
+
+    def attach(self) -> None:
+        """Let the segments run in the model."""
+        for segment in self.segments:
+            segment.attach()
+
+    def release(self) -> None:
+        """Let the model run as written."""
+        for segment in self.segments:
+            segment.detach()
+
+    def refresh(self) -> None:
+        """Find and build everything anew, after weights, modes or ``requires_grad`` changed."""
+        self.release()
+        self.notes.clear()
+        self.segments, self.left_alone = self._find()
+        self.build(*self._again)
+
+    def cached(self, dataset: Dataset, directory: str | os.PathLike, batch_size: int = 32):
+        """The dataset with the outputs of the segment instead of images, computed once.
+
+        The model takes them in place of its input.
+
+        Parameters
+        ----------
+        dataset : Dataset
+            Of pairs of an input of the model and a target; without random transforms.
+        directory : path
+            Where they are kept. They are used again while weights and data are the same.
+        batch_size : int
+            Rows that are computed together.
+
+        Returns
+        -------
+        CachedFeatures
+
+        Raises
+        ------
+        UsageError
+            If samples are drawn at random, or the model does not begin with a single segment
+            whose results have another shape than its inputs.
+        """
+        from bigdl.nano.pytorch.frozen.cache import CachedFeatures
+
+        if not self.segments or not self._starts_at_input:
+            raise UsageError("The model does not begin with a frozen segment:\n" + self.report())
+        if not self.segments[0].takes_features():
+            raise UsageError(
+                "Features can be cached only where their shape differs from an image's, but both "
+                f"are {tuple(self.segments[0].sample.shape[1:])}"
+            )
+        return CachedFeatures(self.segments[0], dataset, directory, batch_size)
+
+    def report(self) -> str:
+        """What runs how, and why the rest does not."""
+        lines = [
+            f"{segment.name}: {segment.method}, relative error {segment.error:.2g}"
+            + (f"; runs as written because {segment.reason}" if segment.reason else "")
+            for segment in self.segments
+        ]
+        lines += [f"{name}: left alone, {reason}" for name, reason in self.left_alone]
+        lines += self.notes
+        return "\n".join(lines or ["The model has no frozen modules."])
+
+    def __enter__(self) -> FrozenPrefix:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.release()
+
+
+def _segment(chain: Sequence[Call]) -> Segment:
+    names, modules = [call.name for call in chain], [call.module for call in chain]
+    return Segment(names, modules, chain[0].input, chain[-1].output)

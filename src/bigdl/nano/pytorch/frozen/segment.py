@@ -1,0 +1,173 @@
+"""Consecutive frozen modules that run as one.
+
+The life of a segment: it is found, then built, then attached, which gives its modules a new
+``forward``; the first of them runs the whole segment and the others pass its result on. In each
+call it asks first whether its modules are still what they were. If not, they run as their author
+wrote them, and ``reason`` says why. ``detach`` takes the new ``forward`` away.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from bigdl.nano.pytorch.frozen.inert import modes_of
+
+__all__ = ["Segment"]
+
+
+class Segment:
+    """Consecutive frozen modules that run as one.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of the modules in the model.
+    modules : sequence of Module
+    sample : Tensor
+        An input of the first of them.
+    output : Tensor
+        What the last of them makes of it.
+
+    Attributes
+    ----------
+    names : tuple of str
+    method : str
+        What it runs by.
+    error : float
+        Relative L2 distance of its result to that of the modules, on the sample.
+    reason : str or None
+        Why the modules ran as written in the last call; None if they did not.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        modules: Sequence[nn.Module],
+        sample: torch.Tensor,
+        output: torch.Tensor,
+    ):
+        self.names = tuple(names)
+        self.modules = tuple(modules)
+        self.sample, self.output = sample.detach(), output.detach()
+        self.method, self.error, self.reason = "eager", 0.0, None
+        self._run: Callable[[torch.Tensor], torch.Tensor] = self.eager
+        self._last = threading.local()
+        self._remember()
+
+    @property
+    def name(self) -> str:
+        """The name of the first module, and of the last if there are more."""
+        return self.names[0] if len(self.names) == 1 else f"{self.names[0]} … {self.names[-1]}"
+
+    @property
+    def module(self) -> nn.Module:
+        """The modules as one."""
+        return self.modules[0] if len(self.modules) == 1 else nn.Sequential(*self.modules)
+
+    def eager(self, x: torch.Tensor) -> torch.Tensor:
+        """The modules as written, without autograd."""
+        with torch.no_grad():
+            for module in self.modules:
+                x = plain_forward(module)(x)
+        return x
+
+    def use(self, method: str, run: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Run by something else from now on, with the weights that the modules have now."""
+        self.method, self._run = method, run
+        self._remember()
+        with torch.no_grad():
+            got = run(self.sample)
+            scale = torch.linalg.vector_norm(self.output)
+            distance = torch.linalg.vector_norm(got - self.output)
+            self.error = float(distance / scale.clamp_min(1e-12))
+
+    def _remember(self) -> None:
+        parameters = [p for module in self.modules for p in module.parameters()]
+        buffers = [b for module in self.modules for b in module.buffers()]
+        self._parameters = parameters
+        self._versions = [(tensor, tensor._version) for tensor in (*parameters, *buffers)]
+        self._modes = modes_of(self.modules)
+
+    def attach(self) -> None:
+        """Give the modules their new ``forward``."""
+        first, *others = self.modules
+        first.forward = _First(self, first)
+        for module in others:
+            module.forward = _Follower(self, module)
+
+    def detach(self) -> None:
+        """Give the modules their own ``forward`` back."""
+        for module in self.modules:
+            if isinstance(module.__dict__.get("forward"), _Replaced):
+                del module.forward
+
+    def why_plain(self, x: torch.Tensor) -> str | None:
+        """Why the modules have to run as written on this input; None if they need not."""
+        if x.requires_grad and torch.is_grad_enabled():
+            return "its input needs a gradient"
+        if x.dtype != self.sample.dtype or x.device != self.sample.device:
+            return f"its input is {x.dtype} on {x.device}"
+        if any(parameter.requires_grad for parameter in self._parameters):
+            return "some of its parameters are trained now"
+        if any(module.training != mode for module, mode in self._modes):
+            return "some of its modules changed between train and eval mode"
+        if any(tensor._version != version for tensor, version in self._versions):
+            return "its weights have changed; call refresh()"
+        return None
+
+    def takes_features(self) -> bool:
+        """Whether its results can be told from its inputs by their shape."""
+        given, made = self.sample.shape[1:], self.output.shape[1:]
+        return len(made) > 0 and (len(given) != len(made) or given[0] != made[0])
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor | None:
+        """The segment's result; None if the modules have to run as written."""
+        self._last.result = None
+        if self.takes_features() and x.shape[1:] == self.output.shape[1:]:
+            self._last.result = x
+            return x
+        self.reason = self.why_plain(x)
+        if self.reason is not None:
+            return None
+        with torch.no_grad():
+            self._last.result = self._run(x)
+        return self._last.result
+
+    def passes(self, x: torch.Tensor) -> bool:
+        """Whether this is the result of the segment, so that a later module has nothing to do."""
+        return x is getattr(self._last, "result", None)
+
+
+class _Replaced:
+    """A module's ``forward``; a pickled or copied module gets its own back."""
+
+    def __init__(self, segment: Segment, module: nn.Module):
+        self.segment, self.module = segment, module
+
+    def __reduce__(self):
+        return plain_forward, (self.module,)
+
+    def __deepcopy__(self, memo):
+        # A module is in the memo before its attributes are copied.
+        return plain_forward(memo[id(self.module)])
+
+
+class _First(_Replaced):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.segment.enter(x)
+        return plain_forward(self.module)(x) if result is None else result
+
+
+class _Follower(_Replaced):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.segment.passes(x) else plain_forward(self.module)(x)
+
+
+def plain_forward(module: nn.Module) -> Callable:
+    """A module's ``forward`` as its class has it."""
+    return types.MethodType(type(module).forward, module)
