@@ -1,0 +1,132 @@
+"""Charts as files: HTML and SVG without any library, PNG and others with matplotlib."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from bigdl.common.errors import MissingExtraError, UsageError
+
+__all__ = ["Scale", "svg", "text", "write_drawing"]
+
+_OWN = (".html", ".htm", ".svg")
+_TICKS = 5
+
+
+def write_drawing(
+    path: Path,
+    title: str,
+    *,
+    as_svg: Callable[[], str],
+    as_text: Callable[[], str],
+    on_figure: Callable[[Any], None],
+) -> None:
+    """Write a chart in the form that the suffix of a path asks for.
+
+    Parameters
+    ----------
+    path : Path
+        ``.svg``, ``.html`` or a suffix of matplotlib's.
+    title : str
+        Of the HTML page.
+    as_svg : callable
+        Gives the chart as SVG.
+    as_text : callable
+        Gives what stands below it on the HTML page.
+    on_figure : callable
+        Draws it on a Figure of matplotlib.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be written, or not in this form.
+    """
+    suffix = path.suffix.lower()
+    try:
+        if suffix not in _OWN:
+            _write_with_matplotlib(path, on_figure)
+            return
+        drawing = as_svg() if suffix == ".svg" else _page(title, as_svg(), as_text())
+        path.write_text(drawing, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"The chart cannot be written to {path}: {error.strerror}") from error
+
+
+def _page(title: str, drawing: str, below: str) -> str:
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{html.escape(title)}</title>"
+        "<style>body{font-family:sans-serif;margin:2em}</style></head>\n"
+        f"<body>\n{drawing}\n<pre>{html.escape(below)}</pre>\n</body></html>\n"
+    )
+
+
+def _write_with_matplotlib(path, draw) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtraError(
+            f"matplotlib, which writes {path.suffix} files, is not installed; run: pip install "
+            "matplotlib, or choose .html or .svg"
+        )
+    # Figures of their own: pyplot's state and backend are the user's.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    draw(figure)
+    try:
+        figure.savefig(path)
+    except ValueError as error:
+        raise UsageError(f"The chart cannot be written to {path}: {error}") from error
+
+
+def svg(width: float, height: float, marks: Iterable[str]) -> str:
+    """Marks as an SVG document of this size, in pixels."""
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+            *marks,
+            "</svg>",
+        ]
+    )
+
+
+def text(content: str, x: float, y: float, anchor: str = "start") -> str:
+    """A text at a place; `anchor` is ``"start"``, ``"middle"`` or ``"end"``."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(content)}</text>'
+
+
+class Scale:
+    """From values to places, with a little room at the ends; 0 is an end of its own.
+
+    Parameters
+    ----------
+    values : sequence of float
+    begin, end : float
+        Places of the ends.
+    log : bool
+    """
+
+    def __init__(self, values, begin: float, end: float, log: bool = False):
+        self._begin, self._end, self._log = begin, end, log
+        low, high = (self._inner(pick(values)) for pick in (min, max))
+        room = 0.05 * (high - low) or abs(high) * 0.05 or 1.0
+        self._low, self._high = (low if low == 0.0 and not log else low - room), high + room
+
+    def __call__(self, value: float) -> float:
+        part = (self._inner(value) - self._low) / (self._high - self._low)
+        return self._begin + part * (self._end - self._begin)
+
+    def ticks(self) -> list[float]:
+        """Values at equal distances."""
+        span = self._high - self._low
+        inner = [self._low + span * number / (_TICKS - 1) for number in range(_TICKS)]
+        return [math.exp(value) if self._log else value for value in inner]
+
+    def _inner(self, value: float) -> float:
+        return math.log(value) if self._log else value
