@@ -1,6 +1,7 @@
 """Seconds of one step of synchronous SGD by the parameter layer, beside other ways to make it.
 
-Two ranks train the same network on the same rows with the same optimizer (SGD with momentum):
+``steps``: two ranks train the same network on the same rows with the same optimizer (SGD with
+momentum):
 
 * ``shuffle K``: the parameter layer's stateless tasks, groups of K steps;
 * ``barrier K``: its barrier stages, groups of K steps;
@@ -8,15 +9,22 @@ Two ranks train the same network on the same rows with the same optimizer (SGD w
 * ``tree``: the same with ``treeReduce``;
 * ``DDP``: torch's DistributedDataParallel in two processes without Spark: what is to be reached.
 
-All sides are asked in turn for one repetition, so that what else the machine does meets all of
-them. The time of a group includes the launch of its job; that of DDP has no launch.
+``groups``: a small network, so that a step is nothing but scheduling, by groups of more and more
+steps, beside the best of all sides that make a job of every step.
 
-    python benchmarks/parameter_layer.py [--sizes 100000 1000000] [--repeats 3] [--json out.json]
+``cnn``: ResNet-18 with 2 and 4 ranks: what is not computing, as a fraction of computing.
+
+All sides of a part are asked in turn for one repetition, so that what else the machine does meets
+all of them. The time of a group includes the launch of its job; that of DDP has no launch.
+
+    python benchmarks/parameter_layer.py [--quick] [--parts steps groups cnn] [--json out.json]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import os
 import statistics
@@ -25,72 +33,150 @@ from pathlib import Path
 
 import numpy as np
 
+PARTS = ("steps", "groups", "cnn")
 RANKS, ROWS, INPUTS = 2, 32, 64
+CNN_ROWS, CNN_SIDE, CNN_CLASSES, CNN_STEPS = 8, 64, 10, 4
+SMALL = 10_000  # parameters of the network of `groups`
+SHM, ROOM = Path("/dev/shm"), 4 << 30  # a file system in memory, and what should be free of it
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000])
-    parser.add_argument("--groups", type=int, nargs="+", default=[1, 5, 20])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions; 4 minutes")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000, 5_000_000])
+    parser.add_argument("--groups", type=int, nargs="+", default=[1, 2, 5, 10, 20, 50])
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10, help="of a repetition without groups")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there, too")
     options = parser.parse_args()
-    from bigdl.orca import init_orca_context, stop_orca_context
-
-    init_orca_context("local", cores=2, memory="2g")
-    try:
-        found = {size: measure(size, options) for size in options.sizes}
-    finally:
-        stop_orca_context()
-    report(found)
+    if options.quick:
+        options.sizes, options.groups = [100_000, 5_000_000], [1, 10, 50]
+        options.repeats, options.steps = 2, 5
+    found: dict[str, dict] = {}
+    if {"steps", "groups"} & set(options.parts):
+        with context(RANKS):
+            if "steps" in options.parts:
+                found["steps"] = {size: steps(size, options) for size in options.sizes}
+            if "groups" in options.parts:
+                found["groups"] = groups(options)
+    if "cnn" in options.parts:
+        found["cnn"] = {}
+        for ranks in (2, 4):
+            with context(ranks):
+                found["cnn"][ranks] = cnn(ranks, options)
+    for part, figures in found.items():
+        REPORTS[part](figures)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
 
 
-def measure(size: int, options) -> dict[str, list[float]]:
+@contextlib.contextmanager
+def context(cores: int):
+    """Local Spark with the settings that the documentation of the parameter layer recommends."""
+    from bigdl.orca import init_orca_context, stop_orca_context
+
+    conf = {"spark.shuffle.compress": "false"}
+    with contextlib.suppress(OSError):
+        free = os.statvfs(SHM)
+        if free.f_bavail * free.f_frsize > ROOM:
+            conf["spark.local.dir"] = str(SHM)
+    init_orca_context("local", cores=cores, memory="3g", conf=conf)
+    try:
+        yield
+    finally:
+        stop_orca_context()
+
+
+def steps(size: int, options) -> dict[str, list[float]]:
     """Seconds per step of every side, in all repetitions."""
     width = max(1, (size - 1) // (INPUTS + 2))
-    sides = {f"shuffle {k}": layer("shuffle", width, k) for k in options.groups}
-    sides |= {f"barrier {k}": layer("barrier", width, k) for k in options.groups if k > 1}
-    sides["driver"] = by_driver(width, options.steps, tree=False)
-    sides["tree"] = by_driver(width, options.steps, tree=True)
+    sides = {}
+    for k in (1, 10):
+        sides[f"shuffle {k}"] = layer("shuffle", functools.partial(Dense, width), k)
+        sides[f"barrier {k}"] = layer("barrier", functools.partial(Dense, width), k)
+    sides |= baselines(width, options.steps)
     sides["DDP"] = lambda: by_ddp(width, options.steps)
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for repeat in range(options.repeats + 1):  # the first one warms up
+    return measured(sides, options.repeats)
+
+
+def groups(options) -> dict[str, list[float]]:
+    """Seconds per step of groups of several sizes."""
+    width = SMALL // (INPUTS + 2)
+    sides = {
+        f"{transport} {k}": layer(transport, functools.partial(Dense, width), k)
+        for k in options.groups
+        for transport in ("shuffle", "barrier")
+    }
+    return measured(sides | baselines(width, options.steps), options.repeats)
+
+
+def cnn(ranks: int, options) -> dict[str, list[list[float]]]:
+    """Seconds per step that both transports compute and take."""
+    sides = {
+        f"{transport} {k}": layer(transport, Convolutional, k, ranks, phases=True)
+        for transport, k in (("shuffle", 1), ("shuffle", CNN_STEPS), ("barrier", CNN_STEPS))
+    }
+    return measured(sides, options.repeats)
+
+
+def measured(sides: dict, repeats: int) -> dict[str, list]:
+    found: dict[str, list] = {name: [] for name in sides}
+    for repeat in range(repeats + 1):  # the first one warms up
         for name, side in sides.items():
-            found = side()
+            value = side()
             if repeat:
-                seconds[name].append(found)
-    return seconds
+                found[name].append(value)
+    return found
 
 
-# -- the network ----------------------------------------------------------------------------------
+# -- the networks ---------------------------------------------------------------------------------
 
 
-def network(width: int):
-    import torch
+class Dense:
+    """A network whose computation costs next to nothing, beside the rows of a rank."""
 
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Linear(INPUTS, width), torch.nn.Tanh(), torch.nn.Linear(width, 1)
-    )
+    def __init__(self, width: int, rank: int = 0):
+        import torch
+
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(INPUTS, width), torch.nn.Tanh(), torch.nn.Linear(width, 1)
+        )
+        generator = torch.Generator().manual_seed(rank)
+        self.batch = [torch.randn(ROWS, n, generator=generator) for n in (INPUTS, 1)]
+        self.loss = torch.nn.functional.mse_loss
 
 
-def rows(rank: int):
-    import torch
+class Convolutional:
+    """ResNet-18 (He et al. 2015) and some images."""
 
-    generator = torch.Generator().manual_seed(rank)
-    return torch.randn(ROWS, INPUTS, generator=generator), torch.randn(ROWS, 1, generator=generator)
+    def __init__(self, rank: int = 0):
+        import torch
+
+        from bigdl.nano.pytorch.vision.models import resnet18
+
+        torch.manual_seed(0)
+        trunk = resnet18()
+        shape = (CNN_ROWS, 3, CNN_SIDE, CNN_SIDE)
+        features = trunk(torch.zeros(shape)).flatten(1).shape[1]
+        self.model = torch.nn.Sequential(
+            trunk, torch.nn.Flatten(), torch.nn.Linear(features, CNN_CLASSES)
+        )
+        generator = torch.Generator().manual_seed(rank)
+        labels = torch.randint(0, CNN_CLASSES, (CNN_ROWS,), generator=generator)
+        self.batch = [torch.randn(shape, generator=generator), labels]
+        self.loss = torch.nn.functional.cross_entropy
 
 
-def gradient(model, batch, vector: np.ndarray) -> np.ndarray:
+def gradient(network, vector: np.ndarray) -> np.ndarray:
     """The flat gradient at flat weights."""
     import torch
 
+    model = network.model
     torch.nn.utils.vector_to_parameters(torch.from_numpy(np.array(vector)), model.parameters())
     model.zero_grad()
-    torch.nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
+    network.loss(model(network.batch[0]), network.batch[1]).backward()
     return torch.cat([p.grad.reshape(-1) for p in model.parameters()]).numpy()
 
 
@@ -99,7 +185,7 @@ _kept: dict = {}  # of a Python worker: the network and its rows
 
 def own(width: int, rank: int):
     if (width, rank) not in _kept:
-        _kept[width, rank] = network(width), rows(rank)
+        _kept[width, rank] = Dense(width, rank)
     return _kept[width, rank]
 
 
@@ -107,10 +193,10 @@ def own(width: int, rank: int):
 
 
 class Replica:
-    """The network in a rank of the parameter layer."""
+    """A network in a rank of the parameter layer."""
 
-    def __init__(self, rank, shards, width):
-        self._model, self._batch = network(width), rows(rank)
+    def __init__(self, rank, shards, make):
+        self._network = make(rank=rank)
 
     def describe(self):
         return {"rows": ROWS}
@@ -118,13 +204,14 @@ class Replica:
     def compute(self, step, weights, buffers):
         from bigdl.orca.sync.parameter_layer.rank import Contribution
 
-        return Contribution(gradient(self._model, self._batch, weights), float(ROWS), ROWS)
+        return Contribution(gradient(self._network, weights), float(ROWS), ROWS)
 
 
-def layer(transport: str, width: int, group: int):
-    """A training by the parameter layer that is under way; calling it runs one group."""
-    import functools
+def layer(transport: str, make, group: int, ranks: int = RANKS, *, phases: bool = False):
+    """A training by the parameter layer that is under way; calling it runs one group.
 
+    It returns the seconds per step, with `phases` also those of computing.
+    """
     import torch
 
     from bigdl.orca.cluster.spark import SparkCluster
@@ -136,15 +223,15 @@ def layer(transport: str, width: int, group: int):
     from bigdl.orca.sync.parameter_layer.shuffle import ShuffleTransport
     from bigdl.orca.sync.parameter_layer.state import RankState
 
-    parameters = list(network(width).parameters())
+    parameters = list(make().model.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
     hyper = ({k: v for k, v in optimizer.param_groups[0].items() if k != "params"},)
     sizes = tuple(p.numel() for p in parameters)
-    plan = LayerPlan(sizes, (0,) * len(sizes), torch.optim.SGD, RANKS)
-    feed = FeedGroup({"data": as_feed((np.zeros(RANKS), np.zeros(RANKS)))})
-    program = functools.partial(Replica, width=width)
+    plan = LayerPlan(sizes, (0,) * len(sizes), torch.optim.SGD, ranks)
+    feed = FeedGroup({"data": as_feed((np.zeros(ranks), np.zeros(ranks)))})
+    program = functools.partial(Replica, make=make)
     if transport == "barrier":
-        carrier = BarrierTransport(SparkEngine(), plan, program, feed)
+        carrier = BarrierTransport(SparkEngine(), plan, program, feed, threads=1)
     else:
         carrier = ShuffleTransport(SparkCluster.from_active(), plan, program, feed)
     carrier.rows()
@@ -157,12 +244,23 @@ def layer(transport: str, width: int, group: int):
     )
     steps = [Step(0, number, hyper) for number in range(group)]
 
-    def run() -> float:
+    def run():
         started = time.perf_counter()
-        carrier.run(steps)
-        return (time.perf_counter() - started) / group
+        records = carrier.run(steps)
+        seconds = (time.perf_counter() - started) / group
+        if not phases:
+            return seconds
+        computing = [source["compute_s"] for each in records[0] for source in each["sources"]]
+        return [statistics.mean(computing), seconds]
 
     return run
+
+
+def baselines(width: int, steps: int) -> dict:
+    return {
+        "driver": by_driver(width, steps, tree=False),
+        "tree": by_driver(width, steps, tree=True),
+    }
 
 
 def by_driver(width: int, steps: int, *, tree: bool):
@@ -172,7 +270,7 @@ def by_driver(width: int, steps: int, *, tree: bool):
     from bigdl.orca.cluster.spark import SparkCluster
 
     sc = SparkCluster.from_active().sc
-    vector = torch.nn.utils.parameters_to_vector(network(width).parameters()).detach()
+    vector = torch.nn.utils.parameters_to_vector(Dense(width).model.parameters()).detach()
     optimizer = torch.optim.SGD([vector], lr=0.01, momentum=0.9)
     data = sc.parallelize(range(RANKS), RANKS)
 
@@ -182,7 +280,7 @@ def by_driver(width: int, steps: int, *, tree: bool):
         def work(rank, items):
             for _ in items:
                 pass
-            yield gradient(*own(width, rank), shipped.value)
+            yield gradient(own(width, rank), shipped.value)
 
         found = data.mapPartitionsWithIndex(work)
         total = found.treeReduce(np.add) if tree else np.add.reduce(found.collect())
@@ -215,15 +313,15 @@ def train_ddp(rank: int, width: int, steps: int, place: str) -> float:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=RANKS)
-    model = torch.nn.parallel.DistributedDataParallel(network(width))
+    network = Dense(width, rank)
+    model = torch.nn.parallel.DistributedDataParallel(network.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    inputs, targets = rows(rank)
     for number in range(steps + 3):
         if number == 3:
             dist.barrier()
             started = time.perf_counter()
         optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        network.loss(model(network.batch[0]), network.batch[1]).backward()
         optimizer.step()
     dist.barrier()
     seconds = (time.perf_counter() - started) / steps
@@ -231,14 +329,49 @@ def train_ddp(rank: int, width: int, steps: int, place: str) -> float:
     return seconds
 
 
-def report(found: dict[int, dict[str, list[float]]]) -> None:
+# -- reports --------------------------------------------------------------------------------------
+
+
+def report_steps(found: dict[int, dict[str, list[float]]]) -> None:
     print("| parameters | side | ms per step, median (range) | driver to side |\n|---|---|---|---|")
     for size, sides in found.items():
         baseline = statistics.median(sides["driver"])
         for name, times in sides.items():
-            median = statistics.median(times)
-            spread = f"{median * 1e3:.1f} ({min(times) * 1e3:.1f}–{max(times) * 1e3:.1f})"
-            print(f"| {size / 1e6:g} M | {name} | {spread} | {baseline / median:.2f} |")
+            ratio = baseline / statistics.median(times)
+            print(f"| {size / 1e6:g} M | {name} | {spread(times)} | {ratio:.2f} |")
+    print()
+
+
+def report_groups(sides: dict[str, list[float]]) -> None:
+    singles = {name: times for name, times in sides.items() if name.split()[-1] in ("1", name)}
+    best = min(singles, key=lambda name: statistics.median(singles[name]))
+    baseline = statistics.median(sides[best])
+    print(f"| side | ms per step, median (range) | {best} to side |\n|---|---|---|")
+    for name, times in sides.items():
+        print(f"| {name} | {spread(times)} | {baseline / statistics.median(times):.2f} |")
+    print()
+
+
+def report_cnn(found: dict[int, dict[str, list[list[float]]]]) -> None:
+    print(
+        "| workers | side | computing, ms | everything else, ms | everything else to computing |\n"
+        "|---|---|---|---|---|"
+    )
+    for ranks, sides in found.items():
+        for name, times in sides.items():
+            computing = [own for own, _ in times]
+            others = [whole - own for own, whole in times]
+            ratio = statistics.median(o / c for o, c in zip(others, computing, strict=True))
+            print(f"| {ranks} | {name} | {spread(computing)} | {spread(others)} | {ratio:.2f} |")
+    print()
+
+
+def spread(times: list[float]) -> str:
+    median = statistics.median(times)
+    return f"{median * 1e3:.1f} ({min(times) * 1e3:.1f}–{max(times) * 1e3:.1f})"
+
+
+REPORTS = {"steps": report_steps, "groups": report_groups, "cnn": report_cnn}
 
 
 if __name__ == "__main__":

@@ -55,11 +55,12 @@ class Given:
 
 
 def whole(make, ranks, steps, rows=None, clip=None):
-    """One process that sums in the order of the ranks."""
+    """One process that sums in the order of the ranks; `rows` is a list or a function of a step."""
     values = parameters()
     optimizer = make(values)
-    rows = rows or [1] * ranks
+    rows_of = rows if callable(rows) else (lambda number, same=rows or [1] * ranks: same)
     for number in range(steps):
+        rows = rows_of(number)
         vector = np.concatenate([p.detach().numpy().reshape(-1) for p in values])
         total = None
         for rank in range(ranks):
@@ -155,13 +156,13 @@ def steps_of(first, last, make=adam):
     return [Step(0, number, hyper) for number in range(first, last)]
 
 
-def trained(transport, ranks, group, steps, program=OnRows, feed=None, **options):
-    plan = plan_of(ranks, **options)
+def trained(transport, ranks, group, steps, program=OnRows, feed=None, make=adam, **options):
+    plan = plan_of(ranks, make, **options)
     with opened(transport, plan, program, feed) as layer:
         assert sum(known["rows"] for known in layer.rows()) == ROWS
         layer.start(states_of(plan))
         records = []
         for first in range(0, steps, group):
-            records += layer.run(steps_of(first, min(first + group, steps)))[0]
+            records += layer.run(steps_of(first, min(first + group, steps), make))[0]
         states = layer.states()
     return np.concatenate([s.weights for s in states]), states, records, plan

@@ -1,13 +1,19 @@
 """The parameter layer loses an executor."""
 
 import functools
+import logging
+import time
 
 import numpy as np
 import pytest
+import torch
+from alone import largest_difference
 from slices import ROWS, KilledOnce, adam, trained, whole
 
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.group import FeedGroup
+from bigdl.orca.learn.pytorch import Estimator
+from bigdl.orca.learn.pytorch.callbacks import Callback
 
 
 @pytest.mark.fault
@@ -21,3 +27,89 @@ def test_rows_and_state_of_a_killed_executor_come_back_by_lineage(local_cluster,
     assert np.array_equal(weights, whole(adam, 2, 20)[0])
     seen = [sorted(source["seen"]) for source in records[-1]["sources"]]
     assert sorted(row for own in seen for row in own) == list(range(ROWS))
+
+
+# -- executors that come and go -------------------------------------------------------------------
+
+
+class Shrink(Callback):
+    """Gives one of the two executors back after the first epoch, and takes one after the third."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+
+    def after_train_epoch(self, runner):
+        if runner.epochs == 0:
+            self.cluster.give_back()
+        elif runner.epochs == 2:
+            self.cluster.take()
+
+
+class Executors:
+    """The executors of the application, as Spark's own dynamic allocation would change them."""
+
+    def __init__(self, spark):
+        self.sc = spark.sparkContext._jsc.sc()
+        self.spark = spark
+
+    def give_back(self):
+        ids = self.sc.schedulerBackend().getExecutorIds()
+        assert self.sc.killExecutor(ids.apply(0))
+        self._await(1)
+
+    def take(self):
+        if self.count() < 2:
+            assert self.sc.requestExecutors(1)
+        self._await(2)
+
+    def count(self):
+        return self.sc.schedulerBackend().getExecutorIds().size()
+
+    def _await(self, count):
+        end = time.monotonic() + 120
+        while self.count() != count:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def executors(local_cluster):
+    found = Executors(local_cluster)
+    yield found
+    found.take()
+
+
+def small(config):
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+    )
+
+
+def adam_of(model, config):
+    return torch.optim.Adam(model.parameters(), lr=0.05)
+
+
+def fitted(**fit):
+    x = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
+    est = Estimator.from_torch(
+        model=small, optimizer=adam_of, loss=torch.nn.MSELoss(), workers_per_node=1, backend="bigdl"
+    )
+    est.fit((x, x.sum(axis=1)), epochs=4, batch_size=8, seed=3, group_size=5, **fit)
+    return est.get_state_dict()
+
+
+@pytest.mark.fault
+def test_fewer_executors_own_fewer_slices_and_the_result_is_the_same(executors, caplog):
+    expected = fitted()
+    with caplog.at_level(logging.INFO, "bigdl.orca"):
+        found = fitted(min_workers=1, callbacks=[Shrink(executors)])
+    said = [r.getMessage() for r in caplog.records if "cut in" in r.getMessage()]
+    assert said == [
+        "The weights are cut in 1 slices instead of 2",
+        "The weights are cut in 2 slices instead of 1",
+    ]
+    assert largest_difference(found["models"][0], expected["models"][0]) == 0
+    moments, others = (s["optimizers"][0]["state"] for s in (found, expected))
+    for number, state in others.items():
+        assert torch.equal(moments[number]["exp_avg_sq"], state["exp_avg_sq"])

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, WorkerLost
 
 __all__ = ["Decision", "FailurePolicy"]
 
@@ -74,3 +74,21 @@ class FailurePolicy:
         if count > self.max_failures:
             return Decision(False, f"{count} losses{within} are more than {self.max_failures}")
         return Decision(True, f"loss {count} of {self.max_failures}{within}")
+
+    def forgive(self, error: WorkerLost) -> str:
+        """Record a loss, and raise it if it is one too many.
+
+        Returns
+        -------
+        str
+            Why the work may go on, for a message.
+
+        Raises
+        ------
+        WorkerLost
+            What was lost, and why that is not forgiven.
+        """
+        decision = self.decide()
+        if not decision.retry:
+            raise WorkerLost(f"{error} ({decision.reason})") from None
+        return decision.reason

@@ -34,6 +34,23 @@ class Goal:
             return position.global_step >= self.steps
         return position.epoch >= (self.epochs or 0)
 
+    def last_epoch(self, position: Position, batches: int, accumulate: int = 1) -> int:
+        """The epoch that ends the run, where an epoch has so many batches.
+
+        Parameters
+        ----------
+        position : Position
+            Where the run stands.
+        batches : int
+        accumulate : int
+            Batches of one step.
+        """
+        if self.steps is None:
+            return self.epochs or 0
+        left = self.steps - position.global_step
+        begun = -(-position.step // accumulate) if position.partial is None else 0
+        return position.counted + -(-(left + begun) // -(-batches // accumulate))
+
     @property
     def key(self) -> str:
         end = f"epoch {self.epochs}" if self.steps is None else f"step {self.steps}"

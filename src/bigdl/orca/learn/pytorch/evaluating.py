@@ -34,7 +34,5 @@ def run_evaluation(job, weights: bytes, metric_names, policy: FailurePolicy) -> 
                 nothing = {"num_samples": 0, "val_loss": None, **dict.fromkeys(metric_names)}
                 return {"figures": nothing, "workers": [nothing], "profile": {}}
             except WorkerLost as error:
-                decision = policy.decide()
-                if not decision.retry:
-                    raise WorkerLost(f"{error} ({decision.reason})") from None
-                logger.warning("%s; evaluating again (%s)", error, decision.reason)
+                reason = policy.forgive(error)
+                logger.warning("%s; evaluating again (%s)", error, reason)

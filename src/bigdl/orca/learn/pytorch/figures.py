@@ -6,7 +6,17 @@ from bigdl.common.errors import UsageError
 
 __all__ = ["as_returned", "epoch_as_returned", "figure_of", "score_of", "validation_names"]
 
-_PLAIN = ("epoch", "profile", "batch_count", "num_samples", "val_num_samples", "val_loss")
+_PLAIN = (
+    "epoch",
+    "profile",
+    "batch_count",
+    "num_samples",
+    "val_num_samples",
+    "val_loss",
+    "dropped_contributions",
+    "dropped_rows",
+    "discarded_steps",
+)
 _DROPPED = ("workers", "global_step", "profile")
 
 

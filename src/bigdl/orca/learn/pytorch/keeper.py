@@ -4,57 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from bigdl.common.errors import UsageError
 from bigdl.orca.learn.background import BackgroundWriter
 from bigdl.orca.learn.checkpoint import CheckpointDirectory, Snapshot
 from bigdl.orca.learn.position import Position
+from bigdl.orca.learn.pytorch.batches import Batches
 from bigdl.orca.learn.pytorch.buffers import Buffers
 from bigdl.orca.learn.pytorch.parts import Built
 from bigdl.orca.learn.pytorch.state import capture_rng, dumps, load_into, loads, restore_rng
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.learn.pytorch.sums import EpochSums
 
-__all__ = ["Batches", "StateKeeper"]
-
-
-@dataclass(frozen=True)
-class Batches:
-    """What the batches of a run depend on.
-
-    Attributes
-    ----------
-    rows, fingerprint : sequence of int
-        Of every worker's shard.
-    windows : sequence of int
-        Rows of every worker that are shuffled at a time; 0 for all of them.
-    """
-
-    seed: int
-    batch_size: int
-    rows: Sequence[int]
-    fingerprint: Sequence[int]
-    shuffle: bool
-    drop_last: bool
-    windows: Sequence[int] = ()
-
-    def check(self, manifest: dict, rank: int) -> None:
-        """In the middle of an epoch the batches must be those of the run that was interrupted."""
-        for key in ("batch_size", "seed", "shuffle", "drop_last", "rows"):
-            own = getattr(self, key)
-            if manifest[key] != own:
-                raise UsageError(
-                    f"The checkpoint was taken in the middle of an epoch with {key}="
-                    f"{manifest[key]}, now it is {own}; go on with the same data, seed, "
-                    "batch_size and number of workers, or from a checkpoint of an epoch's end"
-                )
-        if manifest["fingerprint"] != self.fingerprint and rank == 0:
-            print(
-                "The rows or their order differ from those of the interrupted run, so the result "
-                "will not equal that of an uninterrupted one",
-                flush=True,
-            )
+__all__ = ["StateKeeper"]
 
 
 class StateKeeper:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from bigdl.orca.learn.pytorch.sums import EpochSums
 
-__all__ = ["LayerFigures"]
+__all__ = ["PHASES", "LayerFigures"]
 
-_PHASES = (
+PHASES = (
     "get_weights_s",
     "compute_s",
     "put_gradient_s",
@@ -26,15 +26,27 @@ class LayerFigures:
     ranks : int
     weighted, sums : bool
         See :class:`~bigdl.orca.learn.pytorch.iteration.Iteration`.
+
+    Attributes
+    ----------
+    of_ranks : list of EpochSums
+    dropped : dict of str to int
+        What stragglers cost: contributions and rows that were left out, discarded steps.
+    rows : list of list of float
+        Of the last group: loss, counted and rows of each step.
+    phases : dict of str to float
+        Of the last group: mean seconds per step of the phases and of the whole step.
     """
 
     def __init__(self, ranks: int, *, weighted: bool, sums: bool):
         self._weighted, self._is_sum = weighted, sums
         self.of_ranks = [EpochSums() for _ in range(ranks)]
-        self._phases = dict.fromkeys(_PHASES, 0.0)
+        self._phases = dict.fromkeys(PHASES, 0.0)
         self._steps = self._wall = 0.0
         self._bytes = 0
-        self.rows: list[list[float]] = []  # of the last group: loss, counted and rows of each step
+        self.dropped = {"dropped_contributions": 0, "dropped_rows": 0, "discarded_steps": 0}
+        self.rows: list[list[float]] = []
+        self.phases: dict[str, float] = {}
 
     def add(self, records: Sequence[Sequence[dict]], seconds: float) -> None:
         """Add a group of steps.
@@ -48,15 +60,20 @@ class LayerFigures:
         """
         self._wall += seconds
         self.rows = []
+        before, count = dict(self._phases), len(records[0])
         for step in zip(*records, strict=True):
             self._steps += 1
             sources = step[0]["sources"]
-            self.rows.append(self._add_step(sources, seconds / len(records[0])))
-            ranks = len(sources)
-            for phase in _PHASES:
+            self.rows.append(self._add_step(sources, seconds / count))
+            for phase in PHASES:
                 holders = step if phase in step[0] else sources
-                self._phases[phase] += sum(each[phase] for each in holders) / ranks
+                self._phases[phase] += sum(each[phase] for each in holders) / len(holders)
             self._bytes += sum(source["bytes"] for source in sources)
+            late = [source["dropped"] for source in sources if "dropped" in source]
+            self.dropped["dropped_contributions"] += len(late)
+            self.dropped["dropped_rows"] += sum(late)
+        self.phases = {name: (self._phases[name] - before[name]) / count for name in PHASES}
+        self.phases["step_s"] = seconds / count
 
     def _add_step(self, sources, seconds):
         total = sum(source["counted"] for source in sources)

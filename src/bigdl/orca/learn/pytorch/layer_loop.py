@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
-from bigdl.common.errors import UsageError, WorkerLost
-from bigdl.orca.data.feeds.batches import BatchPlan
+from bigdl.common.errors import WorkerLost
+from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.learn.checkpoint import CheckpointDirectory, Snapshot
 from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.position import Position
+from bigdl.orca.learn.pytorch.batches import planned
 from bigdl.orca.learn.pytorch.figures import score_of, validation_names
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
-from bigdl.orca.learn.pytorch.keeper import Batches
+from bigdl.orca.learn.pytorch.group_phases import GroupPhases
 from bigdl.orca.learn.pytorch.layer_figures import LayerFigures
 from bigdl.orca.learn.pytorch.layer_model import LayerModel
 from bigdl.orca.learn.pytorch.layer_options import LayerOptions
@@ -24,6 +26,7 @@ from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.learn.pytorch.sums import EpochSums
 from bigdl.orca.learn.trigger import TriggerState
 from bigdl.orca.sync.parameter_layer.rank import LayerPlan, Step
+from bigdl.orca.sync.parameter_layer.stragglers import StragglerLimit
 from bigdl.orca.sync.parameter_layer.transport import Transport
 
 __all__ = ["LayerLoop"]
@@ -40,6 +43,7 @@ class LayerLoop(Runner):
     plan : LayerPlan
     transport : Transport
     options : LayerOptions
+    cluster : SparkCluster
     settings : FitSettings
     config : dict
     start : Snapshot, optional
@@ -55,6 +59,7 @@ class LayerLoop(Runner):
         plan: LayerPlan,
         transport: Transport,
         options: LayerOptions,
+        cluster: SparkCluster,
         settings: FitSettings,
         config: dict,
         start: Snapshot | None,
@@ -66,7 +71,8 @@ class LayerLoop(Runner):
         place = SimpleNamespace(rank=0, world_size=plan.ranks)
         super().__init__(place, config, settings.callbacks)
         self._layer, self._layer_plan, self._transport = model, plan, transport
-        self._options, self.settings, self._validate = options, settings, validate
+        self._options, self._cluster = options, cluster
+        self.settings, self._validate = settings, validate
         self._policy, self._on_progress = policy, on_progress
         built = model.built
         self.model, self.optimizer = built.model, built.optimizer
@@ -76,11 +82,14 @@ class LayerLoop(Runner):
         if settings.run_url is not None:
             self._directory = CheckpointDirectory(settings.run_url, settings.keep)
         self._summary = StepSummary() if settings.summary else None
+        self._phases = GroupPhases() if settings.summary else None
+        self._limit = StragglerLimit(options.stragglers)
         self._figures = self._no_figures()
         self._open_rows()
         self._is_current = True  # whether the driver's model is that of the ranks
         self._latest = self._begin(start)
-        self.first_epoch, self.num_epochs = settings.goal.first, self._last_epoch()
+        self.first_epoch = settings.goal.first
+        self.num_epochs = settings.goal.last_epoch(self.position, self._plan.steps)
 
     # -- the fit -------------------------------------------------------------------------------
 
@@ -112,6 +121,8 @@ class LayerLoop(Runner):
         if entry is None:  # it was stopped before the first step
             return
         entry = {"epoch": position.epoch + 1, "global_step": position.global_step, **entry}
+        if self._options.stragglers is not None:
+            entry |= self._figures.dropped
         if self._validate is not None:
             self._run_validation(entry)
         self.epoch_stats, self.epoch_is_whole = entry, is_whole
@@ -161,20 +172,16 @@ class LayerLoop(Runner):
 
     def _group(self) -> bool:
         """A group of steps; returns whether a checkpoint is due after it."""
+        if self._options.min_workers is not None:
+            self._fit_slices_to_slots()
         steps, is_due = self._next_steps()
         started = time.perf_counter()
         self._is_current = False
-        while True:
-            try:
-                records = self._transport.run(steps)
-                break
-            except WorkerLost as error:
-                if not self._transport.keeps_state:
-                    raise
-                self._forgive(error)
-                logger.warning("%s; the group of %d steps is run again", error, len(steps))
+        records = self._run(steps)
         seconds = time.perf_counter() - started
         self._figures.add(records, seconds)
+        for sources in (record["sources"] for record in records[0]):
+            self._limit.add(sources)
         if self._summary is not None:
             self._summarize(steps, seconds)
         position = self.position
@@ -189,6 +196,46 @@ class LayerLoop(Runner):
         )
         return is_due
 
+    def _run(self, steps: list[Step]) -> list[list[dict]]:
+        """Run steps until all of them are made; returns their records.
+
+        A step that was discarded is made again, with those after it, and waits for everybody then:
+        so no step is discarded twice.
+        """
+        found: list[list[dict]] = [[] for _ in range(self._layer_plan.owners)]
+        while steps:
+            records = self._attempt(steps)
+            made = sum(not record["is_void"] for record in records[0])
+            for all_of_owner, own in zip(found, records, strict=True):
+                all_of_owner += own[:made]
+            steps = steps[made:]
+            if steps:
+                logger.info("Step %d is discarded: too many were late", steps[0].number)
+                self._figures.dropped["discarded_steps"] += 1
+                steps = [replace(steps[0], limit=None), *steps[1:]]
+        return found
+
+    def _attempt(self, steps):
+        while True:
+            try:
+                return self._transport.run(steps)
+            except WorkerLost as error:
+                if not self._transport.keeps_state:
+                    raise
+                self._policy.forgive(error)
+                logger.warning("%s; the group of %d steps is run again", error, len(steps))
+
+    def _fit_slices_to_slots(self) -> None:
+        """Cut the weights in as many slices as tasks can run at once."""
+        plan, fewest = self._layer_plan, self._options.min_workers
+        slices = min(plan.ranks, max(fewest, self._cluster.slots()))
+        if slices == plan.owners:
+            return
+        logger.info("The weights are cut in %d slices instead of %d", slices, plan.owners)
+        self._pull()
+        self._layer_plan = replace(plan, slices=slices)
+        self._transport.recut(self._layer.states(self._layer_plan))
+
     def _next_steps(self) -> tuple[list[Step], bool]:
         """The steps up to the end of the group, the epoch or the fit, or up to a checkpoint.
 
@@ -199,7 +246,8 @@ class LayerLoop(Runner):
         steps: list[Step] = []
         while len(steps) < self._options.group_size:
             ranges = [self._plan.batch(position.step, rank)[:2] for rank in range(ranks)]
-            steps.append(Step(position.epoch, position.step, self._layer.hyper(), tuple(ranges)))
+            hyper, limit = self._layer.hyper(), self._limit.seconds
+            steps.append(Step(position.epoch, position.step, hyper, tuple(ranges), limit))
             position.step += 1
             position.global_step += 1
             self._layer.pass_step()
@@ -221,39 +269,14 @@ class LayerLoop(Runner):
             throughput = rows * len(steps) / seconds
             rate = float(step.hyper[0]["lr"])
             self._summary.rows.append([float(number), mean, rate, throughput, time.time()])
+        self._phases.add(self.position.global_step, self._figures.phases)
 
     # -- rows ----------------------------------------------------------------------------------
 
     def _open_rows(self):
-        settings, known = self.settings, self._transport.rows()
-        rows = [each["rows"] for each in known]
-        if not sum(rows):
-            raise UsageError("The training data has no rows")
-        drop_last = settings.drop_last or any(each["drop_last"] for each in known)
-        self._plan = BatchPlan(rows, settings.batch_size, drop_last)
-        if not self._plan.steps:
-            raise UsageError(
-                f"drop_last leaves no batch: the data has {sum(rows)} rows and batch_size is "
-                f"{settings.batch_size}"
-            )
-        self._batches = Batches(
-            seed=settings.seed,
-            batch_size=settings.batch_size,
-            rows=rows,
-            fingerprint=[each["fingerprint"] for each in known],
-            shuffle=settings.shuffle,
-            drop_last=drop_last,
-            windows=[each["window"] for each in known],
-        )
+        known = self._transport.rows()
+        self._plan, self._batches = planned(self.settings, known)
         self._inputs = next((each["inputs"] for each in known if each["inputs"]), None)
-
-    def _last_epoch(self) -> int:
-        goal, position = self.settings.goal, self.position
-        if goal.steps is None:
-            return goal.epochs
-        left = goal.steps - position.global_step
-        begun = position.step if position.partial is None else 0
-        return position.counted + -(-(left + begun) // self._plan.steps)
 
     def _no_figures(self):
         weighted, sums = self.settings.weighted, self._layer.sums
@@ -269,9 +292,11 @@ class LayerLoop(Runner):
         if self.position.step and not self.position.partial:
             self._batches.check(manifest, 0)
             self._figures.of_ranks = [EpochSums(**values) for values in manifest["sums"]]
-        summary = None if snapshot is None else snapshot.files.get("summary.pt")
-        if self._summary is not None and summary is not None:
-            self._summary.put(loads(summary))
+            self._figures.dropped.update(manifest.get("dropped", {}))
+        files = {} if snapshot is None else snapshot.files
+        for kept, name in ((self._summary, "summary.pt"), (self._phases, "phases.pt")):
+            if kept is not None and name in files:
+                kept.put(loads(files[name]))
         states = self._layer.states(self._layer_plan, self._layer.residuals(snapshot))
         self._transport.start(states)
         self._is_current = True
@@ -296,20 +321,17 @@ class LayerLoop(Runner):
         if position.step:
             manifest["sums"] = [own.to_json() for own in self._figures.of_ranks]
             manifest["rows_since_merge"] = [0] * self.size
+            manifest["dropped"] = dict(self._figures.dropped)
         files = self._layer.files(states)
         if self._summary is not None:
             files["summary.pt"] = dumps(self._summary.take())
+            files["phases.pt"] = dumps(self._phases.take())
         return Snapshot(manifest, files)
-
-    def _forgive(self, error: WorkerLost) -> None:
-        decision = self._policy.decide()
-        if not decision.retry:
-            raise WorkerLost(f"{error} ({decision.reason})") from None
 
     def _go_back(self, error: WorkerLost) -> None:
         """Start again from the newest state that is known."""
         while True:
-            self._forgive(error)
+            self._policy.forgive(error)
             where = self._latest.position
             logger.warning("%s; going on from %s", error, where)
             try:

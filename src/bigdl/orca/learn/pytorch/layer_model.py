@@ -16,6 +16,7 @@ from bigdl.common.errors import require
 from bigdl.orca.learn.checkpoint import Snapshot
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
+from bigdl.orca.learn.pytorch.layer_options import LayerOptions
 from bigdl.orca.learn.pytorch.layer_replica import trained_parameters
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.state import dumps, isolated_rng, load_into, loads
@@ -62,7 +63,7 @@ class LayerModel:
             self.built.model, self.built.criterion, weighted=settings.weighted, columns=columns
         ).sums
 
-    def plan(self, ranks: int, compression: str, clipping) -> LayerPlan:
+    def plan(self, ranks: int, options: LayerOptions, clipping) -> LayerPlan:
         """The plan of a training of this model."""
         optimizer = self.built.optimizer
         clamp = None if clipping.minimum is None else (clipping.minimum, clipping.maximum)
@@ -71,10 +72,11 @@ class LayerModel:
             groups_of(optimizer),
             type(optimizer),
             ranks,
-            compression,
+            options.compression,
             self.sums,
             clamp,
             clipping.norm,
+            max_drop=1.0 if options.stragglers is None else options.stragglers.max_drop_percentage,
         )
 
     def hyper(self) -> tuple[dict, ...]:
@@ -101,13 +103,13 @@ class LayerModel:
             for number, buffer in enumerate(self._buffers)
             if buffer.numpy().tobytes() != self._initial[number].tobytes()
         }
-        if residuals is None or len(residuals) != plan.ranks:
-            residuals = [None] * plan.ranks
+        if residuals is None or len(residuals) != plan.owners:
+            residuals = [None] * plan.owners
         return [
             RankState(
                 vector[low:high].copy(),
                 cut_state(state, geometry, rank),
-                {n: b for n, b in buffers.items() if n % plan.ranks == rank},
+                {n: b for n, b in buffers.items() if n % plan.owners == rank},
                 None if residuals[rank] is None else residuals[rank].numpy(),
             )
             for rank, (low, high) in enumerate(geometry.bounds)

@@ -10,6 +10,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.sync.parameter_layer.codec import codec_for
+from bigdl.orca.sync.parameter_layer.stragglers import DropStragglers
 
 __all__ = ["LayerOptions", "check_callbacks", "layer_options"]
 
@@ -33,12 +34,29 @@ class LayerOptions:
     sampling : str
         ``"exact"``: every row once per epoch. ``"window"``: a batch is a run of consecutive rows
         of the epoch's order from a random place on, as in BigDL 2.x.
+    stragglers : DropStragglers or None
+        When contributions that come late are left out.
+    min_workers : int or None
+        With fewer slots than workers there are fewer slices of the weights, but at least so many;
+        None leaves their number as it is.
     """
 
     transport: str = "shuffle"
     group_size: int = 10
     compression: str = "fp32"
     sampling: str = "exact"
+    stragglers: DropStragglers | None = None
+    min_workers: int | None = None
+
+    def check(self, ranks: int) -> None:
+        """Refuse what does not go with so many workers."""
+        if self.stragglers is not None:
+            self.stragglers.check(ranks)
+        if self.min_workers is not None and self.min_workers > ranks:
+            raise UsageError(
+                f"min_workers should be at most the number of workers, {ranks}, got "
+                f"{self.min_workers}"
+            )
 
 
 def layer_options(backend: str, given: dict[str, Any]) -> LayerOptions | None:
@@ -60,7 +78,26 @@ def layer_options(backend: str, given: dict[str, Any]) -> LayerOptions | None:
     compression = given.get("compression", "fp32")
     codec_for(compression)
     size = check_positive("group_size", given.get("group_size", _GROUPS[transport]))
-    return LayerOptions(transport, size, compression, sampling)
+    stragglers = given.get("drop_stragglers")
+    if stragglers is not None:
+        stragglers = DropStragglers.of(stragglers)
+    fewest = given.get("min_workers")
+    if fewest is not None:
+        _check_elastic(check_positive("min_workers", fewest), transport, compression)
+    return LayerOptions(transport, size, compression, sampling, stragglers, fewest)
+
+
+def _check_elastic(fewest: int, transport: str, compression: str) -> None:
+    if transport != "shuffle":
+        raise UsageError(
+            f"min_workers={fewest} goes with transport='shuffle'; the workers of transport="
+            f"{transport!r} must all run at once"
+        )
+    if codec_for(compression).feedback:
+        raise UsageError(
+            f"min_workers={fewest} does not go with compression={compression!r}, where every "
+            "worker keeps what rounding took; use compression='bf16'"
+        )
 
 
 def check_callbacks(callbacks: Sequence[Any], accumulate: int) -> None:

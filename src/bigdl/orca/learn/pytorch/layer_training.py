@@ -49,7 +49,8 @@ class LayerTraining(Training):
         model = LayerModel(parts, settings, start)
         engine = open_job.engine
         ranks = engine.num_workers
-        plan = model.plan(ranks, options.compression, settings.clipping)
+        options.check(ranks)
+        plan = model.plan(ranks, options, settings.clipping)
         of_ranks = replace(settings, callbacks=(), metrics=(), trigger=None)
         replicas = ReplicaProgram(parts, of_ranks, model.start, ranks, options.sampling)
         feeds = dict(open_job.feed.feeds)
@@ -69,6 +70,7 @@ class LayerTraining(Training):
                 plan,
                 transport,
                 options,
+                engine.cluster,
                 settings,
                 parts.config,
                 start,
@@ -122,8 +124,6 @@ def _validate_by(job, policy):
             except NoRows:
                 raise UsageError("The validation data has no rows") from None
             except WorkerLost as error:
-                decision = policy.decide()
-                if not decision.retry:
-                    raise WorkerLost(f"{error} ({decision.reason})") from None
+                policy.forgive(error)
 
     return validate

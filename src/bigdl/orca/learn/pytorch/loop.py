@@ -15,10 +15,10 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
-from bigdl.orca.data.feeds.batches import BatchPlan
 from bigdl.orca.learn.background import BackgroundWriter
 from bigdl.orca.learn.checkpoint import CheckpointDirectory
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
+from bigdl.orca.learn.pytorch.batches import Batches, planned
 from bigdl.orca.learn.pytorch.buffers import Buffers
 from bigdl.orca.learn.pytorch.data import open_batches, shuffle_memory
 from bigdl.orca.learn.pytorch.device import device_of, move, precision_of
@@ -27,7 +27,7 @@ from bigdl.orca.learn.pytorch.figures import score_of, validation_names
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
 from bigdl.orca.learn.pytorch.gradients import Update, may_be_sparse
 from bigdl.orca.learn.pytorch.iteration import Iteration
-from bigdl.orca.learn.pytorch.keeper import Batches, StateKeeper
+from bigdl.orca.learn.pytorch.keeper import StateKeeper
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.runner import BatchesOfWorker
 from bigdl.orca.learn.pytorch.state import seed_everything
@@ -103,7 +103,10 @@ class TorchLoop(Iteration):
             writer=writer,
         )
         self.position, self._sums = self._keeper.restore()
-        self.first_epoch, self.num_epochs = settings.goal.first, self._last_epoch()
+        self.first_epoch = settings.goal.first
+        self.num_epochs = settings.goal.last_epoch(
+            self.position, self._plan.steps, settings.accumulate
+        )
         local = settings.batch_size // self.size
         self.train_loader = BatchesOfWorker(self._data, local)
         if self._validation is not None:
@@ -208,6 +211,7 @@ class TorchLoop(Iteration):
             "rows": self._data.rows,
             "fingerprint": self._data.fingerprint,
             "validation": 1 if self._validation is None else self._validation.rows,
+            "drop_last": bool(self._data.drop_last),
             "window": self._data.window(shuffle_memory(self.config, self.worker.threads)),
             "types": None if self._data.inputs is None else [self._data.inputs, self._data.targets],
             "uneven": counts_unevenly(self.criterion)
@@ -217,28 +221,10 @@ class TorchLoop(Iteration):
             ),
         }
         everyone = self._exchange(own)
-        rows = [e["rows"] for e in everyone]
-        if not sum(rows):
-            raise UsageError("The training data has no rows")
+        self._plan, batches = planned(settings, everyone)
         if not sum(e["validation"] for e in everyone):
             raise UsageError("The validation data has no rows")
-        drop_last = settings.drop_last or self._data.drop_last
-        self._plan = BatchPlan(rows, settings.batch_size, drop_last)
-        if not self._plan.steps:
-            raise UsageError(
-                f"drop_last leaves no batch: the data has {sum(rows)} rows and batch_size is "
-                f"{settings.batch_size}"
-            )
         self._is_uneven = any(e["uneven"] for e in everyone)
-        batches = Batches(
-            seed=settings.seed,
-            batch_size=settings.batch_size,
-            rows=rows,
-            fingerprint=[e["fingerprint"] for e in everyone],
-            shuffle=settings.shuffle,
-            drop_last=drop_last,
-            windows=[e["window"] for e in everyone],
-        )
         inputs, targets = next((e["types"] for e in everyone if e["types"]), (None, None))
         if self._validation is not None:
             self._validation.take_types(inputs, targets, self._data)
@@ -266,14 +252,6 @@ class TorchLoop(Iteration):
             self._keeper.windows[self.rank],
             lambda: (plan.batch(step, self.rank)[:2] for step in steps),
         )
-
-    def _last_epoch(self) -> int:
-        goal, position = self.settings.goal, self.position
-        if goal.steps is None:
-            return goal.epochs
-        left, batches = goal.steps - position.global_step, self.settings.accumulate
-        begun = -(-position.step // batches) if position.partial is None else 0
-        return position.counted + -(-(left + begun) // -(-self._plan.steps // batches))
 
     # -- checkpoints ---------------------------------------------------------------------------
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from dataclasses import replace
+from pathlib import Path
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.gradients import Clipping
+from bigdl.orca.learn.pytorch.group_phases import PHASE_TAGS, draw_phases, phase_summary
 from bigdl.orca.learn.pytorch.model_files import ModelFiles
 from bigdl.orca.learn.pytorch.state import loads
 from bigdl.orca.learn.pytorch.summaries import (
@@ -75,8 +78,9 @@ class EstimatorOptions(ModelFiles):
         Parameters
         ----------
         tag : str, optional
-            ``"Loss"``, ``"LearningRate"`` or ``"Throughput"`` (samples per second). None gives all
-            of them in a dict.
+            ``"Loss"``, ``"LearningRate"`` or ``"Throughput"`` (samples per second). With
+            ``backend="bigdl"`` also ``"Phases/compute_s"`` and other phases of the parameter layer:
+            mean seconds per step, for each group of steps. None gives all of them in a dict.
 
         Returns
         -------
@@ -85,9 +89,13 @@ class EstimatorOptions(ModelFiles):
         """
         if self._events is None:
             raise UsageError("Steps are not recorded; call set_tensorboard before fit")
-        rows = self._recorded()
+        groups = self._recorded("phases.pt")
+        if tag in PHASE_TAGS and groups:
+            return phase_summary(groups, tag)
+        rows = self._recorded("summary.pt")
         if tag is None:
-            return {tag: train_summary(rows, tag) for tag in TRAIN_TAGS}
+            found = {tag: train_summary(rows, tag) for tag in TRAIN_TAGS}
+            return found | {tag: phase_summary(groups, tag) for tag in PHASE_TAGS if groups}
         return train_summary(rows, tag)
 
     def get_validation_summary(self, tag: str | None = None):
@@ -105,9 +113,30 @@ class EstimatorOptions(ModelFiles):
         """
         return validation_summary(self._training.position.history, tag)
 
-    def _recorded(self) -> list[list[float]]:
+    def plot_phases(self, path: str | os.PathLike) -> None:
+        """Draw what the groups of the parameter layer spent their time on.
+
+        Parameters
+        ----------
+        path : str or path
+            ``.html`` or ``.svg``, or what matplotlib writes, e.g. ``.png``, if it is installed.
+
+        Raises
+        ------
+        UsageError
+            Without a fit of ``backend="bigdl"`` after :meth:`set_tensorboard`, or if the file
+            cannot be written.
+        """
+        groups = self._recorded("phases.pt")
+        if not groups:
+            raise UsageError(
+                "There are no phases to draw; call set_tensorboard, then fit with backend='bigdl'"
+            )
+        draw_phases(groups, Path(path))
+
+    def _recorded(self, name: str) -> list[list[float]]:
         snapshot = self._training.snapshot
-        data = None if snapshot is None else snapshot.files.get("summary.pt")
+        data = None if snapshot is None else snapshot.files.get(name)
         return [] if data is None else loads(data).tolist()
 
     def _write_events(self) -> None:

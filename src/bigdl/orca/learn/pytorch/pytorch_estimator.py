@@ -88,13 +88,16 @@ class PyTorchEstimator(EstimatorOptions):
         group_size: int | None = None,
         compression: str | None = None,
         sampling: str | None = None,
+        drop_stragglers: dict | None = None,
+        min_workers: int | None = None,
         **old,
     ) -> list:
         """Train the model; another call goes on where this one ended.
 
         Parameters
         ----------
-        data : Spark DataFrame, SparkXShards, str, arrays, pandas DataFrame or DataLoader
+        data : Spark DataFrame, SparkXShards, str, arrays, pandas DataFrame or DataLoader; with \
+Ray also RayXShards or a ray.data.Dataset
             A str (or a list) is the path of Parquet files, which the workers read themselves.
             Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards
             unless they are pandas frames. A torch Dataset or a function
@@ -150,6 +153,13 @@ class PyTorchEstimator(EstimatorOptions):
         sampling : str, optional
             Of ``backend="bigdl"``: ``"exact"`` (default) sees every row once per epoch,
             ``"window"`` draws runs of consecutive rows at random, as BigDL 2.x did.
+        drop_stragglers : dict or DropStragglers, optional
+            Of ``backend="bigdl"``: leave contributions out that come too late; see
+            :class:`~bigdl.orca.sync.parameter_layer.stragglers.DropStragglers` for its keys. The
+            result then depends on the speed of the workers. Default: wait for everybody.
+        min_workers : int, optional
+            Of ``backend="bigdl"`` by shuffle: while fewer tasks than workers can run at once, cut
+            the weights in fewer slices, but at least so many. The result does not depend on it.
         **old
             Keywords of BigDL 2.0, such as ``info``.
 
@@ -159,7 +169,8 @@ class PyTorchEstimator(EstimatorOptions):
             Per epoch: ``epoch``, ``batch_count``, ``num_samples``, ``train_loss``,
             ``last_train_loss`` and, with validation, ``val_loss``, ``val_num_samples`` and
             ``val_<metric>`` (a tensor). With ``backend="bigdl"`` a `profile` also has the phases of
-            a step.
+            a step, and `drop_stragglers` adds ``dropped_contributions``, ``dropped_rows`` and
+            ``discarded_steps``.
 
         Raises
         ------
@@ -183,6 +194,8 @@ class PyTorchEstimator(EstimatorOptions):
                 "group_size": group_size,
                 "compression": compression,
                 "sampling": sampling,
+                "drop_stragglers": drop_stragglers,
+                "min_workers": min_workers,
             },
         )
         callbacks = as_callbacks(callbacks)
@@ -360,7 +373,8 @@ class PyTorchEstimator(EstimatorOptions):
 
         Parameters
         ----------
-        data : Spark DataFrame, SparkXShards, str, pandas DataFrame or arrays
+        data : Spark DataFrame, SparkXShards, str, pandas DataFrame or arrays; with Ray also \
+RayXShards or a ray.data.Dataset
             Arrays are an ndarray, or a tuple or dict of them; a str is a path of Parquet files.
             Of one dict, array or tuple the result is the predictions alone.
         batch_size : int
@@ -388,7 +402,7 @@ class PyTorchEstimator(EstimatorOptions):
             dropped), a dense vector for several, nested arrays for more dimensions; several
             outputs without `output_cols` as an array of vectors.
         """
-        from bigdl.orca.cluster.spark import SparkCluster
+        from bigdl.orca.learn.pytorch.backends import cluster_of
         from bigdl.orca.learn.pytorch.predict_shards import opened, predict_any
         from bigdl.orca.learn.pytorch.shipping import Shipped
 
@@ -402,7 +416,7 @@ class PyTorchEstimator(EstimatorOptions):
             parts = predicting_parts(parts, *as_callbacks(callbacks))
         feature_cols = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
         output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
-        cluster = SparkCluster.from_active()
+        cluster = cluster_of(self._backend, data)
         weights = self._training.weights(self._parts)
         data = opened(data, cluster)
         snapshot = self._training.snapshot
@@ -413,7 +427,9 @@ class PyTorchEstimator(EstimatorOptions):
                 accelerate, data, weights, feature_cols, batch_size, inputs, cluster
             )
         if shipped is None:
-            shipped = Shipped.of(parts, weights, cluster.sc, self._precision, self._shipped)
+            shipped = Shipped.of(
+                parts, weights, cluster.broadcaster, self._precision, self._shipped
+            )
             self._shipped = shipped
         return predict_any(
             data,
@@ -445,24 +461,28 @@ class PyTorchEstimator(EstimatorOptions):
             precision=self._precision,
             batch_size=batch_size,
             threads=threads_of_task(cluster),
-            sc=cluster.sc,
+            sc=cluster.broadcaster,
             previous=self._shipped_fast,
         )
         self._shipped_fast = shipped
         return shipped, sample.leaves
 
     def shutdown(self, force: bool = False) -> None:
-        """Let go of what prediction has broadcast; frames that were predicted stay valid."""
+        """Let go of what prediction has broadcast; frames that were predicted stay valid.
+
+        The workers of Ray that wait for programs end, too.
+        """
+        from bigdl.orca.learn.pytorch.backends import end_workers
+
         self._shipped = self._shipped_fast = None
+        end_workers(self._backend)
 
     # -- helpers -------------------------------------------------------------------------------
 
-    def _engine(self):
-        from bigdl.orca.engine.spark import SparkEngine
+    def _engine(self, min_workers=None):
+        from bigdl.orca.learn.pytorch.backends import engine_of
 
-        return SparkEngine(
-            workers_per_node=self._workers_per_node, log_to_driver=self._log_to_driver
-        )
+        return engine_of(self._backend, self._workers_per_node, self._log_to_driver, min_workers)
 
 
 _FIT = tuple(inspect.signature(PyTorchEstimator.fit).parameters)

@@ -209,11 +209,9 @@ class Training:
                         if self._run is not None:
                             found = self._run.latest()
                             latest = found[1] if found else latest
-                        decision = policy.decide()
-                        if not decision.retry:
-                            raise WorkerLost(f"{error} ({decision.reason})") from None
+                        reason = policy.forgive(error)
                         where = Position() if latest is None else latest.position
-                        logger.warning("%s; going on from %s (%s)", error, where, decision.reason)
+                        logger.warning("%s; going on from %s (%s)", error, where, reason)
         finally:
             bar.close()
         name = results[0]["checkpoint"]

@@ -114,7 +114,7 @@ class GroupProgram:
         ranks, own = self.plan.ranks, worker.rank
         kept = arrays[ranks + own].view(np.float32) if len(arrays) > ranks else None
         state = RankState.unpack(arrays[own], kept)
-        state.records = []
+        state.begin_group()
         replica = self._replica(worker)
         rank = Rank(self.plan, own)
         # from the driver, not from a worker

@@ -14,11 +14,19 @@ from collections.abc import Callable
 __all__ = ["Pairs", "key"]
 
 _KEY = struct.Struct(">q")
+_LINE = 33  # py4j gives Java a Long, and no Integer, only for what does not fit in 32 bits
 
 
-def key(number: int) -> bytes:
-    """The key of a partition, as a task yields it before a value."""
-    return _KEY.pack(number)
+def key(partition: int, line: int = 0) -> bytes:
+    """The key of a partition, as a task yields it before a value.
+
+    Parameters
+    ----------
+    partition : int
+    line : int
+        Pairs on lines of their own can be picked by :meth:`Pairs.on_lines`.
+    """
+    return _KEY.pack((line << _LINE) + partition)
 
 
 def _same(number):
@@ -38,6 +46,9 @@ class Pairs:
         self.sc, self.partitions = sc, partitions
         # the second argument tells partitioners apart: equal ones make no second shuffle
         self._partitioner = sc._jvm.PythonPartitioner(partitions, id(_same))
+        # Java's own copies large arrays once more than Kryo does
+        kryo = sc._jvm.org.apache.spark.serializer.KryoSerializer
+        self._serializer = kryo(sc._jsc.sc().conf())
 
     def tokens(self):
         """Pairs (n, b""): a place to begin with."""
@@ -52,7 +63,9 @@ class Pairs:
 
     def shuffled(self, rdd, task: Callable):
         """What ``task(index, items)`` yields, each value in the partition of its key."""
-        return self._paired(rdd, task, keep=False).partitionBy(self._partitioner)
+        pairs = self._paired(rdd, task, keep=False).partitionBy(self._partitioner)
+        pairs.rdd().setSerializer(self._serializer)
+        return pairs
 
     def mapped(self, pairs, task: Callable):
         """What ``task(index, values)`` yields, all of it in the partition that it runs for."""
@@ -64,6 +77,10 @@ class Pairs:
         from pyspark.serializers import NoOpSerializer
 
         return RDD(self.sc._jvm.PythonRDD.valueOfPair(pairs), self.sc, NoOpSerializer())
+
+    def on_lines(self, pairs, first: int, last: int):
+        """Those whose keys are on some lines, all from 1 on; Python has no part in it."""
+        return pairs.filterByRange(first << _LINE, ((last + 1) << _LINE) - 1)
 
     def beside(self, pairs, others):
         """Both in one: partition n holds those of n of both, where the first ones are cached."""

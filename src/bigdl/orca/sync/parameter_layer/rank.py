@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ import numpy as np
 
 from bigdl.orca.sync.parameter_layer.buffers import merged
 from bigdl.orca.sync.parameter_layer.codec import codec_for
-from bigdl.orca.sync.parameter_layer.geometry import Geometry
+from bigdl.orca.sync.parameter_layer.deadline import within
+from bigdl.orca.sync.parameter_layer.geometry import Geometry, Segment
 from bigdl.orca.sync.parameter_layer.messages import pack, unpack
 from bigdl.orca.sync.parameter_layer.optimizers import SliceOptimizer
 from bigdl.orca.sync.parameter_layer.state import RankState
@@ -34,12 +36,22 @@ class Step:
         worked out before a group of steps begins, so they are exact within it.
     ranges : tuple of (int, int)
         For every rank, the rows of the batch: positions in the rank's order of the epoch.
+    limit : float, optional
+        Seconds after which nobody waits for the contribution of a rank any more.
     """
 
     epoch: int
     number: int
     hyper: tuple[dict, ...]
     ranges: tuple[tuple[int, int], ...] = ()
+    limit: float | None = None
+
+    def rows(self, rank: int) -> int:
+        """How many rows of the batch a rank has; 0 where that is not known."""
+        if not self.ranges:
+            return 0
+        start, stop = self.ranges[rank]
+        return stop - start
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,7 @@ class LayerPlan:
         The parameter group of each.
     optimizer : type
     ranks : int
+        Parts of the rows, each of which contributes to every step.
     compression : str
         Name of a codec.
     sums : bool
@@ -62,6 +75,11 @@ class LayerPlan:
         Every element of the gradient is brought into this range.
     norm : float, optional
         The whole gradient is scaled down to this L2 norm, after that.
+    slices : int, optional
+        Slices of the weights, owned by the first so many ranks; default one for each rank. What is
+        computed does not depend on it.
+    max_drop : float
+        If more than this share of the contributions to a step is late, the step is discarded.
     """
 
     sizes: tuple[int, ...]
@@ -72,10 +90,17 @@ class LayerPlan:
     sums: bool = False
     clamp: tuple[float, float] | None = None
     norm: float | None = None
+    slices: int | None = None
+    max_drop: float = 1.0
+
+    @property
+    def owners(self) -> int:
+        """How many slices there are."""
+        return self.ranks if self.slices is None else self.slices
 
     @property
     def geometry(self) -> Geometry:
-        return Geometry(self.sizes, self.ranks)
+        return Geometry(self.sizes, self.owners)
 
     @property
     def needs_norms(self) -> bool:
@@ -142,22 +167,25 @@ class Sum:
     buffers : dict of int to ndarray
         Merged.
     record : dict
+    is_void : bool
+        Whether the step is not made: it is discarded, or one before it in the group was.
     """
 
     gradient: np.ndarray
     absent: list[int]
     buffers: dict[int, np.ndarray]
     record: dict[str, Any]
+    is_void: bool = False
 
     def pack(self) -> bytes:
-        doc = [self.absent, list(self.buffers), self.record]
+        doc = [self.absent, list(self.buffers), self.record, self.is_void]
         return pack(doc, [self.gradient, *self.buffers.values()])
 
     @classmethod
     def unpack(cls, data) -> Sum:
-        (absent, numbers, record), arrays = unpack(data)
+        (absent, numbers, record, is_void), arrays = unpack(data)
         buffers = dict(zip(numbers, arrays[1:], strict=True))
-        return cls(arrays[0].copy(), absent, buffers, record)
+        return cls(arrays[0].copy(), absent, buffers, record, is_void)
 
 
 class Rank:
@@ -167,19 +195,34 @@ class Rank:
     ----------
     plan : LayerPlan
     rank : int
+        One that owns no slice only computes gradients.
     """
 
     def __init__(self, plan: LayerPlan, rank: int):
         self._plan, self.rank = plan, rank
         self._geometry = plan.geometry
-        self._segments = self._geometry.segments(rank)
         self._codec = codec_for(plan.compression)
         self._weights_codec = codec_for(self._codec.weights)
+
+    @functools.cached_property
+    def _segments(self) -> list[Segment]:
+        return self._geometry.segments(self.rank)
 
     def weights(self, state: RankState) -> bytes:
         """The own slice of the weights and buffers, for all ranks."""
         encoded = self._weights_codec.encode(state.weights)
-        return pack(list(state.buffers), [encoded, *state.buffers.values()])
+        doc = [list(state.buffers), state.is_halted]
+        return pack(doc, [encoded, *state.buffers.values()])
+
+    @property
+    def sends_exact_weights(self) -> bool:
+        """Whether nothing is lost of the weights that :meth:`weights` gives."""
+        return self._codec.weights == "fp32"
+
+    def own_weights(self, data) -> np.ndarray:
+        """The own slice from what :meth:`weights` gave."""
+        _, (encoded, *_) = unpack(data)
+        return self._weights_codec.decode(encoded).copy()
 
     def gradients(
         self,
@@ -193,24 +236,31 @@ class Rank:
         Parameters
         ----------
         weights : sequence of bytes
-            What :meth:`weights` gave on every rank.
+            What :meth:`weights` gave on every owner.
         residual : ndarray, optional
             Of the state.
 
         Returns
         -------
         list of bytes, ndarray or None
-            A piece for every rank, and the new residual.
+            A piece for every owner, and the new residual.
         """
         started = time.perf_counter()
         vector = np.empty(self._geometry.total, np.float32)
         buffers: dict[int, np.ndarray] = {}
         for (low, high), data in zip(self._geometry.bounds, weights, strict=True):
-            numbers, (encoded, *arrays) = unpack(data)
+            (numbers, is_halted), (encoded, *arrays) = unpack(data)
             vector[low:high] = self._weights_codec.decode(encoded)
             buffers.update(zip(numbers, arrays, strict=True))
         got = time.perf_counter()
-        found = replica.compute(step, vector, buffers)
+        is_late, found = False, Contribution(record={"loss": 0.0, "counted": 0.0})
+        if not is_halted:
+            made = within(step.limit, lambda: replica.compute(step, vector, buffers))
+            is_late = made is None
+            if is_late:
+                found.record["dropped"] = step.rows(self.rank)
+            else:
+                found = made
         computed = time.perf_counter()
         encoded, residual = self._encoded(found.gradient, residual)
         record = {
@@ -223,8 +273,10 @@ class Rank:
         }
         pieces = []
         for owner, data in enumerate(encoded):
-            own = {i: b for i, b in found.buffers.items() if i % self._plan.ranks == owner}
+            own = {i: b for i, b in found.buffers.items() if i % self._plan.owners == owner}
             doc = {
+                "halted": is_halted,
+                "late": is_late,
                 "counted": found.counted,
                 "rows": found.rows,
                 "absent": list(found.absent),
@@ -253,6 +305,9 @@ class Rank:
         started = time.perf_counter()
         found = [unpack(data) for data in pieces]
         present = [(doc, arrays) for doc, arrays in found if doc["counted"]]
+        is_void = self._is_void([doc for doc, _ in found], len(present))
+        if is_void:
+            present = []
         total = sum(doc["counted"] for doc, _ in present)
         low, high = self._geometry.bounds[self.rank]
         gradient = None
@@ -268,15 +323,23 @@ class Rank:
         buffers = merged(
             [
                 (doc["rows"], dict(zip(doc["buffers"], arrays[1:], strict=True)))
-                for doc, arrays in found
+                for doc, arrays in ([] if is_void else found)
             ]
         )
         if self._plan.clamp is not None:
             np.clip(gradient, *self._plan.clamp, out=gradient)
-        record: dict[str, Any] = {"aggregate_s": time.perf_counter() - started}
+        late = [source for source, (doc, _) in enumerate(found) if doc["late"]]
+        record: dict[str, Any] = {"late": late, "aggregate_s": time.perf_counter() - started}
         if self.rank == 0:
             record["sources"] = [doc["record"] for doc, _ in found]
-        return Sum(gradient, sorted(absent), buffers, record)
+            record["is_void"] = is_void
+        return Sum(gradient, sorted(absent), buffers, record, is_void)
+
+    def _is_void(self, docs, present: int) -> bool:
+        """Whether too few have contributed for the step to be made; alike on all owners."""
+        late = sum(doc["late"] for doc in docs)
+        too_few = present < (present + late) * (1 - self._plan.max_drop)
+        return docs[0]["halted"] or bool(late and (too_few or not present))
 
     def statistics(self, found: Sum, state: RankState) -> bytes:
         """Sums of squares of the own slice, for all ranks."""
@@ -305,9 +368,17 @@ class Rank:
         state : RankState
             It is changed.
         statistics : sequence of bytes, optional
-            What :meth:`statistics` gave on every rank, if the plan needs it.
+            What :meth:`statistics` gave on every owner, if the plan needs it.
         """
         started = time.perf_counter()
+        if found.is_void:
+            state.is_halted = True
+        else:
+            self._make_update(step, found, state, statistics)
+        found.record["compute_weight_s"] = time.perf_counter() - started
+        state.records.append(found.record)
+
+    def _make_update(self, step, found, state, statistics):
         norms, plan = None, self._plan
         if statistics is not None:
             squares = np.frombuffer(statistics[0], np.float64).copy()
@@ -327,8 +398,6 @@ class Rank:
         optimizer.step(found.gradient, set(found.absent), norms)
         state.optimizer = optimizer.state()
         state.buffers.update(found.buffers)
-        found.record["compute_weight_s"] = time.perf_counter() - started
-        state.records.append(found.record)
 
 
 def _squares(values) -> float:

@@ -10,8 +10,10 @@ then the shuffles of the group are removed.
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.engine.causes import job_error, user_error
-from bigdl.orca.engine.spark_job import job_number
+from bigdl.orca.engine.program import job_number
 from bigdl.orca.engine.stage import SparkCall
 from bigdl.orca.sync.parameter_layer.frames import Inbox, frames_of
 from bigdl.orca.sync.parameter_layer.messages import unpack
@@ -28,7 +30,12 @@ from bigdl.orca.sync.parameter_layer.pairs import Pairs, key
 from bigdl.orca.sync.parameter_layer.rank import LayerPlan
 from bigdl.orca.sync.parameter_layer.rows import Rows
 from bigdl.orca.sync.parameter_layer.state import RankState
-from bigdl.orca.sync.parameter_layer.tasks import AWAY, Tasks
+from bigdl.orca.sync.parameter_layer.tasks import (
+    AWAY,
+    FOR_GRADIENTS,
+    FOR_UPDATE,
+    Tasks,
+)
 from bigdl.orca.sync.parameter_layer.transport import Transport
 
 __all__ = ["ShuffleTransport"]
@@ -43,7 +50,7 @@ class ShuffleTransport(Transport):
     ----------
     cluster : SparkCluster
     plan : LayerPlan
-        There may be more ranks than the cluster runs tasks at once.
+        There may be more ranks than the cluster runs tasks at once, and fewer slices than ranks.
     program : callable
         ``program(rank, shards)`` gives the rank's :class:`~.rank.Replica`; shipped by value.
     feed : FeedGroup
@@ -87,17 +94,22 @@ class ShuffleTransport(Transport):
         return self._known
 
     def start(self, states):
+        if self._state is not None:  # again: what was lost may be the rows
+            self._call(self._rows.renew)
+        self.recut(states)
+
+    def recut(self, states):
         def begin():
-            if self._state is not None:  # again: what was lost may be the rows
+            if self._state is not None:
                 self._pairs.drop_for_good(self._state)
-                self._rows.renew()
-            packed = [_packed(state) for state in states]
+            self._cut(len(states))
+            packed = dict(enumerate(map(_packed, states)))
             shipped = self._sc.broadcast(packed)
 
             def give(index, items):
                 for _ in items:
                     pass
-                for kind, data in shipped.value[index]:
+                for kind, data in shipped.value.get(index, ()):
                     for frame in frames_of(kind, index, data):
                         yield key(index)
                         yield frame
@@ -108,6 +120,11 @@ class ShuffleTransport(Transport):
             shipped.unpersist()
 
         self._call(begin)
+
+    def _cut(self, slices):
+        """Have so many owners of slices from now on."""
+        self._plan = replace(self._plan, slices=slices)
+        self._tasks = replace(self._tasks, plan=self._plan)
 
     def run(self, steps):
         found = self._call(lambda: self._group(steps))
@@ -121,19 +138,24 @@ class ShuffleTransport(Transport):
             shuffles.append(pairs.shuffled(pairs.values(source), task))
             return shuffles[-1]
 
-        weights = shuffled(self._state, tasks.begin())
+        def with_state(found, update):
+            return pairs.beside(found, pairs.on_lines(update, *FOR_UPDATE))
+
+        update = shuffled(self._state, tasks.begin())
         for number, step in enumerate(steps, 1):
-            sums = shuffled(pairs.beside(self._rows.handles, weights), tasks.gradients(step))
+            weights = pairs.on_lines(update, *FOR_GRADIENTS)
+            found = shuffled(pairs.beside(self._rows.handles, weights), tasks.gradients(step))
             if self._plan.needs_statistics:
-                sums = shuffled(sums, tasks.reduce())
+                found = shuffled(with_state(found, update), tasks.reduce())
+            found = with_state(found, update)
             if number < len(steps):
-                weights = shuffled(sums, tasks.update(step, last=False))
-        state = pairs.mapped(sums, tasks.update(steps[-1], last=True))
+                update = shuffled(found, tasks.update(step, last=False))
+        state = pairs.mapped(found, tasks.update(steps[-1], last=True))
         before = self._state
         self._take(state)
         found = None
         try:
-            found = pairs.values(state).mapPartitionsWithIndex(_records).collect()
+            found = _agreed(pairs.values(state).mapPartitionsWithIndex(_records).collect())
         finally:
             if found is None or any(doc["error"] for doc in found):
                 self._state = before
@@ -154,7 +176,7 @@ class ShuffleTransport(Transport):
     def states(self):
         def collect():
             inbox = Inbox(self._pairs.values(self._state).collect())
-            residuals = inbox.messages(b"R") or [None] * self._plan.ranks
+            residuals = inbox.messages(b"R") or [None] * self._plan.owners
             return [
                 RankState.unpack(data, _residual(residual))
                 for data, residual in zip(inbox.messages(b"S"), residuals, strict=True)
@@ -195,6 +217,18 @@ def _raise_first(found) -> None:
             raise user_error(doc["error"])
 
 
+def _agreed(found):
+    """The answers of the owners, if the same contributions came late for all of them.
+
+    A contribution that Spark has computed again, since its executor was lost, may be late once and
+    in time once; then some owners have added it and others have not.
+    """
+    late = {json.dumps([r["late"] for r in doc["records"]]) for doc in found if not doc["error"]}
+    if len(late) > 1:
+        raise WorkerLost("An executor was lost while a contribution was late")
+    return found
+
+
 def _descriptions(index, frames):
     """What a replica said of its rows, or what went wrong."""
     inbox = Inbox(frames)
@@ -221,8 +255,8 @@ def _records(index, frames):
     """What the driver wants to know of a group: times, or what went wrong."""
     inbox = Inbox(frames)
     errors: Sequence = inbox.messages(b"E")
+    state = inbox.message(b"S")
     if errors:
         yield {"rank": index, "error": unpack(errors[0])[0], "records": []}
-    else:
-        doc = unpack(inbox.message(b"S"))[0]
-        yield {"rank": index, "error": None, "records": doc["records"]}
+    elif state is not None:
+        yield {"rank": index, "error": None, "records": unpack(state)[0]["records"]}

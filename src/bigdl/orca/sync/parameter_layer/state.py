@@ -27,6 +27,8 @@ class RankState:
         What encoding has taken from this rank's gradients, of all parameters.
     records : list of dict
         Times of the steps of this group, and on rank 0 what every rank had to say of its batch.
+    is_halted : bool
+        Whether a step of this group was discarded: those after it are not made.
     """
 
     weights: np.ndarray
@@ -34,12 +36,22 @@ class RankState:
     buffers: dict[int, np.ndarray] = field(default_factory=dict)
     residual: np.ndarray | None = None
     records: list[dict] = field(default_factory=list)
+    is_halted: bool = False
 
-    def pack(self) -> bytes:
+    def begin_group(self) -> None:
+        """Forget what was only about the group before."""
+        self.records, self.is_halted = [], False
+
+    @property
+    def has_weights(self) -> bool:
+        """False for one that was packed without."""
+        return bool(len(self.weights))
+
+    def pack(self, *, with_weights: bool = True) -> bytes:
         """As bytes, without the residual, which another part of a step changes."""
         import torch
 
-        arrays, listed = [self.weights], []
+        arrays, listed = [self.weights if with_weights else self.weights[:0]], []
         for values in self.optimizer:
             kinds = {}
             for key, value in values.items():
@@ -51,7 +63,12 @@ class RankState:
             listed.append(kinds)
         places = {number: len(arrays) + i for i, number in enumerate(self.buffers)}
         arrays += self.buffers.values()
-        doc = {"optimizer": listed, "buffers": list(places.items()), "records": self.records}
+        doc = {
+            "optimizer": listed,
+            "buffers": list(places.items()),
+            "records": self.records,
+            "is_halted": self.is_halted,
+        }
         return pack(doc, arrays)
 
     @classmethod
@@ -68,4 +85,4 @@ class RankState:
             for values in doc["optimizer"]
         ]
         buffers = {number: arrays[place].copy() for number, place in doc["buffers"]}
-        return cls(arrays[0].copy(), optimizer, buffers, residual, doc["records"])
+        return cls(arrays[0].copy(), optimizer, buffers, residual, doc["records"], doc["is_halted"])

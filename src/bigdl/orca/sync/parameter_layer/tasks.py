@@ -1,5 +1,9 @@
 """The Python tasks of the shuffle transport: stateless functions from frames to frames.
 
+What the tasks of a step send goes through Spark's shuffle to those of the next.  The state is not
+handed on by the tasks that compute gradients: the next update reads it from the shuffle of the one
+before, where it lies on a line of its own (:func:`~.pairs.key`).
+
 ======  =========================================================================
 kind    message
 ======  =========================================================================
@@ -10,7 +14,7 @@ kind    message
 ``W``   weights of a slice, to all ranks
 ``G``   piece of a gradient, to the owner of the slice
 ``A``   :class:`~.rank.Sum` of a slice, to itself
-``T``   statistics of a slice, to all ranks
+``T``   statistics of a slice, to all owners
 ``E``   what went wrong in user code, instead of all others
 ======  =========================================================================
 """
@@ -34,7 +38,15 @@ from bigdl.orca.sync.parameter_layer.replicas import replica_of
 from bigdl.orca.sync.parameter_layer.rows import is_here, shards_of
 from bigdl.orca.sync.parameter_layer.state import RankState
 
-__all__ = ["AWAY", "Tasks"]
+__all__ = ["AWAY", "FOR_GRADIENTS", "FOR_UPDATE", "Tasks"]
+
+_TO_GRADIENTS, _TO_BOTH, _TO_UPDATE = 1, 2, 3
+
+FOR_GRADIENTS = (_TO_GRADIENTS, _TO_BOTH)
+"""First and last of the lines that the tasks of :meth:`Tasks.gradients` read of an update."""
+
+FOR_UPDATE = (_TO_BOTH, _TO_UPDATE)
+"""Those that the tasks of :meth:`Tasks.reduce` and :meth:`Tasks.update` read of the one before."""
 
 AWAY = "bigdl-rows-away:"
 
@@ -65,13 +77,14 @@ class Tasks:
         """Send out the weights at the start of a group."""
 
         def work(out, rank, inbox):
-            state = RankState.unpack(inbox.message(b"S"))
-            state.records = []
-            out.weights_of(rank, state)
-            out.send(rank.rank, b"S", state.pack())
-            out.pass_on(inbox, b"R")
+            kept = inbox.message(b"S")
+            if kept is not None:  # every rank owns a slice, or only the first ones
+                state = RankState.unpack(kept)
+                state.begin_group()
+                out.state_of(rank, state)
+            out.pass_on(inbox, b"R", line=_TO_GRADIENTS)
 
-        return self._task(work)
+        return self._task(work, line=_TO_GRADIENTS)
 
     def describe(self) -> Callable:
         """Open the replica and say what it has."""
@@ -93,21 +106,20 @@ class Tasks:
             pieces, residual = rank.gradients(replica, step, inbox.messages(b"W"), residual)
             for owner, piece in enumerate(pieces):
                 out.send(owner, b"G", piece)
-            out.pass_on(inbox, b"S")
             if residual is not None:
                 out.send(rank.rank, b"R", residual.view(np.uint8))
 
         return self._task(work)
 
     def reduce(self) -> Callable:
-        """Sum the gradients and tell all ranks about the sums."""
+        """Sum the gradients and tell all owners about the sums."""
 
         def work(out, rank, inbox):
-            found = rank.reduce(inbox.messages(b"G"))
-            state = RankState.unpack(inbox.message(b"S"))
-            out.send_all(b"T", rank.statistics(found, state))
-            out.send(rank.rank, b"A", found.pack())
-            out.pass_on(inbox, b"S", b"R")
+            if self._owns(rank):
+                found = rank.reduce(inbox.messages(b"G"))
+                out.send_all(b"T", rank.statistics(found, _state(rank, inbox)))
+                out.send(rank.rank, b"A", found.pack())
+            out.pass_on(inbox, b"R")
 
         return self._task(work)
 
@@ -115,27 +127,33 @@ class Tasks:
         """Change the weights; after the last step of a group the state stays where it is."""
 
         def work(out, rank, inbox):
-            summed = inbox.message(b"A")
-            found = rank.reduce(inbox.messages(b"G")) if summed is None else Sum.unpack(summed)
-            state = RankState.unpack(inbox.message(b"S"))
-            rank.update(step, found, state, inbox.messages(b"T") or None)
-            if not last:
-                out.weights_of(rank, state)
-            out.send(rank.rank, b"S", state.pack())
-            out.pass_on(inbox, b"R")
+            if self._owns(rank):
+                summed = inbox.message(b"A")
+                found = rank.reduce(inbox.messages(b"G")) if summed is None else Sum.unpack(summed)
+                state = _state(rank, inbox)
+                rank.update(step, found, state, inbox.messages(b"T") or None)
+                if last:
+                    out.send(rank.rank, b"S", state.pack())
+                else:
+                    out.state_of(rank, state)
+            out.pass_on(inbox, b"R", line=0 if last else _TO_GRADIENTS)
 
-        return self._task(work)
+        return self._task(work, line=0 if last else _TO_GRADIENTS)
 
-    def _task(self, work):
-        """``task(index, frames)`` that yields keys and frames in turn."""
+    def _owns(self, rank: Rank) -> bool:
+        return rank.rank < self.plan.owners
+
+    def _task(self, work, line: int = 0):
+        """``task(index, frames)`` that yields keys and frames in turn; errors go on a line."""
 
         def task(index, frames):
             from bigdl.orca.engine.task import describe, task_environment
 
             inbox = Inbox(frames)
             out = _Outbox(index, self.plan.ranks)
-            if inbox.raw(b"E"):
-                out.pass_on(inbox, b"E")
+            errors = inbox.messages(b"E")
+            if errors:
+                out.send_all(b"E", errors[0], line)
                 return iter(out.items)
             with task_environment(self), _threads(self.threads):
                 freeze_modules()
@@ -145,7 +163,7 @@ class Tasks:
                     raise
                 except Exception as error:  # Spark would run the user's code again and again
                     out.items.clear()
-                    out.send_all(b"E", pack({"rank": index, **describe(error)}))
+                    out.send_all(b"E", pack({"rank": index, **describe(error)}), line)
             return iter(out.items)
 
         return task
@@ -183,28 +201,42 @@ class _Away(Exception):
     """The rows are elsewhere; raised into Spark, which tries again."""
 
 
+def _state(rank: Rank, inbox: Inbox) -> RankState:
+    """The state of the own slice; its weights may have come as those that all ranks get."""
+    state = RankState.unpack(inbox.message(b"S"))
+    if not state.has_weights:
+        state.weights = rank.own_weights(inbox.message(b"W"))
+    return state
+
+
 class _Outbox:
-    """Frames on their way, each after the key of the rank that it goes to."""
+    """Frames on their way, each after the key of the partition that it goes to."""
 
     def __init__(self, rank: int, ranks: int):
         self._rank, self._ranks = rank, ranks
         self.items: list = []
 
-    def send(self, target: int, kind: bytes, data) -> None:
+    def send(self, target: int, kind: bytes, data, line: int = 0) -> None:
         for frame in frames_of(kind, self._rank, data):
-            self.items += (key(target), frame)
+            self.items += (key(target, line), frame)
 
-    def send_all(self, kind: bytes, data) -> None:
-        frames = list(frames_of(kind, self._rank, data))
+    def send_all(self, kind: bytes, data, line: int = 0) -> None:
+        self._send_frames(list(frames_of(kind, self._rank, data)), line)
+
+    def _send_frames(self, frames, line, own_line=None):
         for target in range(self._ranks):
+            place = key(target, own_line if own_line and target == self._rank else line)
             for frame in frames:
-                self.items += (key(target), frame)
+                self.items += (place, frame)
 
-    def pass_on(self, inbox: Inbox, *kinds: bytes) -> None:
+    def pass_on(self, inbox: Inbox, kind: bytes, line: int = 0) -> None:
         """Send frames on to the same rank as they came."""
-        for kind in kinds:
-            for frame in inbox.raw(kind):
-                self.items += (key(self._rank), bytes(frame))
+        for frame in inbox.raw(kind):
+            self.items += (key(self._rank, line), bytes(frame))
 
-    def weights_of(self, rank: Rank, state: RankState) -> None:
-        self.send_all(b"W", rank.weights(state))
+    def state_of(self, rank: Rank, state: RankState) -> None:
+        """Weights to all ranks; what the next update needs to the own one, nothing twice."""
+        frames = list(frames_of(b"W", self._rank, rank.weights(state)))
+        exact = rank.sends_exact_weights
+        self._send_frames(frames, _TO_GRADIENTS, own_line=_TO_BOTH if exact else None)
+        self.send(self._rank, b"S", state.pack(with_weights=not exact), _TO_UPDATE)

@@ -32,7 +32,11 @@ class Transport(ABC):
 
     @abstractmethod
     def start(self, states: Sequence[RankState]) -> None:
-        """Go on from these states."""
+        """Go on from these states, one for each slice; what the transport had may be lost."""
+
+    def recut(self, states: Sequence[RankState]) -> None:
+        """Go on from these states, one for each slice, with the rows where they are."""
+        self.start(states)
 
     @abstractmethod
     def run(self, steps: Sequence[Step]) -> list[list[dict]]:
@@ -41,8 +45,9 @@ class Transport(ABC):
         Returns
         -------
         list of list of dict
-            For every rank and step its times; those of rank 0 hold ``sources``, what every rank
-            had to say of its rows.
+            For every owner of a slice and every step its times; those of rank 0 hold ``sources``,
+            what every rank had to say of its rows, and ``is_void``: whether the step was discarded,
+            or one before it.
 
         Raises
         ------
@@ -54,7 +59,7 @@ class Transport(ABC):
 
     @abstractmethod
     def states(self) -> list[RankState]:
-        """The state of every rank after the last group."""
+        """The state of every owner after the last group."""
 
     @abstractmethod
     def close(self) -> None:

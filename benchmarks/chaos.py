@@ -1,0 +1,261 @@
+"""The parameter layer under fire: processes are killed while it trains, and nothing may differ.
+
+A network is trained on two executors (``local-cluster``), once undisturbed and then again and again
+while a thread of the driver kills a random process with ``kill -9`` at random moments: a Python
+worker, or an executor with all that it holds. Every training must end with the very weights of the
+undisturbed one, and must leave neither processes nor files of its rows behind.
+
+    python benchmarks/chaos.py [--trials 20] [--kills 2] [--seed 0] [--json out.json]
+
+It prints one line per trial and a table of all; the exit status is 1 if any weight differs or
+anything is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+TRANSPORTS = ("shuffle", "barrier")
+VICTIMS = ("Python worker", "executor")
+ROWS, INPUTS, EPOCHS, BATCH = 512, 16, 4, 16
+GROUP = 8
+SPOOL = "bigdl-spool-"  # folders of rows
+_AFTER_S = 30.0  # seconds that processes which were asked to end get for it
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=2, help="of a trial, at most")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write all trials there, too")
+    options = parser.parse_args()
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with tempfile.TemporaryDirectory(prefix="bigdl-chaos-") as folder:
+        with cluster(Path(folder)):
+            trials = run(options, Path(folder))
+        left = leftovers(before)
+    report(trials, left)
+    if options.json:
+        options.json.write_text(json.dumps({"trials": trials, "processes": left}, indent=1))
+    return int(bool(left) or any(t["differing"] or t["spools"] for t in trials))
+
+
+# -- the cluster ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def cluster(folder: Path):
+    """Two executors of one core, each a JVM of its own that is started again when it is killed."""
+    import pyspark
+
+    from bigdl.orca import init_orca_context, stop_orca_context
+
+    home = folder / "spark"  # executors write their logs below SPARK_HOME
+    home.mkdir()
+    for part in Path(pyspark.__file__).parent.iterdir():
+        (home / part.name).symlink_to(part)
+    (folder / "local").mkdir()
+    os.environ["SPARK_HOME"] = str(home)
+    conf = {
+        "spark.master": "local-cluster[2,1,1024]",
+        "spark.executor.memory": "1g",
+        "spark.local.dir": str(folder / "local"),
+        "spark.deploy.maxExecutorRetries": "-1",
+    }
+    init_orca_context("local", cores=2, memory="1g", conf=conf)
+    try:
+        yield
+    finally:
+        stop_orca_context()
+        del os.environ["SPARK_HOME"]
+
+
+def leftovers(before: set[int]) -> list[str]:
+    """What still runs of the processes that were started."""
+    started = [c for c in psutil.Process().children(recursive=True) if c.pid not in before]
+    _, alive = psutil.wait_procs(started, timeout=_AFTER_S)
+    return [" ".join(child.cmdline())[:120] for child in alive]
+
+
+def spools(folder: Path) -> list[str]:
+    """Files of rows below the executors' directories."""
+    return [str(p) for p in (folder / "local").rglob(f"{SPOOL}*/*") if p.is_file()]
+
+
+# -- trials ---------------------------------------------------------------------------------------
+
+
+def run(options, folder: Path) -> list[dict]:
+    """All trials; transports and victims in turn, moments at random."""
+    undisturbed, seconds = {}, {}
+    for transport in TRANSPORTS:
+        train(transport)  # warms up
+        started = time.perf_counter()
+        undisturbed[transport] = train(transport)
+        seconds[transport] = time.perf_counter() - started
+        print(f"{transport}, undisturbed: {seconds[transport]:.1f} s", flush=True)
+    assert same(undisturbed["shuffle"], undisturbed["barrier"]), "the transports differ"
+    generator, trials = random.Random(options.seed), []
+    for number in range(options.trials):
+        transport = TRANSPORTS[number % 2]
+        victim = VICTIMS[number // 2 % 2]
+        count = generator.randint(1, options.kills)
+        moments = sorted(generator.uniform(0, seconds[transport]) for _ in range(count))
+        trials.append(trial(transport, victim, moments, generator.random(), undisturbed, folder))
+        trials[-1]["undisturbed_s"] = seconds[transport]
+        print(json.dumps(trials[-1]), flush=True)
+    return trials
+
+
+def trial(transport, victim, moments, chance, undisturbed, folder) -> dict:
+    """One training whose processes are killed at some moments."""
+    killer = Killer(victim, moments, random.Random(chance))
+    started = time.perf_counter()
+    with killer:
+        weights = train(transport)
+    seconds = time.perf_counter() - started
+    expected = undisturbed[transport]
+    return {
+        "transport": transport,
+        "victim": victim,
+        "killed": killer.killed,
+        "seconds": seconds,
+        "differing": sum(not np.array_equal(a, b) for a, b in zip(weights, expected, strict=True)),
+        "spools": len(spools(folder)),
+    }
+
+
+class Killer(threading.Thread):
+    """Kills random processes of the executors at some moments after its start."""
+
+    def __init__(self, victim: str, moments, generator: random.Random):
+        super().__init__(daemon=True)
+        self._victim, self._moments, self._generator = victim, moments, generator
+        self._over = threading.Event()
+        self.killed = 0
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self.join()
+
+    def run(self):
+        started = time.monotonic()
+        for moment in self._moments:
+            if self._over.wait(max(0.0, started + moment - time.monotonic())):
+                return
+            found = victims(self._victim)
+            if found:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._generator.choice(found).kill()
+                    self.killed += 1
+
+
+def victims(kind: str) -> list[psutil.Process]:
+    """Processes of a kind among those that this process has started, oldest first."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if is_executor(process) if kind == "executor" else is_worker(process):
+                found.append(process)
+    return sorted(found, key=lambda process: process.pid)
+
+
+def is_executor(process) -> bool:
+    return any("CoarseGrainedExecutorBackend" in part for part in process.cmdline())
+
+
+def is_worker(process) -> bool:
+    """Whether a daemon of PySpark has forked it."""
+    parent = process.parent()
+    return parent is not None and all("pyspark.daemon" in p.cmdline() for p in (process, parent))
+
+
+# -- what is trained ------------------------------------------------------------------------------
+
+
+def train(transport: str) -> list[np.ndarray]:
+    """The weights after a training."""
+    import torch
+
+    from bigdl.orca.learn.pytorch import Estimator
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((ROWS, INPUTS)).astype(np.float32)
+    est = Estimator.from_torch(
+        model=network, optimizer=adam, loss=torch.nn.MSELoss(), workers_per_node=1, backend="bigdl"
+    )
+    est.fit(
+        (x, np.tanh(x.sum(axis=1))),
+        epochs=EPOCHS,
+        batch_size=BATCH,
+        seed=1,
+        transport=transport,
+        group_size=GROUP,
+        max_failures=20,
+    )
+    return [value.numpy() for value in est.get_model().state_dict().values()]
+
+
+def network(config):
+    import torch
+
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(INPUTS, 64),
+        torch.nn.BatchNorm1d(64),
+        torch.nn.Tanh(),
+        torch.nn.Dropout(0.1),
+        torch.nn.Linear(64, 1),
+    )
+
+
+def adam(model, config):
+    import torch
+
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def same(one, other) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def report(trials: list[dict], left: list[str]) -> None:
+    print(
+        "\n| transport | victim | trials | killed | equal to the last bit | seconds, median "
+        "(undisturbed) | files left |\n|---|---|---|---|---|---|---|"
+    )
+    for transport in TRANSPORTS:
+        for victim in VICTIMS:
+            own = [t for t in trials if (t["transport"], t["victim"]) == (transport, victim)]
+            if not own:
+                continue
+            killed, files = (sum(t[key] for t in own) for key in ("killed", "spools"))
+            equal = sum(not t["differing"] for t in own)
+            median = statistics.median(t["seconds"] for t in own)
+            print(
+                f"| {transport} | {victim} | {len(own)} | {killed} | {equal} | {median:.1f} "
+                f"({own[0]['undisturbed_s']:.1f}) | {files} |"
+            )
+    print(f"\nProcesses left: {len(left)}", *left, sep="\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Contributions that come too late are left out: how late is too late.
+
+The rule is that of BigDL (Dai et al., SoCC 2019, section 3.3.2; ``setDropModuleProperty`` of 2.x).
+It is decided on the driver from the times of earlier steps; the limit travels with the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from bigdl.common.errors import UsageError
+
+__all__ = ["DropStragglers", "StragglerLimit"]
+
+_RELAXED = 1.01  # of the limit, where enough was dropped
+
+
+@dataclass(frozen=True)
+class DropStragglers:
+    """When the contribution of a worker to a step is left out; names are those of BigDL 2.x.
+
+    Attributes
+    ----------
+    drop_percentage : float
+        Share of all contributions that may be dropped, e.g. 0.04.
+    max_drop_percentage : float
+        If more of a single step come late, the step is discarded: it changes nothing and is made
+        again, now without a limit.
+    batchsize : int
+        Steps after which the limit is set anew.
+    warmup_iteration : int
+        Steps at the start whose times do not count.
+    """
+
+    drop_percentage: float
+    max_drop_percentage: float
+    batchsize: int = 100
+    warmup_iteration: int = 200
+
+    def __post_init__(self):
+        shares = self.drop_percentage, self.max_drop_percentage
+        if not all(map(_is_number, shares)) or not 0 < shares[0] <= shares[1] <= 1:
+            raise UsageError(
+                "drop_stragglers should have 0 < drop_percentage <= max_drop_percentage <= 1, got "
+                f"drop_percentage={shares[0]!r} and max_drop_percentage={shares[1]!r}"
+            )
+        for name, least in (("batchsize", 1), ("warmup_iteration", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UsageError(
+                    f"{name} of drop_stragglers should be an integer of at least {least}, got "
+                    f"{value!r}"
+                )
+
+    @classmethod
+    def of(cls, value: DropStragglers | dict) -> DropStragglers:
+        """The rule from what ``fit(drop_stragglers=)`` accepts."""
+        if isinstance(value, cls):
+            return value
+        names = [f.name for f in fields(cls)]
+        needed = set(names[:2])
+        if not isinstance(value, dict) or not needed <= value.keys() <= set(names):
+            raise UsageError(
+                f"drop_stragglers should be a dict with drop_percentage and max_drop_percentage, "
+                f"perhaps batchsize and warmup_iteration, got {value!r}"
+            )
+        return cls(**value)
+
+    def check(self, ranks: int) -> None:
+        """Refuse a share of so many workers' contributions that is less than one of them."""
+        if int(self.drop_percentage * self.batchsize * ranks) < 1:
+            raise UsageError(
+                f"drop_percentage={self.drop_percentage} of the {self.batchsize * ranks} "
+                f"contributions that {ranks} workers make in batchsize={self.batchsize} steps is "
+                "less than one; pass a larger batchsize or drop_percentage"
+            )
+
+
+class StragglerLimit:
+    """How long a contribution may take, from how long others took.
+
+    Parameters
+    ----------
+    rule : DropStragglers or None
+        None never limits anything.
+
+    Attributes
+    ----------
+    seconds : float or None
+        None as long as too few steps are known.
+    """
+
+    def __init__(self, rule: DropStragglers | None):
+        self._rule = rule
+        self.seconds: float | None = None
+        self._steps = 0
+        self._forget()
+
+    def _forget(self):
+        self._times: list[float] = []
+        self._dropped = self._window = 0
+
+    def add(self, sources: Sequence[dict]) -> None:
+        """Add a step: what every rank had to say of its rows."""
+        rule = self._rule
+        if rule is None:
+            return
+        self._steps += 1
+        if self._steps <= rule.warmup_iteration:
+            return
+        self._window += 1
+        self._dropped += sum("dropped" in source for source in sources)
+        self._times += [source["compute_s"] for source in sources if source["rows"]]
+        if self._window == rule.batchsize:
+            self._renew(int(rule.drop_percentage * (len(self._times) + self._dropped)))
+            self._forget()
+
+    def _renew(self, wanted: int) -> None:
+        """Set the limit so that as many more are dropped as are missing to those `wanted`."""
+        missing = wanted - self._dropped
+        if missing > 0:
+            self.seconds = sorted(self._times, reverse=True)[min(missing, len(self._times)) - 1]
+        elif self.seconds is not None:
+            self.seconds *= _RELAXED
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
