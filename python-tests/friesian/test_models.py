@@ -70,6 +70,15 @@ MODELS = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """More threads cost more than they bring to matrices this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def columns(names, rows, seed=0):
     """Columns as an Estimator feeds them."""
     generator = torch.Generator().manual_seed(seed)

@@ -10,6 +10,8 @@ of Orca feeds them::
 
 import importlib
 
+from bigdl.common.errors import require
+
 _HOMES = {
     "AUGRU": "dien",
     "DIEN": "dien",
@@ -44,6 +46,8 @@ __all__ = [
 def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name != "TFRSModel":
+        require("torch", "orca")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 

@@ -1,0 +1,51 @@
+"""Options that the programs of this folder share."""
+
+import argparse
+
+from bigdl.orca import init_orca_context
+
+
+def parse(argv, description, *, size, epochs, lr=0.01, batch_size=256, data=None, output=False):
+    """Read the options of a program.
+
+    Parameters
+    ----------
+    argv : list of str or None
+    description : str
+    size : dict of str to int
+        Options of the generated data, with their defaults.
+    data : str, optional
+        What a folder given as ``--data-dir`` has.
+    output : bool
+        Whether there is a folder for what the program writes.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in size.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    if data is not None:
+        parser.add_argument("--data-dir", help=f"folder of {data}, instead of generated data")
+    if output:
+        parser.add_argument("--output", help="folder for what the program writes")
+    parser.add_argument("--cluster-mode", default="local")
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--memory", default="2g")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=epochs)
+    parser.add_argument("--batch-size", type=int, default=batch_size)
+    parser.add_argument("--lr", type=float, default=lr)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args(argv)
+
+
+def start(options):
+    """Start Orca, or use the Spark that is running."""
+    return init_orca_context(options.cluster_mode, cores=options.cores, memory=options.memory)
+
+
+def report(figures):
+    """Print figures, and return them."""
+    for name, value in figures.items():
+        print(f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}")
+    return figures

@@ -1,0 +1,48 @@
+"""MMoE: likes and retweets, two tasks in one model.
+
+python examples/friesian/train_mmoe.py
+"""
+
+import engagements
+import programs
+import synthetic
+import torch
+
+from bigdl.friesian.models import MMoE, MultiTaskLoss
+from bigdl.orca import stop_orca_context
+from bigdl.orca.learn.pytorch import Estimator
+
+LABELS = ["like", "retweet"]
+
+
+def main(argv=None):
+    size = {"rows": 20000}
+    options = programs.parse(argv, __doc__, size=size, epochs=5, lr=0.003)
+    programs.start(options)
+    train, test, chance = engagements.prepare(options)
+
+    tasks = [f"{label}_probability" for label in LABELS]
+    model = MMoE.from_schema(
+        train.feature_schema(), engagements.CATEGORIES, engagements.NUMBERS, tasks, dim=8
+    )
+    est = Estimator.from_torch(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.05),
+        loss=MultiTaskLoss(),
+        workers_per_node=options.workers,
+    )
+    columns = {"feature_cols": model.feature_cols, "batch_size": options.batch_size}
+    est.fit(train.df, epochs=options.epochs, label_cols=LABELS, seed=options.seed, **columns)
+
+    # every task has a column of its own
+    found = est.predict(test.df, **columns).select("id", *LABELS, *tasks).toPandas()
+    figures = {}
+    for i, (label, task) in enumerate(zip(LABELS, tasks, strict=True)):
+        figures[f"{label} auc"] = float(synthetic.auc(found[label], found[task]))
+        figures[f"ideal {label} auc"] = float(synthetic.auc(found[label], chance[found["id"], i]))
+    return programs.report(figures)
+
+
+if __name__ == "__main__":
+    main()
+    stop_orca_context()
