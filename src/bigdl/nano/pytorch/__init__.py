@@ -5,10 +5,12 @@ import importlib
 _HOMES = {
     "InferenceOptimizer": "bigdl.nano.pytorch.inference.optimizer",
     "Pipeline": "bigdl.nano.pytorch.inference.pipeline",
+    "TorchNano": "bigdl.nano.pytorch.torch_nano",
     "Trainer": "bigdl.nano.pytorch.trainer",
+    "nano": "bigdl.nano.pytorch.torch_nano",
 }
 
-__all__ = ["InferenceOptimizer", "Pipeline", "Trainer"]
+__all__ = ["InferenceOptimizer", "Pipeline", "TorchNano", "Trainer", "nano"]
 
 
 def __getattr__(name: str):

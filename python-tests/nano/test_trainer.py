@@ -1,0 +1,403 @@
+"""What Nano's Trainer adds to Lightning's in one process."""
+
+import copy
+import logging
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+import torchmetrics
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from training_models import Cnn, OneWeight, Regression, steps_and_zeros, table, trainer, viewed
+
+from bigdl.common.errors import UsageError
+from bigdl.nano.pytorch import InferenceOptimizer, Trainer
+from bigdl.nano.pytorch.lightning import LightningModule
+from bigdl.nano.pytorch.training.mixed import bf16_instructions, gains_from_bf16
+
+needs_bf16 = pytest.mark.skipif(
+    bf16_instructions() is None, reason="the processor does not multiply bfloat16"
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """The networks are too small for more, which would wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def digits():
+    """Loaders of handwritten digits, 1,347 to train and 450 to test."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    x = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
+    y = torch.tensor(data.target)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    parts = [TensorDataset(x[rows], y[rows]) for rows in (order[450:], order[:450])]
+    generator = torch.Generator().manual_seed(0)
+    train = DataLoader(parts[0], batch_size=32, shuffle=True, generator=generator)
+    return train, DataLoader(parts[1], batch_size=150)
+
+
+def classifier(network: nn.Module) -> pl.LightningModule:
+    return Trainer.compile(
+        network,
+        nn.CrossEntropyLoss(),
+        torch.optim.Adam(network.parameters(), 2e-3),
+        metrics=[torchmetrics.Accuracy("multiclass", num_classes=10)],
+    )
+
+
+def seeded_cnn(flatten=None) -> Cnn:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return Cnn(flatten)
+
+
+# --- compile
+
+
+def test_an_ordinary_module_is_trained_with_loss_and_optimizer():
+    net = OneWeight()
+    module = Trainer.compile(net, nn.MSELoss(), torch.optim.SGD(net.parameters(), 0.25))
+    assert isinstance(module, LightningModule)
+    assert module.model is net
+    assert module.forward_args == ["x"]
+    run = trainer(max_epochs=2)
+    run.fit(module, steps_and_zeros())
+    assert net.fc.weight.item() == 0.25
+    assert set(run.callback_metrics) == {"train/loss"}
+
+
+def test_figures_are_logged_under_the_names_of_metrics_and_their_places():
+    net = OneWeight()
+    metrics = [torchmetrics.MeanAbsoluteError(), torchmetrics.MeanSquaredError()]
+    module = Trainer.compile(net, nn.MSELoss(), metrics=metrics)
+    run = trainer()
+    expected = {"loss": 0.5, "MeanAbsoluteError_0": 0.5, "MeanSquaredError_1": 0.5}
+    for stage, call in (("val", run.validate), ("test", run.test)):
+        figures = call(module, steps_and_zeros(3), verbose=False)[0]
+        assert figures == pytest.approx({f"{stage}/{name}": v for name, v in expected.items()})
+
+
+def test_prediction_takes_the_leading_inputs_of_a_batch():
+    predictions = trainer().predict(Trainer.compile(OneWeight()), steps_and_zeros())
+    assert torch.cat(predictions).tolist() == [[0.0], [0.0], [1.0], [1.0]]
+
+
+def test_the_scheduler_is_stepped_after_each_epoch():
+    net = OneWeight()
+    optimizer = torch.optim.SGD(net.parameters(), 1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    trainer(max_epochs=3).fit(
+        Trainer.compile(net, nn.MSELoss(), optimizer, scheduler), steps_and_zeros()
+    )
+    assert scheduler.get_last_lr() == [0.125]
+
+
+def test_a_lightning_module_is_returned_as_it_is_and_takes_nothing_else():
+    module = Regression()
+    assert Trainer.compile(module) is module
+    with pytest.raises(UsageError, match="has its own loss and optimizer"):
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        Trainer.compile(module, nn.MSELoss(), optimizer)
+
+
+def test_states_of_the_module_and_of_the_one_inside_can_be_loaded():
+    net, other = OneWeight(), OneWeight()
+    nn.init.constant_(net.fc.weight, 3.0)
+    for state in (net.state_dict(), Trainer.compile(net).state_dict()):
+        module = Trainer.compile(copy.deepcopy(other))
+        module.load_state_dict(state)
+        assert module.model.fc.weight.item() == 3.0
+
+
+def test_a_compiled_module_is_saved_and_loaded_with_the_same_state(tmp_path):
+    net = OneWeight()
+    module = Trainer.compile(net, nn.MSELoss(), torch.optim.SGD(net.parameters(), 0.25))
+    trainer(max_epochs=1).fit(module, steps_and_zeros())
+    Trainer.save(module, tmp_path / "saved")
+    loaded = Trainer.load(tmp_path / "saved", Trainer.compile(OneWeight()))
+    assert loaded.model.fc.weight.item() == net.fc.weight.item() == 0.5
+
+
+# --- settings
+
+
+def test_what_a_fit_was_trained_with_is_said_in_one_line(caplog):
+    run = trainer(max_epochs=1)
+    with caplog.at_level(logging.INFO):
+        run.fit(Regression(), DataLoader(table(), batch_size=8))
+    lines = [line for line in caplog.messages if line.startswith("Nano trains with")]
+    assert lines == [f"Nano trains with {', '.join(run.settings)}"]
+    assert "fused SGD" in run.settings
+
+
+@needs_bf16
+def test_layers_compute_in_bfloat16_where_it_pays_and_the_program_sees_float32():
+    seen = {}
+
+    class Watching(Regression):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Flatten(), nn.Linear(288, 1))
+            self.layers[1].register_forward_hook(
+                lambda module, args, out: seen.update({self.training: out.dtype})
+            )
+
+        def training_step(self, batch, batch_idx):
+            out = self(batch[0])
+            self.copied = copy.deepcopy(self.layers)
+            seen["out"] = out.detach().numpy().dtype
+            seen["direct"] = self.layers(batch[0]).dtype
+            return nn.functional.mse_loss(out, batch[1])
+
+    loader = DataLoader(TensorDataset(torch.randn(4, 1, 8, 8), torch.randn(4, 1)), batch_size=4)
+    module = Watching()
+    run = trainer(max_epochs=1)
+    run.fit(module, loader, loader)
+    assert "bfloat16 in training steps" in run.settings[0]
+    assert seen[True] == torch.bfloat16
+    assert seen[False] == torch.float32
+    assert seen["out"] == np.float32
+    assert seen["direct"] == torch.float32
+    assert module.layers(torch.randn(1, 1, 8, 8)).dtype == torch.float32  # no hook is left
+    assert not module._forward_hooks
+
+
+def test_bfloat16_is_for_convolutions_and_large_products():
+    assert gains_from_bf16(Cnn())
+    assert gains_from_bf16(nn.Linear(512, 512))
+    assert not gains_from_bf16(nn.Sequential(nn.Linear(128, 128), nn.Embedding(10_000, 64)))
+    assert not gains_from_bf16(Cnn().double())
+
+
+@pytest.mark.parametrize("precision", [32, "32-true"])
+def test_an_explicit_precision_of_32_stays(precision):
+    run = trainer(max_epochs=1, precision=precision, limit_train_batches=1)
+    loader = DataLoader(TensorDataset(torch.randn(4, 1, 8, 8), torch.randint(10, (4,))))
+    run.fit(classifier(Cnn()), loader)
+    assert "precision 32-true" in run.settings
+    assert run.precision == "32-true"
+
+
+def test_the_settings_can_be_switched_off():
+    run = trainer(
+        max_epochs=1, precision=32, channels_last=False, fused_optimizers=False, tune_process=False
+    )
+    loader = DataLoader(TensorDataset(torch.randn(4, 1, 8, 8), torch.randint(10, (4,))))
+    run.fit(classifier(Cnn()), loader)
+    assert len(run.settings) == 2
+    assert run.settings[0] == "precision 32-true"
+    assert "threads" in run.settings[1]
+
+
+def test_switched_off_it_trains_as_lightning_does():
+    plain, ours = Regression(), Regression()
+    loader = DataLoader(table(), batch_size=8)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    pl.Trainer(max_epochs=2, accelerator="cpu", enable_model_summary=False, **quiet).fit(
+        plain, loader
+    )
+    trainer(max_epochs=2, precision=32, fused_optimizers=False).fit(ours, loader)
+    for own, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_convolutions_train_with_the_channels_last_and_are_contiguous_afterwards():
+    layouts = []
+
+    class Watching(Cnn):
+        def forward(self, x):
+            y = self.first(x)
+            layouts.append(y.is_contiguous(memory_format=torch.channels_last))
+            return super().forward(x)
+
+    net = Watching()
+    images = torch.randn(4, 1, 8, 8).expand(4, 1, 8, 8)
+    loader = DataLoader(TensorDataset(images, torch.randint(10, (4,))), batch_size=2)
+    run = trainer(max_epochs=1)
+    run.fit(classifier(net), loader)
+    assert all(layouts)
+    assert "channels_last" in run.settings
+    assert net.second.weight.is_contiguous()
+
+
+def test_the_weights_of_a_convolution_are_exact_with_the_channels_last():
+    conv = nn.Conv2d(1, 1, (2, 2), bias=False)
+    with torch.no_grad():
+        conv.weight.copy_(torch.tensor([[[[0.0, -1.0], [-1.25, 0.5]]]]))
+    before = conv.weight.clone()
+    net = nn.Sequential(conv, nn.Flatten())
+    loader = DataLoader(TensorDataset(torch.zeros(2, 1, 2, 2), torch.zeros(2, 1)), batch_size=1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.25)
+    run = trainer(max_epochs=2, channels_last=True)
+    run.fit(Trainer.compile(net, nn.MSELoss(), optimizer), loader)
+    assert torch.equal(conv.weight, before)
+
+
+def test_a_model_that_takes_views_is_trained_contiguously_as_if_nothing_had_been_tried():
+    losses = {}
+    for layout in (None, False):
+        torch.manual_seed(0)
+        net = seeded_cnn(viewed)
+        loader = DataLoader(
+            TensorDataset(torch.randn(8, 1, 8, 8), torch.randint(10, (8,))), batch_size=4
+        )
+        run = trainer(max_epochs=2, channels_last=layout)
+        run.fit(classifier(net), loader)
+        losses[layout] = run.callback_metrics["train/loss"], net.norm.running_mean
+        assert net.norm.num_batches_tracked == 4
+    assert torch.equal(losses[None][0], losses[False][0])
+    assert torch.equal(losses[None][1], losses[False][1])
+    assert "channels_last" not in run.settings
+
+
+def test_an_explicit_layout_is_not_given_up():
+    net = seeded_cnn(viewed)
+    loader = DataLoader(TensorDataset(torch.randn(4, 1, 8, 8), torch.randint(10, (4,))), 2)
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        trainer(max_epochs=1, channels_last=True).fit(classifier(net), loader)
+
+
+def test_optimizers_that_a_user_has_chosen_otherwise_are_left_alone():
+    class Sparse(Regression):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(5, 4, sparse=True)
+
+        def training_step(self, batch, batch_idx):
+            return self.layers(self.words(torch.arange(5))).square().mean()
+
+    chosen = Regression()
+    chosen.configure_optimizers = lambda: torch.optim.Adam(chosen.parameters(), foreach=True)
+    for module in (chosen, Sparse()):
+        run = trainer(max_epochs=1)
+        run.fit(module, DataLoader(table(4)))
+        assert not any("fused" in setting for setting in run.settings)
+        assert not run.optimizers[0].param_groups[0].get("fused")
+
+
+@needs_bf16
+def test_the_automatic_settings_cost_no_accuracy(digits):
+    train, test = digits
+    accuracy = {}
+    for name, arguments in (("fast", {}), ("float32", {"precision": 32, "channels_last": False})):
+        module = classifier(seeded_cnn())
+        train.generator.manual_seed(5)
+        run = trainer(max_epochs=4, **arguments)
+        run.fit(module, train)
+        figures = run.test(module, test, verbose=False)[0]
+        accuracy[name] = figures["test/MulticlassAccuracy_0"]
+    assert accuracy["float32"] > 0.94
+    assert accuracy["fast"] > accuracy["float32"] - 0.012
+
+
+def test_a_fit_is_resumed_from_its_checkpoint(tmp_path):
+    loader = DataLoader(table(), batch_size=8)
+    whole, resumed = Regression(), Regression(seed=9)
+    trainer(max_epochs=4).fit(whole, loader)
+    first = trainer(max_epochs=2)
+    first.fit(Regression(), loader)
+    first.save_checkpoint(tmp_path / "half.ckpt")
+    trainer(max_epochs=4).fit(resumed, loader, ckpt_path=tmp_path / "half.ckpt")
+    for own, other in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+# --- arguments
+
+
+WRONG = {
+    "no processes": ({"num_processes": 0}, "num_processes must be an int of at least 1"),
+    "processes as text": ({"num_processes": "2"}, "num_processes must be an int"),
+    "unknown backend": ({"distributed_backend": "mpi"}, "distributed_backend must be one of"),
+    "k8s": ({"distributed_backend": "k8s"}, "PyTorchJob or torchrun"),
+    "ccl": ({"process_group_backend": "ccl"}, "oneCCL"),
+    "too few cores": (
+        {"num_processes": 2, "cpu_for_each_process": [[0]]},
+        "cores of each of 2 processes",
+    ),
+    "search": ({"use_hpo": True}, "use_hpo must be False"),
+    "unknown precision": ({"precision": 8}, "precision must be None"),
+    "layout": ({"channels_last": "yes"}, "channels_last must be"),
+    "warm-up that is no int": ({"auto_lr": {"warmup_epochs": 1.5}}, "warmup_epochs of auto_lr"),
+    "auto_lr that is text": ({"auto_lr": "yes"}, "auto_lr must be"),
+    "two strategies": ({"num_processes": 2, "strategy": "ddp"}, "strategy='ddp' contradicts"),
+    "devices and processes": ({"num_processes": 2, "devices": 2}, "devices=2 contradicts"),
+    "a GPU and processes": ({"num_processes": 2, "accelerator": "gpu"}, "trains on the CPU"),
+    "an argument of Lightning 1": ({"resume_from_checkpoint": "a.ckpt"}, "pass ckpt_path to fit"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_arguments_that_cannot_apply_are_errors(name):
+    arguments, said = WRONG[name]
+    with pytest.raises(UsageError, match=said):
+        Trainer(**arguments)
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_ray_is_needed_for_its_backend():
+    with pytest.raises(UsageError, match=r"pip install 'bigdl\[ray\]'"):
+        Trainer(num_processes=2, distributed_backend="ray")
+
+
+def test_an_unknown_key_of_auto_lr_gives_a_warning():
+    with pytest.warns(UserWarning, match="'warmup_steps' has no effect"):
+        Trainer(auto_lr={"warmup_steps": 2})
+
+
+def test_names_of_lightning_1_are_translated():
+    run = Trainer(
+        checkpoint_callback=False, progress_bar_refresh_rate=0, weights_summary=None, logger=False
+    )
+    assert run.checkpoint_callback is None
+    assert run.progress_bar_callback is None
+
+
+def test_use_ipex_is_accepted_and_says_what_it_means(caplog):
+    run = Trainer(1, True, logger=False)
+    assert run.use_ipex is True
+    assert "IPEX is discontinued" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"model": 3}, "Model must be instance of nn.Module but got int"),
+        ({"loss": 3}, "loss must be callable"),
+        ({"optimizer": 3}, "optimizer must be a torch.optim.Optimizer"),
+        ({"metrics": [3]}, "metrics must be metrics of torchmetrics, not int"),
+    ],
+    ids=["model", "loss", "optimizer", "metrics"],
+)
+def test_what_cannot_be_compiled_is_an_error(arguments, said):
+    with pytest.raises(UsageError, match=said):
+        Trainer.compile(**({"model": OneWeight()} | arguments))
+
+
+def test_training_needs_a_loss_and_an_optimizer():
+    net = OneWeight()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with pytest.raises(UsageError, match=r"Loss must not be None for training\."):
+        trainer(max_epochs=1).fit(Trainer.compile(net, optimizer=optimizer), steps_and_zeros())
+    with pytest.raises(UsageError, match=r"Optimizer must not be None for training\."):
+        trainer(max_epochs=1).fit(Trainer.compile(net, nn.MSELoss()), steps_and_zeros())
+
+
+def test_a_trainer_traces_and_quantizes_as_the_inference_optimizer_does():
+    assert issubclass(Trainer, pl.Trainer)
+    net = seeded_cnn().eval()
+    x = torch.randn(2, 1, 8, 8)
+    traced = Trainer.trace(net, accelerator="jit", input_sample=x)
+    with InferenceOptimizer.get_context(traced):
+        torch.testing.assert_close(traced(x), net(x))

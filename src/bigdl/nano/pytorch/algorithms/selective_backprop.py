@@ -1,0 +1,212 @@
+"""Train on the samples of each batch that the model gets wrong.
+
+Jiang et al., Accelerating Deep Learning by Focusing on the Biggest Losers, 2019.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from bigdl.common.errors import UsageError, require
+from bigdl.nano.pytorch.inference.source import evaluating
+
+__all__ = ["SelectiveBackprop", "select_using_loss", "should_selective_backprop"]
+
+_lightning = require("pytorch_lightning", "nano")
+
+
+def should_selective_backprop(
+    current_duration: float,
+    batch_idx: int,
+    start: float = 0.5,
+    end: float = 0.9,
+    interrupt: int = 2,
+) -> bool:
+    """Whether a batch is pruned.
+
+    Parameters
+    ----------
+    current_duration : float
+        Part of the training that is done, 0 to 1.
+    batch_idx : int
+        Place of the batch in its epoch.
+    start, end, interrupt
+        As for :class:`SelectiveBackprop`.
+    """
+    whole = interrupt > 0 and (batch_idx + 1) % interrupt == 0
+    return start <= current_duration < end and not whole
+
+
+def select_using_loss(
+    batch: Any,
+    model: nn.Module,
+    loss_fn: Callable[..., torch.Tensor],
+    keep: float = 0.5,
+    scale_factor: float = 1.0,
+) -> Any:
+    """Draw samples of a batch, those with a high loss more often.
+
+    The chance of a sample grows with the rank of its loss: it is proportional to
+    ``percentile ** (1 / keep - 1)``. Samples are drawn without replacement.
+
+    Parameters
+    ----------
+    batch : tuple or list of Tensor
+        Inputs of the model and, last, targets; one row for each sample.
+    model : Module
+        Called without gradients and in evaluation mode.
+    loss_fn : callable
+        ``loss_fn(output, target, reduction="none")`` gives a loss for each sample.
+    keep : float
+        Part of the samples that is kept; rounded down, at least one.
+    scale_factor : float
+        Below 1, images ``(N, C, H, W)`` are made smaller by it for the losses only.
+
+    Returns
+    -------
+    tuple or list of Tensor
+        Of the batch's type.
+
+    Raises
+    ------
+    UsageError
+        If the batch is no tuple or list of tensors of as many rows.
+    """
+    _check_batch(batch)
+    *inputs, target = batch
+    with evaluating(model), torch.no_grad():
+        losses = loss_fn(model(*_smaller(inputs, scale_factor)), target, reduction="none")
+        losses = losses.float().flatten(1).mean(1) if losses.dim() > 1 else losses.float()
+    count = len(target)
+    percentiles = (torch.argsort(torch.argsort(losses)) + 0.5) / count
+    kept = torch.multinomial(percentiles ** (1 / keep - 1), max(1, int(keep * count)))
+    kept = kept.to(target.device)
+    return type(batch)(tensor[kept] for tensor in batch)
+
+
+class SelectiveBackprop(_lightning.Callback):
+    """Between two moments of the training, drop samples that the model knows already.
+
+    A pruned batch costs one more forward pass, and a backward pass on fewer samples.
+
+    Parameters
+    ----------
+    start, end : float
+        Parts of the training, 0 to 1, between which batches are pruned.
+    keep : float
+        Part of each batch that is kept, above 0 and at most 1.
+    scale_factor : float
+        Images are made smaller by it to compute losses, above 0 and at most 1.
+    interrupt : int
+        Each batch whose number is a multiple of it stays whole; 0 prunes all.
+    loss_fn : callable, optional
+        Takes output, target and ``reduction="none"``, as functions of ``torch.nn.functional`` do;
+        or a loss module of PyTorch. By default the module's ``loss``, ``criterion`` or ``loss_fn``.
+
+    Raises
+    ------
+    UsageError
+        If a value is out of its range; when training starts, if there is no loss function.
+    """
+
+    def __init__(
+        self,
+        start: float = 0.5,
+        end: float = 0.9,
+        keep: float = 0.5,
+        scale_factor: float = 1.0,
+        interrupt: int = 2,
+        loss_fn: Callable[..., torch.Tensor] | None = None,
+    ):
+        if not 0 <= start < end <= 1:
+            raise UsageError(f"0 <= start < end <= 1 must hold, not start={start!r}, end={end!r}")
+        for name, value in (("keep", keep), ("scale_factor", scale_factor)):
+            if not 0 < value <= 1:
+                raise UsageError(f"{name} must be above 0 and at most 1, but it is {value!r}")
+        if not isinstance(interrupt, int) or interrupt < 0:
+            raise UsageError(f"interrupt must be an int of at least 0, but it is {interrupt!r}")
+        self.start, self.end, self.keep = start, end, keep
+        self.scale_factor, self.interrupt, self.loss_fn = scale_factor, interrupt, loss_fn
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Let batches of the module go through this."""
+        loss_fn = _per_sample(self._loss_of(pl_module))
+        transfer = pl_module.on_after_batch_transfer
+
+        def pruned(batch: Any, dataloader_idx: int) -> Any:
+            batch = transfer(batch, dataloader_idx)
+            return self._pruned(trainer, pl_module, loss_fn, batch)
+
+        pl_module.__dict__["on_after_batch_transfer"] = pruned
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.__dict__.pop("on_after_batch_transfer", None)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        pl_module.__dict__.pop("on_after_batch_transfer", None)
+
+    def _pruned(self, trainer: Any, module: Any, loss_fn: Callable, batch: Any) -> Any:
+        if not trainer.training:
+            return batch
+        place = trainer.fit_loop.epoch_loop.batch_idx
+        done = _part_done(trainer, place)
+        if not should_selective_backprop(done, place, self.start, self.end, self.interrupt):
+            return batch
+        return select_using_loss(batch, module, loss_fn, self.keep, self.scale_factor)
+
+    def _loss_of(self, module: Any) -> Callable[..., torch.Tensor]:
+        names = ("loss", "criterion", "loss_fn")
+        candidates = [self.loss_fn, *(getattr(module, name, None) for name in names)]
+        found = next((each for each in candidates if callable(each)), None)
+        if found is None:
+            raise UsageError(
+                "SelectiveBackprop needs the loss of each sample; pass loss_fn, e.g. "
+                "torch.nn.functional.cross_entropy"
+            )
+        return found
+
+
+def _part_done(trainer: Any, batch_idx: int) -> float:
+    if trainer.max_epochs and trainer.max_epochs > 0:
+        return (trainer.current_epoch + batch_idx / trainer.num_training_batches) / (
+            trainer.max_epochs
+        )
+    return trainer.global_step / trainer.max_steps if trainer.max_steps > 0 else 0.0
+
+
+def _per_sample(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A loss function that takes a reduction; a loss module has it as an attribute."""
+    if not isinstance(loss, nn.Module) or not hasattr(loss, "reduction"):
+        return loss
+    each = copy.copy(loss)
+
+    def with_reduction(output: Any, target: Any, reduction: str = "none") -> torch.Tensor:
+        each.reduction = reduction
+        return each(output, target)
+
+    return with_reduction
+
+
+def _check_batch(batch: Any) -> None:
+    tensors = isinstance(batch, (tuple, list)) and all(map(torch.is_tensor, batch))
+    if not tensors or len(batch) < 2 or len({len(tensor) for tensor in batch}) != 1:
+        raise UsageError(
+            "SelectiveBackprop takes batches that are tuples or lists of tensors with as many "
+            f"rows, inputs first and the target last, not a {type(batch).__name__}"
+        )
+
+
+def _smaller(inputs: list[torch.Tensor], factor: float) -> list[torch.Tensor]:
+    if factor == 1:
+        return inputs
+    return [
+        nn.functional.interpolate(each, scale_factor=factor, mode="bilinear")
+        if each.dim() == 4
+        else each
+        for each in inputs
+    ]

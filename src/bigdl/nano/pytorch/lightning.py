@@ -1,0 +1,147 @@
+"""A LightningModule around an ordinary module; what ``Trainer.compile`` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torchmetrics import Metric
+
+from bigdl.common.errors import UsageError, require
+from bigdl.nano.utils.pytorch.inspection import get_forward_args
+
+__all__ = ["LightningModule"]
+
+_lightning = require("pytorch_lightning", "nano")
+
+
+class LightningModule(_lightning.LightningModule):
+    """Trains, validates, tests and predicts with an ordinary module.
+
+    Batches are tuples or lists: first the module's inputs, last the target. It logs
+    ``train/loss``, ``val/loss`` and ``test/loss``, and for each metric ``val/Name_i`` and
+    ``test/Name_i``, where ``Name`` is the metric's class and ``i`` its place in the list.
+
+    Parameters
+    ----------
+    model : Module
+        Available as ``model``.
+    loss : callable, optional
+        Takes the output and the target. Needed to train.
+    optimizer : torch.optim.Optimizer, optional
+        Of the module's parameters. Needed to train.
+    scheduler : LRScheduler, optional
+        Stepped after each epoch.
+    metrics : sequence of torchmetrics.Metric, optional
+
+    Raises
+    ------
+    UsageError
+        If an argument is of another kind.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[..., torch.Tensor] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Any = None,
+        metrics: Sequence[Metric] | None = None,
+    ):
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"The model must be a torch.nn.Module, not a {type(model).__name__}")
+        self.model = model
+        self._forward_args: list[str] | None = None
+        self.compile(loss, optimizer, scheduler, metrics)
+
+    def compile(
+        self,
+        loss: Callable[..., torch.Tensor] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Any = None,
+        metrics: Sequence[Metric] | None = None,
+    ) -> None:
+        """Replace loss, optimizer, scheduler and metrics; parameters as for the class."""
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}"
+            )
+        if loss is not None and not callable(loss):
+            raise UsageError(f"loss must be callable, but it is {loss!r}")
+        metrics = [] if metrics is None else list(metrics)
+        wrong = [type(metric).__name__ for metric in metrics if not isinstance(metric, Metric)]
+        if wrong:
+            raise UsageError(f"metrics must be metrics of torchmetrics, not {', '.join(wrong)}")
+        self.loss = loss
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.metrics = nn.ModuleList(metrics)
+
+    @property
+    def forward_args(self) -> list[str]:
+        """Names of the inputs, taken from the module's forward; may be set."""
+        return get_forward_args(self.model) if self._forward_args is None else self._forward_args
+
+    @forward_args.setter
+    def forward_args(self, names: Sequence[str]) -> None:
+        self._forward_args = list(names)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's output; arguments beyond its own are left out."""
+        return self.model(*args[: self._width(args)], **kwargs)
+
+    def on_train_start(self) -> None:
+        """Refuse what cannot be trained."""
+        if self.loss is None:
+            raise UsageError("Loss must not be None for training.")
+        if self.optimizer is None:
+            raise UsageError("Optimizer must not be None for training.")
+
+    def training_step(self, batch: Sequence, batch_idx: int) -> torch.Tensor:
+        _, loss = self._evaluated(batch)
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Sequence, batch_idx: int) -> None:
+        self._log_figures("val", batch)
+
+    def test_step(self, batch: Sequence, batch_idx: int) -> None:
+        self._log_figures("test", batch)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return self(*batch) if isinstance(batch, (tuple, list)) else self(batch)
+
+    def configure_optimizers(self) -> tuple[list, list]:
+        optimizers = [] if self.optimizer is None else [self.optimizer]
+        return optimizers, [] if self.scheduler is None else [self.scheduler]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load the state of this module, or that of the module inside.
+
+        The latter is what ``model.state_dict()`` of a program without Lightning has saved.
+        """
+        try:
+            return super().load_state_dict(state_dict, *args, **kwargs)
+        except RuntimeError:
+            return self.model.load_state_dict(state_dict)
+
+    def _evaluated(self, batch: Sequence) -> tuple[Any, torch.Tensor | None]:
+        *inputs, target = batch
+        output = self(*inputs)
+        return output, None if self.loss is None else self.loss(output, target)
+
+    def _log_figures(self, stage: str, batch: Sequence) -> None:
+        output, loss = self._evaluated(batch)
+        if loss is not None:
+            self.log(f"{stage}/loss", loss, prog_bar=True)
+        for place, metric in enumerate(self.metrics):
+            metric(output, batch[-1])
+            self.log(f"{stage}/{type(metric).__name__}_{place}", metric, prog_bar=True)
+
+    def _width(self, given: tuple) -> int:
+        """How many positional arguments the module takes."""
+        names = self.forward_args
+        return len(names) if names else len(given)

@@ -1,0 +1,5 @@
+"""Optimizers."""
+
+from bigdl.nano.pytorch.optim.sparse_adam import SparseAdam
+
+__all__ = ["SparseAdam"]

@@ -1,0 +1,1 @@
+"""What Nano's Trainer, TorchNano and nano share: processes, settings that make steps faster."""

@@ -1,0 +1,127 @@
+"""What training does to the user's optimizers and learning rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["LearningRateRamp", "fuse", "scale_rates", "scale_schedule", "warmup_factor"]
+
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+_SCALE = "lr_scale"
+_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # what optimizers and cyclic schedules keep
+
+
+def fuse(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
+    """Switch an optimizer to its fused implementation.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Changed only if it is one of PyTorch's own that have such an implementation, the user has
+        not chosen another, and its parameters are dense and float on the CPU.
+    module : Module
+        Whose embeddings may have sparse gradients.
+
+    Returns
+    -------
+    bool
+        Whether it was switched.
+    """
+    if type(optimizer) not in _FUSED or _has_sparse_gradients(module):
+        return False
+    groups = optimizer.param_groups
+    if any(_chosen(group) or not all(map(_is_plain, group["params"])) for group in groups):
+        return False
+    for group in groups:
+        group["fused"] = True
+    return True
+
+
+def _chosen(group: Mapping[str, Any]) -> bool:
+    named = any(group.get(name) is not None for name in ("fused", "foreach"))
+    return named or bool(group.get("differentiable")) or isinstance(group["lr"], torch.Tensor)
+
+
+def _is_plain(parameter: torch.Tensor) -> bool:
+    return (
+        parameter.device.type == "cpu"
+        and parameter.layout == torch.strided
+        and parameter.dtype in (torch.float32, torch.float64)
+    )
+
+
+def _has_sparse_gradients(module: nn.Module) -> bool:
+    return any(getattr(part, "sparse", False) for part in module.modules())
+
+
+def scale_rates(optimizers: Iterable[torch.optim.Optimizer], factor: int) -> None:
+    """Multiply the learning rates of all parameter groups.
+
+    A batch of N processes is N times as large, and the rate grows with it (Goyal et al., Accurate,
+    Large Minibatch SGD, 2017). The factor is kept in the group, and so in checkpoints: a rate that
+    has been multiplied is not multiplied again.
+    """
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            ratio = factor / group.get(_SCALE, 1)
+            if ratio == 1:
+                continue
+            group[_SCALE] = factor
+            for name in _RATES:
+                if name in group:
+                    group[name] = group[name] * ratio
+
+
+def scale_schedule(scheduler: Any, factor: int) -> None:
+    """Multiply the rates from which a scheduler computes those of its optimizer."""
+    for name in ("base_lrs", "max_lrs"):
+        if hasattr(scheduler, name):
+            setattr(scheduler, name, [rate * factor for rate in getattr(scheduler, name)])
+    for inner in getattr(scheduler, "_schedulers", ()):
+        scale_schedule(inner, factor)
+
+
+def warmup_factor(step: int, length: int, processes: int) -> float:
+    """What multiplies a rate in warm-up: ``1 / processes`` at step 0, and 1 at `length`."""
+    start = 1 / processes
+    return min(1.0, (1 - start) * step / length + start)
+
+
+class LearningRateRamp:
+    """The rate of an optimizer in several processes, for a loop that is the user's own.
+
+    It grows linearly from the user's rate to `processes` times it within `max_step` steps. Only
+    while a step is made is the rate another than the user's, so schedulers see their own.
+
+    The optimizer gets the attributes ``cur_step``, ``max_step``, ``cur_lr_ratio`` and
+    ``max_lr_ratio``.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+    processes : int
+    max_step : int
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, processes: int, max_step: int = 1000):
+        self._rates: list[Any] = []
+        optimizer.cur_step, optimizer.max_step = 0, max_step
+        optimizer.cur_lr_ratio, optimizer.max_lr_ratio = 1.0, processes
+        optimizer.register_step_pre_hook(self._raise_rates)
+        optimizer.register_step_post_hook(self._restore_rates)
+
+    def _raise_rates(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * optimizer.cur_lr_ratio
+
+    def _restore_rates(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+        optimizer.cur_step = min(optimizer.cur_step + 1, optimizer.max_step)
+        grown = (optimizer.max_lr_ratio - 1) * optimizer.cur_step / optimizer.max_step
+        optimizer.cur_lr_ratio = grown + 1

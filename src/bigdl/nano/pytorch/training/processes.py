@@ -1,0 +1,206 @@
+"""Several processes of this machine that train one model.
+
+:class:`Processes` is what the arguments of a Trainer say about them. Its `run` starts them, has
+them meet in a process group, and returns what the function returned in each. They are fresh
+interpreters (:mod:`bigdl.common.launch`), whatever started the program: a script, a notebook, or a
+test. They meet through a file in a directory of their own, so no port is guessed, and talk over
+the loopback interface.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigdl.common.errors import UsageError, WorkerError
+from bigdl.common.launch import launch
+from bigdl.common.scratch import scratch_directory
+
+__all__ = ["BACKENDS", "Processes"]
+
+BACKENDS = ("subprocess", "spawn", "fork", "ray")
+_MEETING_POINT = "meeting-point"
+
+
+@dataclass(frozen=True)
+class Processes:
+    """How many processes train, and how they are started.
+
+    Attributes
+    ----------
+    count : int
+        Number of processes; with 1 none is started.
+    backend : str
+        One of :data:`BACKENDS`. ``"spawn"`` and ``"subprocess"`` are the same.
+    cores : sequence of sequence of int or None
+        Logical cores of each process; None splits those of this process.
+    """
+
+    count: int = 1
+    backend: str = "subprocess"
+    cores: Sequence[Sequence[int]] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        num_processes: int | None,
+        distributed_backend: str,
+        process_group_backend: str | None,
+        cpu_for_each_process: Sequence[Sequence[int]] | None,
+    ) -> Processes:
+        """Check what a user asks for, under the names of the Trainer's arguments.
+
+        Raises
+        ------
+        UsageError
+            If an argument is wrong, or one cannot apply.
+        """
+        count = 1 if num_processes is None else num_processes
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise UsageError(f"num_processes must be an int of at least 1, but it is {count!r}")
+        _check_backend(distributed_backend)
+        if process_group_backend not in (None, "gloo"):
+            raise UsageError(
+                f"process_group_backend must be None or 'gloo', not {process_group_backend!r}: "
+                "oneCCL's bindings for PyTorch are discontinued"
+            )
+        if cpu_for_each_process is not None and len(cpu_for_each_process) != count:
+            raise UsageError(
+                f"cpu_for_each_process must name the cores of each of {count} processes "
+                f"(num_processes), but it has {len(cpu_for_each_process)} entries"
+            )
+        return cls(count, distributed_backend, cpu_for_each_process)
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call ``fn(rank, *args)`` in each process, inside of their process group.
+
+        Returns
+        -------
+        list
+            Results in the order of ranks.
+
+        Raises
+        ------
+        Exception
+            What `fn` raised first, with the traceback of its process as a note; as a WorkerError
+            if it cannot be pickled.
+        WorkerLost
+            If a process was killed.
+        UsageError
+            If `fn` or `args` cannot be pickled.
+        """
+        room = scratch_directory("bigdl-training-")
+        try:
+            order = (self.count, str(room), fn, args)
+            if self.backend == "fork":
+                from bigdl.nano.pytorch.training.forked import run_forked
+
+                return run_forked(_work, self.count, order, self.cores)
+            if self.backend == "ray":
+                from bigdl.nano.pytorch.training.on_ray import run_on_ray
+
+                return run_on_ray(_work, self.count, order, self.cores)
+            return launch(_work, self.count, order, cores=self.cores, env=_environment())
+        except WorkerError as error:
+            original = _original(room, error)
+            if original is None:
+                raise
+            raise original from None
+        finally:
+            shutil.rmtree(room, ignore_errors=True)
+
+
+def _check_backend(name: str) -> None:
+    if name == "k8s":
+        raise UsageError(
+            "distributed_backend='k8s' has no launcher of its own any more; start the program by a "
+            "PyTorchJob or torchrun with Lightning's strategy='ddp' instead"
+        )
+    if name not in BACKENDS:
+        names = ", ".join(map(repr, BACKENDS))
+        raise UsageError(f"distributed_backend must be one of {names}, not {name!r}")
+    if name == "ray":
+        from bigdl.common.errors import require
+
+        require("ray", "ray")
+
+
+def _environment() -> dict[str, str]:
+    """Variables of the workers, but for those that the user has set."""
+    # Else DDP writes for each of them that all parameters were used, which is as it should be.
+    wanted = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    names = {name for _, name in socket.if_nameindex()}
+    loopback = next((name for name in ("lo", "lo0") if name in names), None)
+    if loopback is not None:  # gloo takes the interface of the host's name otherwise
+        wanted["GLOO_SOCKET_IFNAME"] = loopback
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def _work(rank: int, count: int, room: str, fn: Callable[..., Any], args: tuple) -> Any:
+    """What each process does."""
+    from bigdl.common.memory import tune_allocator
+
+    tune_allocator()
+    _become(rank)
+    try:
+        _meet(rank, count, Path(room))
+        result = fn(rank, *args)
+    except Exception as error:
+        _leave_note(Path(room), rank, error)
+        raise
+    _part()
+    return result
+
+
+def _become(rank: int) -> None:
+    """Tell Lightning, before it says anything in this process."""
+    from lightning_fabric.utilities.rank_zero import rank_zero_only as of_fabric
+    from lightning_utilities.core.rank_zero import rank_zero_only
+
+    rank_zero_only.rank = of_fabric.rank = rank
+
+
+def _meet(rank: int, count: int, room: Path) -> None:
+    import torch.distributed as dist
+
+    store = dist.FileStore(str(room / _MEETING_POINT), count)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+
+
+def _part() -> None:
+    """Leave the group together: gloo's sockets must not close while a peer still reads."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _leave_note(room: Path, rank: int, error: Exception) -> None:
+    """Keep an exception for the parent, which is told only its text."""
+    import cloudpickle
+
+    frames = error.__traceback__.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+    with suppress(Exception):  # what cannot be pickled is told as text
+        content = cloudpickle.dumps((error, text))
+        pickle.loads(content)
+        (room / f"error-{rank}").write_bytes(content)
+
+
+def _original(room: Path, error: WorkerError) -> Exception | None:
+    try:
+        original, text = pickle.loads((room / f"error-{error.rank}").read_bytes())
+    except Exception:
+        return None
+    if type(original).__name__ != error.kind:
+        return None
+    original.add_note(f"In process {error.rank} of the training:\n{text}")
+    return original
