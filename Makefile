@@ -19,14 +19,10 @@ help: ## list the targets
 install: $(VENV)/.installed ## create .venv and install BigDL in it with everything a developer needs
 
 # torch first: it decides which build of it (CPU or CUDA) all others are resolved with.
-$(VENV)/.installed: setup.py constraints.txt pyproject.toml
+$(VENV)/.installed: setup.py constraints.txt pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) -e '.[orca,java,nano,inc,dev,docs]'
-	touch $@
-
-$(VENV)/.installed-ray: $(VENV)/.installed
-	$(PIP) -e '.[ray]'
+	$(PIP) -e '.[orca,java,ray,nano,inc,dev,docs]'
 	touch $@
 
 demo: install ## train, evaluate and predict on a Spark DataFrame in local mode
@@ -46,7 +42,7 @@ test: install lint docs ## lint, documentation, and every test that is not slow
 test-all: install lint docs ## lint, documentation, and every test
 	$(PYTEST)
 
-bench: $(VENV)/.installed-ray ## measure the data path against its alternatives, side by side
+bench: install ## measure the data path against its alternatives, side by side
 	$(BIN)/python benchmarks/feed.py
 	$(BIN)/python benchmarks/ncf.py
 
