@@ -107,8 +107,8 @@ def test_old_import_path_has_the_same_objects():
         ({"cluster_mode": "mesos"}, r"cluster_mode must be one of local, yarn, .* but got 'mesos'"),
         ({"cluster_mode": 3}, r"cluster_mode must be one of .*spark-submit, bigdl-submit"),
         ({"runtime": "dask"}, r"runtime must be one of spark, ray, but got 'dask'"),
-        ({"runtime": "ray"}, r'runtime="ray" is not available: this version of BigDL supports'),
-        ({"init_ray_on_spark": True}, r"init_ray_on_spark=True is not available"),
+        ({"runtime": "ray", "cluster_mode": "local"}, r"cluster_mode is not supported for"),
+        ({"init_ray_on_spark": 1}, r"init_ray_on_spark must be True or False, but got 1"),
         ({"cores": 0}, r'cores must be a whole number of at least 1 or "\*", but got 0'),
         ({"cores": "all"}, r"cores must be .* but got 'all'"),
         ({"cores": 1.5}, r"cores must be .* but got 1.5"),
@@ -196,11 +196,6 @@ def test_without_a_context_the_getters_say_so(no_context):
     ):
         with pytest.raises(RuntimeError, match=r"No active SparkContext\. Please create"):
             get()
-
-
-def test_ray_context_is_not_available():
-    with pytest.raises(UsageError, match="get_ray_context is not available"):
-        OrcaContext.get_ray_context()
 
 
 # One local Spark -------------------------------------------------------------------------------

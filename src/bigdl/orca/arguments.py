@@ -31,7 +31,6 @@ CLUSTER_MODES = (
 )
 RUNTIMES = ("spark", "ray")
 LOG_LEVELS = ("ALL", "DEBUG", "ERROR", "FATAL", "INFO", "OFF", "TRACE", "WARN")
-THIS_VERSION = 'this version of BigDL supports runtime="spark" without Ray'
 
 # Arguments of `**kwargs`: for every mode, for Ray, and for some cluster modes, by their families.
 COMMON_OPTIONS = ("conf", "spark_log_level", "redirect_spark_log", "python_location")
@@ -111,13 +110,17 @@ def check_cluster_mode(value: Any) -> str:
     return mode.lower()
 
 
-def check_runtime(runtime: Any, init_ray_on_spark: bool) -> None:
-    if not isinstance(runtime, str) or runtime.lower() not in RUNTIMES:
+def check_runtime(runtime: Any, cluster_mode: Any, init_ray_on_spark: Any) -> str:
+    name = runtime.lower() if isinstance(runtime, str) else None
+    if name not in RUNTIMES:
         raise UsageError(f"runtime must be one of {', '.join(RUNTIMES)}, but got {runtime!r}")
-    if runtime.lower() == "ray":
-        raise UsageError(f'runtime="ray" is not available: {THIS_VERSION}')
-    if init_ray_on_spark:
-        raise UsageError(f"init_ray_on_spark=True is not available: {THIS_VERSION}")
+    _check_flag("init_ray_on_spark", init_ray_on_spark)
+    if name == "ray" and cluster_mode is not None:
+        raise UsageError(
+            'Currently, cluster_mode is not supported for runtime="ray", but got '
+            f"{cluster_mode!r}: leave it out, and pass address to connect to a Ray cluster"
+        )
+    return name
 
 
 def check_names(kwargs: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bigdl.common.errors import require
+from bigdl.common.errors import UsageError, require
 from bigdl.orca import arguments
 from bigdl.orca.settings import OrcaContext
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bigdl.orca.cluster.launch import LaunchedSpark
     from bigdl.orca.cluster.provision import OwnStandalone
     from bigdl.orca.cluster.submit import Request
+    from bigdl.orca.ray import OrcaRayContext
 
 __all__ = ["OrcaContext", "init_orca_context", "stop_orca_context"]
 
@@ -38,6 +39,7 @@ class _State:
     launched: LaunchedSpark | OwnStandalone | None = None
     request: tuple | None = None  # the arguments that `launched` was started with
     ray_options: Mapping[str, Any] = {}
+    ray: OrcaRayContext | None = None
     pid: int | None = None  # the process that registered `stop_orca_context` for its exit
 
 
@@ -50,7 +52,7 @@ def init_orca_context(
     init_ray_on_spark: bool = False,
     init_executor_gateway: bool = True,
     **kwargs: Any,
-) -> SparkContext:
+) -> SparkContext | OrcaRayContext:
     """Start Orca, or take over the SparkContext that is already active.
 
     A SparkContext that is active in this process is reused whatever the arguments say, and in a
@@ -72,7 +74,9 @@ def init_orca_context(
         * ``"spark-submit"`` or its alias ``"bigdl-submit"``: the cluster and the settings of the
           command that runs the program.
     runtime : str, default "spark"
-        ``"ray"`` is not available in this version.
+        ``"ray"``: without Spark, a Ray on this machine (loopback only, its dashboard off), or the
+        cluster that `address` names. `cluster_mode` must be left out; of the other arguments
+        `cores`, ``object_store_memory`` and those of ``ray.init`` are used.
     cores : int or str, optional
         Cores to use on a node.  ``"*"`` is every core that this process may use, by its CPU
         affinity and the CPU quota of its container; it is the default of local mode, and 2 that of
@@ -83,7 +87,7 @@ def init_orca_context(
     num_nodes : int, default 1
         Number of executors; there is only one node in local mode.
     init_ray_on_spark : bool, default False
-        True is not available in this version.
+        Whether to start Ray on Spark's nodes now; else it is started when it is needed first.
     init_executor_gateway : bool, default True
         Accepted for programs of BigDL 2.x, without effect: workers need no gateway to a JVM.
     **kwargs
@@ -116,15 +120,15 @@ def init_orca_context(
 
     Returns
     -------
-    pyspark.SparkContext
+    pyspark.SparkContext, or OrcaRayContext with ``runtime="ray"``
 
     Raises
     ------
     UsageError
-        If an argument is wrong or not available, no suitable Java is found, or the cluster cannot
+        If an argument is wrong, no suitable Java is found, or the cluster cannot
         be reached.
     MissingExtraError
-        If PySpark is not installed, or the program that packs the Python environment.
+        If PySpark or Ray is not installed, or the program that packs the Python environment.
 
     Notes
     -----
@@ -138,9 +142,10 @@ def init_orca_context(
     >>> sc = init_orca_context(cluster_mode="local", cores=4, memory="4g")
     >>> stop_orca_context()
     """
+    if arguments.check_runtime(runtime, cluster_mode, init_ray_on_spark) == "ray":
+        return _init_ray(cores, memory, num_nodes, kwargs)
     mode = arguments.check_cluster_mode(cluster_mode)
     is_local = mode == "local" or mode in arguments.SUBMIT_MODES
-    arguments.check_runtime(runtime, init_ray_on_spark)
     arguments.check_names(kwargs)
     conf = arguments.check_conf(kwargs.get("conf"))
     log_level = arguments.check_log_level(kwargs.get("spark_log_level", "WARN"))
@@ -184,6 +189,8 @@ def init_orca_context(
         else:
             arguments.refuse_what_cannot_start(mode, conf)
             logger.info("Initializing orca context")
+            if _State.ray is not None and _State.ray.runtime == "spark":
+                _stop_ray()  # its Spark is gone
             _stop_launched()
             if mode == "local":
                 given.update(dict.fromkeys(arguments.MEANT_FOR_ALL, False))
@@ -207,14 +214,62 @@ def init_orca_context(
             launch.set_log_level(sc, log_level)
         ray_options = {name: kwargs[name] for name in arguments.RAY_OPTIONS if name in kwargs}
         _State.ray_options = {**_State.ray_options, **ray_options}
-        if _State.pid != os.getpid():
-            atexit.register(stop_orca_context)
-            _State.pid = os.getpid()
+        _stop_at_exit()
+        if init_ray_on_spark:
+            ray_context()
         return sc
 
 
+def ray_context() -> OrcaRayContext:
+    """See :meth:`OrcaContext.get_ray_context`."""
+    require("ray", "ray")
+    from bigdl.orca.cluster.ray import NO_RAY
+    from bigdl.orca.cluster.spark import active_context
+    from bigdl.orca.ray import OrcaRayContext
+
+    with _State.lock:
+        if _State.ray is None:
+            _State.ray = OrcaRayContext._active  # a program may have made its own
+        if _State.ray is None:
+            sc = active_context()
+            if sc is None:
+                raise UsageError(NO_RAY)
+            _State.ray = OrcaRayContext("spark", sc=sc, **_State.ray_options)
+            _stop_at_exit()
+        _State.ray.init()
+        return _State.ray
+
+
+def _init_ray(cores, memory, num_nodes, options) -> OrcaRayContext:
+    require("ray", "ray")
+    from bigdl.orca.ray import OrcaRayContext
+
+    given = {"memory": memory != "2g", "num_nodes": num_nodes != 1}
+    arguments.warn_ignored(given, "Ray has memory and nodes of its own")
+    if options.get("address") in (None, "local"):
+        cores = arguments.check_cores(cores)
+    elif cores is not None:
+        arguments.warn_ignored({"cores": True}, "the Ray at address has cores of its own")
+    with _State.lock:
+        if _State.ray is not None and _State.ray.initialized:
+            logger.warning("The Ray that is active already is used: %r.", _State.ray)
+            return _State.ray
+        logger.info("Initializing orca context")
+        context = OrcaRayContext("ray", cores, num_nodes, **options)
+        context.init()
+        _State.ray = context
+        _stop_at_exit()
+        return context
+
+
+def _stop_at_exit() -> None:
+    if _State.pid != os.getpid():
+        atexit.register(stop_orca_context)
+        _State.pid = os.getpid()
+
+
 def stop_orca_context() -> None:
-    """Stop the active SparkContext, and every process that :func:`init_orca_context` started.
+    """Stop Ray and the active SparkContext, and every process that was started for them.
 
     The JVM that Orca started, its executors and Python workers are gone when this returns.  Of a
     SparkContext that the program or ``spark-submit`` made, only the context is stopped.  Without
@@ -228,6 +283,7 @@ def stop_orca_context() -> None:
     with _State.lock:
         if _State.pid not in (None, os.getpid()):
             return  # this process was forked from the one that owns the context
+        _stop_ray()
         _stop_launched()
         if "pyspark" in sys.modules:
             from bigdl.orca.cluster import launch
@@ -270,6 +326,12 @@ def stop_own_cluster() -> None:
 
 def _is_ours(sc: SparkContext) -> bool:
     return _State.launched is not None and _State.launched.sc is sc
+
+
+def _stop_ray() -> None:
+    active, _State.ray = _State.ray, None
+    if active is not None:
+        active.stop()
 
 
 def _stop_launched() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.arguments import THIS_VERSION, whole_number
+from bigdl.orca.arguments import whole_number
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession, SQLContext
+
+    from bigdl.orca.ray import OrcaRayContext
 
 __all__ = ["OrcaContext"]
 
@@ -147,12 +149,16 @@ class OrcaContext(metaclass=_OrcaContextMeta):
             return SQLContext.getOrCreate(sc)
 
     @staticmethod
-    def get_ray_context() -> NoReturn:
-        """Not available in this version: it runs on Spark.
+    def get_ray_context() -> OrcaRayContext:
+        """Ray, started on the nodes of the active Spark if no Ray has been started yet.
 
         Raises
         ------
         UsageError
-            Always.
+            If there is neither an active SparkContext nor a Ray that Orca started.
+        MissingExtraError
+            If Ray is not installed.
         """
-        raise UsageError(f"OrcaContext.get_ray_context is not available: {THIS_VERSION}")
+        from bigdl.orca.context import ray_context
+
+        return ray_context()

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import sysconfig
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError
@@ -70,6 +71,15 @@ class SparkCluster:
         from pyspark.sql import SparkSession
 
         return SparkSession.builder.getOrCreate()
+
+    @property
+    def broadcaster(self) -> SparkContext:
+        """What sends bytes to all tasks."""
+        return self.sc
+
+    def map_shards(self, func: Callable, shards: Sequence) -> list:
+        """The elements of ``func([shard])`` of every shard, each computed by a task of Spark."""
+        return self.sc.parallelize(shards, len(shards)).mapPartitions(func).collect()
 
     @property
     def is_local(self) -> bool:

@@ -15,6 +15,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.engine.base import Engine
 from bigdl.orca.engine.causes import NoRows, NoWay
+from bigdl.orca.engine.program import check_integer
 from bigdl.orca.engine.spark_job import SparkJob
 from bigdl.orca.engine.stage import SparkCall
 
@@ -66,8 +67,8 @@ class SparkEngine(Engine):
         log_to_driver: bool = True,
         rendezvous: str = "auto",
     ):
-        _check_int("workers_per_node", workers_per_node, 1)
-        _check_int("channel_port", channel_port, 0, 65535)
+        check_integer("workers_per_node", workers_per_node, 1)
+        check_integer("channel_port", channel_port, 0, 65535)
         if not timeout > 0:
             raise UsageError(f"timeout should be a positive number of seconds, got {timeout!r}")
         if rendezvous not in _RENDEZVOUS:
@@ -112,7 +113,7 @@ class SparkEngine(Engine):
             Whether attempts will follow one that succeeded; spools stay until the job is closed.
         """
         num_workers = self.num_workers if num_workers is None else num_workers
-        _check_int("num_workers", num_workers, 1)
+        check_integer("num_workers", num_workers, 1)
         if self.cluster.dynamic_allocation:
             raise UsageError(
                 "Distributed training needs all its workers at once, which Spark refuses with "
@@ -122,7 +123,7 @@ class SparkEngine(Engine):
         if threads is None:
             per_node = -(-num_workers // max(self.cluster.nodes, 1))
             threads = max(1, self.cluster.cores_per_node // per_node)
-        _check_int("threads", threads, 1)
+        check_integer("threads", threads, 1)
         return SparkJob(self, fn, feed, num_workers, threads, keep_spools)
 
     def _check_slots(self, num_workers):
@@ -151,14 +152,3 @@ class SparkEngine(Engine):
             if call.cancelled.wait(0.1):
                 break
         return slots
-
-
-def _check_int(name, value, least, most=None):
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or value < least
-        or (most is not None and value > most)
-    ):
-        bound = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise UsageError(f"{name} should be an integer {bound}, got {value!r}")

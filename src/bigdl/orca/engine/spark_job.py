@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
-import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bigdl.common.errors import UsageError, WorkerLost, require
+from bigdl.common.errors import WorkerLost
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import user_import_path
@@ -19,6 +17,7 @@ from bigdl.orca.engine import rank0
 from bigdl.orca.engine.base import Job
 from bigdl.orca.engine.causes import NoRows, NoWay, job_error, unreachable, user_error, worker_lost
 from bigdl.orca.engine.channel import Channel, Unreachable
+from bigdl.orca.engine.program import active_jobs, job_number, pickled
 from bigdl.orca.engine.stage import SparkCall, Watch, settle, vanished
 from bigdl.orca.engine.task import TaskSpec
 from bigdl.orca.engine.uplink import decode
@@ -26,30 +25,13 @@ from bigdl.orca.engine.uplink import decode
 if TYPE_CHECKING:
     from bigdl.orca.engine.spark import SparkEngine
 
-__all__ = ["SparkJob", "job_number"]
+__all__ = ["SparkJob"]
 
 logger = logging.getLogger("bigdl.orca")
 
 _ATTEMPT = "bigdl.attempt"
 _ROWS = "rank int, kind string, detail string, data binary"
 _QUIET_S = 0.2  # seconds in which Spark logs that the tasks of a failed stage ended
-
-_lock = threading.Lock()
-_numbers = itertools.count()
-_active: set[int] = set()
-
-
-@contextlib.contextmanager
-def job_number():
-    """A number among the jobs of this driver, whose spools stay until the end of the block."""
-    with _lock:
-        number = next(_numbers)
-        _active.add(number)
-    try:
-        yield number
-    finally:
-        with _lock:
-            _active.discard(number)
 
 
 class SparkJob(Job):
@@ -58,7 +40,7 @@ class SparkJob(Job):
     def __init__(
         self, engine: SparkEngine, fn, feed, num_workers: int, threads: int, keep_spools: bool
     ):
-        program = _pickle(fn)
+        program = pickled(fn)
         self._engine = engine
         self._sc, self._spark = engine.cluster.sc, engine.cluster.spark
         self.num_workers = num_workers
@@ -68,10 +50,8 @@ class SparkJob(Job):
         self._spools: list[dict] | None = None
         self._lines: list = []
         self._closed = False
-        with _lock:
-            self._number = next(_numbers)
-            active = tuple(_active)
-            _active.add(self._number)
+        self._numbered = contextlib.ExitStack()
+        number = self._numbered.enter_context(job_number())
         try:
             if feed is not None:
                 prepare = SparkCall(self._sc, lambda: feed.prepare(engine.cluster, num_workers))
@@ -83,8 +63,8 @@ class SparkJob(Job):
             raise
         self._spec = TaskSpec(
             address=self._channel.address,
-            job=self._number,
-            active_jobs=active,
+            job=number,
+            active_jobs=active_jobs(),
             world_size=num_workers,
             threads=threads,
             timeout=engine._timeout,
@@ -114,8 +94,7 @@ class SparkJob(Job):
         if self._closed:
             return
         self._closed = True
-        with _lock:
-            _active.discard(self._number)
+        self._numbered.close()
         if self._ingest:
             from bigdl.orca.data.feeds.spool import remove_spool
 
@@ -295,16 +274,3 @@ def _task(spec: TaskSpec):
             yield pa.RecordBatch.from_arrays(arrays, ["rank", "kind", "detail", "data"])
 
     return task
-
-
-def _pickle(fn) -> bytes:
-    cloudpickle = require("cloudpickle", "orca")
-    if not callable(fn):
-        raise UsageError(f"fn should be a function of a worker, got {type(fn).__name__}")
-    try:
-        return cloudpickle.dumps(fn)
-    except Exception as error:
-        raise UsageError(
-            f"The program cannot be shipped to the workers, since it refers to something that "
-            f"cannot be pickled ({error}); create such objects inside the function instead"
-        ) from error

@@ -10,7 +10,10 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.base import Feed, Ingest
 
-__all__ = ["Feed", "Ingest", "as_feed", "is_path", "kind_of", "names_of"]
+__all__ = ["ON_RAY", "Feed", "Ingest", "as_feed", "is_path", "kind_of", "names_of"]
+
+ON_RAY = ("RayXShards", "Ray Dataset")
+"""The kinds of input that only ``backend="ray"`` takes."""
 
 
 def as_feed(data, feature_cols=None, label_cols=None, config=None, *, name=None) -> Feed:
@@ -18,7 +21,8 @@ def as_feed(data, feature_cols=None, label_cols=None, config=None, *, name=None)
 
     Parameters
     ----------
-    data : pyspark.sql.DataFrame, SparkXShards, str, arrays, pandas.DataFrame, DataLoader or Feed
+    data : pyspark.sql.DataFrame, SparkXShards, str, arrays, pandas.DataFrame, DataLoader, \
+RayXShards, ray.data.Dataset or Feed
         A string, or a list of them, is the path of Parquet files; arrays are an ndarray or a tuple,
         list or dict of them (:mod:`bigdl.orca.data.feeds.values`). A torch ``Dataset`` or a
         function ``creator(config, batch_size)`` stands for a ``DataLoader``.
@@ -42,7 +46,7 @@ def as_feed(data, feature_cols=None, label_cols=None, config=None, *, name=None)
     raise UsageError(
         f"{name or 'data'} must be a Spark DataFrame, SparkXShards, a path of Parquet files, numpy "
         "arrays, a pandas DataFrame, a torch DataLoader or Dataset, or a function (config, "
-        f"batch_size) that returns one; got {given}"
+        f"batch_size) that returns one; with Ray also RayXShards or a Ray Dataset; got {given}"
     )
 
 
@@ -150,11 +154,35 @@ def _loader(data, features, labels, config, name):
     return LoaderFeed(data, features, labels, config, name=name)
 
 
+def _is_ray_xshards(data: Any) -> bool:
+    return any(c.__module__ == "bigdl.orca.data.ray_xshards" for c in type(data).__mro__)
+
+
+def _ray_xshards(data, features, labels, config, name):
+    from bigdl.orca.data.feeds.on_ray import RayXShardsFeed
+
+    return RayXShardsFeed(data, features, labels, config, name=name)
+
+
+def _is_ray_dataset(data: Any) -> bool:
+    from bigdl.orca.data.ray_dataset import is_ray_dataset
+
+    return is_ray_dataset(data)
+
+
+def _ray_dataset(data, features, labels, config, name):
+    from bigdl.orca.data.feeds.on_ray import RayDatasetFeed
+
+    return RayDatasetFeed(data, features, labels, config, name=name)
+
+
 _KINDS = (
     ("Spark DataFrame", _is_spark_frame, _spark_frame),
     ("SparkXShards", _is_xshards, _xshards),
     ("path", is_path, _parquet),
     ("array", _is_in_memory, _in_memory),
     ("array", _is_tensors, _tensors),
+    ("RayXShards", _is_ray_xshards, _ray_xshards),
+    ("Ray Dataset", _is_ray_dataset, _ray_dataset),
     ("DataLoader", _is_loader, _loader),
 )

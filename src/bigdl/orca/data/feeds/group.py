@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import plan as spark_plan
 from bigdl.orca.data.feeds.base import Feed, Ingest, PackedFeed
 from bigdl.orca.data.feeds.packing import packed_reader
 
-__all__ = ["FeedGroup", "prepare_packed"]
+__all__ = ["FeedGroup", "combined", "prepare_packed"]
 
 
 class FeedGroup(Feed):
@@ -34,7 +34,7 @@ class FeedGroup(Feed):
             return feed.prepare(cluster, num_workers, name=only)
         if all(isinstance(f, PackedFeed) and f.travels(cluster) for f in self.feeds.values()):
             return prepare_packed(self.feeds, num_workers)
-        return _combined([f.prepare(cluster, num_workers, name=k) for k, f in self.feeds.items()])
+        return combined([f.prepare(cluster, num_workers, name=k) for k, f in self.feeds.items()])
 
 
 def prepare_packed(feeds: Mapping[str, PackedFeed], num_workers: int) -> Ingest:
@@ -60,7 +60,7 @@ def prepare_packed(feeds: Mapping[str, PackedFeed], num_workers: int) -> Ingest:
     return Ingest(frame, packed_reader(list(feeds), specs), close)
 
 
-def _combined(ingests) -> Ingest:
+def combined(ingests: Sequence[Ingest]) -> Ingest:
     """Of inputs that the workers get at by themselves."""
 
     def close():

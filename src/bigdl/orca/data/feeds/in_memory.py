@@ -69,6 +69,11 @@ class ArrayFeed(PackedFeed):
         self.rows = len(columns[0][2])
         self._leaves, self._arrays = grouped(columns)
 
+    def part(self, rank: int, num_workers: int) -> tuple[int, list, list]:
+        """Number, leaves and arrays of the rows of a shard."""
+        arrays = [np.ascontiguousarray(array[rank::num_workers]) for array in self._arrays]
+        return len(range(rank, self.rows, num_workers)), self._leaves, arrays
+
     def travels(self, cluster) -> bool:
         return not cluster.is_local
 

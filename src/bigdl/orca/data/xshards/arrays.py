@@ -39,7 +39,8 @@ def partition(data: Any, num_shards: int | None = None):
     """See :meth:`XShards.partition <bigdl.orca.data.xshards.base.XShards.partition>`."""
     import numpy as np
 
-    from bigdl.orca.cluster.spark import SparkCluster
+    from bigdl.orca.cluster.ray import RayCluster, is_connected
+    from bigdl.orca.cluster.spark import SparkCluster, active_context
     from bigdl.orca.data.xshards.spark import SparkXShards
 
     arrays = list(arrays_of(data))
@@ -59,7 +60,8 @@ def partition(data: Any, num_shards: int | None = None):
             "The arrays must all have the same size in first dimension, but they have "
             f"{sizes}; got {_describe(data)}"
         )
-    cluster = SparkCluster.from_active()
+    on_ray = active_context() is None and is_connected()
+    cluster = RayCluster.from_active() if on_ray else SparkCluster.from_active()
     if num_shards is None:
         num_shards = cluster.nodes * cluster.cores_per_node
     number = whole_number(num_shards)
@@ -74,6 +76,12 @@ def partition(data: Any, num_shards: int | None = None):
         map_arrays(data, lambda array, low=low, high=high: array[low:high])
         for low, high in even_cut(sizes[0], number)
     ]
+    if on_ray:
+        import ray
+
+        from bigdl.orca.data.ray_xshards import RayXShards
+
+        return RayXShards([ray.put([shard]) for shard in shards])
     return SparkXShards(cluster.sc.parallelize(shards, number))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bigdl.orca.data.ray_xshards import RayXShards
     from bigdl.orca.data.xshards.spark import SparkXShards
 
 __all__ = ["XShards"]
@@ -60,8 +61,8 @@ class XShards(ABC):
         return load(path, minPartitions, trust)
 
     @staticmethod
-    def partition(data: Any, num_shards: int | None = None) -> SparkXShards:
-        """Cut arrays in shards of nearly equal numbers of rows.
+    def partition(data: Any, num_shards: int | None = None) -> SparkXShards | RayXShards:
+        """Cut arrays in shards of nearly equal numbers of rows; with ``runtime="ray"``, on Ray.
 
         Parameters
         ----------

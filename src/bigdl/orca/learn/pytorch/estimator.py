@@ -21,7 +21,7 @@ __all__ = ["Estimator", "PyTorchEstimator"]
 logger = logging.getLogger("bigdl.orca")
 
 _INTERVALS = {None: None, "batch": "step", "epoch": "epoch", "manual": "manual"}
-_LATER = ("horovod", "ray", "torch_distributed")
+_BACKENDS = {"spark": "spark", "bigdl": "bigdl", "ray": "ray", "torch_distributed": "ray"}
 
 
 class Estimator:
@@ -69,8 +69,9 @@ class Estimator:
             See :mod:`bigdl.orca.learn.metrics`; merged exactly over the workers.
         backend : str
             ``"spark"``: workers are the tasks of one Spark barrier stage, gradients meet by
-            ``torch.distributed``. ``"bigdl"``: weights, gradients and the optimizer's state are cut
-            in slices that meet in ordinary Spark jobs
+            ``torch.distributed``. ``"ray"`` (also ``"torch_distributed"``): the same by actors of
+            Ray, which live from one call to the next. ``"bigdl"``: weights, gradients and the
+            optimizer's state are cut in slices that meet in ordinary Spark jobs
             (:mod:`bigdl.orca.sync.parameter_layer`).
         config : dict, optional
             Passed to every creator. ``dtype`` ("float32", "float64"), ``shuffle`` (True) and
@@ -113,16 +114,19 @@ class Estimator:
             For an argument that cannot work.
         """
         take_old("from_torch", old, known=_ARGUMENTS)
-        if backend in _LATER:
+        if backend == "horovod":
             raise UsageError(
-                "Only the spark backend is supported for now, got backend: "
-                f"{backend!r} (planned for a later release); use backend='spark'"
+                "The horovod backend is not supported for now (planned for a later release); use "
+                "backend='ray', whose updates are the same"
             )
-        if backend not in ("spark", "bigdl"):
+        if backend not in _BACKENDS:
             raise UsageError(
                 "Only horovod, ray and spark backends are supported for now, got backend: "
                 f"{backend!r}; use backend='spark'"
             )
+        backend = _BACKENDS[backend]
+        if backend == "ray":
+            require("ray", "ray")
         check_operator(training_operator_cls)
         if scheduler_step_freq not in _INTERVALS:
             raise UsageError(

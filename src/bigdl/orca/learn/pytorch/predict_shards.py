@@ -16,14 +16,22 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds import kind_of
+from bigdl.orca.cluster.ray import RayCluster
+from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import float_dtype
 from bigdl.orca.data.feeds.values import columns_of, is_frame
 from bigdl.orca.learn.pytorch.predict import predict_dataframe, run_model
 from bigdl.orca.learn.pytorch.shipping import cached_model
 
-__all__ = ["checked_arrays", "opened", "predict_any", "rows_of_columns", "threads_of_task"]
+__all__ = [
+    "checked_arrays",
+    "opened",
+    "predict_any",
+    "predictor",
+    "rows_of_columns",
+    "threads_of_task",
+]
 
 
 def predict_any(
@@ -43,7 +51,7 @@ def predict_any(
     data : pyspark.sql.DataFrame, SparkXShards, str, pandas.DataFrame or arrays
     shipped, config, feature_cols, batch_size, output_cols, known
         See :func:`~bigdl.orca.learn.pytorch.predict.predict_dataframe`.
-    cluster : SparkCluster
+    cluster : SparkCluster or RayCluster
 
     Raises
     ------
@@ -58,12 +66,16 @@ def predict_any(
             data, shipped, config, feature_cols, batch_size, output_cols, known, threads
         )
     is_tensors = type(data).__module__.startswith("torch")
+    if kind in ON_RAY:
+        from bigdl.orca.learn.pytorch.predict_ray import predict_ray
+
+        return predict_ray(data, kind, shipped, config, feature_cols, batch_size, output_cols)
     if kind not in ("SparkXShards", "array") or is_tensors:
         raise UsageError(
             "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
             f"pandas DataFrames and paths of Parquet files, got {type(data).__name__}"
         )
-    predict = _predictor(shipped, config, feature_cols, batch_size, output_cols, threads)
+    predict = predictor(shipped, config, feature_cols, batch_size, output_cols, threads)
     if kind == "SparkXShards":
         from bigdl.orca.data.xshards import SparkXShards, persistence
 
@@ -76,15 +88,21 @@ def predict_any(
 
 
 def opened(data: Any, cluster) -> Any:
-    """`data`, with the DataFrame of the files instead of paths of Parquet files."""
+    """`data`, with the DataFrame (or Ray Dataset) of the files instead of paths of Parquet."""
     if kind_of(data) != "path":
         return data
     paths = [os.fspath(p) for p in (data if isinstance(data, list | tuple) else [data])]
+    if isinstance(cluster, RayCluster):
+        from bigdl.orca.data.ray_dataset import parquet_dataset
+
+        return parquet_dataset(paths)
     return cluster.spark.read.parquet(*paths)
 
 
 def threads_of_task(cluster) -> int:
-    """How many cores Spark gives to a task."""
+    """How many cores the cluster gives to a task."""
+    if isinstance(cluster, RayCluster):
+        return 1
     return int(cluster.sc.getConf().get("spark.task.cpus", "1"))
 
 
@@ -133,7 +151,7 @@ def _run(shards, predict, cluster):
         except UsageError as error:
             return [(str(error), None)]
 
-    found = cluster.sc.parallelize(shards, len(shards)).mapPartitions(attempt).collect()
+    found = cluster.map_shards(attempt, shards)
     for message, _ in found:
         if message is not None:
             raise UsageError(message)
@@ -166,7 +184,7 @@ def _joined(pieces):
 # -- one shard ----------------------------------------------------------------------------------
 
 
-def _predictor(shipped, config, feature_cols, batch_size, output_cols, threads):
+def predictor(shipped, config, feature_cols, batch_size, output_cols, threads):
     """What predicts the shards of a partition, for ``RDD.mapPartitions``."""
     snapshot = shipped.digest, shipped.broadcast
     floats, names, paths = float_dtype(config), list(feature_cols), tuple(sys.path)

@@ -1,0 +1,251 @@
+"""Data between Spark's tasks and Ray's object store, past the driver.
+
+A task of Spark connects to the Ray node of its machine and hands what it has to that node's
+*store*, an actor of the driver that owns the objects: they outlive the task and its process.  The
+other way round a task asks a store for a reference.  References travel inside Ray only, so Ray
+always knows who needs an object.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.ray import RayCluster
+from bigdl.orca.cluster.ray_launch import set_environment, shared_environment
+
+__all__ = ["RaySide", "arrow_to_ray", "cells_to_ray", "partitions_to_ray"]
+
+_BLOCK = 64 << 20  # bytes of a block of cells
+_STORE = "bigdl-store-{}"
+
+_stores: dict[tuple[str, str], Any] = {}  # of this driver, by connection and node
+
+
+class _Store:
+    """Owner of objects that processes without a future have made."""
+
+    def __init__(self):
+        self._kept: dict[str, dict] = {}
+
+    def put(self, key: str, place, value) -> None:
+        """Keep a copy of a value; a second try of a task replaces what the first has left."""
+        import ray
+
+        self._kept.setdefault(key, {})[place] = ray.put(value)
+
+    def keep(self, key: str, references: list) -> None:
+        self._kept[key] = dict(enumerate(references))
+
+    def references(self, key: str) -> dict:
+        return self._kept.get(key, {})
+
+    def reference(self, key: str, place) -> list:
+        return [self._kept[key][place]]
+
+    def drop(self, key: str) -> None:
+        self._kept.pop(key, None)
+
+
+@dataclass(frozen=True)
+class RaySide:
+    """How a task of Spark gets to Ray; travels in the task.
+
+    Attributes
+    ----------
+    address : str
+    namespace : str
+    key : str
+        Under which the stores keep the objects of one exchange.
+    environment : dict of str to str
+        Variables that a process needs to connect; Ray's token is among them.
+    """
+
+    address: str
+    namespace: str
+    key: str
+    environment: dict[str, str]
+
+    @classmethod
+    def of(cls, cluster: RayCluster) -> RaySide:
+        """The way to the driver's Ray, for one exchange; starts the stores."""
+        import ray
+
+        start_stores(cluster)
+        context = ray.get_runtime_context()
+        key = secrets.token_hex(8)
+        return cls(context.gcs_address, context.namespace, key, shared_environment())
+
+    def connect(self):
+        """Connect this process; returns the store of its node."""
+        import ray
+
+        if ray.is_initialized() and ray.get_runtime_context().gcs_address != self.address:
+            ray.shutdown()
+        if not ray.is_initialized():
+            set_environment(self.environment)
+            try:
+                ray.init(
+                    self.address,
+                    namespace=self.namespace,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
+            except (ConnectionError, RuntimeError) as error:
+                raise UsageError(
+                    f"The Spark task on {os.uname().nodename} cannot connect to Ray at "
+                    f"{self.address} ({error}); start Ray on Spark's nodes by "
+                    "init_orca_context(init_ray_on_spark=True)"
+                ) from None
+        node = ray.get_runtime_context().get_node_id()
+        return ray.get_actor(_STORE.format(node), namespace=self.namespace)
+
+    def put(self, place, value) -> None:
+        """Leave a value with the store of this node."""
+        import ray
+
+        ray.get(self.connect().put.remote(self.key, place, value))
+
+    def take(self, place) -> Any:
+        """A value that the driver has left with the stores."""
+        import ray
+
+        (reference,) = ray.get(self.connect().reference.remote(self.key, place))
+        return ray.get(reference)
+
+    # -- on the driver -------------------------------------------------------------------------
+
+    def collect(self) -> dict:
+        """References of what the tasks have left, by place; the stores let go of it."""
+        import ray
+
+        found: dict = {}
+        for store in _stores.values():
+            found.update(ray.get(store.references.remote(self.key)))
+        self.drop()
+        return found
+
+    def leave(self, references: list) -> None:
+        """Leave objects for the tasks, by their places in a list."""
+        import ray
+
+        ray.get([store.keep.remote(self.key, references) for store in _stores.values()])
+
+    def drop(self) -> None:
+        """Let the stores forget this exchange."""
+        from bigdl.orca.cluster.ray import is_connected
+
+        if is_connected():
+            for store in _stores.values():
+                store.drop.remote(self.key)
+
+
+def start_stores(cluster: RayCluster) -> None:
+    """A store on every node, also on those that run no tasks."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    session = cluster.session
+    for other in [key for key in _stores if key[0] != session]:
+        del _stores[other]
+    started = []
+    for node in cluster.hosts:
+        if (session, node) not in _stores:
+            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+            actor = ray.remote(_Store).options(
+                name=_STORE.format(node), num_cpus=0, scheduling_strategy=strategy
+            )
+            _stores[session, node] = actor.remote()
+            started.append(_stores[session, node].drop.remote(""))
+    ray.get(started)
+
+
+def cells_to_ray(frame, cluster: RayCluster, num_workers: int) -> list[list]:
+    """Compute a DataFrame of cells (:mod:`bigdl.orca.data.feeds.packing`) into Ray.
+
+    Returns
+    -------
+    list of list of ObjectRef
+        For every worker, tables of its cells.
+    """
+    side = RaySide.of(cluster)
+
+    def put(batches):
+        from pyspark import TaskContext
+
+        source = TaskContext.get().partitionId()
+        for number, (target, table) in enumerate(_by_target(batches)):
+            side.put((target, source, number), table)
+        yield from ()
+
+    _run(frame.sparkSession.sparkContext, lambda: frame.mapInArrow(put, "done long").collect())
+    blocks: list[list] = [[] for _ in range(num_workers)]
+    for (target, *_), reference in sorted(side.collect().items(), key=lambda item: item[0]):
+        blocks[target].append(reference)
+    return blocks
+
+
+def _by_target(batches: Iterable) -> Iterator[tuple[int, Any]]:
+    """Tables of cells for one worker, each of about a block."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    waiting: dict[int, list] = {}
+    sizes: dict[int, int] = {}
+    for batch in batches:
+        for target in pc.unique(batch.column("target")).to_pylist():
+            part = batch.filter(pc.equal(batch.column("target"), target))
+            waiting.setdefault(target, []).append(part)
+            sizes[target] = sizes.get(target, 0) + part.nbytes
+            if sizes[target] > _BLOCK:
+                yield target, pa.Table.from_batches(waiting.pop(target))
+                sizes[target] = 0
+    for target, parts in waiting.items():
+        yield target, pa.Table.from_batches(parts)
+
+
+def arrow_to_ray(frame, cluster: RayCluster) -> list:
+    """Compute a DataFrame into Ray: references of an Arrow table for every partition, in order."""
+    side = RaySide.of(cluster)
+    schema = frame.limit(0).toArrow().schema
+
+    def put(batches):
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        batches = [batch for batch in batches if batch.num_rows]
+        table = pa.Table.from_batches(batches) if batches else schema.empty_table()
+        side.put(TaskContext.get().partitionId(), table)
+        yield from ()
+
+    _run(frame.sparkSession.sparkContext, lambda: frame.mapInArrow(put, "done long").collect())
+    return _in_order(side)
+
+
+def partitions_to_ray(rdd, cluster: RayCluster) -> list:
+    """Compute an RDD into Ray: references of the list of elements of every partition, in order."""
+    side = RaySide.of(cluster)
+
+    def put(place, elements):
+        side.put(place, list(elements))
+        yield place
+
+    _run(rdd.context, lambda: rdd.mapPartitionsWithIndex(put).collect())
+    return _in_order(side)
+
+
+def _in_order(side) -> list:
+    found = side.collect()
+    return [found[place] for place in sorted(found)]
+
+
+def _run(sc, job: Callable):
+    """Run a Spark job that Ctrl-C can end."""
+    from bigdl.orca.engine.stage import SparkCall
+
+    return SparkCall(sc, job).wait()

@@ -1,0 +1,231 @@
+"""One program on the actors of a Ray engine."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bigdl.orca.cluster.spark import user_import_path
+from bigdl.orca.engine.base import Job
+from bigdl.orca.engine.causes import NoWay, user_error, worker_lost
+from bigdl.orca.engine.channel import Channel
+from bigdl.orca.engine.program import active_jobs, job_number, pickled
+from bigdl.orca.engine.ray_pool import kill
+from bigdl.orca.engine.stage import Watch, interruptible
+from bigdl.orca.engine.task import TaskSpec
+from bigdl.orca.engine.uplink import decode
+
+if TYPE_CHECKING:
+    from bigdl.orca.engine.ray import RayEngine
+
+__all__ = ["RayJob"]
+
+logger = logging.getLogger("bigdl.orca")
+
+_LOOK_S = 0.05  # seconds between two looks of the driver
+_GRACE_S = 2.0  # seconds that survivors get to notice that a peer went away
+_END_S = 5.0  # seconds that workers get to end when they are told to
+
+_ENDED = "its Python process ended unexpectedly", "their Python processes ended unexpectedly"
+_AWAY = "its node went away", "their nodes went away"
+_NODE_DIED = "node has died"  # as Ray says it
+
+
+class RayJob(Job):
+    """One program on actors; made by :meth:`RayEngine.open`."""
+
+    def __init__(
+        self, engine: RayEngine, fn, feed, num_workers: int, threads: int, keep_spools: bool
+    ):
+        program = pickled(fn)
+        self._engine = engine
+        self._feed = feed
+        self.num_workers = num_workers
+        self._attempts = 0
+        self._spools: list[dict] | None = None
+        self._lines: list = []
+        self._ingest = None
+        self._resources = contextlib.ExitStack()
+        try:
+            number = self._resources.enter_context(job_number())
+            self._prepare()
+            self._channel = Channel(engine.cluster.driver_host, engine.port)
+            self._resources.callback(self._channel.close)
+        except BaseException:
+            self.close()
+            raise
+        self._spec = TaskSpec(
+            address=self._channel.address,
+            job=number,
+            active_jobs=active_jobs(),
+            world_size=num_workers,
+            threads=threads,
+            timeout=engine.timeout,
+            is_local=True,  # what a program prints comes by the channel, not by Ray's logs too
+            log_to_driver=engine.log_to_driver,
+            import_path=tuple(user_import_path()),
+            program=program,
+            keep_spools=keep_spools,
+            reader=self._ingest.reader if self._ingest else None,
+        )
+
+    def _prepare(self):
+        if self._feed is None:
+            return
+        from bigdl.orca.data.feeds.on_ray import prepare_on_ray
+
+        with interruptible():
+            self._ingest = prepare_on_ray(self._feed, self._engine.cluster, self.num_workers)
+        self._resources.callback(self._ingest.close)
+
+    def attempt(self, options=None, state=None, on_event=None) -> list:
+        while True:
+            results = self._attempt(options or {}, state, on_event)
+            if results is not None:
+                return results
+
+    def close(self) -> None:
+        from bigdl.orca.data.feeds.spool import remove_spool
+
+        lines, self._lines = self._lines, []
+        with contextlib.suppress(Exception):  # workers on other machines removed theirs
+            for doc in (d for line in lines for d in self._spools_of(line).values()):
+                for spool in doc.values():
+                    remove_spool(spool["path"])
+        self._spec = None  # the input in Ray's object store is freed with the last reference
+        self._ingest = None
+        self._resources.close()
+
+    # -- one attempt ---------------------------------------------------------------------------
+
+    def _attempt(self, options, state, on_event):
+        """Results in rank order, or None when the input must be read again."""
+        self._attempts += 1
+        line = self._channel.line(self._attempts)
+        self._lines.append(line)
+        line.set_json("options", options)
+        if state is not None:
+            line.put_bytes("state", state)
+        spec = self._spec
+        if self._spools is not None:
+            spec = replace(spec, reader=None, spools=tuple(self._spools))
+        engine = self._engine
+        with (
+            interruptible(),
+            engine.pool.crew(self.num_workers, spec.threads, engine.patience) as actors,
+        ):
+            call = RayCall(actors, line)
+            watch = Watch(line, call, on_event)
+            call.run(spec, self._attempts, watch.poll)
+        watch.poll(final=True)
+        line.delete_bytes("state")
+        if self._spools is None and self._ingest is not None:
+            made = self._spools_of(line)
+            if len(made) == self.num_workers:
+                self._spools = [made[rank] for rank in range(self.num_workers)]
+        return self._results(line, watch, call)
+
+    def _spools_of(self, line) -> dict[int, dict]:
+        """Spools that the workers of one attempt made, by rank."""
+        keys = {place: f"spool/{place}" for place in range(self.num_workers)}
+        return {place: line.get_json(key) for place, key in keys.items() if line.has(key)}
+
+    def _results(self, line, watch, call):
+        ranks = range(self.num_workers)
+        if watch.first_error is not None:
+            raise user_error(watch.first_error) from None
+        if line.has(*(f"result/{rank}/kind" for rank in ranks)):
+            return [
+                decode(line.get(f"result/{rank}/kind").decode(), line.take_bytes(f"result/{rank}"))
+                for rank in ranks
+            ]
+        outcomes = {kind: detail for _, kind, detail in call.outcomes.values()}
+        if "unreachable" in outcomes:
+            raise NoWay(
+                f"The worker on {outcomes['unreachable']}; open that port of the driver for the "
+                "workers (channel_port= makes it a fixed one)"
+            )
+        if "nospool" in outcomes and not call.lost:
+            logger.info("The spooled input is gone; it is read again")
+            self._spools = None
+            return None
+        keys = [f"who/{place}" for place in sorted(call.lost)]
+        gone = [line.get_json(key) for key in keys if line.has(key)]
+        if any(_NODE_DIED in str(error) for error in call.lost.values()):
+            raise worker_lost(gone, *_AWAY)
+        raise worker_lost(gone, *(_ENDED if call.lost else [next(iter(outcomes.values()))]))
+
+
+class RayCall:
+    """One call of every actor of a crew.
+
+    Attributes
+    ----------
+    outcomes : dict of int to tuple
+        What the workers returned, by their place.
+    lost : dict of int to exception
+        The workers that died.
+    """
+
+    def __init__(self, actors: list, line):
+        self._actors, self._line = actors, line
+        self.outcomes: dict[int, tuple[int, str, str]] = {}
+        self.lost: dict[int, Exception] = {}
+
+    def run(self, spec, attempt: int, poll) -> None:
+        """Run a task on every actor and call `poll` until the end."""
+        import ray
+
+        shared = ray.put(spec)
+        calls = {
+            actor.run.remote(shared, attempt, place): place
+            for place, actor in enumerate(self._actors)
+        }
+        try:
+            self._await(calls, poll)
+        except BaseException:
+            self._stop(calls, "stopped by the driver")
+            raise
+
+    def _await(self, calls, poll):
+        import ray
+
+        ended_at = None
+        while calls:
+            done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_LOOK_S)
+            for call in done:
+                self._take(call, calls.pop(call))
+            if self.lost and ended_at is None:
+                ended_at = time.monotonic()
+            if calls and ended_at is not None and time.monotonic() - ended_at > _GRACE_S:
+                self._stop(calls, "another worker was lost")
+                ended_at = float("inf")
+            poll()
+
+    def _take(self, call, place):
+        import ray
+
+        try:
+            self.outcomes[place] = ray.get(call)
+        except ray.exceptions.RayActorError as error:
+            if not self._line.has("abort"):  # else it ended as it was told
+                self.lost[place] = error
+
+    def _stop(self, calls, why):
+        """End the workers: by themselves if they can."""
+        import ray
+
+        with contextlib.suppress(Exception):
+            self._line.set("abort", why)
+        with contextlib.suppress(Exception):
+            ray.wait(list(calls), num_returns=len(calls), timeout=_END_S)
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End the workers that have not returned."""
+        for place, actor in enumerate(self._actors):
+            if place not in self.outcomes:
+                kill(actor)

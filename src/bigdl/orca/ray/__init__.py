@@ -1,0 +1,8 @@
+"""Ray for programs of Orca: its context, under the names of BigDL 2.x."""
+
+from bigdl.orca.ray.context import OrcaRayContext
+
+RayContext = OrcaRayContext
+"""The name of BigDL 2.0."""
+
+__all__ = ["OrcaRayContext", "RayContext"]
