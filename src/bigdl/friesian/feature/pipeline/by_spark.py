@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["answers", "is_hidden", "schema_of", "transformed"]
 
 _HIDDEN = "__bigdl_asked_"
-_ACCURACY = 1000  # of percentile_approx: the rank is exact to one part in so many
+_ACCURACY = 10_000  # of percentile_approx: the rank is exact to one part in so many
 
 
 def schema_of(df: DataFrame) -> dict[str, Field]:

@@ -84,8 +84,4 @@ def _figures(value: Any) -> int:
 
 
 def _bytes(size: int) -> str:
-    for unit in ("B", "kB"):
-        if size < 1000:
-            return f"{size} {unit}"
-        size //= 1000
-    return f"{size} MB"
+    return f"{-(-size // 1000)} kB" if size < 1e6 else f"{size / 1e6:.1f} MB"

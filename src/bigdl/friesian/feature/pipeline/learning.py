@@ -78,8 +78,8 @@ def _program(
         if place in states and not step.is_row_wise and any(isinstance(e, Ask) for e in program):
             break  # what was asked is about the rows before this step
         requests = {} if place in states else step.requests(schema)
-        if not requests:
-            states.setdefault(place, {})
+        if not requests and place not in states:
+            states[place] = step.settled(schema, {})
         state = states.get(place)
         each = Fitted(step, schema, state)
         fitted.append(each)

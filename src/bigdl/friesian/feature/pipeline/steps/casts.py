@@ -47,7 +47,9 @@ _TRUE, _FALSE = ("t", "true", "y", "yes", "1"), ("f", "false", "n", "no", "0")
 def _whole(number: float, kind: str) -> int | None:
     """A number cut to a whole one, None where the kind cannot hold it."""
     limit = 1 << (kinds.BITS[kind] - 1)
-    if number != number or not (math.floor(number) <= limit - 1 and math.ceil(number) >= -limit):
+    if not math.isfinite(number):
+        return None
+    if not (math.floor(number) <= limit - 1 and math.ceil(number) >= -limit):
         # as a double the largest bigint is 2**63, which Spark takes for it
         return limit - 1 if kind == "bigint" and number == float(limit) else None
     return math.trunc(number)

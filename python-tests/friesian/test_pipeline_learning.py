@@ -1,0 +1,425 @@
+"""Pipelines: what they learn, keep, tell, and refuse."""
+
+import datetime
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.feature import FeatureTable
+from bigdl.friesian.feature.pipeline import FeaturePipeline, LocalWorkers
+
+
+@pytest.fixture(scope="module")
+def clicks():
+    """Clicks with skewed categories, in a table of Arrow."""
+    rng = np.random.default_rng(3)
+    count = 600
+    users = rng.zipf(1.4, count).clip(0, 60)
+    return pa.table(
+        {
+            "user": pa.array([f"u{u}" for u in users], mask=rng.random(count) < 0.1),
+            "item": pa.array(rng.integers(1, 30, count), pa.int32(), mask=rng.random(count) < 0.1),
+            "price": pa.array(rng.normal(size=count).round(3), mask=rng.random(count) < 0.2),
+            "time": pa.array(rng.permutation(count), pa.int64()),
+            "label": pa.array(rng.integers(0, 2, count), pa.int32()),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(clicks, tmp_path_factory):
+    """The clicks in two Parquet files of several row groups."""
+    folder = tmp_path_factory.mktemp("clicks")
+    pq.write_table(clicks.slice(0, 350), folder / "a.parquet", row_group_size=100)
+    pq.write_table(clicks.slice(350), folder / "b.parquet")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def table(orca_spark, folder):
+    return FeatureTable(orca_spark.read.parquet(folder).coalesce(1).cache())
+
+
+PIPELINE = (
+    FeaturePipeline()
+    .fill_median("price")
+    .quantile_bins("price", 4, out_cols="bin", drop=False)
+    .target_encode("user", "label", kfold=1)
+    .category_encode(["user", "item"], freq_limit={"user": 3}, order_by_freq=True)
+    .fillna(0, ["user", "item"])
+    .min_max_scale("price")
+    .one_hot_encode("bin")
+)
+
+
+def states(pipeline):
+    return [
+        {name: v.to_pydict() if hasattr(v, "to_pydict") else v for name, v in each.state.items()}
+        for each in pipeline._fitted
+    ]
+
+
+def copy_of(pipeline):
+    """A pipeline of the same steps that has learned nothing."""
+    return pipeline.drop("no such column")
+
+
+def assert_same_states(found, wanted):
+    for a, b in zip(states(found), states(wanted), strict=True):
+        assert a == pytest.approx(b) if all(isinstance(v, float) for v in b.values()) else a == b
+
+
+def test_files_and_tables_teach_the_same(table, folder):
+    by_spark, by_files = copy_of(PIPELINE).fit(table), copy_of(PIPELINE)
+    by_files.fit_files(folder, host="here")
+    assert_same_states(by_files, by_spark)
+    assert by_files.feature_schema() == by_spark.feature_schema()
+
+
+@pytest.mark.parametrize("host", ["spark", "local"])
+def test_files_keep_the_order_of_their_rows_wherever_they_are_computed(
+    table, folder, clicks, tmp_path, host
+):
+    pipeline = copy_of(PIPELINE)
+    if host == "local":
+        with LocalWorkers(2) as workers:
+            pipeline.fit_files(folder, host=workers)
+            rows = pipeline.transform_files(folder, str(tmp_path / "out"), host=workers)
+    else:
+        pipeline.fit_files(folder, host=host)
+        rows = pipeline.transform_files(folder, str(tmp_path / "out"), host=host)
+    assert rows == len(clicks)
+    found = pq.read_table(tmp_path / "out")
+    assert found["time"].to_pylist() == clicks["time"].to_pylist()
+    assert found.to_pylist() == pipeline.transform(table).df.toArrow().to_pylist()
+    assert (tmp_path / "out" / "_SUCCESS").exists()
+
+
+def test_spark_reads_what_the_executor_arrow_wrote(orca_spark, table, folder, tmp_path):
+    pipeline = copy_of(PIPELINE).fit(table)
+    pipeline.transform_files(folder, str(tmp_path), host="here")
+    found = orca_spark.read.parquet(str(tmp_path))
+    assert found.dtypes == pipeline.transform(table).dtypes
+    assert found.count() == table.size()
+
+
+def test_files_can_be_transformed_by_spark_alone(table, folder, tmp_path):
+    pipeline = copy_of(PIPELINE).fit_files(folder, executor="catalyst")
+    assert pipeline.transform_files(folder, str(tmp_path / "out"), executor="catalyst") == 600
+
+
+def test_one_pass_learns_what_does_not_depend_on_each_other(table, monkeypatch):
+    from bigdl.friesian.feature.pipeline import by_spark
+
+    passes = []
+    answers = by_spark.answers
+    monkeypatch.setattr(
+        by_spark, "answers", lambda df, program: passes.append(1) or answers(df, program)
+    )
+    names = ["user", "item"]
+    independent = FeaturePipeline().fillna(0.0, "price").category_encode(names).fillna(0, names)
+    independent.min_max_scale("price").cross_columns([["time", "label"]], [9]).fit(table)
+    assert len(passes) == 1
+    passes.clear()
+    FeaturePipeline().category_encode("item").min_max_scale("item").fit(table)
+    assert len(passes) == 2
+
+
+def test_numbers_are_those_of_a_feature_table(table):
+    names = ["user", "item"]
+    wanted, _ = table.category_encode(names, freq_limit=4, order_by_freq=True)
+    wanted, _ = wanted.fillna(0, names).fill_median("price").min_max_scale("price")
+    pipeline = FeaturePipeline().category_encode(names, freq_limit=4, order_by_freq=True)
+    pipeline = pipeline.fillna(0, names).fill_median("price").min_max_scale("price")
+    found = pipeline.fit_transform(table)
+    pd.testing.assert_frame_equal(found.to_pandas(), wanted.to_pandas())
+
+
+def test_codes_of_training_rows_do_not_know_their_own_fold(table):
+    pipeline = FeaturePipeline().target_encode("user", "label", kfold=3)
+    training = pipeline.fit_transform(table)
+    wanted, codes = table.target_encode("user", "label", kfold=3)
+    columns = ["time", "user_te_label"]
+    found = training.select(columns).to_pandas().sort_values("time", ignore_index=True)
+    expected = wanted.select(columns).to_pandas().sort_values("time", ignore_index=True)
+    pd.testing.assert_frame_equal(found, expected)
+    later = pipeline.transform(table).select(columns).to_pandas().sort_values("time")
+    by_codes = table.encode_target(codes, drop_cat=False).select(columns).to_pandas()
+    np.testing.assert_allclose(
+        later["user_te_label"], by_codes.sort_values("time")["user_te_label"]
+    )
+
+
+def test_several_columns_can_have_one_vocabulary(orca_spark):
+    frame = orca_spark.createDataFrame([("a", "b"), ("c", "a"), ("a", None)], "x string, y string")
+    pipeline = FeaturePipeline().category_encode({"src_cols": ["x", "y"], "col_name": "both"})
+    found = pipeline.fit_transform(frame).to_pandas().astype("Int32").to_numpy(na_value=0)
+    assert found.tolist() == [[1, 2], [3, 1], [1, 0]]
+    assert pipeline.transform_row({"x": "c", "y": "d"}) == {"x": 3, "y": None}
+
+
+# -- steps on tables -------------------------------------------------------------------------------
+
+
+def test_histories_and_negatives_are_those_of_a_feature_table(table):
+    def run(on):
+        on = on.dropna(["user", "item"]).add_hist_seq("item", "user", max_len=4)
+        on = on.add_negative_samples(item_size=31, neg_num=1, seed=5)
+        return on.add_neg_hist_seq(31, "item_hist_seq", 2, seed=7).pad("item_hist_seq", seq_len=3)
+
+    pipeline = run(FeaturePipeline()).min_max_scale("time")
+    found = pipeline.fit_transform(table)
+    wanted, _ = run(table).min_max_scale("time")
+    columns = ["time", "item", "label", "item_hist_seq", "neg_item_hist_seq"]
+    assert found.columns == wanted.columns
+    key = ["time", "label"]
+    for name in columns:
+        a, b = (each.to_pandas().sort_values(key)[name].tolist() for each in (found, wanted))
+        assert list(map(str, a)) == list(map(str, b))
+    schema = pipeline.feature_schema()
+    assert schema["item"].cardinality == 31
+    assert schema.length("item_hist_seq") == 3
+
+
+def test_figures_are_those_of_the_rows_at_their_place(table):
+    pipeline = FeaturePipeline().category_encode("user").filter("time < 10").min_max_scale("time")
+    found = pipeline.fit_transform(table)
+    assert found.get_stats("time", ["min", "max"]) == {"time": [0.0, 1.0]}
+    assert len(pipeline._fitted[0].state["user"]) > 10  # of all rows
+    assert pipeline.explain().count("catalyst, arrow, row") == 2
+
+
+def test_steps_on_tables_are_refused_elsewhere(table, folder, tmp_path):
+    pipeline = FeaturePipeline().filter("label = 1").fit(table)
+    for refused in (
+        lambda: pipeline.transform_row({"label": 1}),
+        lambda: pipeline.transform_files(folder, str(tmp_path / "out")),
+        lambda: pipeline.fit_files(folder),
+    ):
+        with pytest.raises(UsageError, match="filter run on tables of Spark only"):
+            refused()
+
+
+# -- rows, folders ---------------------------------------------------------------------------------
+
+
+def test_a_saved_pipeline_serves_rows_without_spark(table, clicks, tmp_path):
+    path = str(tmp_path / "saved")
+    pipeline = copy_of(PIPELINE).fit(table)
+    pipeline.save(path)
+    rows = clicks.slice(0, 20).to_pylist()
+    program = (
+        "import json, sys\n"
+        "from bigdl.friesian.feature.pipeline import FeaturePipeline\n"
+        "pipeline = FeaturePipeline.load(sys.argv[1])\n"
+        "rows = [pipeline.transform_row(row) for row in json.loads(sys.argv[2])]\n"
+        "assert 'pyspark' not in sys.modules and 'torch' not in sys.modules\n"
+        "print(json.dumps(rows))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, path, json.dumps(rows)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [pipeline.transform_row(row) for row in rows]
+
+
+def test_a_loaded_pipeline_is_the_one_that_was_saved(table, tmp_path):
+    pipeline = copy_of(PIPELINE).fit(table)
+    pipeline.save(str(tmp_path / "saved"))
+    pipeline.save(str(tmp_path / "saved"))  # in the place of the first
+    loaded = FeaturePipeline.load(str(tmp_path / "saved"))
+    assert states(loaded) == states(pipeline)
+    assert loaded.explain() == pipeline.explain()
+    assert loaded.feature_schema() == pipeline.feature_schema()
+    assert loaded.transform(table).to_pandas().equals(pipeline.transform(table).to_pandas())
+    assert not list((tmp_path / "saved").glob("*.pkl"))
+
+
+def test_a_pipeline_that_has_not_learned_can_be_saved(table, tmp_path):
+    PIPELINE.save(str(tmp_path / "saved"))
+    loaded = FeaturePipeline.load(str(tmp_path / "saved"))
+    with pytest.raises(UsageError, match="call fit first"):
+        loaded.transform_row({})
+    assert_same_states(copy_of(loaded).fit(table), copy_of(PIPELINE).fit(table))
+
+
+def test_folders_of_any_file_system_hold_pipelines(table):
+    copy_of(PIPELINE).fit(table).save("memory://pipelines/one")
+    assert FeaturePipeline.load("memory://pipelines/one").transform_row(
+        {"user": "u1", "item": 3, "price": None, "time": 0, "label": None}
+    )
+
+
+def test_columns_that_nobody_reads_may_be_missing(table, folder, tmp_path):
+    pipeline = FeaturePipeline().category_encode("item").rename({"label": "clicked"})
+    pipeline = pipeline.select("clicked", "item").fit(table)
+    assert pipeline.transform_row({"item": 3, "more": 1}) == {"item": 3}
+    assert pipeline.transform_row({"item": 3, "label": 1}) == {"clicked": 1, "item": 3}
+    assert pipeline.transform(table.drop("label")).columns == ["item"]
+    pq.write_table(pa.table({"item": pa.array([3], pa.int32())}), tmp_path / "one.parquet")
+    pipeline.transform_files(str(tmp_path / "one.parquet"), str(tmp_path / "out"), host="here")
+    assert pq.read_table(tmp_path / "out").to_pydict() == {"item": [3]}
+
+
+def test_numbers_of_numpy_count_as_those_of_python(table):
+    pipeline = FeaturePipeline().fillna(0.0, "price").category_encode("item").fit(table)
+    row = {"item": np.int64(3), "price": np.float32(0.5)}
+    assert pipeline.transform_row(row) == {"item": 3, "price": 0.5}
+
+
+def test_a_recorded_method_leaves_the_pipeline_alone():
+    first = FeaturePipeline().fillna(0, "a")
+    second = first.fillna(0, "b")
+    assert repr(first) == "<FeaturePipeline of 1 steps, has not learned>"
+    assert repr(second) == "<FeaturePipeline of 2 steps, has not learned>"
+
+
+def test_explain_says_what_was_learned(table):
+    pipeline = FeaturePipeline().category_encode("item").min_max_scale("price")
+    assert pipeline.explain().count("nothing yet") == 2
+    text = pipeline.fit(table).explain()
+    assert "29 rows" in text
+    assert "2 figures" in text
+    assert "item int (30 values)" in text
+
+
+def test_schema_has_all_numbers_that_can_occur(table):
+    names = ["user", "item"]
+    pipeline = FeaturePipeline().category_encode(names, oov_buckets=5).fillna(0, names)
+    pipeline = pipeline.cross_columns([["user", "item"]], [99]).cut_bins("price", [0, 1])
+    schema = pipeline.fit(table).feature_schema()
+    assert schema.cardinality("item") == 29 + 5 + 1
+    assert schema.cardinality("user_item") == 99
+    assert schema.cardinality("price_bin") == 4
+    assert schema["time"].cardinality is None
+
+
+# -- wrong input -----------------------------------------------------------------------------------
+
+WRONG = {
+    "missing column": (lambda p: p.fillna(0, "nope"), "do not exist in this Table"),
+    "fill of another kind": (lambda p: p.fillna("a", "item"), "string does not match the type"),
+    "vocabulary of doubles": (lambda p: p.category_encode("price"), "cast or bin them first"),
+    "cross of doubles": (lambda p: p.cross_columns(["user", "price"], 9), "cannot be hashed"),
+    "double as text": (lambda p: p.cast("price", "string"), "cannot be cast to string"),
+    "scaled text": (lambda p: p.min_max_scale("user"), "cannot be scaled"),
+    "bins of text": (lambda p: p.cut_bins("user", 3), "should be a column of numbers"),
+    "mask of numbers": (lambda p: p.mask("item"), "should be a column of arrays"),
+    "renamed onto another": (lambda p: p.rename({"item": "user"}), "several columns"),
+    "indicators of text": (lambda p: p.one_hot_encode("user"), "column of whole numbers"),
+    "targets of text": (lambda p: p.target_encode("item", "user"), "column of numbers"),
+    "labels too few": (lambda p: p.cut_bins("price", [0], ["a"]), "should be of length 2"),
+    "mixed vocabulary": (
+        lambda p: p.category_encode({"src_cols": ["user", "item"]}),
+        "should be of one type",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_columns_that_do_not_fit_are_named_at_fit(table, wrong):
+    record, message = WRONG[wrong]
+    with pytest.raises(UsageError, match=message):
+        record(FeaturePipeline()).fit(table)
+
+
+UNRECORDABLE = {
+    "fill of a list": (lambda p: p.fillna([], "a"), "value should be int"),
+    "no bound": (lambda p: p.clip("a"), "at least one of min and max"),
+    "bounds in disorder": (lambda p: p.clip("a", 2, 1), "min should be smaller"),
+    "empty range": (lambda p: p.min_max_scale("a", 1, 1), "min should be smaller"),
+    "unknown hash": (lambda p: p.hash_encode("a", 5, "crc"), "method should be one of"),
+    "no bins": (lambda p: p.hash_encode("a", 0), "bins should be a whole number"),
+    "unknown type": (lambda p: p.cast("a", "money"), "dtype should be string"),
+    "edges in disorder": (lambda p: p.cut_bins("a", [2, 1]), "should be ascending"),
+    "one quantile": (lambda p: p.quantile_bins("a", 1), "whole number from 2 on"),
+    "regular expression": (lambda p: p.category_encode("a", sep="\\s"), "plain text"),
+    "buckets of tokens": (
+        lambda p: p.category_encode("a", do_split=True, oov_buckets=2),
+        "cannot be used with do_split",
+    ),
+    "twins": (lambda p: p.select("a", "a"), "every column once"),
+    "condition of no text": (lambda p: p.filter(3), "condition should be str"),
+}
+
+
+@pytest.mark.parametrize("wrong", UNRECORDABLE)
+def test_arguments_that_do_not_fit_are_refused_when_they_are_recorded(wrong):
+    record, message = UNRECORDABLE[wrong]
+    with pytest.raises(UsageError, match=message):
+        record(FeaturePipeline())
+
+
+ROWS = {
+    "no column": ({}, r"has no \['item'\]"),
+    "text for a number": ({"item": "3"}, "should be of type int"),
+    "too large": ({"item": 2**31}, "cannot hold"),
+    "truth for a number": ({"item": True}, "should be of type int"),
+    "a fraction for a whole number": ({"item": 1.0}, "should be of type int"),
+    "a date for text": ({"item": 1, "user": datetime.date.today()}, "should be of type string"),
+}
+
+
+@pytest.mark.parametrize("wrong", ROWS)
+def test_rows_that_do_not_fit_are_refused(table, wrong):
+    row, message = ROWS[wrong]
+    pipeline = FeaturePipeline().category_encode("item").fit(table)
+    with pytest.raises(UsageError, match=message):
+        pipeline.transform_row(row)
+
+
+def test_tables_and_files_that_do_not_fit_are_refused(table, folder, tmp_path):
+    pipeline = FeaturePipeline().category_encode("item")
+    with pytest.raises(UsageError, match="call fit first"):
+        pipeline.transform(table)
+    pipeline.fit(table)
+    with pytest.raises(UsageError, match="the pipeline reads them"):
+        pipeline.transform(table.drop("item"))
+    with pytest.raises(UsageError, match="was int when the pipeline learned, and is now bigint"):
+        pipeline.transform(table.cast("item", "long"))
+    with pytest.raises(UsageError, match="should be a FeatureTable or a DataFrame"):
+        pipeline.fit([1])
+    with pytest.raises(UsageError, match="cannot replace the files"):
+        pipeline.transform_files(folder, folder, host="here")
+    with pytest.raises(UsageError, match="exists already"):
+        pipeline.transform_files(folder, str(tmp_path), host="here", mode="error")
+    with pytest.raises(UsageError, match="executor should be arrow or catalyst"):
+        pipeline.transform_files(folder, str(tmp_path), executor="dask")
+    with pytest.raises(UsageError, match="host should be"):
+        pipeline.transform_files(folder, str(tmp_path), host="moon")
+
+
+def test_files_of_different_types_are_refused_by_every_host(table, folder, tmp_path):
+    pq.write_table(pa.table({"item": pa.array([1], pa.int32())}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"item": pa.array(["1"])}), tmp_path / "b.parquet")
+    for host in ("here", "spark"):
+        with pytest.raises(UsageError, match="item should be of type int, but is string in"):
+            FeaturePipeline().category_encode("item").fit_files(str(tmp_path), host=host)
+
+
+def test_folders_that_hold_no_pipeline_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="There is no pipeline at"):
+        FeaturePipeline.load(str(tmp_path / "nowhere"))
+    (tmp_path / "data.csv").write_text("1")
+    with pytest.raises(UsageError, match="is no pipeline"):
+        PIPELINE.save(str(tmp_path))
+    path = tmp_path / "new"
+    PIPELINE.save(str(path))
+    content = json.loads((path / "pipeline.json").read_text())
+    (path / "pipeline.json").write_text(json.dumps(content | {"version": 99}))
+    with pytest.raises(UsageError, match="has the version 99"):
+        FeaturePipeline.load(str(path))
+    (path / "pipeline.json").write_text("{")
+    with pytest.raises(UsageError, match="cannot be read"):
+        FeaturePipeline.load(str(path))
