@@ -1,0 +1,481 @@
+"""Training of Nano beside plain Lightning: from JPEG files to updated weights.
+
+    python benchmarks/nano_training.py --data-dir DIR [--only pipeline scratch transfer]
+        [--images 96] [--batch 32] [--repeats 5] [--clock cpu] [--json results.json] [--quick]
+
+The data are a folder with ``train/cat/*.jpg`` and ``train/dog/*.jpg`` (or the classes directly);
+without ``--data-dir`` they are ``$BIGDL_DATA/cats-dogs``. The program is that of Fig. 2 of Dai et
+al. (BigDL 2.0, CVPR 2022): resize to 256, no jitter, random crop of 224, random flip, resize to
+128, and ResNet50 on cats and dogs, here with random weights: speed does not depend on them.
+
+===================  ============================================================================
+``pipeline``         files to batches of tensors: PIL transforms as torchvision applies them, and
+                     Nano's datasets and transforms, with one thread and with all
+``scratch``          all weights are trained: plain Lightning against bf16, channels last, Nano's
+                     pipeline and the tuned allocator; a row for each of them left out
+``transfer``         the trunk is frozen and in eval mode, the head is trained: plain Lightning,
+                     also with the trunk under ``no_grad``, against the frozen prefix in fp32, bf16
+                     and int8; ``cached`` trains on features kept on disk, which needs transforms
+                     that draw nothing, so it does other work than the rest
+===================  ============================================================================
+
+There are two processes, one with glibc's allocator as it is and one that keeps freed memory
+(``bigdl.common.memory.tune_allocator``), for the allocator belongs to a process. A repeat asks
+every side in turn to train on the same number of images, so that the noise of a shared machine
+meets all of them. Ratios are medians over the repeats of the ratio within one repeat, with their
+range.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from importlib import metadata
+from pathlib import Path
+
+ALLOCATORS = ("default", "tuned")
+SIDES = {
+    "pipeline": ("pil", "nano one thread", "nano"),
+    "scratch": (
+        "plain",
+        "nano",
+        "nano without pipeline",
+        "nano without channels_last",
+        "nano without bf16",
+    ),
+    "transfer": (
+        "plain",
+        "plain no_grad",
+        "nano fp32",
+        "nano bf16",
+        "nano int8",
+        "nano bf16 without pipeline",
+        "nano int8 without pipeline",
+        "nano int8 cached",
+    ),
+}
+# (scenario, side, base's allocator) and the ratio that is aimed at.
+GATES = {
+    ("pipeline", "nano"): 1.8,
+    ("scratch", "nano"): 2.8,
+    ("transfer", "nano bf16"): 5.0,
+    ("transfer", "nano int8"): 8.0,
+}
+CALIBRATION_ROWS = 32
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+# -- the plain program: what torchvision's transforms do with PIL images --------------------------
+
+
+def pil_dataset(root):
+    import numpy as np
+    import torch
+    from PIL import Image
+    from torch.utils.data import Dataset
+
+    def shorter_edge(image, size):
+        width, height = image.size
+        scale = size / min(width, height)
+        longer = int(size * max(width, height) / min(width, height))
+        if scale == 1:
+            return image
+        new = (size, longer) if width <= height else (longer, size)
+        return image.resize(new, Image.Resampling.BILINEAR)
+
+    def transform(image):
+        image = shorter_edge(image, 256)
+        left = int(torch.randint(image.width - 224 + 1, ()))
+        top = int(torch.randint(image.height - 224 + 1, ()))
+        image = image.crop((left, top, left + 224, top + 224))
+        if torch.rand(()) < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        image = shorter_edge(image, 128)
+        values = torch.from_numpy(np.array(image))
+        return values.permute(2, 0, 1).contiguous().float().div(255)
+
+    class PilFolder(Dataset):
+        def __init__(self):
+            classes = sorted(path for path in Path(root).iterdir() if path.is_dir())
+            self.samples = [
+                (file, label)
+                for label, folder in enumerate(classes)
+                for file in sorted(folder.glob("*.jpg"))
+            ]
+
+        def __len__(self):
+            return len(self.samples)
+
+        def __getitem__(self, index):
+            path, label = self.samples[index]
+            with open(path, "rb") as file:
+                return transform(Image.open(file).convert("RGB")), label
+
+    return PilFolder()
+
+
+def nano_dataset(root, augmented=True):
+    from bigdl.nano.pytorch.vision import transforms
+    from bigdl.nano.pytorch.vision.datasets import ImageFolder
+
+    random_steps = [transforms.RandomCrop(224), transforms.RandomHorizontalFlip()]
+    steps = random_steps if augmented else [transforms.CenterCrop(224)]
+    chain = [transforms.Resize(256), transforms.ColorJitter(), *steps, transforms.Resize(128)]
+    return ImageFolder(root, transforms.Compose([*chain, transforms.ToTensor()]))
+
+
+def mixed(dataset, images):
+    """As many samples of all classes, the same on every side."""
+    from torch.utils.data import Subset
+
+    order = list(range(len(dataset)))
+    random.Random(0).shuffle(order)
+    return Subset(dataset, (order * (1 + images // len(order)))[:images])
+
+
+def loader_of(dataset, batch):
+    from torch.utils.data import DataLoader
+
+    return DataLoader(dataset, batch_size=batch, shuffle=True, drop_last=True)
+
+
+# -- the sides: each is built once and returns a function that trains on all images once ----------
+
+
+def pipeline_side(case, name):
+    dataset = mixed(
+        pil_dataset(case["root"]) if name == "pil" else nano_dataset(case["root"]), case["images"]
+    )
+    if name == "nano one thread":
+        whole = dataset.dataset
+        whole._thread_safe = False  # as with a transform of the user's own
+    loader = loader_of(dataset, case["batch"])
+
+    def run():
+        for _ in loader:
+            pass
+
+    return run, {}
+
+
+def classifier(frozen, no_grad=False):
+    import torch
+
+    from bigdl.nano.pytorch.vision.models import ImageClassifier, resnet50
+
+    class Classifier(ImageClassifier):
+        losses = ()
+
+        def forward(self, images):
+            if not no_grad:
+                return super().forward(images)
+            with torch.no_grad():
+                features = self.backbone(images)
+            return self.head(features)
+
+        def training_step(self, batch, batch_idx):
+            images, labels = batch
+            loss = self.criterion(self(images), labels)
+            self.losses.append(loss.detach())
+            return loss
+
+        def configure_optimizers(self):
+            trained = [p for p in self.parameters() if p.requires_grad]
+            return torch.optim.SGD(trained, 0.01, momentum=0.9)
+
+    torch.manual_seed(0)
+    backbone = resnet50()
+    norms = [part for part in backbone.modules() if isinstance(part, torch.nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None  # plain averages, for the statistics of a few batches
+    with torch.no_grad():  # without statistics random features grow without bound
+        for _ in range(2):
+            backbone(torch.rand(16, 3, 128, 128))
+    for norm in norms:
+        norm.momentum = 0.1
+    model = Classifier(backbone.freeze() if frozen else backbone, 2)
+    model.losses = []
+    return model
+
+
+def fit_of(model, loader, **options):
+    """A function that trains the model on the loader once, by Lightning."""
+    import logging
+
+    import pytorch_lightning as pl
+
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+
+    def run():
+        trainer = pl.Trainer(
+            max_epochs=1,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **options,
+        )
+        trainer.fit(model, loader)
+
+    return run
+
+
+def scratch_side(case, name):
+    import torch
+
+    left_out = name.partition(" without ")[2]
+    nano = name.startswith("nano")
+    dataset = nano_dataset if nano and left_out != "pipeline" else pil_dataset
+    model = classifier(frozen=False)
+    if nano and left_out != "channels_last":
+        model = model.to(memory_format=torch.channels_last)
+    precision = "bf16-mixed" if nano and left_out != "bf16" else "32-true"
+    loader = loader_of(mixed(dataset(case["root"]), case["images"]), case["batch"])
+    return fit_of(model, loader, precision=precision), {"model": model}
+
+
+def transfer_side(case, name):
+    import torch
+
+    from bigdl.nano.pytorch.frozen import accelerate_frozen_prefix
+
+    kind, _, left_out = name.partition(" without ")
+    model = classifier(frozen=True, no_grad=kind == "plain no_grad")
+    nano = kind.startswith("nano")
+    dataset = nano_dataset if nano and left_out != "pipeline" else pil_dataset
+    data = mixed(dataset(case["root"]), case["images"])
+    about = {"model": model}
+    if nano:
+        calibration = loader_of(mixed(nano_dataset(case["root"]), CALIBRATION_ROWS), 8)
+        started = time.perf_counter()
+        prefix = accelerate_frozen_prefix(
+            model,
+            torch.rand(case["batch"], 3, 128, 128),
+            precision=kind.split()[1],
+            calib_data=calibration,
+            sample_size=CALIBRATION_ROWS,
+        )
+        about |= {"error": prefix.segments[0].error, "method": prefix.segments[0].method}
+        if kind.endswith("cached"):
+            fixed = mixed(nano_dataset(case["root"], augmented=False), case["images"])
+            fixed.deterministic = True  # a Subset does not say
+            data = prefix.cached(fixed, tempfile.mkdtemp(prefix="bigdl-features-"), case["batch"])
+        about["build_s"] = time.perf_counter() - started
+    return fit_of(model, loader_of(data, case["batch"])), about
+
+
+BUILDERS = {"pipeline": pipeline_side, "scratch": scratch_side, "transfer": transfer_side}
+
+
+# -- a process: all sides that run with one allocator ----------------------------------------------
+
+
+def worker(case):
+    """Build all sides, then run the one that each line of stdin names, and say how long it took."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print
+    warnings.simplefilter("ignore")
+    clock = CLOCKS[case["clock"]]
+    if case["clock"] == "cpu":  # before a library counts the cores
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    if case["allocator"] == "tuned":
+        from bigdl.common.memory import tune_allocator
+
+        assert tune_allocator(), "this allocator cannot be tuned"
+    runs, abouts = {}, {}
+    for name in case["sides"]:
+        runs[name], abouts[name] = BUILDERS[case["scenario"]](case, name)
+        runs[name]()  # the first batches compile, allocate and read files
+    told = {
+        name: {key: value for key, value in about.items() if key != "model"}
+        for name, about in abouts.items()
+    }
+    answers.write(json.dumps(told) + "\n")
+    for line in sys.stdin:
+        name = line.strip()
+        started = clock()
+        runs[name]()
+        answer = {"seconds": clock() - started}
+        if "model" in abouts[name]:
+            answer["loss"] = float(abouts[name]["model"].losses[-1])
+        answers.write(json.dumps(answer) + "\n")
+
+
+class Worker:
+    """A process that runs sides on demand."""
+
+    def __init__(self, case):
+        command = [sys.executable, __file__, "--worker", json.dumps(case)]
+        environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.about = self._answer()
+
+    def _answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a side failed, its process ended with {self.process.wait()}")
+        return json.loads(line)
+
+    def run(self, name):
+        self.process.stdin.write(name + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measure(scenario, options):
+    """Milliseconds per image of each side and allocator, in every repeat."""
+    case = {"scenario": scenario, "root": options.root, "batch": options.batch}
+    case["clock"] = options.clock
+    case["images"] = options.images * (4 if scenario == "pipeline" else 1)
+    sides = [side for side in SIDES[scenario] if side in options.sides]
+    both = [side for side in sides if " without " not in side and not side.endswith("cached")]
+    shares = {"default": both, "tuned": sides}
+    workers = {
+        allocator: Worker({**case, "allocator": allocator, "sides": share})
+        for allocator, share in shares.items()
+    }
+    found = {}
+    try:
+        for _ in range(options.repeats):
+            for side in sides:
+                for allocator in ALLOCATORS:
+                    if side in shares[allocator]:
+                        answer = workers[allocator].run(side)
+                        entry = found.setdefault((side, allocator), {"ms": [], "loss": None})
+                        entry["ms"].append(1000 * answer["seconds"] / case["images"])
+                        entry["loss"] = answer.get("loss")
+        for side, allocator in found:
+            found[side, allocator] |= workers[allocator].about[side]
+    finally:
+        for each in workers.values():
+            each.close()
+    return found
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def ratio(found, key, base):
+    """Median and range of how many times as fast as the base."""
+    pairs = zip(found[base]["ms"], found[key]["ms"], strict=True)
+    ratios = [before / after for before, after in pairs]
+    return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def report(scenario, found):
+    plain = SIDES[scenario][0]
+    bases = [(plain, allocator) for allocator in ALLOCATORS if (plain, allocator) in found]
+    titles = "".join(f" × {side}, {allocator} |" for side, allocator in bases)
+    print(f"\n### {scenario}\n\n| side | allocator | ms/image |{titles} last loss | built in |")
+    print("|---|---|---|" + "---|" * len(bases) + "---|---|")
+    for key, entry in found.items():
+        cells = []
+        for base in bases:
+            middle, low, high = ratio(found, key, base)
+            cells.append(f"{middle:.2f} ({low:.2f}…{high:.2f})")
+        loss = "" if entry["loss"] is None else f"{entry['loss']:.3f}"
+        built = ""
+        if "build_s" in entry:
+            built = f"{entry['build_s']:.0f} s, {entry['method']}, error {entry['error']:.2g}"
+        row = [*key, f"{statistics.median(entry['ms']):.2f}", *cells, loss, built]
+        print("| " + " | ".join(row) + " |")
+    report_gates(scenario, found, bases)
+    sys.stdout.flush()
+
+
+def report_gates(scenario, found, bases):
+    for (where, side), gate in GATES.items():
+        if where != scenario or (side, "tuned") not in found or not bases:
+            continue
+        reached = {base: ratio(found, (side, "tuned"), base)[0] for base in bases}
+        verdict = "met" if reached[bases[0]] >= gate else "MISSED"
+        figures = ", ".join(f"{value:.2f}× {' '.join(base)}" for base, value in reached.items())
+        print(
+            f"\n{scenario}, {side}: {figures} (gate against the default process: {gate}: {verdict})"
+        )
+
+
+def versions():
+    names = ("torch", "pytorch-lightning", "openvino", "opencv-python-headless", "pillow", "numpy")
+    installed = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
+    return ", ".join(f"{name} {installed[name]}" for name in names if name in installed)
+
+
+def machine():
+    from bigdl.common.cpu import core_count, isa_flags
+
+    wanted = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+    flags = isa_flags()
+    with open("/proc/cpuinfo") as file:
+        name = next((x.split(":")[1].strip() for x in file if x.startswith("model name")), "?")
+    return f"{core_count()} cores, {name}, {' '.join(f for f in wanted if f in flags)}"
+
+
+def options_of(argv):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data-dir", help="a folder with train/, or with a folder for each class")
+    parser.add_argument("--only", nargs="*", choices=SIDES, default=list(SIDES))
+    every = sorted({side for sides in SIDES.values() for side in sides})
+    parser.add_argument("--sides", nargs="*", choices=every, default=every)
+    parser.add_argument("--images", type=int, default=96, help="of a side in each repeat")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        default="wall",
+        help="cpu: processor time on one core, which a busy machine disturbs less",
+    )
+    parser.add_argument("--quick", action="store_true", help="2 short repeats of the main sides")
+    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.worker:
+        return options
+    if options.quick:
+        options.repeats, options.images = 2, 2 * options.batch
+        options.sides = [side for side in options.sides if " without " not in side]
+    if options.images < options.batch:
+        parser.error(f"--images {options.images} is less than one batch of {options.batch}")
+    folder = options.data_dir or (
+        os.environ.get("BIGDL_DATA") and Path(os.environ["BIGDL_DATA"], "cats-dogs")
+    )
+    if not folder or not Path(folder).is_dir():
+        parser.error("pass --data-dir, or set BIGDL_DATA to the folder that holds cats-dogs")
+    train = Path(folder, "train")
+    options.root = str(train if train.is_dir() else folder)
+    return options
+
+
+def main(argv=None):
+    options = options_of(argv)
+    if options.worker:
+        worker(json.loads(options.worker))
+        return
+    print(f"Python {platform.python_version()}, {versions()}; {machine()}", flush=True)
+    results = {}
+    for scenario in options.only:
+        found = measure(scenario, options)
+        report(scenario, found)
+        results[scenario] = {", ".join(key): entry for key, entry in found.items()}
+    if options.json:
+        about = {"versions": versions(), "machine": machine(), "batch": options.batch}
+        Path(options.json).write_text(json.dumps({**about, "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
