@@ -70,7 +70,19 @@ def model_of(name):
         return _ncf().eval()
     from bigdl.nano.pytorch.vision import models
 
-    return getattr(models, name)(include_top=True).eval()
+    return _with_statistics(getattr(models, name)(include_top=True))
+
+
+def _with_statistics(model):
+    """Activations of a usual size: those of an untrained network without statistics vanish."""
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = None  # a plain mean over the batches
+    with torch.no_grad():
+        model.train()(torch.rand(4, 3, 224, 224))
+    return model.eval()
 
 
 def inputs_of(name, batch, seed):

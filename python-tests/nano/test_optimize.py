@@ -104,9 +104,12 @@ def test_the_user_s_model_is_not_changed(searched):
 def test_training_flags_of_the_user_s_model_are_kept(images):
     model = Recurrent().train()
     model.head.eval()
-    search(model, torch.rand(2, 3, 6), includes=[])
+    optimizer = search(model, torch.rand(2, 3, 6), includes=[])
+    best, _ = optimizer.get_best_model()
     assert model.training
     assert not model.head.training
+    assert not best.training
+    assert best.head.weight is model.head.weight
 
 
 def test_no_process_is_left(searched):

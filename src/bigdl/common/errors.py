@@ -16,8 +16,12 @@ __all__ = [
     "UsageError",
     "WorkerError",
     "WorkerLost",
+    "first_line",
+    "one_line",
     "require",
 ]
+
+_LONGEST_LINE = 300
 
 
 class BigDLError(Exception):
@@ -57,6 +61,24 @@ class WorkerError(BigDLError, RuntimeError):
 
 class WorkerLost(BigDLError, RuntimeError):
     """A worker process or its host went away (killed, out of memory, preempted)."""
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, in one line that begins with its class."""
+    if isinstance(error, WorkerError):  # the error of the other process
+        return _shortened(error.traceback.rstrip().rpartition("\n")[2])
+    text = " ".join(str(error).split())
+    return _shortened(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text that says something; its class if none does."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)[:_LONGEST_LINE]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_LINE else text[: _LONGEST_LINE - 1] + "…"
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, one_line
 from bigdl.common.scratch import scratch_home
 from bigdl.nano.acceleration.accuracy import keep_accuracy
 from bigdl.nano.acceleration.method import Method, Source
@@ -101,8 +101,7 @@ class QuantizedMethod(OnnxRuntimeMethod, abc.ABC):
             said = runtime_error(error)
             if said is error:
                 said = UsageError(
-                    f"The network cannot be quantized by method {self.name!r}: "
-                    f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                    f"The network cannot be quantized by method {self.name!r}: {one_line(error)}"
                 )
             raise said from error
         return file

@@ -35,10 +35,9 @@ class OpenVINOMethod(Method):
         reason = super().missing()
         if reason or self.computes != "bf16":
             return reason
-        from bigdl.nano.openvino.network import core
+        from bigdl.nano.openvino.network import supports_bf16
 
-        able = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        return None if "BF16" in able else "Platform doesn't support BF16 format"
+        return None if supports_bf16() else "Platform doesn't support BF16 format"
 
     def build(self, source: Source, options: BuildOptions) -> Any:
         self.check(options)

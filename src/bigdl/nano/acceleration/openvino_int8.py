@@ -10,7 +10,8 @@ from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.nano.acceleration.options import BuildOptions
 from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.openvino.compiled import CompiledNetwork
-from bigdl.nano.openvino.network import port_name, reason
+from bigdl.nano.openvino.network import loose_shapes, port_name, reason
+from bigdl.nano.openvino.quantization import RECURRENT
 
 __all__ = ["Quantizer", "has_attention"]
 
@@ -23,8 +24,6 @@ _LAYERS = (
     "GroupConvolutionBackpropData",
     "MatMul",
 )
-# The last hidden state of a quantized sequence is wrong in OpenVINO 2026.4.
-_RECURRENT = ("GRUSequence", "LSTMSequence", "RNNSequence", "GRUCell", "LSTMCell", "RNNCell")
 # Batches on which the cost of each layer is measured.
 _RANKED_ON = 2
 
@@ -93,7 +92,7 @@ class Quantizer:
         twin, shapes = _for_any_batch(self._network)
         names = [port_name(port) for port in twin.inputs]
         data = nncf.Dataset([dict(zip(names, batch, strict=True)) for batch in self._batches])
-        scope = nncf.IgnoredScope(names=list(excluded), types=list(_RECURRENT), validate=False)
+        scope = nncf.IgnoredScope(names=list(excluded), types=list(RECURRENT), validate=False)
         try:
             with quiet():
                 made = nncf.quantize(
@@ -171,14 +170,10 @@ def _is_constant(value) -> bool:
 
 def _for_any_batch(network):
     """A copy that takes any number of rows, and the shapes that the network has."""
-    openvino = require("openvino", "nano")
     shapes = {position: port.partial_shape for position, port in enumerate(network.inputs)}
-    twin, loose = network.clone(), {}
-    for position, shape in shapes.items():
-        sizes = list(shape)
-        loose[position] = openvino.PartialShape([openvino.Dimension(), *sizes[1:]][: len(sizes)])
+    twin = network.clone()
     try:
-        twin.reshape(loose)
+        twin.reshape(loose_shapes(network))
     except RuntimeError:  # the number of rows is built in
         return network.clone(), shapes
     return twin, shapes

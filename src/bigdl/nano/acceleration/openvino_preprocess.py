@@ -14,7 +14,7 @@ from typing import Any
 
 from bigdl.common.errors import UsageError, require
 from bigdl.common.scratch import scratch_home
-from bigdl.nano.openvino.network import parse_shapes, port_name, read_network, reason
+from bigdl.nano.openvino.network import port_name, read_network, reason, reshaped
 
 __all__ = ["half_weights", "preprocessed", "wants_half_weights"]
 
@@ -74,10 +74,7 @@ def preprocessed(network, keywords: Mapping[str, Any]):
     _check_names(keywords.get("input"), network)
     shapes = _shapes(keywords)
     if shapes is not None:
-        try:
-            network.reshape(parse_shapes(shapes, network))
-        except RuntimeError as error:
-            raise UsageError(f"The network cannot have inputs {shapes}: {reason(error)}") from error
+        network = reshaped(network, shapes)
     network = _with_steps(network, keywords)
     return half_weights(network) if wants_half_weights(keywords) else network
 

@@ -20,10 +20,11 @@ from bigdl.nano.openvino.network import (
     checked_device,
     core,
     network_bytes,
-    parse_shapes,
     port_name,
     read_network,
     reason,
+    reshaped,
+    supports_bf16,
     write_network,
 )
 
@@ -117,7 +118,7 @@ class CompiledNetwork:
         self._lock = threading.Lock()  # of those who change the compilation
         self._configure(dict(config or {}), cache_dir)
         if shapes is not None:
-            network = _reshaped(network, shapes)
+            network = reshaped(network, shapes)
         self._now = _Compilation(network, self.device, self.final_config)
 
     @property
@@ -251,7 +252,7 @@ class CompiledNetwork:
         """
         with self._lock:
             try:
-                network = _reshaped(self._now.network, shapes)
+                network = reshaped(self._now.network, shapes)
                 if network is not self._now.network:
                     self._now = _Compilation(network, self.device, self.final_config)
             except UsageError as error:
@@ -310,25 +311,12 @@ class CompiledNetwork:
     def _check_bf16(self, on_cpu: bool) -> None:
         if not on_cpu:
             raise UsageError(f"Device {self.device} don't support bfloat16.")
-        able = core().get_property(self.device, "OPTIMIZATION_CAPABILITIES")
-        if "BF16" not in able:
+        if not supports_bf16(self.device):
+            able = core().get_property(self.device, "OPTIMIZATION_CAPABILITIES")
             raise UsageError(
                 "Platform doesn't support BF16 format: OpenVINO can use "
                 f"{', '.join(sorted(able))} on this machine"
             )
-
-
-def _reshaped(network, shapes: Any):
-    """The network itself if its inputs have these shapes, else a copy whose inputs do."""
-    wanted = parse_shapes(shapes, network)
-    if all(network.inputs[i].partial_shape == shape for i, shape in wanted.items()):
-        return network
-    twin = network.clone()
-    try:
-        twin.reshape(wanted)
-    except RuntimeError as error:
-        raise UsageError(f"The network cannot have inputs {shapes}: {reason(error)}") from error
-    return twin
 
 
 def _fitting(inputs: Sequence[Any], now: _Compilation) -> dict[int, np.ndarray]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.openvino.compiled import CompiledNetwork
+from bigdl.nano.openvino.network import as_array
 
 __all__ = ["OpenVINOModel"]
 
@@ -254,7 +255,7 @@ class OpenVINOModel:
     def _ordered(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """One array for each input of the network."""
         if not named:
-            return [_array(each) for each in inputs]
+            return [as_array(each) for each in inputs]
         names = self.forward_args
         for name in named:
             if name not in names:
@@ -268,14 +269,7 @@ class OpenVINOModel:
         missing = [name for name in rest if name not in named]
         if missing:
             raise UsageError(f"The network also needs the input {', '.join(missing)}")
-        return [_array(each) for each in [*inputs, *(named[name] for name in rest)]]
-
-
-def _array(value: Any) -> Any:
-    if not hasattr(value, "detach"):
-        return value
-    tensor = value.detach().cpu()
-    return tensor.float().numpy() if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
+        return [as_array(each) for each in [*inputs, *(named[name] for name in rest)]]
 
 
 def _single(outputs: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:

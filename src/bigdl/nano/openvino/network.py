@@ -14,13 +14,18 @@ from bigdl.common.errors import UsageError, require
 
 __all__ = [
     "SAVED_NAME",
+    "as_array",
     "checked_device",
     "core",
+    "loose_shapes",
     "network_bytes",
     "parse_shapes",
     "port_name",
     "read_network",
     "reason",
+    "renamed_properties",
+    "reshaped",
+    "supports_bf16",
     "write_network",
 ]
 
@@ -28,6 +33,13 @@ SAVED_NAME = "ov_saved_model"
 """Name, without suffix, of the two files of a network in a directory of its own."""
 
 _READABLE = (".xml", ".onnx")
+# What properties of OpenVINO were called before 2022.
+_RENAMED = {
+    "CPU_THREADS_NUM": "INFERENCE_NUM_THREADS",
+    "CPU_THROUGHPUT_STREAMS": "NUM_STREAMS",
+    "CPU_BIND_THREAD": "ENABLE_CPU_PINNING",
+}
+_RENAMED_VALUES = {"CPU_THROUGHPUT_AUTO": "AUTO", "CPU_THROUGHPUT_NUMA": "NUMA"}
 _NAMED_SHAPE = re.compile(r"\s*(?P<name>[^\[\],]*?)\s*\[(?P<dims>[^\[\]]*)\]\s*(?:,|$)")
 
 
@@ -68,6 +80,26 @@ def checked_device(device: str) -> str:
                 "please modify the incoming device value."
             )
     return name
+
+
+def supports_bf16(device: str = "CPU") -> bool:
+    """Whether a device has instructions for bfloat16."""
+    return "BF16" in core().get_property(device, "OPTIMIZATION_CAPABILITIES")
+
+
+def renamed_properties(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Properties under the names that OpenVINO has for them today."""
+    return {
+        _RENAMED.get(key, key): _RENAMED_VALUES.get(value, value) for key, value in config.items()
+    }
+
+
+def as_array(value: Any) -> Any:
+    """A tensor of PyTorch as an ndarray, bfloat16 as float32; anything else as it is."""
+    if not hasattr(value, "detach"):
+        return value
+    tensor = value.detach().cpu()
+    return tensor.float().numpy() if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
 
 
 def read_network(source: Any):
@@ -189,6 +221,42 @@ def parse_shapes(shapes: Any, network) -> dict[int, Any]:
         for position in _positions(key, ports):
             wanted[position] = _partial_shape(shape)
     return wanted
+
+
+def reshaped(network, shapes: Any):
+    """The network itself if its inputs have these shapes, else a copy whose inputs do.
+
+    Parameters
+    ----------
+    network : openvino.Model
+    shapes : str, mapping or sequence
+        See :func:`parse_shapes`.
+
+    Raises
+    ------
+    UsageError
+        If the network cannot have such inputs.
+    """
+    wanted = parse_shapes(shapes, network)
+    if all(network.inputs[i].partial_shape == shape for i, shape in wanted.items()):
+        return network
+    twin = network.clone()
+    try:
+        twin.reshape(wanted)
+    except RuntimeError as error:
+        raise UsageError(f"The network cannot have inputs {shapes}: {reason(error)}") from error
+    return twin
+
+
+def loose_shapes(network) -> dict[int, Any]:
+    """Shapes of the inputs with any number of rows, by position; of those that have rows."""
+    openvino = require("openvino", "nano")
+    shapes = {position: port.partial_shape for position, port in enumerate(network.inputs)}
+    return {
+        position: openvino.PartialShape([-1, *list(shape)[1:]])
+        for position, shape in shapes.items()
+        if shape.rank.is_static and len(shape)
+    }
 
 
 def _named_shapes(text: str) -> dict[str, str]:

@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.openvino.network import port_name
+from bigdl.nano.acceleration.quiet import quiet
+from bigdl.nano.openvino.network import as_array, port_name
 
-__all__ = ["quantized_network"]
+__all__ = ["RECURRENT", "quantized_network"]
+
+RECURRENT = ("GRUSequence", "LSTMSequence", "RNNSequence", "GRUCell", "LSTMCell", "RNNCell")
+"""Operators that stay in floating point: OpenVINO 2026.4 loses the last state of quantized ones."""
 
 
 def quantized_network(
@@ -55,7 +59,8 @@ def quantized_network(
     sample_size : int
         Samples to calibrate with. Batches are counted by the first dimension of the first input.
     **options
-        Further arguments of ``nncf.quantize``, e.g. ``preset`` or ``ignored_scope``.
+        Further arguments of ``nncf.quantize``, e.g. ``preset`` or ``ignored_scope`` (by default
+        recurrent layers).
 
     Returns
     -------
@@ -78,10 +83,12 @@ def quantized_network(
     batches = _Calibration(data, names, sample_size)
     calibration = nncf.Dataset(batches)
     subset_size = len(batches)
+    options.setdefault("ignored_scope", nncf.IgnoredScope(types=list(RECURRENT), validate=False))
     if metric is None:
-        return nncf.quantize(network, calibration, subset_size=subset_size, **options)
+        with quiet():
+            return nncf.quantize(network, calibration, subset_size=subset_size, **options)
     restoring = nncf.AdvancedAccuracyRestorerParameters(max_num_iterations=max_iterations or 2**31)
-    return nncf.quantize_with_accuracy_control(
+    return nncf.quantize_with_accuracy_control(  # not quietly: it calls the user's metric
         network,
         calibration,
         nncf.Dataset(data if validation is None else validation),
@@ -187,4 +194,4 @@ def _inputs_and_rest(batch: Any, count: int) -> tuple[Any, Sequence[Any]]:
 
 
 def _array(value: Any) -> np.ndarray:
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    return np.asarray(as_array(value))

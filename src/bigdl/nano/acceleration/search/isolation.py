@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from bigdl.common.cpu import usable_cores
-from bigdl.common.errors import BigDLError, UsageError, WorkerLost
+from bigdl.common.errors import BigDLError, UsageError, WorkerLost, one_line
 from bigdl.common.memory import memory_usage
 from bigdl.common.scratch import VARIABLE as SCRATCH
 from bigdl.common.worker_pool import Seat, Stage, WorkerPool
 from bigdl.nano.acceleration.search.bench import Bench
 from bigdl.nano.acceleration.search.candidates import ORIGINAL
-from bigdl.nano.acceleration.search.trial import Plan, Trial, one_line, try_method
+from bigdl.nano.acceleration.search.trial import Plan, Trial, try_method
 
 __all__ = ["InThisProcess", "Isolated"]
 

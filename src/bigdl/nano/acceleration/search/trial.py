@@ -10,19 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bigdl.common.errors import MissingExtraError, WorkerError
+from bigdl.common.errors import MissingExtraError, one_line
 from bigdl.nano.acceleration.method import Method
 from bigdl.nano.acceleration.search.bench import Bench, Contestant
 from bigdl.nano.acceleration.search.candidates import ORIGINAL
 from bigdl.nano.acceleration.search.timing import Block, Timing, block, time_against, time_alone
 
-__all__ = ["OBJECTIVES", "Plan", "Point", "Trial", "one_line", "try_method"]
+__all__ = ["OBJECTIVES", "Plan", "Point", "Trial", "try_method"]
 
 OBJECTIVES = ("latency", "throughput", "memory")
 # Largest differences by rounding. What int8 costs only a metric can tell.
 _LARGEST_DIFFERENCE = {"fp32": 1e-2, "bf16": 0.25, "fp16": 0.25}
 _REMARKABLE = 0.25
-_LONGEST_REASON = 300
 
 
 @dataclass(frozen=True)
@@ -309,20 +308,6 @@ def _block(bench: Bench, contestant: Contestant, batches: list) -> Block:
             return calls(count, limit)
 
     return within
-
-
-def one_line(error: BaseException) -> str:
-    """What an exception says, in one line that begins with its class."""
-    if isinstance(error, WorkerError):  # the error of the other process
-        return _shortened(error.traceback.rstrip().rpartition("\n")[2])
-    text = " ".join(str(error).split())
-    return _shortened(f"{type(error).__name__}: {text}" if text else type(error).__name__)
-
-
-def _shortened(text: str) -> str:
-    if len(text) > _LONGEST_REASON:
-        text = text[: _LONGEST_REASON - 1] + "…"
-    return text
 
 
 def is_out_of_memory(error: BaseException) -> bool:

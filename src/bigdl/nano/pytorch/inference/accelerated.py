@@ -9,7 +9,8 @@ module. ``save`` asks it for its files and for the facts that go into the direct
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,9 +20,9 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.inference.context import InferenceContext, Settings, active_settings
 from bigdl.nano.pytorch.inference.inputs import ForwardInputs
-from bigdl.nano.pytorch.inference.structure import Structure
+from bigdl.nano.pytorch.inference.structure import TENSOR, Structure
 
-__all__ = ["AcceleratedModel", "NetworkModel"]
+__all__ = ["AcceleratedModel", "NetworkModel", "ask_for_original"]
 
 _OF_EVERY_MODULE = frozenset(dir(torch.nn.Module)) | frozenset(vars(torch.nn.Module()))
 
@@ -199,19 +200,59 @@ class NetworkModel(AcceleratedModel):
         }
 
     @staticmethod
-    def nano_facts_of(meta: Mapping) -> dict:
-        """Keywords of the constructor from what :meth:`nano_describe` returned."""
-        if "inputs" not in meta:
-            raise UsageError(
-                "The directory does not say what the model's inputs are; save the model again"
-            )
-        return {
-            "inputs": ForwardInputs.from_json(meta["inputs"]),
-            "outputs": Structure.from_json(meta["outputs"]),
+    def nano_facts_of(meta: Mapping, names: Sequence[str], outputs: int, directory: Path) -> dict:
+        """Keywords of the constructor from what :meth:`nano_describe` returned.
+
+        A directory of BigDL 2 says nothing of inputs and outputs: they are those of the network.
+
+        Parameters
+        ----------
+        meta : mapping
+        names : sequence of str
+            The network's inputs.
+        outputs : int
+            Number of its outputs.
+        directory : Path
+            Where `meta` is from.
+        """
+        facts = {
             "output_tensors": meta.get("output_tensors", True),
             "method": meta.get("method"),
             "threads": meta.get("thread_num"),
         }
+        if "inputs" in meta:
+            return {
+                "inputs": ForwardInputs.from_json(meta["inputs"]),
+                "outputs": Structure.from_json(meta["outputs"]),
+                **facts,
+            }
+        if outputs > 1:
+            warnings.warn(
+                f"{directory} was written by BigDL 2, whose description of nested results is a "
+                "pickle and is not read: the model returns a tuple; save it again from the "
+                "original model",
+                stacklevel=2,
+            )
+        return {
+            "inputs": ForwardInputs(tuple(names), dict.fromkeys(names, TENSOR)),
+            "outputs": TENSOR if outputs == 1 else Structure("tuple", (TENSOR,) * outputs),
+            **facts,
+        }
+
+
+def ask_for_original(model: Any, input_sample: Any) -> None:
+    """Refuse to load a compressed model without what it was made from.
+
+    Raises
+    ------
+    UsageError
+    """
+    for name, value in (("model", model), ("input_sample", input_sample)):
+        if value is None:
+            raise UsageError(
+                f"You must pass {name} when loading this model which was saved with compression "
+                "precision."
+            )
 
 
 def _as_array(leaf) -> np.ndarray:

@@ -6,20 +6,19 @@ Each form takes and gives flat lists of tensors, and is written to and read from
 from __future__ import annotations
 
 import copy
-import logging
 import shutil
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bigdl.common.cpu import isa_flags
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, first_line
 from bigdl.common.scratch import scratch_directory
+from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.pytorch.inference.inputs import ForwardInputs
 from bigdl.nano.pytorch.inference.source import FlatModule
 from bigdl.nano.pytorch.inference.structure import flatten
@@ -30,12 +29,9 @@ __all__ = [
     "ModuleGraph",
     "ScriptGraph",
     "export_flat",
-    "first_line",
     "graph_from",
-    "quiet",
 ]
 
-_TALKATIVE = ("torch", "torchao", "torch._inductor", "neural_compressor")
 # Instruction sets for which inductor writes code of its own.
 _VECTOR_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "sve")
 
@@ -285,12 +281,6 @@ class ModuleGraph:
         return cls(FlatModule(prepare(copied), inputs).eval(), meta["compiled"])
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return next((line for line in lines if line), type(error).__name__)[:300]
-
-
 def _traced(module, tensors, strict, lossy: bool):
     try:
         with torch.no_grad(), warnings.catch_warnings(record=True) as seen:
@@ -356,22 +346,6 @@ def _fitting(tensor, shape, dtype, name):
             "this shape, or convert the model with other dynamic_axes"
         )
     return tensor.contiguous()
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the warnings and messages that exporters and compilers give about themselves."""
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
 
 
 def graph_from(directory, meta, inputs, **options) -> Any:

@@ -15,8 +15,6 @@ from bigdl.nano.pytorch.inference.structure import Structure, flatten
 
 __all__ = ["ForwardInputs", "forward_parameters", "sample_arguments"]
 
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
 
 def forward_parameters(model: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
     """The parameters of a model's forward.
@@ -114,9 +112,10 @@ class ForwardInputs:
         UsageError
             If the arguments do not fit forward, or hold no tensor.
         """
-        parameters = inspect.signature(model.forward).parameters
+        signature = inspect.signature(model.forward)
+        parameters = signature.parameters
         try:
-            bound = inspect.signature(model.forward).bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise UsageError(
                 f"The sample does not fit forward of {type(model).__name__}: {error}"

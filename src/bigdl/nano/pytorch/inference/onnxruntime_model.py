@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.onnx_graph import compress_weights
 from bigdl.nano.acceleration.onnx_network import OnnxFile, OnnxNetwork
 from bigdl.nano.acceleration.options import BuildOptions
-from bigdl.nano.pytorch.inference.accelerated import NetworkModel
+from bigdl.nano.pytorch.inference.accelerated import NetworkModel, ask_for_original
 from bigdl.nano.pytorch.inference.export_onnx import onnx_names
 from bigdl.nano.pytorch.inference.inputs import ForwardInputs
 from bigdl.nano.pytorch.inference.routes import refuse_inapplicable
@@ -19,8 +18,6 @@ from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.inference.structure import Structure
 
 __all__ = ["PytorchONNXRuntimeModel"]
-
-_TENSOR = Structure("tensor")
 
 
 class PytorchONNXRuntimeModel(NetworkModel):
@@ -112,30 +109,20 @@ class PytorchONNXRuntimeModel(NetworkModel):
         )  # fmt: skip
         compressed = meta.get("compression") == "bf16"
         if compressed:
-            _ask_for_originals(model, input_sample)
+            # the file is complete, but programs of BigDL 2 count on being asked
+            ask_for_original(model, input_sample)
         file = OnnxFile.read(directory / meta["onnx_path"])
-        described = cls.nano_facts_of(meta) if "inputs" in meta else None
+        known = ForwardInputs.from_json(meta["inputs"]) if "inputs" in meta else None
         network = OnnxNetwork(
-            file,
-            described and onnx_names(described["inputs"]),
-            session_options=_saved_options(meta),
+            file, known and onnx_names(known), session_options=_saved_options(meta)
         )
-        if described is None:
-            described = _of_old(meta, network, directory)
+        described = cls.nano_facts_of(meta, network.input_names, network.output_count, directory)
+        threads = meta.get("thread_num") or meta.get("intra_op_num_threads")
+        described["threads"] = int(threads) if threads else None
         loaded = cls(network, **described).nano_attach(model)
         if compressed:
             _check(loaded, TorchSource(model, input_sample))
         return loaded
-
-
-def _ask_for_originals(model, input_sample) -> None:
-    # The file is complete, but programs of BigDL 2 count on being asked.
-    for name, value in (("model", model), ("input_sample", input_sample)):
-        if value is None:
-            raise UsageError(
-                f"You must pass {name} when loading this model which was saved with compression "
-                "precision."
-            )
 
 
 def _check(loaded: PytorchONNXRuntimeModel, source: TorchSource) -> None:
@@ -153,22 +140,3 @@ def _saved_options(meta: Mapping):
     options.log_severity_level = 3
     options.intra_op_num_threads, options.inter_op_num_threads = int(intra), int(inter or 0)
     return options
-
-
-def _of_old(meta: Mapping, network: OnnxNetwork, directory: Path) -> dict:
-    """What a directory of BigDL 2 does not say: its inputs are those of the network."""
-    names = tuple(network.input_names)
-    count = network.output_count
-    if count > 1:
-        warnings.warn(
-            f"{directory} was written by BigDL 2, whose description of nested results is a pickle "
-            "and is not read: the model returns a tuple; save it again from the original model",
-            stacklevel=2,
-        )
-    threads = meta.get("intra_op_num_threads")
-    return {
-        "inputs": ForwardInputs(names, dict.fromkeys(names, _TENSOR)),
-        "outputs": _TENSOR if count == 1 else Structure("tuple", (_TENSOR,) * count),
-        "output_tensors": meta.get("output_tensors", True),
-        "threads": int(threads) if threads else None,
-    }

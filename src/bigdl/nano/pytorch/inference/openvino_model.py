@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,13 @@ from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.options import BuildOptions, OpenVINOOptions
 from bigdl.nano.acceleration.registry import find_method
 from bigdl.nano.openvino.compiled import CompiledNetwork
-from bigdl.nano.openvino.network import SAVED_NAME, read_network
+from bigdl.nano.openvino.network import SAVED_NAME, read_network, renamed_properties
 from bigdl.nano.openvino.shaped import ShapedNetwork
-from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel, NetworkModel
+from bigdl.nano.pytorch.inference.accelerated import (
+    AcceleratedModel,
+    NetworkModel,
+    ask_for_original,
+)
 from bigdl.nano.pytorch.inference.inputs import ForwardInputs
 from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.inference.structure import Structure
@@ -25,11 +28,8 @@ from bigdl.nano.pytorch.inference.weights import load_weights, save_weights
 __all__ = ["PytorchOpenVINOModel"]
 
 _WEIGHTS = "saved_weight.pt"
-_TENSOR = Structure("tensor")
 # Methods whose weights are stored smaller already.
 _SMALL = ("fp16", "int8")
-# Properties that OpenVINO called otherwise.
-_RENAMED = {"CPU_THREADS_NUM": "INFERENCE_NUM_THREADS"}
 
 
 class PytorchOpenVINOModel(NetworkModel):
@@ -178,8 +178,7 @@ class PytorchOpenVINOModel(NetworkModel):
         shapes=None,
         **_,
     ) -> PytorchOpenVINOModel:
-        saved = meta.get("config") or {}
-        config = {_RENAMED.get(key, key): value for key, value in saved.items()}
+        config = renamed_properties(meta.get("config") or {})
         config.pop("CACHE_DIR", None)  # where it was saved, which may not be here
         threads = meta.get("thread_num") or config.get("INFERENCE_NUM_THREADS")
         config.pop("INFERENCE_NUM_THREADS", None)
@@ -196,8 +195,8 @@ class PytorchOpenVINOModel(NetworkModel):
             config=config,
             shapes=shapes if shapes is not None else meta.get("shapes"),
         )
-        made_here = "inputs" in meta
-        described = cls.nano_facts_of(meta) if made_here else _of_old(meta, compiled, directory)
+        names, outputs = compiled.input_names, len(compiled.output_names)
+        described = cls.nano_facts_of(meta, names, outputs, directory)
         described["threads"] = compiled.thread_num
         again = {key: meta[key] for key in ("dynamic_axes", "convert") if key in meta}
         return cls(compiled, **described, rebuilt_with=again).nano_attach(model)
@@ -205,12 +204,7 @@ class PytorchOpenVINOModel(NetworkModel):
     @classmethod
     def _rebuilt(cls, directory, meta, model, input_sample, device, config, shapes):
         """Convert the original again with the weights that were saved."""
-        for name, value in (("model", model), ("input_sample", input_sample)):
-            if value is None:
-                raise UsageError(
-                    f"You must pass {name} when loading this model which was saved with "
-                    "compression precision."
-                )
+        ask_for_original(model, input_sample)
         module = load_weights(copy.deepcopy(model), directory / meta["checkpoint"])
         method = find_method(meta.get("method") or "openvino_fp32")
         options = BuildOptions(
@@ -225,23 +219,6 @@ class PytorchOpenVINOModel(NetworkModel):
             if not ok:
                 raise UsageError(error)
         return built.nano_attach(model)
-
-
-def _of_old(meta: Mapping, compiled: CompiledNetwork, directory: Path) -> dict:
-    """What a directory of BigDL 2 does not say: its inputs are those of the network."""
-    names = tuple(compiled.input_names)
-    count = len(compiled.output_names)
-    if count > 1:
-        warnings.warn(
-            f"{directory} was written by BigDL 2, whose description of nested results is a pickle "
-            "and is not read: the model returns a tuple; save it again from the original model",
-            stacklevel=2,
-        )
-    return {
-        "inputs": ForwardInputs(names, dict.fromkeys(names, _TENSOR)),
-        "outputs": _TENSOR if count == 1 else Structure("tuple", (_TENSOR,) * count),
-        "output_tensors": meta.get("output_tensors", True),
-    }
 
 
 def _arguments(given: Any, inputs: ForwardInputs) -> tuple[tuple, dict]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, first_line
 from bigdl.nano.acceleration import (
     AccuracyGoal,
     BuildOptions,
@@ -524,5 +524,5 @@ def _try_out(built: AcceleratedModel, source: TorchSource, method: Method) -> No
     except Exception as error:
         raise UsageError(
             f"The model was converted by method {method.name!r} but does not run on the sample: "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            f"{type(error).__name__}: {first_line(error)}"
         ) from error

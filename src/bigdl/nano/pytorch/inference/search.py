@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import platform
 import time
@@ -387,8 +388,9 @@ class Search:
     def _loaded(self, trial: Trial) -> torch.nn.Module:
         model = self._bench.model
         if trial.method == ORIGINAL:
-            remember_settings(model, Settings(threads=trial.threads))
-            return model.eval()
+            original = _evaluating(model)
+            remember_settings(original, Settings(threads=trial.threads))
+            return original
         directory = self._results.directory / trial.method
         if trial.saved and directory.exists():
             return load_model(directory, model)
@@ -487,3 +489,11 @@ def _write_text(path: str, text: str) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"The table cannot be written to {path}: {error.strerror}") from error
+
+
+def _evaluating(model: torch.nn.Module) -> torch.nn.Module:
+    """The model if it is in eval mode, else a twin that is, with the same parameters."""
+    if not any(module.training for module in model.modules()):
+        return model
+    shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared).eval()

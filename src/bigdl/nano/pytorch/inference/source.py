@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.options import BuildOptions
 from bigdl.nano.pytorch.inference.batches import batches_of, rows_of
 from bigdl.nano.pytorch.inference.inputs import ForwardInputs, sample_arguments
@@ -144,8 +144,8 @@ class TorchSource:
                 leaves, structure = flatten(self.model(*args, **kwargs))
         except Exception as error:
             raise UsageError(
-                f"{kind} fails on the sample of its input: {type(error).__name__}: "
-                f"{' '.join(str(error).split())[:300]}; pass another input_sample"
+                f"{kind} fails on the sample of its input: {one_line(error)}; pass another "
+                "input_sample"
             ) from error
         if not leaves:
             raise UsageError(f"{kind} returns no tensor for the sample, so it cannot be converted")

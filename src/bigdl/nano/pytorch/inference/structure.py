@@ -16,7 +16,7 @@ import torch
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["Structure", "flatten"]
+__all__ = ["TENSOR", "Structure", "flatten"]
 
 _SCALARS = (bool, int, float, str, type(None))
 

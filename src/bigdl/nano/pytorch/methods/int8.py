@@ -14,22 +14,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, first_line
 from bigdl.nano.acceleration.accuracy import keep_accuracy, relative_error
 from bigdl.nano.acceleration.method import Method
 from bigdl.nano.acceleration.options import BuildOptions
+from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.pytorch.inference.graph_model import (
     GraphModel,
     PytorchIPEXQuantizationModel,
     PytorchJITINT8Model,
     PytorchQuantizedModel,
 )
-from bigdl.nano.pytorch.inference.graphs import (
-    CompiledGraph,
-    export_flat,
-    first_line,
-    quiet,
-)
+from bigdl.nano.pytorch.inference.graphs import CompiledGraph, export_flat
 from bigdl.nano.pytorch.inference.source import FlatModule, TorchSource
 from bigdl.nano.pytorch.methods.compiled import compiler_missing
 
@@ -119,12 +115,11 @@ class NeuralCompressorMethod(StaticInt8Method):
         config = StaticQuantConfig()
         for name in excluded:
             config.set_local(name, StaticQuantConfig(w_dtype="fp32", act_dtype="fp32"))
-        with quiet():  # again: the import has set its logger's level
-            prepared = prepare(graph, config)
-            for tensors in batches:
-                prepared(*tensors)
-            prepared.dynamic_shapes = None
-            return convert(prepared)
+        prepared = prepare(graph, config)
+        for tensors in batches:
+            prepared(*tensors)
+        prepared.dynamic_shapes = None
+        return convert(prepared)
 
 
 @dataclass(frozen=True)

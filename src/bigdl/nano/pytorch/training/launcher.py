@@ -14,6 +14,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.strategies.launchers.launcher import _Launcher
 from pytorch_lightning.trainer.states import TrainerFn
 
+from bigdl.nano.pytorch.training.shares import share_rows
 from bigdl.nano.pytorch.training.travel import Belongings, Changes
 
 __all__ = ["FitLauncher"]
@@ -79,6 +80,7 @@ def _fit(
     module = trainer.lightning_module
     belongings = _belongings(trainer)
     changes = Changes(belongings, _user_callbacks(trainer), _OF_LIGHTNING - {"training"})
+    share_rows(trainer)
     with _SharedFigures(module):
         function(*args, **kwargs)
     if rank:

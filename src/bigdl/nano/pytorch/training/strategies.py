@@ -10,12 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pytorch_lightning.overrides.distributed import UnrepeatedDistributedSamplerWrapper
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities.data import _update_dataloader
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
-from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from bigdl.nano.pytorch.training.auto_lr import AutoLr
 from bigdl.nano.pytorch.training.group import LocalGroup
@@ -82,7 +79,31 @@ class SingleProcessStrategy(_Fast, SingleDeviceStrategy):
         scale_rates(self.optimizers, 1)  # an earlier fit may have had more processes
 
 
-class ProcessesStrategy(_Fast, DDPStrategy):
+class _LocalDdp(DDPStrategy):
+    """DDP in a group that there is in the processes of a fit only."""
+
+    def setup(self, trainer) -> None:
+        if self.world_size > 1:
+            super().setup(trainer)
+        else:
+            super(DDPStrategy, self).setup(trainer)
+
+    def configure_ddp(self) -> None:
+        if any(parameter.requires_grad for parameter in self.model.parameters()):
+            super().configure_ddp()
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        # Lightning divides the summed counts of a figure's rows as whole numbers.
+        whole = isinstance(tensor, torch.Tensor) and not tensor.is_floating_point()
+        if whole and reduce_op in (None, "mean", "avg"):
+            tensor = tensor.double()
+        return super().reduce(tensor, group, reduce_op)
+
+    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        return super()._setup_model(model) if self.world_size > 1 else model
+
+
+class ProcessesStrategy(_Fast, _LocalDdp):
     """Training in several processes; evaluation and prediction in the calling one, on all rows.
 
     Parameters
@@ -125,20 +146,9 @@ class ProcessesStrategy(_Fast, DDPStrategy):
     def setup_distributed(self) -> None:
         """Nothing: the processes of a fit have met already."""
 
-    def configure_ddp(self) -> None:
-        if any(parameter.requires_grad for parameter in self.model.parameters()):
-            super().configure_ddp()
-
     def setup_optimizers(self, trainer) -> None:
         super().setup_optimizers(trainer)
         self.auto_lr.apply(trainer, self)
-
-    def process_dataloader(self, dataloader: object) -> object:
-        """Count each row of a validation once, where this leaves all processes as many batches."""
-        trainer = self.lightning_module.trainer
-        if trainer.validating or trainer.sanity_checking:
-            return _without_repeats(dataloader)
-        return dataloader
 
     def _configure_launcher(self) -> None:
         self._launcher = FitLauncher(self)
@@ -147,19 +157,3 @@ class ProcessesStrategy(_Fast, DDPStrategy):
         count = self.world_size
         rates = self.auto_lr.told()
         return [f"{count} processes × {torch.get_num_threads()} threads", *rates]
-
-
-def _without_repeats(dataloader: object) -> object:
-    sampler = getattr(dataloader, "sampler", None)
-    if not isinstance(dataloader, DataLoader) or type(sampler) is not DistributedSampler:
-        return dataloader
-    rows, count, size = len(sampler.dataset), sampler.num_replicas, dataloader.batch_size
-    if sampler.shuffle or sampler.drop_last or dataloader.drop_last or not size or rows < count:
-        return dataloader
-    fewest, most = rows // count, -(-rows // count)
-    if fewest == most or -(-fewest // size) != -(-most // size):
-        return dataloader
-    exact = UnrepeatedDistributedSamplerWrapper(
-        SequentialSampler(sampler.dataset), num_replicas=count, rank=sampler.rank, shuffle=False
-    )
-    return _update_dataloader(dataloader, exact)

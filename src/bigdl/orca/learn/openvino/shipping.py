@@ -12,14 +12,6 @@ from bigdl.common.errors import UsageError
 
 __all__ = ["Network"]
 
-# What properties of OpenVINO were called before 2022.
-_RENAMED = {
-    "CPU_THREADS_NUM": "INFERENCE_NUM_THREADS",
-    "CPU_THROUGHPUT_STREAMS": "NUM_STREAMS",
-    "CPU_BIND_THREAD": "ENABLE_CPU_PINNING",
-}
-_RENAMED_VALUES = {"CPU_THROUGHPUT_AUTO": "AUTO", "CPU_THROUGHPUT_NUMA": "NUMA"}
-
 
 @dataclass(frozen=True)
 class Network:
@@ -80,10 +72,8 @@ class Network:
         """
         if config is not None and not isinstance(config, Mapping):
             raise UsageError(f"config should be a dict of properties of OpenVINO, got {config!r}")
-        renamed = {
-            _RENAMED.get(key, key): _RENAMED_VALUES.get(value, value)
-            for key, value in (config or {}).items()
-        }
+        from bigdl.nano.openvino.network import renamed_properties
+
         names = self.inputs if input_cols is None else input_cols
         if sorted(names) != sorted(self.inputs):
             raise UsageError(
@@ -91,20 +81,19 @@ class Network:
                 f"the features, got {list(names)}"
             )
         order = tuple(names.index(name) for name in self.inputs)
-        return replace(self, config=renamed, order=order, threads=threads)
+        return replace(self, config=renamed_properties(config or {}), order=order, threads=threads)
 
     def ready(self, device) -> _Ready:
         """The compiled network; it computes on the CPU wherever it is."""
         from bigdl.nano.openvino import CompiledNetwork
+        from bigdl.nano.openvino.network import loose_shapes, read_network
 
-        shapes = None
-        if self.rows is None:
-            shapes = _any_rows(self.files)
+        network = read_network(self.files)
         compiled = CompiledNetwork(
-            self.files,
+            network,
             thread_num=None if "INFERENCE_NUM_THREADS" in self.config else self.threads,
             config=self.config,
-            shapes=shapes,
+            shapes=loose_shapes(network) if self.rows is None else None,
         )
         return _Ready(compiled, self)
 
@@ -157,28 +146,12 @@ def _rows_of(network) -> int | None:
 
 
 def _takes_any_rows(network) -> bool:
+    from bigdl.nano.openvino.network import loose_shapes
+
     twin = network.clone()
     try:
-        twin.reshape(_dynamic_shapes(twin))
+        twin.reshape(loose_shapes(twin))
     except RuntimeError:  # a constant in it says how many rows there are
         return False
     outputs = [port.partial_shape for port in twin.outputs]
     return all(s.rank.is_static and len(s) and s[0].is_dynamic for s in outputs)
-
-
-def _any_rows(files) -> dict[int, Any] | None:
-    """Shapes of the inputs with any number of rows."""
-    from bigdl.nano.openvino.network import read_network
-
-    return _dynamic_shapes(read_network(files))
-
-
-def _dynamic_shapes(network) -> dict[int, Any]:
-    import openvino
-
-    shapes = {}
-    for position, port in enumerate(network.inputs):
-        shape = port.partial_shape
-        if shape.rank.is_static and len(shape):
-            shapes[position] = openvino.PartialShape([-1, *list(shape)[1:]])
-    return shapes

@@ -146,9 +146,12 @@ class Shipped:
             return _load(self.broadcast.value, torch.device("cpu"))
 
 
-def digest_of(data: bytes) -> str:
-    """SHA-256 in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
+def digest_of(*pieces: bytes) -> str:
+    """SHA-256, in hexadecimal, of bytes one after the other."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def cached_model(digest: str, broadcast) -> Ready:
