@@ -44,6 +44,21 @@ def start(options):
     return init_orca_context(options.cluster_mode, cores=options.cores, memory=options.memory)
 
 
+def share_of_best(predicted, label, best=0.1):
+    """How many of the rows with the highest predictions have the label 1.
+
+    Parameters
+    ----------
+    predicted : pyspark.sql.DataFrame
+        What ``predict`` returned.
+    label : str
+    best : float
+        The share of the rows that are taken.
+    """
+    found = predicted.select(label, "prediction").toPandas()
+    return float(found.nlargest(int(len(found) * best), "prediction")[label].mean())
+
+
 def report(figures):
     """Print figures, and return them."""
     for name, value in figures.items():

@@ -34,7 +34,9 @@ def main(argv=None):
     est.fit(train.df, epochs=options.epochs, label_cols="like", seed=options.seed, **columns)
     found = est.evaluate(test.df, label_cols="like", **columns)
     ideal = synthetic.auc(test.to_list("like"), chance[test.to_list("id"), 0])
-    return programs.report({"auc": float(found["AUC"]), "ideal auc": float(ideal)})
+    best = programs.share_of_best(est.predict(test.df, **columns), "like")
+    figures = {"auc": float(found["AUC"]), "ideal auc": float(ideal)}
+    return programs.report({**figures, "likes in the best tenth": best})
 
 
 if __name__ == "__main__":

@@ -63,7 +63,9 @@ def main(argv=None):
     fit = {"batch_size": options.batch_size, "label_cols": "label"}
     est.fit(train.df, options.epochs, feature_cols=model.feature_cols, seed=options.seed, **fit)
     found = est.evaluate(test.df, feature_cols=model.predict_cols, **fit)
-    return programs.report({"auc": float(found["AUC"])})
+    predicted = est.predict(test.df, feature_cols=model.predict_cols)
+    best = programs.share_of_best(predicted, "label")
+    return programs.report({"auc": float(found["AUC"]), "purchases in the best tenth": best})
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import numpy as np
 import programs
 import synthetic
 import torch
+from pyspark.sql import functions as F
 
 from bigdl.friesian.feature import FeatureTable
 from bigdl.friesian.models import InBatchSoftmax, TwoTower
@@ -25,11 +26,11 @@ def read(data_dir):
     ratings = table(f"{data_dir}/u.data", "\t", names=["user", "item", "rating", "time"])
     names = ["user", "age", "gender", "occupation", "zip"]
     users = table(f"{data_dir}/u.user", "|", names=names)
-    fields = ["item", "title", "date", "video", "url", *map(str, range(19))]
+    genres = [f"genre{i}" for i in range(19)]
+    fields = ["item", "title", "date", "video", "url", *genres]
     items = table(f"{data_dir}/u.item", "|", names=fields)
     # the set of its genres is the genre of a film
-    genre = items.merge_cols(list(map(str, range(19))), "flags").apply("flags", "genre", str)
-    return ratings, users, genre
+    return ratings, users, items.append_column("genre", F.concat_ws("", *genres))
 
 
 def main(argv=None):

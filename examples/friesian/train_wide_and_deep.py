@@ -59,7 +59,9 @@ def main(argv=None):
     est.fit(train.df, epochs=options.epochs, label_cols="label", seed=options.seed, **columns)
     found = est.evaluate(test.df, label_cols="label", **columns)
     ideal = synthetic.auc(frame["label"][begin:], chance[begin:])
-    return programs.report({"auc": float(found["AUC"]), "ideal auc": float(ideal)})
+    best = programs.share_of_best(est.predict(test.df, **columns), "label")
+    figures = {"auc": float(found["AUC"]), "ideal auc": float(ideal)}
+    return programs.report({**figures, "clicks in the best tenth": best})
 
 
 if __name__ == "__main__":

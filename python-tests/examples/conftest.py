@@ -9,4 +9,4 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ORCA = EXAMPLES / "orca"
 
-sys.path[:0] = [str(ORCA), str(ORCA / "ncf"), str(EXAMPLES / "nano")]
+sys.path[:0] = [str(ORCA), str(ORCA / "ncf"), str(EXAMPLES / "nano"), str(EXAMPLES / "friesian")]
