@@ -107,7 +107,7 @@ class Processes:
             if self.backend == "ray":
                 from bigdl.nano.pytorch.training.on_ray import run_on_ray
 
-                return run_on_ray(_work, self.count, order, self.cores)
+                return run_on_ray(_work, self.count, order, self.cores, _environment())
             return launch(_work, self.count, order, cores=self.cores, env=_environment())
         except WorkerError as error:
             original = _original(room, error)
