@@ -158,6 +158,27 @@ def test_a_frame_with_validation_and_what_follows(frame):
     assert np.allclose([row["prediction"] for row in predicted], expected, atol=1e-6)
 
 
+def test_groups_say_what_they_spent_their_time_on(orca_spark, tmp_path):
+    est = estimator()
+    with pytest.raises(UsageError, match="call set_tensorboard"):
+        est.plot_phases(tmp_path / "nothing.svg")
+    est.set_tensorboard(str(tmp_path), "app")
+    est.fit(arrays(), epochs=2, batch_size=8, seed=3, group_size=3)
+    found = est.get_train_summary()
+    whole = found["Phases/step_s"]
+    assert [step for step, *_ in whole] == [3, 5, 8, 10]
+    assert {"Loss", "Phases/compute_s", "Phases/aggregate_s", "Phases/transfer_s"} <= found.keys()
+    parts = [rows for tag, rows in found.items() if tag.startswith("Phases/") and rows is not whole]
+    for number, (_, seconds, _) in enumerate(whole):
+        assert sum(rows[number][1] for rows in parts) == pytest.approx(seconds)
+    assert est.get_train_summary("Phases/step_s") == whole
+    for name in ("phases.svg", "phases.html"):
+        est.plot_phases(tmp_path / name)
+        drawn = (tmp_path / name).read_text()
+        assert drawn.count("<rect") == 4 * len(parts) + len(parts)
+        assert "step 8, compute weight: " in drawn
+
+
 class Samples(torch.utils.data.Dataset):
     def __len__(self):
         return ROWS
@@ -256,6 +277,23 @@ WRONG = {
     "float64": ({"model": double}, {}, "parameters of float32"),
     "optimizer": ({"optimizer": lbfgs_like}, {}, "SparseAdam cannot be cut in slices"),
     "windows of a loader": ({}, {"sampling": "window", "data": loader()}, "side by side"),
+    "a rule without shares": ({}, {"drop_stragglers": {}}, "drop_stragglers should be a dict"),
+    "a share of nobody": (
+        {},
+        {"drop_stragglers": {"drop_percentage": 0.001, "max_drop_percentage": 0.5}},
+        "less than one",
+    ),
+    "slices by barrier": (
+        {},
+        {"min_workers": 1, "transport": "barrier"},
+        "min_workers=1 goes with transport='shuffle'",
+    ),
+    "slices and residuals": (
+        {},
+        {"min_workers": 1, "compression": "int8"},
+        "does not go with compression='int8'",
+    ),
+    "too many slices": ({}, {"min_workers": 3}, "at most the number of workers, 2, got 3"),
     "backend": ({"backend": "spark"}, {"transport": "shuffle"}, "make it with backend='bigdl'"),
 }
 
