@@ -11,10 +11,9 @@ import rays
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
 from bigdl.orca.data.feeds import as_feed
+from bigdl.orca.engine.ray import RayEngine
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
-
-from bigdl.orca.engine.ray import RayEngine
 
 
 @pytest.fixture
@@ -116,6 +115,7 @@ def test_a_killed_worker_is_named_and_replaced(engine):
 
 
 @pytest.mark.fault
+@pytest.mark.slow
 def test_a_retry_reads_the_spools_of_the_first_attempt(engine):
     feed = as_feed((np.arange(9, dtype=np.float32), np.arange(9)))
 

@@ -20,8 +20,15 @@ from typing import Any
 import psutil
 
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.cluster.spark import user_import_path
 
-__all__ = ["LaunchedRay", "check_ray_arguments", "set_environment", "shared_environment"]
+__all__ = [
+    "LOOPBACK",
+    "LaunchedRay",
+    "check_ray_arguments",
+    "set_environment",
+    "shared_environment",
+]
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -67,7 +74,7 @@ class LaunchedRay:
         cls,
         cores: int,
         *,
-        host: str = LOOPBACK,
+        host: str | None = LOOPBACK,
         object_store_memory: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> LaunchedRay:
@@ -77,8 +84,8 @@ class LaunchedRay:
         ----------
         cores : int
             CPUs that Ray gives away here.
-        host : str
-            Address to listen on.
+        host : str, optional
+            Address at which other machines join; None is one that Ray finds.
         object_store_memory : int, optional
             Bytes; default: what Ray takes, but not more than there is shared memory for.
         options : dict, optional
@@ -96,10 +103,12 @@ class LaunchedRay:
                 **(options or {}),
                 "num_cpus": cores,
                 "object_store_memory": object_store_memory or _store_size(),
-                "_node_ip_address": host,
+                **({"_node_ip_address": host} if host else {}),
                 "_temp_dir": directory,
             }
-            return cls(_init(**options), before, directory)
+            with _import_path():
+                context = _init(**options)
+            return cls(context, before, directory)
         except BaseException:
             _end(_children())
             set_environment(before)
@@ -150,6 +159,20 @@ def _init(**options):
         where = f" at {options['address']}" if options.get("address") else ""
         reason = str(error).strip().split("\n")[0]
         raise UsageError(f"Ray{where} cannot be started or reached: {reason}") from error
+
+
+@contextlib.contextmanager
+def _import_path():
+    """Let the processes that are started here import what this one can."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*user_import_path(), *filter(None, [before])])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def _authentication() -> dict[str, str]:

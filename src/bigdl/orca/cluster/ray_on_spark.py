@@ -22,7 +22,7 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import RayCluster
-from bigdl.orca.cluster.ray_launch import LaunchedRay, shared_environment
+from bigdl.orca.cluster.ray_launch import LOOPBACK, LaunchedRay, shared_environment
 from bigdl.orca.cluster.spark import SparkCluster
 
 __all__ = ["RayOnSpark"]
@@ -90,9 +90,10 @@ class RayOnSpark:
                 f"{nodes} Ray nodes were asked for (num_ray_nodes) but Spark has {cluster.nodes} "
                 "executors; ask for as many nodes or fewer"
             )
+        host = cluster.driver_host  # `ray start` refuses to join one on the loopback interface
         head = LaunchedRay.start(
             driver_cores,
-            host=cluster.driver_host,
+            host=None if host == LOOPBACK else host,
             object_store_memory=object_store_memory,
             options=options,
         )
@@ -143,7 +144,7 @@ def _start_nodes(cluster: SparkCluster, nodes: int, order: dict) -> list[str]:
             _start_node({**order, "executor": executor[1:]})
         yield pa.RecordBatch.from_pydict({"executors": [len(firsts)]})
 
-    tasks = cluster.slots()
+    tasks = _await_slots(cluster, nodes)
     frame = cluster.spark.range(0, tasks, 1, tasks)
 
     def job():
@@ -153,6 +154,18 @@ def _start_nodes(cluster: SparkCluster, nodes: int, order: dict) -> list[str]:
     if found[0] < nodes:
         return [f"only {found[0]} executors have registered"]
     return []
+
+
+def _await_slots(cluster: SparkCluster, nodes: int) -> int:
+    """As many tasks as run at once when the executors are there: then every executor has one."""
+    task_cpus = int(cluster.sc.getConf().get("spark.task.cpus", "1"))
+    wanted = nodes * max(1, cluster.cores_per_node // task_cpus)
+    end = time.monotonic() + _START_S
+    while (slots := cluster.slots()) < wanted and time.monotonic() < end:
+        time.sleep(0.1)
+    if not slots:
+        raise UsageError(f"No executor of Spark has registered within {_START_S:g} s")
+    return slots
 
 
 def executor_process() -> list:

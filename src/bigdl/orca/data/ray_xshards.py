@@ -115,7 +115,7 @@ class RayXShards(XShards):
         """References of the shards."""
         import ray
 
-        counts = ray.get([_remote(len).remote(each) for each in self._references])
+        counts = ray.get([_remote(_count).remote(each) for each in self._references])
         references = []
         for count, partition in zip(counts, self._references, strict=True):
             made = _remote(_items).options(num_returns=count).remote(partition) if count else []
@@ -306,6 +306,10 @@ def _node_of_actors(actors) -> list[tuple[str, str]]:
         node = (states(actor._actor_id.hex()) or {}).get("Address", {}).get("NodeID", "")
         found.append((node, addresses.get(node, "")))
     return found
+
+
+def _count(partition):
+    return len(partition)
 
 
 def _items(partition):
