@@ -8,9 +8,19 @@ _HOMES = {
     "TorchNano": "bigdl.nano.pytorch.torch_nano",
     "Trainer": "bigdl.nano.pytorch.trainer",
     "nano": "bigdl.nano.pytorch.torch_nano",
+    "patch_torch": "bigdl.nano.pytorch.patching",
+    "unpatch_torch": "bigdl.nano.pytorch.patching",
 }
 
-__all__ = ["InferenceOptimizer", "Pipeline", "TorchNano", "Trainer", "nano"]
+__all__ = [
+    "InferenceOptimizer",
+    "Pipeline",
+    "TorchNano",
+    "Trainer",
+    "nano",
+    "patch_torch",
+    "unpatch_torch",
+]
 
 
 def __getattr__(name: str):

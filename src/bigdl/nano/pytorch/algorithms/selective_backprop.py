@@ -153,7 +153,7 @@ class SelectiveBackprop(_lightning.Callback):
     def _pruned(self, trainer: Any, module: Any, loss_fn: Callable, batch: Any) -> Any:
         if not trainer.training:
             return batch
-        place = trainer.fit_loop.epoch_loop.batch_idx
+        place = trainer.fit_loop.epoch_loop.batch_idx + 1  # its counter is behind
         done = _part_done(trainer, place)
         if not should_selective_backprop(done, place, self.start, self.end, self.interrupt):
             return batch

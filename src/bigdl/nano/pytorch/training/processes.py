@@ -22,7 +22,9 @@ from typing import Any
 
 from bigdl.common.errors import UsageError, WorkerError
 from bigdl.common.launch import launch
+from bigdl.common.memory import tune_allocator
 from bigdl.common.scratch import scratch_directory
+from bigdl.nano.pytorch.patching.cuda import get_cuda_status, patch_cuda
 
 __all__ = ["BACKENDS", "Processes"]
 
@@ -99,7 +101,7 @@ class Processes:
         """
         room = scratch_directory("bigdl-training-")
         try:
-            order = (self.count, str(room), fn, args)
+            order = (self.count, str(room), get_cuda_status(), fn, args)
             if self.backend == "fork":
                 from bigdl.nano.pytorch.training.forked import run_forked
 
@@ -144,11 +146,13 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
-def _work(rank: int, count: int, room: str, fn: Callable[..., Any], args: tuple) -> Any:
+def _work(
+    rank: int, count: int, room: str, cuda_to_cpu: bool, fn: Callable[..., Any], args: tuple
+) -> Any:
     """What each process does."""
-    from bigdl.common.memory import tune_allocator
-
     tune_allocator()
+    if cuda_to_cpu:
+        patch_cuda()
     _become(rank)
     try:
         _meet(rank, count, Path(room))
