@@ -237,36 +237,51 @@ class TargetStatistics:
         return grouped.select(*named, COUNT, *map(col, encoding.outputs.values()))
 
     def encode(self, df: DataFrame, encoding: Encoding) -> DataFrame:
-        """`df` with the codes of its rows, each without the rows of its own fold."""
-        from pyspark.sql import Window
+        """`df` with the codes of its rows, each by the rows of other folds."""
         from pyspark.sql import functions as F
 
         keys = [self._key_of[name] for name in encoding.categories]
         hidden = [temporary(df, f"key{i}") for i in range(len(keys))]
         fold = temporary(df, "fold")
-        rows = self._rows_of(encoding).dropna(subset=keys)
-        whole = Window.partitionBy(*keys)
-        codes = []
-        for i, target in enumerate(self.targets):
-            total, count = F.col(f"sum_{i}"), F.col(f"count_{i}")
-            if self._fold_col is not None:
-                rest = F.coalesce(total, F.lit(0.0))
-                total = F.sum(total).over(whole) - rest
-                count = F.sum(count).over(whole) - count
-            value = self._code(total, count, self._mean(target))
-            if self._fold_col is not None:  # no rounding error in place of nothing
-                value = F.when(count > 0, value).otherwise(self._mean(target))
-            codes.append(value.alias(encoding.outputs[target]))
-        table = rows.select(
-            *(F.col(key).alias(name) for key, name in zip(keys, hidden, strict=True)),
-            F.col("fold").alias(fold),
-            *codes,
+        codes = [
+            self._code_of_fold(i, keys).alias(encoding.outputs[target])
+            for i, target in enumerate(self.targets)
+        ]
+        table = (
+            self._rows_of(encoding)
+            .dropna(subset=keys)
+            .select(
+                *(F.col(key).alias(name) for key, name in zip(keys, hidden, strict=True)),
+                F.col("fold").alias(fold),
+                *codes,
+            )
         )
         same = [col(a) == col(b) for a, b in zip(encoding.categories, hidden, strict=True)]
+        mine = F.lit(0)
         if self._fold_col is not None:
-            same.append(col(self._fold_col) == col(fold))
-        means = {encoding.outputs[target]: self._mean(target) for target in self.targets}
+            mine = col(self._fold_col)
+            same.append(mine == col(fold))
+        means = {encoding.outputs[target]: self._prior(target, mine) for target in self.targets}
         return join_codes(df, table, same, means).drop(*hidden, fold)
+
+    def _prior(self, target: str, fold: Column) -> Column:
+        """The code of a row of this fold, of whose category nothing is known."""
+        return self._mean(target)
+
+    def _code_of_fold(self, i: int, keys: Sequence[str]) -> Column:
+        """The code of a category for the rows of one fold, by those of all others."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        mean = self._mean(self.targets[i])
+        total, count = F.col(f"sum_{i}"), F.col(f"count_{i}")
+        if self._fold_col is None:
+            return self._code(total, count, mean)
+        whole = Window.partitionBy(*keys)
+        total = F.sum(total).over(whole) - F.coalesce(total, F.lit(0.0))
+        count = F.sum(count).over(whole) - count
+        # no rounding error in place of nothing
+        return F.when(count > 0, self._code(total, count, mean)).otherwise(mean)
 
 
 def join_codes(

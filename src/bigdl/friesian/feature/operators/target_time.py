@@ -21,14 +21,9 @@ from bigdl.friesian.feature.operators.columns import (
     col,
     is_numeric,
     require_columns,
-    temporary,
     type_of,
 )
-from bigdl.friesian.feature.operators.target import (
-    Encoding,
-    TargetStatistics,
-    join_codes,
-)
+from bigdl.friesian.feature.operators.target import Encoding, TargetStatistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -143,7 +138,7 @@ class TimeStatistics(TargetStatistics):
             for fold in range(len(counts))
         ]
 
-    def _mean_before(self, target: str, fold: Column) -> Column:
+    def _prior(self, target: str, fold: Column) -> Column:
         from pyspark.sql import functions as F
 
         means = self._earlier[target]
@@ -151,36 +146,13 @@ class TimeStatistics(TargetStatistics):
             return F.lit(means[0]).cast("double")
         return F.get(F.array(*map(F.lit, means)), fold)
 
-    def encode(self, df: DataFrame, encoding: Encoding) -> DataFrame:
-        """`df` with the codes of its rows, each by the rows of all earlier folds."""
+    def _code_of_fold(self, i: int, keys: Sequence[str]) -> Column:
+        """The code of a category for the rows of one fold, by those of all earlier ones."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        keys = [self._key_of[name] for name in encoding.categories]
-        hidden = [temporary(df, f"key{i}") for i in range(len(keys))]
-        fold = temporary(df, "fold")
-        earlier = (
-            Window.partitionBy(*keys).orderBy("fold").rowsBetween(Window.unboundedPreceding, -1)
-        )
-        codes = []
-        for i, target in enumerate(self.targets):
-            total, count = F.sum(f"sum_{i}").over(earlier), F.sum(f"count_{i}").over(earlier)
-            mean = self._mean_before(target, F.col("fold"))
-            code = self._code(total, F.coalesce(count, F.lit(0)), mean)
-            codes.append(code.alias(encoding.outputs[target]))
-        table = (
-            self._rows_of(encoding)
-            .dropna(subset=keys)
-            .select(
-                *(F.col(key).alias(name) for key, name in zip(keys, hidden, strict=True)),
-                F.col("fold").alias(fold),
-                *codes,
-            )
-        )
-        same = [col(a) == col(b) for a, b in zip(encoding.categories, hidden, strict=True)]
-        same.append(col(self._fold_col) == col(fold))
-        means = {
-            encoding.outputs[target]: self._mean_before(target, col(self._fold_col))
-            for target in self.targets
-        }
-        return join_codes(df, table, same, means).drop(*hidden, fold)
+        earlier = Window.partitionBy(*keys).orderBy("fold")
+        earlier = earlier.rowsBetween(Window.unboundedPreceding, -1)
+        total, count = F.sum(f"sum_{i}").over(earlier), F.sum(f"count_{i}").over(earlier)
+        prior = self._prior(self.targets[i], F.col("fold"))
+        return self._code(total, F.coalesce(count, F.lit(0)), prior)
