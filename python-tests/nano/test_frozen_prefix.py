@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.frozen import FrozenPrefixCallback, accelerate_frozen_prefix
@@ -53,6 +53,13 @@ def warmed(model, seed=0):
     return model
 
 
+def trunk():
+    """Small, frozen, in eval mode."""
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, 2), nn.ReLU()]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return warmed(nn.Sequential(*layers)).requires_grad_(False).eval()
+
+
 @pytest.fixture
 def network():
     """In train mode, with its first two stages frozen."""
@@ -66,8 +73,7 @@ def network():
 def classifier():
     """A frozen trunk with a head that is trained."""
     torch.manual_seed(0)
-    backbone = warmed(resnet18(freeze=True))
-    return nn.Sequential(backbone, nn.Linear(512, 2))
+    return nn.Sequential(trunk(), nn.Linear(8, 2))
 
 
 @pytest.fixture(scope="module")
@@ -181,10 +187,20 @@ def test_copies_and_pickles_of_the_model_are_plain(network, images):
         assert torch.equal(network(images), expected)
 
 
-def test_a_trunk_in_bf16_takes_batches_of_any_size(classifier, images):
+@pytest.mark.slow
+def test_a_resnet_in_bf16_takes_batches_of_any_size(images):
+    torch.manual_seed(0)
+    model = nn.Sequential(warmed(resnet18(freeze=True)), nn.Linear(512, 2))
+    expected = model(images[:3])
+    prefix = accelerate_frozen_prefix(model, images, threads=1)
+    torch.testing.assert_close(model(images[:3]), expected, atol=0.05, rtol=0.05)
+    assert prefix.segments[0].reason is None
+
+
+def test_batches_may_have_any_size(classifier, images):
     expected = classifier(images[:3])
     prefix = accelerate_frozen_prefix(classifier, images, threads=1)
-    torch.testing.assert_close(classifier(images[:3]), expected, atol=0.05, rtol=0.05)
+    torch.testing.assert_close(classifier(images[:3]), expected, atol=0.02, rtol=0.02)
     assert prefix.segments[0].reason is None
 
 
@@ -343,6 +359,15 @@ def test_wrong_arguments_are_refused(name, network, images):
 # -- cached features -------------------------------------------------------------------------------
 
 
+def test_a_subset_is_not_taken_for_another(classifier, images, tmp_path):
+    prefix = accelerate_frozen_prefix(classifier, images, precision="fp32")
+    data = Counting()
+    one = prefix.cached(Subset(data, [0, 1, 2]), tmp_path)
+    other = prefix.cached(Subset(data, [0, 3, 2]), tmp_path)
+    assert not other.reused
+    assert not torch.equal(one[1][0], other[1][0])
+
+
 class Counting(Dataset):
     """Images that count how often they are asked for."""
 
@@ -366,7 +391,7 @@ def test_features_are_computed_once_and_give_the_same_gradients(classifier, imag
     features = prefix.cached(data, tmp_path, batch_size=4)
     assert not features.reused
     batch, labels = next(iter(DataLoader(features, batch_size=4)))
-    assert batch.shape == (4, 512)
+    assert batch.shape == (4, 8)
     assert labels.tolist() == [0, 1, 0, 1]
     expected = gradients(classifier, data.images[:4])
     got = gradients(classifier, batch)
@@ -375,14 +400,14 @@ def test_features_are_computed_once_and_give_the_same_gradients(classifier, imag
     asked = data.asked
     again = prefix.cached(data, tmp_path)
     assert again.reused
-    assert data.asked <= asked + 1
+    assert data.asked <= asked + 8  # some are compared
     assert torch.equal(pickle.loads(pickle.dumps(again))[7][0], features[7][0])
 
 
 def test_features_of_other_weights_are_computed_anew(classifier, images, tmp_path):
     prefix = accelerate_frozen_prefix(classifier, images, precision="fp32")
     prefix.cached(Counting(), tmp_path)
-    nn.init.ones_(classifier[0].conv1.weight)
+    nn.init.ones_(classifier[0][0].weight)
     prefix.refresh()
     assert not prefix.cached(Counting(), tmp_path).reused
 
@@ -401,13 +426,6 @@ def test_a_model_that_does_not_begin_frozen_has_no_features(images, tmp_path):
 
 
 # -- Lightning -------------------------------------------------------------------------------------
-
-
-def trunk():
-    """Small, frozen, in eval mode."""
-    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, 2), nn.ReLU()]
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return warmed(nn.Sequential(*layers)).requires_grad_(False).eval()
 
 
 class Classifier(ImageClassifier):

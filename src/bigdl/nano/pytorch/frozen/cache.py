@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.frozen.segment import Segment
 
 __all__ = ["CachedFeatures"]
 
+_COMPARED = 8  # samples
 _MANIFEST, _FEATURES, _TARGETS = "manifest.json", "features.npy", "targets.pt"
 
 
@@ -69,7 +70,9 @@ class CachedFeatures(Dataset):
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory / _MANIFEST).unlink(missing_ok=True)
         shape = (len(dataset), *segment.output.shape[1:])
-        features = np.lib.format.open_memmap(self.directory / _FEATURES, "w+", np.float32, shape)
+        # Aside, then renamed: a dataset that was opened before keeps its own file.
+        aside = self.directory / (_FEATURES + ".part")
+        features = np.lib.format.open_memmap(aside, "w+", np.float32, shape)
         targets, row = [], 0
         for images, target in DataLoader(dataset, batch_size):
             reason = segment.why_plain(images)
@@ -79,6 +82,7 @@ class CachedFeatures(Dataset):
             targets.append(target)
             row += len(images)
         features.flush()
+        aside.replace(self.directory / _FEATURES)
         torch.save(targets, self.directory / _TARGETS)
 
     def _open(self) -> None:
@@ -125,16 +129,23 @@ def _row(targets: Any, index: int) -> Any:
 
 
 def _refuse_random(dataset: Dataset) -> None:
-    """A dataset that can say whether it draws is asked, of another a sample is taken twice."""
-    deterministic = getattr(dataset, "deterministic", None)
+    """A dataset that can say whether it draws is asked; of another some samples are taken twice."""
+    asked = dataset
+    while isinstance(asked, Subset):
+        asked = asked.dataset
+    deterministic = getattr(asked, "deterministic", None)
     if deterministic is None:
-        once, again = (default_collate([dataset[0]])[0] for _ in range(2))
-        deterministic = torch.equal(once, again)
+        deterministic = torch.equal(_some_inputs(dataset), _some_inputs(dataset))
     if not deterministic:
         raise UsageError(
             "Features can be cached only if a sample is the same each time, but the dataset's "
-            f"transform draws at random: {getattr(dataset, 'transform', None)}"
+            f"transform draws at random: {getattr(asked, 'transform', None)}"
         )
+
+
+def _some_inputs(dataset: Dataset) -> torch.Tensor:
+    step = -(-len(dataset) // _COMPARED)
+    return default_collate([dataset[index][0] for index in range(0, len(dataset), step)])
 
 
 def _fingerprint(segment: Segment, dataset: Dataset) -> dict:
@@ -155,12 +166,15 @@ def _fingerprint(segment: Segment, dataset: Dataset) -> dict:
 
 
 def _data_fingerprint(dataset: Dataset) -> str:
-    """Files with their sizes and times where a dataset lists them, else its first sample."""
-    found = hashlib.sha256(repr(getattr(dataset, "transform", None)).encode())
+    """Files with their sizes and times where a dataset lists them, else some of its samples."""
+    found = hashlib.sha256()
+    while isinstance(dataset, Subset):
+        found.update(f"{list(dataset.indices)}\n".encode())
+        dataset = dataset.dataset
+    found.update(repr(getattr(dataset, "transform", None)).encode())
     samples = getattr(dataset, "samples", None)
     if samples is None:
-        first = default_collate([dataset[0]])[0]
-        found.update(_bytes_of(first))
+        found.update(_bytes_of(_some_inputs(dataset)))
         return found.hexdigest()
     for path, target in samples:
         state = os.stat(path)

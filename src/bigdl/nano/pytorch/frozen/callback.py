@@ -62,6 +62,9 @@ class FrozenPrefixCallback(Callback):
     def on_exception(self, trainer, pl_module, exception) -> None:
         self._release()
 
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "prefix": None}  # runtimes do not travel to other processes
+
     def _release(self) -> None:
         if self.prefix is not None:
             self.prefix.release()

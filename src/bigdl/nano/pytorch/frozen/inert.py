@@ -43,12 +43,14 @@ def _why_not(part: nn.Module) -> str | None:
         return None
     if isinstance(part, _RANDOM) and getattr(part, "p", getattr(part, "dropout", 1)):
         return "is in train mode, so it draws at random; call eval() on it"
-    if not type(part).__module__.startswith("torch.nn.") and _reads_mode(part):
+    if _of_user_and_reads_mode(part):
         return "is in train mode and asks for its mode; call eval() on it"
     return None
 
 
-def _reads_mode(part: nn.Module) -> bool:
+def _of_user_and_reads_mode(part: nn.Module) -> bool:
+    if type(part).__module__.startswith("torch.nn."):
+        return False
     code = getattr(type(part).forward, "__code__", None)
     return code is None or "training" in code.co_names
 
@@ -59,5 +61,5 @@ def modes_of(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, bool]]:
         (part, part.training)
         for module in modules
         for part in module.modules()
-        if isinstance(part, _NORMS + _RANDOM) or not type(part).__module__.startswith("torch.nn.")
+        if isinstance(part, _NORMS + _RANDOM) or _of_user_and_reads_mode(part)
     ]

@@ -74,13 +74,19 @@ class ImageFolder(SampleDataset):
         *,
         reduced: bool = True,
     ):
-        super().__init__(transform, target_transform)
         self.root = os.fspath(root)
         self.transform, self.target_transform = transform, target_transform
         self.loader, self.reduced = loader, reduced
-        self._thread_safe = self._thread_safe and loader is None
         self.classes, self.class_to_idx = self.find_classes(self.root)
         self.samples = self.make_dataset(is_valid_file or _has_extension, allow_empty)
+
+    @property
+    def callables(self) -> tuple[Callable | None, ...]:
+        return self.transform, self.target_transform
+
+    @property
+    def thread_safe(self) -> bool:
+        return super().thread_safe and self.loader is None
 
     @property
     def imgs(self) -> list[tuple[str, int]]:

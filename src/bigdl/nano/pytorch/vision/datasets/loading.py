@@ -8,6 +8,7 @@ that threads, workers and single samples give the same draws.
 
 from __future__ import annotations
 
+import abc
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,40 +25,38 @@ from bigdl.nano.pytorch.vision.transforms.base import is_random, is_thread_safe
 __all__ = ["SampleDataset", "collate_channels_last"]
 
 
-class SampleDataset(Dataset):
-    """A dataset whose samples are made by ``sample(index)``.
+class SampleDataset(Dataset, abc.ABC):
+    """A dataset whose samples are made by ``sample(index)``."""
 
-    Parameters
-    ----------
-    transforms : callables or None
-        All that `sample` calls.
-    """
-
-    def __init__(self, *transforms: Callable | None):
-        self._random = any(map(is_random, transforms))
-        self._thread_safe = all(map(is_thread_safe, transforms))
-
+    @abc.abstractmethod
     def sample(self, index: int) -> Any:
         """The sample of an index."""
-        raise NotImplementedError
+
+    @property
+    @abc.abstractmethod
+    def callables(self) -> tuple[Callable | None, ...]:
+        """The transforms that `sample` calls."""
 
     @property
     def deterministic(self) -> bool:
         """Whether a sample is the same each time, as far as can be known."""
-        return not self._random
+        return not any(map(is_random, self.callables))
+
+    @property
+    def thread_safe(self) -> bool:
+        """Whether samples may be made by threads."""
+        return all(map(is_thread_safe, self.callables))
 
     def __getitem__(self, index: int) -> Any:
-        return self._drawn(index, self._seed())
+        return self._drawn(index, None if self.deterministic else draws.seed())
 
     def __getitems__(self, indices: Sequence[int]) -> list:
         """The samples of many indices."""
-        seeds = [self._seed() for _ in indices]
-        if not self._thread_safe or get_worker_info() is not None or core_count() == 1:
+        fixed = self.deterministic
+        seeds = [None if fixed else draws.seed() for _ in indices]
+        if not self.thread_safe or get_worker_info() is not None or core_count() == 1:
             return [self._drawn(*pair) for pair in zip(indices, seeds, strict=True)]
         return list(_threads(os.getpid()).map(self._drawn, indices, seeds))
-
-    def _seed(self) -> int | None:
-        return draws.seed() if self._random else None
 
     def _drawn(self, index: int, seed: int | None) -> Any:
         with draws.drawing_from(seed):

@@ -75,7 +75,6 @@ class OxfordIIITPet(SampleDataset):
                 )
         if transforms is not None and (transform is not None or target_transform is not None):
             raise UsageError("Pass transforms, or transform and target_transform, but not both")
-        super().__init__(transform, target_transform, transforms)
         self.root = os.fspath(root)
         self.split = _one_of("split", split, _SPLITS)
         types = [target_types] if isinstance(target_types, str) else list(target_types)
@@ -128,6 +127,10 @@ class OxfordIIITPet(SampleDataset):
         ]
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self._masks = annotations / "trimaps"
+
+    @property
+    def callables(self) -> tuple[Callable | None, ...]:
+        return self.transform, self.target_transform, self.transforms
 
     def __len__(self) -> int:
         return len(self._names)

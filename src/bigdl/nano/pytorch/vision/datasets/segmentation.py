@@ -59,7 +59,6 @@ class SegmentationImageFolder(SampleDataset):
         mask_folder: str,
         transforms: Callable | None = None,
     ):
-        super().__init__(transforms)
         self.root, self.transforms = os.fspath(root), transforms
         self.image_folder, self.mask_folder = image_folder, mask_folder
         self.images = _files(Path(self.root, image_folder))
@@ -69,6 +68,10 @@ class SegmentationImageFolder(SampleDataset):
                 f"Each image needs a mask, but {image_folder!r} has {len(self.images)} files and "
                 f"{mask_folder!r} has {len(self.masks)}"
             )
+
+    @property
+    def callables(self) -> tuple[Callable | None, ...]:
+        return (self.transforms,)
 
     def __len__(self) -> int:
         return len(self.images)

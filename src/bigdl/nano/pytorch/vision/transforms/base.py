@@ -45,12 +45,14 @@ class Transform(torch.nn.Module):
         """The transforms that this one calls."""
         return ()
 
-    def describe(self) -> str:
-        """The arguments, for ``repr``."""
-        return ""
-
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.describe()})"
+        """The name and all settings: equal texts mean equal transforms."""
+        settings = (
+            f"{name}={value}"
+            for name, value in vars(self).items()
+            if not name.startswith("_") and name != "training"
+        )
+        return f"{type(self).__name__}({', '.join(settings)})"
 
 
 def is_random(transform: Callable | None) -> bool:
@@ -92,7 +94,8 @@ class _Group(Transform):
 
     def __repr__(self) -> str:
         lines = "".join(f"\n    {each}" for each in self.transforms)
-        return f"{type(self).__name__}({lines}\n)"
+        chances = f"\n    p={self.p}" if hasattr(self, "p") else ""
+        return f"{type(self).__name__}({lines}{chances}\n)"
 
 
 class Compose(_Group):

@@ -69,10 +69,6 @@ class ColorJitter(Transform):
                 image = adjust[index](image, draws.uniform(*self._ranges[index]))
         return image
 
-    def describe(self) -> str:
-        names = ("brightness", "contrast", "saturation", "hue")
-        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
-
 
 def _factors(
     value: float | Sequence[float],
@@ -153,9 +149,6 @@ class _Sometimes(Transform, abc.ABC):
 
     def forward(self, image: Any) -> Any:
         return self.changed(image) if draws.chance(self.p) else image
-
-    def describe(self) -> str:
-        return f"p={self.p}"
 
 
 class RandomGrayscale(_Sometimes):

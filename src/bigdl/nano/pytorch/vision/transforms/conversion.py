@@ -96,9 +96,6 @@ class Normalize(Transform):
         inplace = self.inplace or isinstance(previous, ToTensor)
         return F.normalize(tensor, self.mean, self.std, inplace)
 
-    def describe(self) -> str:
-        return f"mean={self.mean}, std={self.std}"
-
 
 class LinearTransformation(Transform):
     """Whitening: ``(flattened tensor - mean_vector) @ transformation_matrix``.

@@ -74,9 +74,6 @@ class Resize(Transform):
     def forward(self, image: Any) -> Any:
         return F.resize(image, self.size, self.interpolation, self.max_size, self.antialias)
 
-    def describe(self) -> str:
-        return f"size={self.size}, interpolation={self.interpolation.value}"
-
 
 class CenterCrop(Transform):
     """The middle of images."""
@@ -87,9 +84,6 @@ class CenterCrop(Transform):
 
     def forward(self, image: Any) -> Any:
         return F.center_crop(image, self.size)
-
-    def describe(self) -> str:
-        return f"size={self.size}"
 
 
 class FiveCrop(Transform):
@@ -172,9 +166,6 @@ class RandomCrop(Transform):
         top, left = draws.below(rows - height + 1), draws.below(columns - width + 1)
         return F.crop(image, top, left, height, width)
 
-    def describe(self) -> str:
-        return f"size={self.size}, padding={self.padding}"
-
 
 class RandomResizedCrop(Transform):
     """A random part of images, resized (Szegedy et al. 2014).
@@ -226,9 +217,6 @@ class RandomResizedCrop(Transform):
         part = self.part(*dimensions(image)[1:])
         return F.resized_crop(image, *part, self.size, self.interpolation, self.antialias)
 
-    def describe(self) -> str:
-        return f"size={self.size}, scale={tuple(self.scale)}, ratio={tuple(self.ratio)}"
-
 
 class _Flip(Transform):
     random = True
@@ -236,9 +224,6 @@ class _Flip(Transform):
     def __init__(self, p: float = 0.5):
         super().__init__()
         self.p = p
-
-    def describe(self) -> str:
-        return f"p={self.p}"
 
 
 class RandomHorizontalFlip(_Flip):
@@ -284,9 +269,6 @@ class RandomRotation(Transform):
     def forward(self, image: Any) -> Any:
         angle = draws.uniform(*self.degrees)
         return F.rotate(image, angle, self.interpolation, self.expand, self.center, self.fill)
-
-    def describe(self) -> str:
-        return f"degrees={self.degrees}, expand={self.expand}"
 
 
 class RandomAffine(Transform):
