@@ -12,6 +12,7 @@ from bigdl.orca import OrcaContext, stop_orca_context
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.engine.ray import RayEngine
 from bigdl.orca.engine.spark import SparkEngine
+from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.ray import OrcaRayContext
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
@@ -27,6 +28,42 @@ def keepers():
     ]
 
 
+def frame_of(spark):
+    return spark.range(0, 40, 1, 3).selectExpr(
+        "id", "array(sin(id), cos(id), double(id % 7)) as x", "double(id % 3) as y"
+    )
+
+
+class KillNode(Callback):
+    """Ends the Ray node of a worker after one step."""
+
+    def after_train_iter(self, runner):
+        if runner.rank == 1 and runner.global_step == 6:
+            psutil.Process().parent().kill()
+            time.sleep(60)
+
+
+@pytest.mark.fault
+def test_a_fit_goes_on_with_the_workers_that_are_left(local_cluster, caplog):
+    """The epoch in which a node was lost is made again."""
+    context = OrcaContext.get_ray_context()
+    est = rays.estimator(workers=1)
+    stats = est.fit(
+        frame_of(local_cluster),
+        epochs=3,
+        batch_size=10,
+        seed=1,
+        feature_cols="x",
+        label_cols="y",
+        callbacks=[KillNode()],
+        min_workers=1,
+    )
+    assert [entry["num_samples"] for entry in stats] == [40] * 3
+    assert [entry["epoch"] for entry in stats] == [1, 2, 3]
+    assert "Nodes were lost: 1 of 2 workers go on" in caplog.text
+    context.stop()
+
+
 def test_ray_runs_beside_spark_and_dies_with_it(local_cluster):
     other = set(keepers())
     with pytest.raises(
@@ -40,9 +77,7 @@ def test_ray_runs_beside_spark_and_dies_with_it(local_cluster):
     below = [child for each in nodes for child in each.children(recursive=True)]
 
     # the slots of Spark are free
-    frame = local_cluster.range(0, 40, 1, 3).selectExpr(
-        "id", "array(sin(id), cos(id), double(id % 7)) as x", "double(id % 3) as y"
-    )
+    frame = frame_of(local_cluster)
 
     def program(worker):
         return [worker.rank, worker.shard.rows, worker.shard.fingerprint]

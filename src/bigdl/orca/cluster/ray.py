@@ -107,6 +107,10 @@ class RayCluster:
         """CPUs of all nodes, busy or not."""
         return sum(node.cores for node in self.members)
 
+    def room(self, cores: int) -> int:
+        """How many workers of so many CPUs fit on the nodes, were they idle."""
+        return sum(node.cores // cores for node in self.members)
+
     @property
     def driver_host(self) -> str:
         """The address at which workers reach this process."""

@@ -27,8 +27,8 @@ class RayEngine(Engine):
     workers_per_node : int, optional
         Workers per node when `num_workers` is not given to :meth:`run`.
     min_workers : int, optional
-        After the loss of a node, go on with so many workers at least, if Ray has no room for all.
-        A program is told the new number and starts anew. Default: all of them are needed.
+        After the loss of nodes, go on with fewer workers, but at least so many.
+        The input is shared out anew. Default: all workers are needed.
     channel_port : int, optional
         Port of the driver that workers connect to; 0 takes any free one.
     timeout : float, optional

@@ -8,12 +8,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from bigdl.common.errors import WorkerLost
 from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.engine.base import Job
 from bigdl.orca.engine.causes import NoWay, user_error, worker_lost
 from bigdl.orca.engine.channel import Channel
 from bigdl.orca.engine.program import active_jobs, job_number, pickled
-from bigdl.orca.engine.ray_pool import kill
+from bigdl.orca.engine.ray_pool import NoRoom, kill
 from bigdl.orca.engine.stage import Watch, interruptible
 from bigdl.orca.engine.task import TaskSpec
 from bigdl.orca.engine.uplink import decode
@@ -27,6 +28,7 @@ logger = logging.getLogger("bigdl.orca")
 
 _LOOK_S = 0.05  # seconds between two looks of the driver
 _GRACE_S = 2.0  # seconds that survivors get to notice that a peer went away
+_ELASTIC_S = 30.0  # seconds in which Ray must notice that a node is gone
 _END_S = 5.0  # seconds that workers get to end when they are told to
 
 _ENDED = "its Python process ended unexpectedly", "their Python processes ended unexpectedly"
@@ -83,9 +85,27 @@ class RayJob(Job):
 
     def attempt(self, options=None, state=None, on_event=None) -> list:
         while True:
-            results = self._attempt(options or {}, state, on_event)
-            if results is not None:
-                return results
+            try:
+                results = self._attempt(options or {}, state, on_event)
+            except NoRoom as error:
+                self._shrink(error.room)
+            else:
+                if results is not None:
+                    return results
+
+    def _shrink(self, room: int):
+        """Go on with as many workers as there is room for, if that is enough."""
+        least = self._engine.min_workers
+        if least is None or room < least:
+            raise WorkerLost(
+                f"{self.num_workers if least is None else least} workers are needed but the "
+                f"cluster can only run {room} tasks at once since nodes were lost"
+            ) from None
+        logger.warning("Nodes were lost: %d of %d workers go on", room, self.num_workers)
+        self.num_workers, self._spools = room, None
+        self._prepare()
+        reader = self._ingest.reader if self._ingest else None
+        self._spec = replace(self._spec, world_size=room, reader=reader)
 
     def close(self) -> None:
         from bigdl.orca.data.feeds.spool import remove_spool
@@ -113,9 +133,12 @@ class RayJob(Job):
         if self._spools is not None:
             spec = replace(spec, reader=None, spools=tuple(self._spools))
         engine = self._engine
+        # nodes may come back, but who can go on with fewer does not wait long
+        is_elastic = engine.min_workers is not None and self._attempts > 1
+        patience = min(engine.patience, _ELASTIC_S) if is_elastic else engine.patience
         with (
             interruptible(),
-            engine.pool.crew(self.num_workers, spec.threads, engine.patience) as actors,
+            engine.pool.crew(self.num_workers, spec.threads, patience) as actors,
         ):
             call = RayCall(actors, line)
             watch = Watch(line, call, on_event)

@@ -19,10 +19,24 @@ from typing import Any
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.ray import RayCluster
 
-__all__ = ["RayPool", "RayWorker"]
+__all__ = ["NoRoom", "RayPool", "RayWorker"]
 
 _START_S = 120.0  # seconds in which a process must be up
 _LOOK_S = 0.1  # seconds in which Ctrl-C is seen
+
+
+class NoRoom(Exception):
+    """Ray has no room for a crew, because nodes were lost.
+
+    Attributes
+    ----------
+    room : int
+        How many workers it has room for.
+    """
+
+    def __init__(self, room: int):
+        super().__init__(room)
+        self.room = room
 
 
 class RayWorker:
@@ -98,8 +112,12 @@ class RayPool:
 
         Raises
         ------
+        UsageError
+            When others do not give the CPUs back.
+        NoRoom
+            When the nodes are too few, or too small.
         WorkerLost
-            When the CPUs do not come.
+            When a process does not start.
         """
         group = _reserve(number, cores, patience)
         crew: list[tuple[str, Any]] = []
@@ -179,14 +197,18 @@ def _reserve(number, cores, patience):
 
     group = placement_group([{"CPU": cores}] * number, strategy="SPREAD")
     end = time.monotonic() + patience
+    cluster = RayCluster.from_active()
     try:
         while not group.wait(_LOOK_S):
-            if time.monotonic() > end:
-                cluster = RayCluster.from_active()
-                raise UsageError(
-                    f"{number} workers of {cores} CPUs were asked for, but others use too many of "
-                    f"Ray's {cluster.slots()} CPUs; wait for them, or ask for fewer workers"
-                )
+            room = cluster.room(cores)
+            if time.monotonic() < end:
+                continue
+            if room < number:
+                raise NoRoom(room)
+            raise UsageError(
+                f"{number} workers of {cores} CPUs were asked for, but others use too many of "
+                f"Ray's {cluster.slots()} CPUs; wait for them, or ask for fewer workers"
+            )
     except BaseException:
         _release(group)
         raise

@@ -14,6 +14,7 @@ from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.pytorch.arguments import (
     check_accumulation,
+    check_can_accelerate,
     check_not_accelerated,
     measures_of,
     shows_progress,
@@ -160,6 +161,8 @@ Ray also RayXShards or a ray.data.Dataset
         min_workers : int, optional
             Of ``backend="bigdl"`` by shuffle: while fewer tasks than workers can run at once, cut
             the weights in fewer slices, but at least so many. The result does not depend on it.
+            Of ``backend="ray"``: when nodes are lost, go on with fewer workers, but at least so
+            many, from the latest checkpoint, which must be of an epoch's end (the default).
         **old
             Keywords of BigDL 2.0, such as ``info``.
 
@@ -195,7 +198,7 @@ Ray also RayXShards or a ray.data.Dataset
                 "compression": compression,
                 "sampling": sampling,
                 "drop_stragglers": drop_stragglers,
-                "min_workers": min_workers,
+                "min_workers": None if self._backend == "ray" else min_workers,
             },
         )
         callbacks = as_callbacks(callbacks)
@@ -203,7 +206,7 @@ Ray also RayXShards or a ray.data.Dataset
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
         self._need_model()
         self._parts.check()  # an entire module may have been loaded since
-        engine = self._engine()
+        engine = self._engine(min_workers)
         if seed is not None:
             check_positive("seed", seed, minimum=0)
         if weight_col is not None:
@@ -423,6 +426,7 @@ RayXShards or a ray.data.Dataset
         inputs = None if snapshot is None else snapshot.manifest.get("inputs")
         shipped = None
         if accelerate is not None:
+            check_can_accelerate(data)
             shipped, inputs = self._accelerated(
                 accelerate, data, weights, feature_cols, batch_size, inputs, cluster
             )
