@@ -2,7 +2,8 @@
 
     python examples/friesian/tree_features.py --output features
 
-Writes the Parquet files ``train`` and ``test``; trains XGBoost on them if that is installed.
+Writes the Parquet files ``train`` and ``test``, for XGBoost, LightGBM and others; trains XGBoost on
+them if it is installed.
 """
 
 import importlib.util
