@@ -10,6 +10,7 @@ from training_models import Cnn, OneWeight, steps_and_zeros, table, viewed
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch import TorchNano, nano
+from bigdl.nano.pytorch.patching import patch_cuda, unpatch_cuda
 from bigdl.nano.pytorch.training.mixed import bf16_instructions
 from bigdl.nano.pytorch.training.optimizers import LearningRateRamp
 
@@ -93,10 +94,19 @@ def test_a_loop_in_two_processes_brings_everything_home():
     assert any(setting.startswith("2 processes") for setting in loop.settings)
 
 
+@pytest.fixture
+def _cuda_to_cpu():
+    patch_cuda()
+    yield
+    unpatch_cuda()
+
+
+@pytest.mark.usefixtures("_cuda_to_cpu")
 def test_a_decorated_function_in_two_processes_trains_in_place():
     @nano(num_processes=2, auto_lr=False)
     def train(model, optimizer, loader, criterion, epochs):
         assert isinstance(optimizer, torch.optim.SGD)
+        assert torch.tensor(1.0, device="cuda:0").device.type == "cpu"
         for _ in range(epochs):
             for x, y in loader:
                 optimizer.zero_grad()
