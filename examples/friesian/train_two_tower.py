@@ -1,6 +1,6 @@
 """Two towers on MovieLens: vectors of users and films whose product ranks the films.
 
-    python examples/friesian/train_two_tower.py --data-dir ml-100k --batch-size 1024
+    python examples/friesian/train_two_tower.py --data-dir ml-100k --batch-size 1024 --lr 0.002
 
 Trained on what users chose alone: the other films of a batch are the negatives.  The towers are
 models of their own, so each predicts its own table; the vectors can go into a vector index.

@@ -105,7 +105,7 @@ def test_ncf_on_movielens(orca_spark, data_dir):
 
 @pytest.mark.slow
 def test_two_towers_on_movielens(orca_spark, data_dir):
-    argv = ["--data-dir", str(data_dir / "ml-100k"), "--batch-size", "1024"]
+    argv = ["--data-dir", str(data_dir / "ml-100k"), "--batch-size", "1024", "--lr", "0.002"]
     assert train_two_tower.main(argv)["hr@10"] > 0.45
 
 
