@@ -165,6 +165,34 @@ def test_several_columns_can_have_one_vocabulary(orca_spark):
     assert pipeline.transform_row({"x": "c", "y": "d"}) == {"x": 3, "y": None}
 
 
+@pytest.mark.parametrize("oov_buckets", [0, 3])
+def test_many_columns_are_encoded_as_few_are(orca_spark, oov_buckets):
+    rng = np.random.default_rng(1)
+    names = [f"c{i}" for i in range(8)]
+    drawn = {name: rng.zipf(1.5, 80).clip(0, 30) for name in names}
+    text = {name: pa.array([f"v{v}" for v in drawn[name]], mask=drawn[name] == 2) for name in names}
+    table = pa.table(text | {"c7": pa.array(drawn["c7"], mask=drawn["c7"] == 3)})
+    frame = orca_spark.createDataFrame(table)
+    many = FeaturePipeline().category_encode(names, freq_limit=2, oov_buckets=oov_buckets)
+    few = FeaturePipeline()
+    for name in names:
+        few = few.category_encode(name, freq_limit=2, oov_buckets=oov_buckets)
+    found, wanted = (each.fit_transform(frame).df.toArrow() for each in (many, few))
+    assert found.to_pylist() == wanted.to_pylist()
+    assert found.to_pylist() == [many.transform_row(row) for row in table.to_pylist()]
+
+
+def test_files_without_rows_teach_and_give_tables_without_rows(clicks, tmp_path):
+    (tmp_path / "src").mkdir()
+    pq.write_table(clicks.slice(0, 0), tmp_path / "src" / "a.parquet")
+    pipeline = FeaturePipeline().category_encode("user").min_max_scale("price")
+    pipeline.fit_files(str(tmp_path / "src"), host="here")
+    target = str(tmp_path / "out")
+    assert pipeline.transform_files(str(tmp_path / "src"), target, host="here") == 0
+    assert pq.read_table(target).column_names == clicks.column_names
+    assert pipeline.transform_row(clicks.to_pylist()[0])["price"] is None
+
+
 # -- steps on tables -------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from bigdl.friesian.feature.pipeline import kinds
 
@@ -33,7 +33,7 @@ class Factored:
     codes: np.ndarray
 
 
-Values = "pa.Array | Factored"
+Values: TypeAlias = "pa.Array | Factored"
 
 
 class Batch:

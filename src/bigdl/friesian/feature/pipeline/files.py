@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.pipeline import kinds
-from bigdl.friesian.feature.pipeline.batches import Batch, Factored, normal
+from bigdl.friesian.feature.pipeline.batches import Batch, Factored, batch_of, normal
 from bigdl.friesian.feature.pipeline.step import Field
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ def schema_of(path: str) -> dict[str, Field]:
 def pieces_of(paths: Sequence[str], count: int) -> list[Piece]:
     """All row groups of files, in their order, as about so many pieces.
 
-    A piece never has groups of several files, and a group is never cut.
+    A piece never has groups of several files, and a group is never cut.  Files without rows are
+    one piece without groups.
     """
     rows = []
     for path in paths:
@@ -96,7 +97,7 @@ def pieces_of(paths: Sequence[str], count: int) -> list[Piece]:
         bounds = [len(sizes) * i // parts for i in range(parts + 1)] if parts else []
         for first, last in pairwise(bounds):
             pieces.append(Piece(len(pieces), path, tuple(range(first, last))))
-    return pieces
+    return pieces or [Piece(0, paths[0], ())]
 
 
 def batches_of(piece: Piece, schema: dict[str, Field]) -> Iterator[Batch]:
@@ -110,6 +111,9 @@ def batches_of(piece: Piece, schema: dict[str, Field]) -> Iterator[Batch]:
                     f"The column {name} should be of type {each.kind}, but is {found[name]} in "
                     f"{piece.path}"
                 )
+        if not piece.groups:
+            empty = file.schema_arrow.empty_table()
+            yield batch_of({name: empty[name] for name in schema if name in found})
         for group in piece.groups:
             columns = {
                 name: partial(_column, file, group, name) for name in schema if name in found

@@ -215,7 +215,7 @@ class Recording(ABC):
         drop: bool = True,
     ) -> Self:
         """Put numbers into bins; see :meth:`FeatureTable.cut_bins`."""
-        return self._record(_cut(columns, bins, labels, out_cols, drop, False))
+        return self._record(CutBins.of(columns, bins, labels, out_cols, drop))
 
     def quantile_bins(
         self,
@@ -234,7 +234,7 @@ class Recording(ABC):
         columns, labels, out_cols, drop
             See :meth:`FeatureTable.cut_bins`.
         """
-        return self._record(_cut(columns, parts, labels, out_cols, drop, True))
+        return self._record(CutBins.of(columns, parts, labels, out_cols, drop, by_quantiles=True))
 
     def target_encode(
         self,
@@ -382,25 +382,3 @@ class Recording(ABC):
 
     def _on_table(self, method: str, **given: Any) -> Self:
         return self._record(STEPS[method](given))
-
-
-def _cut(
-    columns: Any, bins: Any, labels: Any, out_cols: Any, drop: bool, by_quantiles: bool
-) -> CutBins:
-    chosen = as_names(columns)
-    outputs = [f"{name}_bin" for name in chosen] if out_cols is None else as_names(out_cols)
-    wanted = {name: _of_column(bins, name, "bins") for name in chosen}
-    words = {name: labels.get(name) if isinstance(labels, Mapping) else labels for name in chosen}
-    for each in words.values():
-        if each is not None and not isinstance(each, list | tuple):
-            raise UsageError(f"labels should be a list of str or a dict of them, but got {each!r}")
-    given = {name: list(each) for name, each in words.items() if each is not None}
-    return CutBins(wanted, by_quantiles, given, outputs, drop)
-
-
-def _of_column(value: Any, name: str, what: str) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    if name not in value:
-        raise UsageError(f"{what} has nothing for the column {name}: {dict(value)!r}")
-    return value[name]

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.friesian.feature.operators.columns import as_names
 from bigdl.friesian.feature.pipeline import kinds
 from bigdl.friesian.feature.pipeline.requests import Extremes, Quantiles, Request
 from bigdl.friesian.feature.pipeline.step import (
@@ -80,6 +81,34 @@ class CutBins(Step):
     out_cols: list[str]
     drop: bool
     method = "cut_bins"
+
+    @classmethod
+    def of(
+        cls,
+        columns: Any,
+        bins: Any,
+        labels: Any,
+        out_cols: Any,
+        drop: bool,
+        by_quantiles: bool = False,
+    ) -> CutBins:
+        """The step for the arguments that users give."""
+        names = as_names(columns)
+        outputs = [f"{name}_bin" for name in names] if out_cols is None else as_names(out_cols)
+        missing = [name for name in names if isinstance(bins, Mapping) and name not in bins]
+        if missing:
+            raise UsageError(f"bins has nothing for the columns {missing}: {dict(bins)!r}")
+        wanted = {name: bins[name] if isinstance(bins, Mapping) else bins for name in names}
+        words = {
+            name: labels.get(name) if isinstance(labels, Mapping) else labels for name in names
+        }
+        for each in words.values():
+            if each is not None and not isinstance(each, list | tuple):
+                raise UsageError(
+                    f"labels should be a list of str or a dict of them, but got {each!r}"
+                )
+        given = {name: list(each) for name, each in words.items() if each is not None}
+        return cls(wanted, by_quantiles, given, outputs, drop)
 
     def __post_init__(self) -> None:
         least = 2 if self.by_quantiles else 1

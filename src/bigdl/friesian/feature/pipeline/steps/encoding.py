@@ -20,6 +20,7 @@ from bigdl.friesian.feature.pipeline.step import (
     Step,
     require_fields,
 )
+from bigdl.friesian.feature.pipeline.steps import encoding_on_spark as on_spark
 from bigdl.friesian.feature.pipeline.steps.hashing import bucket, buckets, text_of, texts_of
 
 if TYPE_CHECKING:
@@ -71,22 +72,27 @@ class Encode(Function):
         self.vocabulary, self.oov_buckets = vocabulary, oov_buckets
 
     def array(self, values: pa.Array) -> pa.Array:
-        import pyarrow as pa
-        import pyarrow.compute as pc
 
         found = self.vocabulary.find(values)
-        if not self.oov_buckets or found.null_count == values.null_count:
-            return found
-        unknown = pc.and_(values.is_valid(), found.is_null())
-        others = buckets(texts_of(values.filter(unknown)), self.oov_buckets, _FAST)
-        first = len(self.vocabulary) + 1
-        return pc.replace_with_mask(found, unknown, pa.array(others + first, pa.int32()))
+        return with_buckets(values, found, len(self.vocabulary) + 1, self.oov_buckets)
 
     def value(self, value: Any) -> int | None:
         found = self.vocabulary.numbers.get(value)
         if found is not None or value is None or not self.oov_buckets:
             return found
         return bucket(text_of(value), self.oov_buckets, _FAST) + len(self.vocabulary) + 1
+
+
+def with_buckets(values: pa.Array, found: pa.Array, first: int, count: int) -> pa.Array:
+    """Numbers that were found, and one of some from `first` on for each unknown value."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not count or found.null_count == values.null_count:
+        return found
+    unknown = pc.and_(values.is_valid(), found.is_null())
+    others = buckets(texts_of(values.filter(unknown)), count, _FAST)
+    return pc.replace_with_mask(found, unknown, pa.array(others + first, pa.int32()))
 
 
 class EncodeTokens(Function):
@@ -205,36 +211,26 @@ class CategoryEncode(Step):
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         from bigdl.friesian.feature.operators import lookup
 
-        dictionaries = {
-            name: _dictionary(df, state[each["col_name"]])
+        learned = {
+            each["col_name"]: on_spark.learned(df.sparkSession, state[each["col_name"]])
             for each in self.columns
-            for name in each["src_cols"]
         }
-        if not self.do_split:
-            return lookup.encode(df, dictionaries, self.broadcast, self.oov_buckets)
-        return lookup.encode_tokens(
-            df,
-            dictionaries,
-            re.escape(self.sep),
-            self.broadcast,
-            self.sort_for_array,
-            self.keep_most_frequent,
-        )
+        dictionaries = {
+            name: learned[each["col_name"]] for each in self.columns for name in each["src_cols"]
+        }
+        if self.do_split:
+            return lookup.encode_tokens(
+                df,
+                dictionaries,
+                re.escape(self.sep),
+                self.broadcast,
+                self.sort_for_array,
+                self.keep_most_frequent,
+            )
+        if self.broadcast and len(dictionaries) > on_spark.JOINED_COLUMNS:
+            df, dictionaries = on_spark.encoded(df, dictionaries, self.oov_buckets)
+        return lookup.encode(df, dictionaries, self.broadcast, self.oov_buckets)
 
 
 def _vocabulary(table: pa.Table) -> Vocabulary:
-    import pyarrow as pa
-
-    values = table["value"].combine_chunks()
-    return Vocabulary(values if isinstance(values, pa.Array) else values.chunk(0))
-
-
-def _dictionary(df: DataFrame, table: pa.Table) -> Any:
-    import pyarrow as pa
-
-    from bigdl.friesian.feature.operators.dictionary import Dictionary
-
-    numbered = table.append_column("id", pa.array(range(1, len(table) + 1), pa.int32()))
-    kind = kinds.of_arrow(table["value"].type)
-    frame = df.sparkSession.createDataFrame(numbered, f"value {kind}, id int")
-    return Dictionary(frame, "value", "id")
+    return Vocabulary(table["value"].combine_chunks())
