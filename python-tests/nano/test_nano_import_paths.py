@@ -14,7 +14,18 @@ from bigdl.nano.pytorch import InferenceOptimizer
 from bigdl.nano.utils import pytorch as helpers
 
 PLACES = {
-    "bigdl.nano.pytorch": "InferenceOptimizer Pipeline Trainer",
+    "bigdl.nano.pytorch": (
+        "InferenceOptimizer Pipeline Trainer TorchNano nano patch_torch unpatch_torch"
+    ),
+    "bigdl.nano.pytorch.algorithms": "SelectiveBackprop",
+    "bigdl.nano.pytorch.algorithms.selective_backprop": "SelectiveBackprop",
+    "bigdl.nano.pytorch.encryption": "load save",
+    "bigdl.nano.pytorch.lightning": "LightningModule",
+    "bigdl.nano.pytorch.optim": "SparseAdam",
+    "bigdl.nano.pytorch.patching": (
+        "patch_cuda unpatch_cuda get_cuda_status patch_dtype patch_encryption"
+    ),
+    "bigdl.nano.pytorch.torch_nano": "TorchNano nano",
     "bigdl.nano.pytorch.trainer": "Trainer",
     "bigdl.nano.pytorch.inference": "InferenceOptimizer Pipeline",
     "bigdl.nano.pytorch.inference.optimizer": "InferenceOptimizer",

@@ -7,14 +7,17 @@ of other packages in this process until they are undone, and processes of a trai
 
 from bigdl.nano.pytorch.patching.cuda import get_cuda_status, patch_cuda, unpatch_cuda
 from bigdl.nano.pytorch.patching.dtype import patch_dtype, unpatch_dtype
+from bigdl.nano.pytorch.patching.encryption import patch_encryption, unpatch_encryption
 from bigdl.nano.pytorch.patching.names import patch_torch, unpatch_torch
 
 __all__ = [
     "get_cuda_status",
     "patch_cuda",
     "patch_dtype",
+    "patch_encryption",
     "patch_torch",
     "unpatch_cuda",
     "unpatch_dtype",
+    "unpatch_encryption",
     "unpatch_torch",
 ]
