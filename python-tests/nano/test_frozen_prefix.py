@@ -245,7 +245,7 @@ LEFT_ALONE = {
         "depends on its batch",
     ),
     "mode": (mode_asking, "asks for its mode"),
-    "hook": (watched, "a hook watches it"),
+    "hook": (watched, "a hook watches a module in it"),
 }
 
 
@@ -268,6 +268,17 @@ def test_frozen_modules_after_trained_ones_are_left_alone(images):
     prefix = accelerate_frozen_prefix(model, images)
     assert prefix.segments == []
     assert "1: left alone, gradients flow" in prefix.report()
+
+
+def test_a_hook_of_a_replaced_module_sees_what_it_saw(classifier, images):
+    seen = []
+    classifier[0].register_forward_hook(lambda _, given, result: seen.append((*given, result)))
+    expected = classifier[0](images)
+    prefix = accelerate_frozen_prefix(classifier, images, precision="fp32")
+    assert len(prefix.segments) == 1
+    classifier(images)
+    assert torch.equal(seen[-1][0], images)
+    assert torch.equal(seen[-1][1], expected)
 
 
 def test_modules_with_a_connection_around_them_are_not_joined(images):
@@ -463,3 +474,24 @@ def test_the_callback_accelerates_a_fit_and_leaves_no_trace(images, tmp_path, pr
         torch.testing.assert_close(
             fast.state_dict()[name], value, atol=tolerance, rtol=tolerance, msg=name
         )
+
+
+def test_nanos_trainer_takes_the_callback(images, tmp_path):
+    from bigdl.nano.pytorch import Trainer
+
+    torch.manual_seed(0)
+    model, callback = Classifier(trunk(), 2, head=nn.Linear(8, 2)), FrozenPrefixCallback(threads=1)
+    before = model.head.weight.clone()
+    trainer = Trainer(
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        callbacks=[callback],
+    )
+    trainer.fit(model, DataLoader(TensorDataset(images, torch.arange(4) % 2), batch_size=2))
+    assert [segment.reason for segment in callback.prefix.segments] == [None]
+    assert callback.prefix.segments[0].method == "openvino_bf16"
+    assert not torch.equal(model.head.weight, before)

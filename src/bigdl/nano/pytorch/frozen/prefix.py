@@ -202,7 +202,7 @@ class FrozenPrefix:
                     raise
                 self.notes.append(f"{segment.name}: {name} failed, {one_line(error)}")
                 continue
-            segment.use(name, built)
+            segment.use(name, _Contiguous(built))
             return
         segment.use("eager", segment.eager)
 
@@ -310,6 +310,16 @@ class FrozenPrefix:
 
     def __exit__(self, *_) -> None:
         self.release()
+
+
+class _Contiguous:
+    """A model of another runtime; torch copies an image's channels faster than NumPy does."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x.contiguous())
 
 
 def _segment(chain: Sequence[Call]) -> Segment:

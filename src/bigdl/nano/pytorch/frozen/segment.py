@@ -80,10 +80,10 @@ class Segment:
         """Run by something else from now on, with the weights that the modules have now."""
         self.method, self._run = method, run
         self._remember()
-        with torch.no_grad():
-            got = run(self.sample)
-            scale = torch.linalg.vector_norm(self.output)
-            distance = torch.linalg.vector_norm(got - self.output)
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            expected, got = self.eager(self.sample), run(self.sample)
+            scale = torch.linalg.vector_norm(expected)
+            distance = torch.linalg.vector_norm(got - expected)
             self.error = float(distance / scale.clamp_min(1e-12))
 
     def _remember(self) -> None:

@@ -128,11 +128,14 @@ def _collect(parent: Call, counts: Counter, finding: Finding) -> None:
     for call in parent.inner:
         trained = any(parameter.requires_grad for parameter in call.module.parameters())
         reason = None if trained else _why_not(call, counts)
-        if trained or reason or (chain and chain[-1].output is not call.input):
+        watched = _is_watched(call.module)
+        if trained or reason or watched or (chain and chain[-1].output is not call.input):
             _close(chain, finding)
             chain = []
         if trained:
             _collect(call, counts, finding)
+        elif reason is None and watched:
+            _close([call], finding)  # its own hooks see what they saw, neighbours' would not
         elif reason is None:
             chain.append(call)
         elif _layers_with_weights([call]):
@@ -162,14 +165,21 @@ def _why_not(call: Call, counts: Counter) -> str | None:
         return "it is called more than once"
     if call.input is None or call.output is None:
         return "it takes or gives something else than one tensor"
-    if _has_hooks(call.module):
-        return "a hook watches it or a module in it"
+    inner = (part for part in call.module.modules() if part is not call.module)
+    if any(map(_is_watched, inner)):
+        return "a hook watches a module in it"
     return None
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def _is_watched(module: nn.Module) -> bool:
+    """Whether a module has hooks of the user's; those of Nano's own training do not mind."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
     return any(
-        hooks
-        for part in module.modules()
-        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks)
+        not _owner_of(hook).startswith("bigdl.nano.") for each in hooks for hook in each.values()
     )
+
+
+def _owner_of(hook) -> str:
+    """The module in which the class of a bound method is, or the function."""
+    owner = getattr(hook, "__self__", None)
+    return str(getattr(hook if owner is None else type(owner), "__module__", ""))
