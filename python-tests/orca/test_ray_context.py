@@ -171,6 +171,44 @@ def test_ray_dies_with_a_driver_that_is_killed(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.fault
+def test_ctrl_c_ends_the_workers_and_leaves_ray_usable(tmp_path):
+    found = run(
+        """
+        import json, os, psutil, signal, threading, time
+        from bigdl.orca import init_orca_context, stop_orca_context
+        from bigdl.orca.engine.ray import RayEngine
+
+        def forever(worker):
+            worker.send("pid", {}, str(os.getpid()).encode())
+            while True:
+                pass
+
+        def interrupt(kind, value):
+            pids.append(int(value[1]))
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+        pids = []
+        init_orca_context(runtime="ray", cores=1, object_store_memory="100m")
+        interrupted = False
+        with RayEngine().open(forever) as job:
+            try:
+                job.attempt(on_event=interrupt)
+            except KeyboardInterrupt:
+                interrupted = True
+        ended = time.monotonic()
+        while psutil.pid_exists(pids[0]) and time.monotonic() - ended < 5:
+            time.sleep(0.05)
+        again = RayEngine().run(lambda worker: worker.rank)
+        print(json.dumps([interrupted, psutil.pid_exists(pids[0]), again]))
+        stop_orca_context()
+        """,
+        HOME=str(tmp_path),
+    )
+    assert found == [True, False, [0]]
+
+
+@pytest.mark.slow
 def test_a_program_connects_to_a_ray_that_runs_already(tmp_path):
     found = run(
         """

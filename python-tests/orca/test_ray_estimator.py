@@ -256,6 +256,12 @@ def test_wrong_columns_are_one_sentence(data, given, columns, message):
     assert "\n" not in str(error.value)
 
 
+def test_acceleration_takes_no_shards_of_ray(data, trained):
+    for form in ("RayXShards", "Ray Dataset"):
+        with pytest.raises(UsageError, match=rf"^accelerate= does not take a {form}; predict arr"):
+            trained.predict(in_every_form(data)[form][0], accelerate="jit_fp32")
+
+
 def test_kinds_of_data_are_not_mixed(data):
     forms = in_every_form(data)
     with pytest.raises(UsageError, match="validation_data should have the same type with train"):

@@ -2,23 +2,27 @@
 
 It is run by :mod:`bigdl.orca.cluster.ray_on_spark` as a plain script and stays small.  Its standard
 input brings an order, one line of JSON.  The node ends when the executor's JVM is gone, when Ray's
-head does not answer any more, or when this process is told to.
+head does not answer any more, or when this process is told to.  If it ends by itself it is started
+again.
 """
 
 import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.5  # seconds between two looks
 MISSES = 4  # looks in a row at a head that does not answer
+STARTS = 4  # times that the node is started: on a busy machine it may give up too early
 GRACE_S = 3.0  # seconds from SIGTERM to SIGKILL
 
 _libc = ctypes.CDLL(None)
@@ -28,35 +32,49 @@ def main():
     order = json.loads(sys.stdin.readline())
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # what the node leaves behind comes here
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    log = open(order["log"], "wb")  # noqa: SIM115 - as long as this process
-    node = subprocess.Popen(
-        order["command"],
-        env={**os.environ, **order["environment"]},
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        preexec_fn=lambda: _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
-    )
+    node = None
+    directory = tempfile.mkdtemp(prefix="bigdl-ray-node-")
     try:
-        keep(node, order)
+        for attempt in range(STARTS):
+            node = start(order, os.path.join(directory, str(attempt)))
+            if not keep(node, order):
+                break
+            stop(node)  # what is left of it
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop(node)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def start(order, directory):
+    """Start the node; nodes that share a machine and a directory would take the same sockets."""
+    with open(order["log"], "ab") as log:
+        return subprocess.Popen(
+            [*order["command"], f"--temp-dir={directory}"],
+            env={**os.environ, **order["environment"]},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=lambda: _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+        )
 
 
 def keep(node, order):
-    """Return when it is time to stop."""
+    """Wait until it is time to stop; returns whether the node ended although it is not."""
     host, _, port = order["head"].rpartition(":")
     misses = 0
-    while node.poll() is None and is_running(*order["executor"]):
+    while is_running(*order["executor"]):
         try:
             socket.create_connection((host, int(port)), 2.0).close()
             misses = 0
         except OSError:
             misses += 1
         if misses >= MISSES:
-            return
+            return False
+        if node.poll() is not None and not misses:
+            return True
         time.sleep(TICK_S)
+    return False
 
 
 def is_running(pid, started):
@@ -71,7 +89,7 @@ def is_running(pid, started):
 
 def stop(node):
     """End the node and all processes below this one."""
-    with contextlib.suppress(OSError):
+    if node is not None and node.poll() is None:
         node.terminate()
     end = time.monotonic() + GRACE_S
     while children() and time.monotonic() < end:

@@ -60,6 +60,7 @@ class LaunchedRay:
         self,
         context,
         environment: dict[str, str | None],
+        processes: list[psutil.Process],
         directory: str | None,
     ):
         import ray
@@ -67,7 +68,7 @@ class LaunchedRay:
         self.address = ray.get_runtime_context().gcs_address
         self.info = dict(getattr(context, "address_info", None) or {})
         self._environment, self._directory = environment, directory
-        self._processes = _children() if directory else []
+        self._processes = processes
 
     @classmethod
     def start(
@@ -94,6 +95,7 @@ class LaunchedRay:
         require("ray", "ray")
         directory = tempfile.mkdtemp(prefix="bigdl-ray-")
         loopback = _ON_LOOPBACK if host == LOOPBACK else {}
+        others = _children()
         before = set_environment({**ENVIRONMENT, **loopback, **_authentication()})
         try:
             options = {
@@ -108,9 +110,9 @@ class LaunchedRay:
             }
             with _import_path():
                 context = _init(**options)
-            return cls(context, before, directory)
+            return cls(context, before, [p for p in _children() if p not in others], directory)
         except BaseException:
-            _end(_children())
+            _end([p for p in _children() if p not in others])
             set_environment(before)
             shutil.rmtree(directory, ignore_errors=True)
             raise
@@ -119,14 +121,13 @@ class LaunchedRay:
     def connect(cls, address: str, options: Mapping[str, Any] | None = None) -> LaunchedRay:
         """Connect to a Ray that runs already."""
         options = {"namespace": "bigdl", "logging_level": logging.WARNING, **(options or {})}
-        return cls(_init(address=address, **options), {}, None)
+        return cls(_init(address=address, **options), {}, [], None)
 
     def stop(self) -> None:
         """Disconnect; of a Ray that was started here no process and no file is left."""
         import ray
 
-        processes = [*self._processes, *(_children() if self._directory else [])]
-        processes += [p for each in processes for p in _descendants(each)]
+        processes = [p for each in self._processes for p in (each, *_descendants(each))]
         with contextlib.suppress(Exception):
             ray.shutdown()
         if self._directory:

@@ -21,9 +21,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.ray_launch import LOOPBACK, LaunchedRay, shared_environment
-from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.cluster.spark import SparkCluster, user_import_path
 
 __all__ = ["RayOnSpark"]
 
@@ -83,8 +84,13 @@ class RayOnSpark:
         Raises
         ------
         UsageError
-            When there are fewer executors than nodes, or a node does not start.
+            When there are fewer executors than nodes, they may go, or a node does not start.
         """
+        if cluster.dynamic_allocation:
+            raise UsageError(
+                "Ray needs executors that stay, but Spark may end them by dynamic allocation; set "
+                "spark.dynamicAllocation.enabled=false"
+            )
         if nodes > cluster.nodes:
             raise UsageError(
                 f"{nodes} Ray nodes were asked for (num_ray_nodes) but Spark has {cluster.nodes} "
@@ -101,6 +107,7 @@ class RayOnSpark:
             command = _command(head.address, cores, object_store_memory, extra_params or {})
             environment = {**shared_environment(), **(env or {})}
             order = {"head": head.address, "command": command, "environment": environment}
+            ship_modules(cluster.sc)
             failed = _start_nodes(cluster, nodes, order)
             _await_nodes(nodes + bool(driver_cores), failed)
         except BaseException:
@@ -186,8 +193,11 @@ def _start_node(order: dict) -> None:
     from bigdl.orca.cluster import _ray_node_main
 
     directory = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")[0]
+    # Ray's workers import what those of Spark can, the program's own modules too
+    path = {"PYTHONPATH": os.pathsep.join(user_import_path())}
     order = {
         **order,
+        "environment": {**path, **order["environment"]},
         "command": [sys.executable, *order["command"]],
         "log": os.path.join(directory, f"bigdl-ray-node-{os.getpid()}.log"),
     }

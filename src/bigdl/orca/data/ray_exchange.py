@@ -150,11 +150,11 @@ def start_stores(cluster: RayCluster) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    session = cluster.session
-    for other in [key for key in _stores if key[0] != session]:
-        del _stores[other]
+    session, hosts = cluster.session, cluster.hosts
+    for gone in [key for key in _stores if key[0] != session or key[1] not in hosts]:
+        del _stores[gone]
     started = []
-    for node in cluster.hosts:
+    for node in hosts:
         if (session, node) not in _stores:
             strategy = NodeAffinitySchedulingStrategy(node, soft=False)
             actor = ray.remote(_Store).options(

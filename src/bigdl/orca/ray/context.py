@@ -154,7 +154,7 @@ class OrcaRayContext:
         from bigdl.orca.cluster.spark import SparkCluster
 
         for name, reason in _WITHOUT_EFFECT.items():
-            if options.get(name) is not None and name in options:
+            if options.get(name) is not None:
                 logger.info("%s: no effect, since %s", name, reason)
         sc = options.get("sc")
         cluster = SparkCluster(sc) if sc is not None else SparkCluster.from_active()
