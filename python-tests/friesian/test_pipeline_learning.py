@@ -135,8 +135,10 @@ def test_one_pass_learns_what_does_not_depend_on_each_other(table, monkeypatch):
 def test_numbers_are_those_of_a_feature_table(table):
     names = ["user", "item"]
     wanted, _ = table.category_encode(names, freq_limit=4, order_by_freq=True)
+    wanted = wanted.cross_columns([["user", "item", "time"]], [1000], sep="|")
     wanted, _ = wanted.fillna(0, names).fill_median("price").min_max_scale("price")
     pipeline = FeaturePipeline().category_encode(names, freq_limit=4, order_by_freq=True)
+    pipeline = pipeline.cross_columns([["user", "item", "time"]], [1000], sep="|")
     pipeline = pipeline.fillna(0, names).fill_median("price").min_max_scale("price")
     found = pipeline.fit_transform(table)
     pd.testing.assert_frame_equal(found.to_pandas(), wanted.to_pandas())
