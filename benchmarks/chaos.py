@@ -30,7 +30,7 @@ import psutil
 
 TRANSPORTS = ("shuffle", "barrier")
 VICTIMS = ("Python worker", "executor")
-ROWS, INPUTS, EPOCHS, BATCH = 512, 16, 4, 16
+ROWS, INPUTS, EPOCHS, BATCH = 512, 16, 3, 32
 GROUP = 8
 SPOOL = "bigdl-spool-"  # folders of rows
 _AFTER_S = 30.0  # seconds that processes which were asked to end get for it

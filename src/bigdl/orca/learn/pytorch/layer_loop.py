@@ -85,9 +85,9 @@ class LayerLoop(Runner):
         self._phases = GroupPhases() if settings.summary else None
         self._limit = StragglerLimit(options.stragglers)
         self._figures = self._no_figures()
-        self._open_rows()
+        self._insist(self._open_rows)
         self._is_current = True  # whether the driver's model is that of the ranks
-        self._latest = self._begin(start)
+        self._latest = self._insist(lambda: self._begin(start))
         self.first_epoch = settings.goal.first
         self.num_epochs = settings.goal.last_epoch(self.position, self._plan.steps)
 
@@ -98,24 +98,33 @@ class LayerLoop(Runner):
         self.call("before_run")
         if self.position.partial:  # an earlier fit ended inside this epoch
             self._close_epoch(self.position.partial)
-        while not self._is_over():
+        while True:
             try:
-                self._epoch()
+                while not self._is_over():
+                    self._epoch()
+                states = None if self._is_saved() else self._pull()
+                break
             except WorkerLost as error:
                 self._go_back(error)
         self.call("after_run")
         if not self.settings.goal.is_reached(self.position):
             self.position.ends[self.settings.goal.key] = self.position.counted
-        if self._latest.manifest != {**self._latest.manifest, **self.position.to_json()}:
-            self._save()
+        if states is not None:
+            self._save(states)
         return self._latest
+
+    def _is_saved(self) -> bool:
+        """Whether the newest snapshot is what the fit ends with."""
+        known = self._latest.manifest
+        is_newest = known == {**known, **self.position.to_json()}
+        return is_newest and self.settings.goal.is_reached(self.position)
 
     def _epoch(self):
         position = self.position
         self.call("before_train_epoch")
         while position.step < self._plan.steps and not self._is_over():
             if self._group() and position.step < self._plan.steps:
-                self._save()
+                self._save(self._pull())
         is_whole = position.step == self._plan.steps
         entry = self._figures.entry()
         if entry is None:  # it was stopped before the first step
@@ -142,7 +151,7 @@ class LayerLoop(Runner):
                 score=score_of(entry),
             )
         ):
-            self._save()
+            self._save(self._pull())
 
     def _run_validation(self, entry):
         self.call("before_val_epoch")
@@ -310,8 +319,8 @@ class LayerLoop(Runner):
             self._is_current = True
         return states
 
-    def _save(self):
-        self._latest = self._snapshot(self._pull())
+    def _save(self, states):
+        self._latest = self._snapshot(states)
         if self._directory is not None:
             self._directory.write(self._latest)
 
@@ -330,13 +339,21 @@ class LayerLoop(Runner):
 
     def _go_back(self, error: WorkerLost) -> None:
         """Start again from the newest state that is known."""
+        self._policy.forgive(error)
+        logger.warning("%s; going on from %s", error, self._latest.position)
+        self.stop = False  # a callback that wanted to stop is asked again
+
+        def begin():
+            self._layer.load(self._latest)
+            self._begin(self._latest)
+
+        self._insist(begin)
+
+    def _insist(self, function):
+        """Call until no worker is lost meanwhile, as often as the policy allows."""
         while True:
-            self._policy.forgive(error)
-            where = self._latest.position
-            logger.warning("%s; going on from %s", error, where)
             try:
-                self._layer.load(self._latest)
-                self._begin(self._latest)
-                return
-            except WorkerLost as another:
-                error = another
+                return function()
+            except WorkerLost as error:
+                self._policy.forgive(error)
+                logger.warning("%s; trying again", error)
