@@ -16,17 +16,34 @@ import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.vision.transforms import arrays, colors, pillow
+from bigdl.nano.pytorch.vision.transforms import arrays, pillow
+from bigdl.nano.pytorch.vision.transforms.conversions import (
+    convert_image_dtype,
+    normalize,
+    pil_to_tensor,
+    to_pil_image,
+    to_tensor,
+)
 from bigdl.nano.pytorch.vision.transforms.kinds import (
     InterpolationMode,
     dimensions,
-    highest,
     interpolation_mode,
     is_pil,
-    no_image,
     on_arrays,
-    to_array,
-    to_pil,
+)
+from bigdl.nano.pytorch.vision.transforms.recoloring import (
+    adjust_brightness,
+    adjust_contrast,
+    adjust_hue,
+    adjust_saturation,
+    adjust_sharpness,
+    autocontrast,
+    equalize,
+    invert,
+    posterize,
+    rgb_to_grayscale,
+    solarize,
+    to_grayscale,
 )
 
 __all__ = [
@@ -76,114 +93,6 @@ def get_image_size(image: Any) -> list[int]:
     """Width and height."""
     _, height, width = dimensions(image)
     return [width, height]
-
-
-# -- conversions -----------------------------------------------------------------------------------
-
-
-def to_tensor(image: Any, memory_format: torch.memory_format = torch.contiguous_format):
-    """A float32 tensor ``(C, H, W)``: bytes 0…255 become 0…1, floats stay what they are.
-
-    Parameters
-    ----------
-    image : ndarray, PIL image or tensor
-    memory_format : torch.memory_format
-        ``torch.channels_last`` keeps the order of the array's values, so that a batch of such
-        tensors is in the layout that convolutions are fastest in.
-
-    Returns
-    -------
-    torch.Tensor
-    """
-    values = _channels_first(image)
-    if values.dtype == torch.bool:
-        values = values.to(torch.uint8) * 255
-    tensor = _empty(values.shape, memory_format)
-    tensor.copy_(values)
-    return tensor if values.is_floating_point() else tensor.div_(_white(values))
-
-
-def _white(values: torch.Tensor) -> float:
-    """What becomes 1; values that are no bytes are not scaled."""
-    return 255 if values.dtype == torch.uint8 else 1
-
-
-def _empty(shape, memory_format) -> torch.Tensor:
-    if memory_format is torch.channels_last and len(shape) == 3:
-        channels, height, width = shape
-        return torch.empty(height, width, channels).permute(2, 0, 1)
-    return torch.empty(shape)
-
-
-def _channels_first(image: Any) -> torch.Tensor:
-    """The values of an image as a tensor ``(C, H, W)``, mostly a view."""
-    if isinstance(image, torch.Tensor):
-        return image
-    array = to_array(image)
-    if array.ndim == 2:
-        array = array[:, :, None]
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
-        array = array.copy()
-    return torch.from_numpy(array).permute(2, 0, 1)
-
-
-def pil_to_tensor(image: Any) -> torch.Tensor:
-    """The values of an image ``(C, H, W)`` in their own type."""
-    return _channels_first(image).contiguous()
-
-
-def convert_image_dtype(image: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Bytes to floats in 0…1, and back; between floats nothing but the type changes."""
-    if image.dtype == dtype:
-        return image
-    if dtype.is_floating_point:
-        values = image.to(dtype)
-        return values if image.is_floating_point() else values / torch.iinfo(image.dtype).max
-    largest = torch.iinfo(dtype).max
-    if image.is_floating_point():
-        # Each of the values gets an interval of equal length.
-        return (image * (largest + 1 - 1e-3)).to(dtype)
-    have = torch.iinfo(image.dtype).max
-    if have > largest:
-        return torch.div(image, (have + 1) // (largest + 1), rounding_mode="floor").to(dtype)
-    return image.to(dtype) * ((largest + 1) // (have + 1))
-
-
-def to_pil_image(image: Any, mode: str | None = None):
-    """A PIL image of an array or of a tensor ``(C, H, W)``; floats in 0…1 become bytes."""
-    if is_pil(image):
-        return image if mode is None else image.convert(mode)
-    if isinstance(image, torch.Tensor) and image.is_floating_point():
-        image = image.mul(255).byte()
-    array = to_array(image)
-    converted = to_pil(array)
-    return converted if mode in (None, converted.mode) else converted.convert(mode)
-
-
-def normalize(
-    tensor: torch.Tensor, mean: Sequence[float], std: Sequence[float], inplace: bool = False
-) -> torch.Tensor:
-    """``(tensor - mean) / std`` for each channel of a float tensor ``(..., C, H, W)``.
-
-    Raises
-    ------
-    UsageError
-        If the tensor does not hold floats, or a standard deviation is 0.
-    """
-    if not isinstance(tensor, torch.Tensor):
-        raise UsageError(f"normalize needs a tensor, not a {type(tensor).__name__}; ToTensor first")
-    if not tensor.is_floating_point():
-        raise UsageError(f"normalize needs a tensor of floats, not {tensor.dtype}; ToTensor first")
-    if tensor.ndim < 3:
-        raise no_image(tensor)
-    mean = torch.as_tensor(mean, dtype=tensor.dtype).view(-1, 1, 1)
-    std = torch.as_tensor(std, dtype=tensor.dtype).view(-1, 1, 1)
-    if (std == 0).any():
-        raise UsageError(f"std must not be 0, but it is {std.flatten().tolist()}")
-    return (tensor if inplace else tensor.clone()).sub_(mean).div_(std)
-
-
-# -- shape ----------------------------------------------------------------------------------------
 
 
 def resize(
@@ -510,87 +419,3 @@ def _pair(size: int | Sequence[int]) -> tuple[int, int]:
         return int(size), int(size)
     first, *rest = size
     return int(first), int(rest[0] if rest else first)
-
-
-# -- colours --------------------------------------------------------------------------------------
-
-
-def _recolor(name: str, image: Any, *args: Any) -> Any:
-    if is_pil(image):
-        return getattr(pillow, name)(image, *args)
-    return on_arrays(image, getattr(colors, name), *args)
-
-
-def _factor(name: str, value: float) -> float:
-    if value < 0:
-        raise UsageError(f"{name} must not be negative, but it is {value}")
-    return float(value)
-
-
-def adjust_brightness(image: Any, brightness_factor: float) -> Any:
-    """0 is black, 1 leaves the image as it is, 2 is twice as bright."""
-    return _recolor("adjust_brightness", image, _factor("brightness_factor", brightness_factor))
-
-
-def adjust_contrast(image: Any, contrast_factor: float) -> Any:
-    """0 is gray, 1 leaves the image as it is."""
-    return _recolor("adjust_contrast", image, _factor("contrast_factor", contrast_factor))
-
-
-def adjust_saturation(image: Any, saturation_factor: float) -> Any:
-    """0 is black and white, 1 leaves the image as it is."""
-    return _recolor("adjust_saturation", image, _factor("saturation_factor", saturation_factor))
-
-
-def adjust_hue(image: Any, hue_factor: float) -> Any:
-    """Turn the wheel of colours by this part of a turn, in -0.5…0.5."""
-    if not -0.5 <= hue_factor <= 0.5:
-        raise UsageError(f"hue_factor must be in -0.5…0.5, but it is {hue_factor}")
-    return _recolor("adjust_hue", image, hue_factor)
-
-
-def adjust_sharpness(image: Any, sharpness_factor: float) -> Any:
-    """0 is blurred, 1 leaves the image as it is, 2 is sharper."""
-    return _recolor("adjust_sharpness", image, _factor("sharpness_factor", sharpness_factor))
-
-
-def rgb_to_grayscale(image: Any, num_output_channels: int = 1) -> Any:
-    """The image's luma, once or three times."""
-    if num_output_channels not in (1, 3):
-        raise UsageError(f"num_output_channels must be 1 or 3, not {num_output_channels}")
-    return _recolor("grayscale", image, num_output_channels)
-
-
-to_grayscale = rgb_to_grayscale
-
-
-def invert(image: Any) -> Any:
-    """The negative."""
-    return _recolor("invert", image)
-
-
-def posterize(image: Any, bits: int) -> Any:
-    """Keep the first 0…8 bits of each byte."""
-    if not 0 <= bits <= 8:
-        raise UsageError(f"bits must be in 0…8, but it is {bits}")
-    return _recolor("posterize", image, bits)
-
-
-def solarize(image: Any, threshold: float) -> Any:
-    """Invert what is at least as bright as the threshold."""
-    return _recolor("solarize", image, threshold)
-
-
-def autocontrast(image: Any) -> Any:
-    """Stretch each channel so that its darkest value is black and its brightest white."""
-    return _recolor("autocontrast", image)
-
-
-def equalize(image: Any) -> Any:
-    """Make all values about equally frequent in each channel."""
-    return _recolor("equalize", image)
-
-
-def white(image: Any) -> float:
-    """The largest value of an image."""
-    return 255 if is_pil(image) else highest(image)
