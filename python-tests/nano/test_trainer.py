@@ -106,8 +106,8 @@ def test_the_scheduler_is_stepped_after_each_epoch():
 def test_a_lightning_module_is_returned_as_it_is_and_takes_nothing_else():
     module = Regression()
     assert Trainer.compile(module) is module
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
     with pytest.raises(UsageError, match="has its own loss and optimizer"):
-        optimizer = torch.optim.SGD(module.parameters(), 0.1)
         Trainer.compile(module, nn.MSELoss(), optimizer)
 
 
@@ -158,6 +158,9 @@ def test_layers_compute_in_bfloat16_where_it_pays_and_the_program_sees_float32()
             self.copied = copy.deepcopy(self.layers)
             seen["out"] = out.detach().numpy().dtype
             seen["direct"] = self.layers(batch[0]).dtype
+            with torch.no_grad():
+                self.layers(batch[0])
+            seen["frozen"] = seen[True]
             return nn.functional.mse_loss(out, batch[1])
 
     loader = DataLoader(TensorDataset(torch.randn(4, 1, 8, 8), torch.randn(4, 1)), batch_size=4)
@@ -165,7 +168,7 @@ def test_layers_compute_in_bfloat16_where_it_pays_and_the_program_sees_float32()
     run = trainer(max_epochs=1)
     run.fit(module, loader, loader)
     assert "bfloat16 in training steps" in run.settings[0]
-    assert seen[True] == torch.bfloat16
+    assert seen[True] == seen["frozen"] == torch.bfloat16
     assert seen[False] == torch.float32
     assert seen["out"] == np.float32
     assert seen["direct"] == torch.float32

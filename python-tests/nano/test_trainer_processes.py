@@ -262,9 +262,13 @@ def test_the_weight_is_exact_after_two_epochs_of_two_processes(backend):
         pytest.importorskip("ray")
     net = OneWeight()
     module = Trainer.compile(net, nn.MSELoss(), torch.optim.SGD(net.parameters(), 0.5))
-    run = trainer(num_processes=2, distributed_backend=backend, max_epochs=2, auto_lr=False)
+    run = trainer(num_processes=2, distributed_backend=backend, max_epochs=1, auto_lr=False)
+    run.validate(module, steps_and_zeros(), verbose=False)
     run.fit(module, steps_and_zeros())
+    run.fit_loop.max_epochs = 2
+    run.fit(module, steps_and_zeros())  # goes on
     assert net.fc.weight.item() == 0.25
+    assert run.current_epoch == 2
     assert module.optimizer is run.optimizers[0]
     trainer(max_epochs=1).fit(module, steps_and_zeros())  # the same module once more, here
     assert net.fc.weight.item() == 0.0

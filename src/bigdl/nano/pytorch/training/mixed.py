@@ -108,8 +108,7 @@ class Bf16Calls:
 
     def _counts(self, module: nn.Module) -> bool:
         return (
-            self._module.training
-            and torch.is_grad_enabled()
+            self._module.training  # gradients or not: a frozen backbone has none
             and not torch.is_autocast_enabled("cpu")
             and not _is_redirected(module)
         )

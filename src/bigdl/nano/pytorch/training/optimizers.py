@@ -29,11 +29,13 @@ def fuse(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
     Returns
     -------
     bool
-        Whether it was switched.
+        Whether it uses that implementation now.
     """
     if type(optimizer) not in _FUSED or _has_sparse_gradients(module):
         return False
     groups = optimizer.param_groups
+    if all(group.get("fused") for group in groups):
+        return True
     if any(_chosen(group) or not all(map(_is_plain, group["params"])) for group in groups):
         return False
     for group in groups:

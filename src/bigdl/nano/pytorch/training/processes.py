@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigdl.common.errors import UsageError, WorkerError
+from bigdl.common.errors import UsageError, WorkerError, require
 from bigdl.common.launch import launch
 from bigdl.common.memory import tune_allocator
 from bigdl.common.scratch import scratch_directory
@@ -130,8 +130,6 @@ def _check_backend(name: str) -> None:
         names = ", ".join(map(repr, BACKENDS))
         raise UsageError(f"distributed_backend must be one of {names}, not {name!r}")
     if name == "ray":
-        from bigdl.common.errors import require
-
         require("ray", "ray")
 
 
