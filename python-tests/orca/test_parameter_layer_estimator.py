@@ -360,3 +360,20 @@ def test_a_job_that_was_lost_is_taken_up_again(orca_spark, tmp_path, transport):
 
 def killing(folder, times, config):
     return Killer(folder, times)
+
+
+@pytest.mark.fault
+def test_a_worker_that_is_lost_at_the_very_start_is_replaced(orca_spark, tmp_path):
+    model = functools.partial(killed_at_the_start, str(tmp_path))
+    _, stats = fitted(epochs=1, options={"model": model}, transport="barrier")
+    assert (tmp_path / "killed").exists()
+    assert [s["num_samples"] for s in stats] == [ROWS]
+
+
+def killed_at_the_start(folder, config):
+    from pyspark import TaskContext
+
+    if TaskContext.get() is not None and not os.path.exists(os.path.join(folder, "killed")):
+        with open(os.path.join(folder, "killed"), "w"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    return Net()
