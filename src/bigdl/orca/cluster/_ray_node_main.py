@@ -22,6 +22,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.5  # seconds between two looks
 MISSES = 4  # looks in a row at a head that does not answer
+LONGEST_BASE = 20  # bytes
 STARTS = 4  # times that the node is started: on a busy machine it may give up too early
 GRACE_S = 3.0  # seconds from SIGTERM to SIGKILL
 
@@ -33,7 +34,9 @@ def main():
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # what the node leaves behind comes here
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     node = None
-    directory = tempfile.mkdtemp(prefix="bigdl-ray-node-")
+    base = tempfile.gettempdir()  # that of a container may be too long for the names of sockets
+    base = base if len(base) <= LONGEST_BASE else "/tmp"
+    directory = tempfile.mkdtemp(prefix="bigdl-ray-", dir=base)
     try:
         for attempt in range(STARTS):
             node = start(order, os.path.join(directory, str(attempt)))

@@ -35,6 +35,7 @@ logger = logging.getLogger("bigdl.orca")
 LOOPBACK = "127.0.0.1"
 _END_S = 10.0  # seconds that Ray's processes get to end by themselves
 _LEAST_STORE = 100 << 20
+_LONGEST_BASE = 20  # bytes
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # the workers of an engine take no CPUs while they wait, and see what their node has
@@ -93,10 +94,14 @@ class LaunchedRay:
             Further arguments of ``ray.init``.
         """
         require("ray", "ray")
-        directory = tempfile.mkdtemp(prefix="bigdl-ray-")
+        # the names of sockets may have 107 bytes, of which Ray takes up to 64 below its directory
+        base = tempfile.gettempdir()
+        base = base if len(base) <= _LONGEST_BASE else "/tmp"
+        directory = tempfile.mkdtemp(prefix="bigdl-ray-", dir=base)
         loopback = _ON_LOOPBACK if host == LOOPBACK else {}
         others = _children()
-        before = set_environment({**ENVIRONMENT, **loopback, **_authentication()})
+        debugger = {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}  # Ray takes it over
+        before = {**set_environment({**ENVIRONMENT, **loopback, **_authentication()}), **debugger}
         try:
             options = {
                 "include_dashboard": False,
