@@ -39,6 +39,7 @@ NANO = [
     "PyYAML>=6",
     "tqdm>=4.60",
 ]
+ENCRYPTION = ["cryptography>=43"]
 INC = ["neural-compressor[pt]>=3.5", "torchao>=0.15"]
 TF = ["tensorflow>=2.20,<3", "keras>=3.12,<4", "numpy>=2.0,<3"]
 FRIESIAN = ORCA
@@ -49,9 +50,10 @@ EXTRAS = {
     "ray": RAY,
     "nano": NANO,
     "inc": INC,
+    "encryption": ENCRYPTION,
     "tf": TF,
     "friesian": FRIESIAN,
-    "all": sorted({*ORCA, *JAVA, *RAY, *NANO, *TF, *FRIESIAN}),
+    "all": sorted({*ORCA, *JAVA, *RAY, *NANO, *ENCRYPTION, *TF, *FRIESIAN}),
     "dev": [
         "build>=1.2",
         "hypothesis>=6.100",

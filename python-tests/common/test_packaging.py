@@ -93,7 +93,19 @@ def test_metadata_is_lean_and_names_the_extras(wheel):
         metadata = HeaderParser().parsestr(archive.read(name).decode())
     hard = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert [line.partition(">")[0] for line in hard] == REQUIRED
-    extras = {"orca", "java", "ray", "nano", "inc", "tf", "friesian", "all", "dev", "docs"}
+    extras = {
+        "orca",
+        "java",
+        "ray",
+        "nano",
+        "inc",
+        "encryption",
+        "tf",
+        "friesian",
+        "all",
+        "dev",
+        "docs",
+    }
     assert set(metadata.get_all("Provides-Extra")) == extras
     assert metadata["License-Expression"] == "Apache-2.0"
 
