@@ -89,6 +89,7 @@ PATHS = {
     "bigdl.orca.data.image.preprocessing": ["read_images"],
     "bigdl.orca.data.image.utils": ["DType", "FeatureType", "SchemaField", "chunks"],
     "bigdl.orca.data.pandas": ["read_csv", "read_json", "read_parquet"],
+    "bigdl.orca.data.ray_xshards": ["RayXShards"],
     "bigdl.orca.data.shard": ["SparkXShards", "XShards"],
     "bigdl.orca.data.transformer": ["MinMaxScaler", "StandardScaler", "StringIndexer"],
     "bigdl.orca.data.utils": ["partition_get_data_label", "process_spark_xshards"],
@@ -119,6 +120,8 @@ PATHS = {
         "convert_predict_rdd_to_dataframe",
         "maybe_dataframe_to_xshards",
     ],
+    "bigdl.orca.ray": ["OrcaRayContext", "RayContext"],
+    "bigdl.orca.ray.utils": ["resource_to_bytes"],
     "bigdl.orca.torch": ["TorchLoss", "TorchModel", "TorchOptim"],
 }
 
