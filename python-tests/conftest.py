@@ -19,6 +19,14 @@ def pytest_configure(config):
     )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Say how a process of pytest-xdist ended that was not asked to."""
+    process = getattr(node.gateway._io, "popen", None)
+    if error and process is not None:
+        print(f"{node.gateway.id}: process {process.pid} ended with status {process.wait(10)}")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """Tests on executors come last, and with them the files that hold any: of several pytest
