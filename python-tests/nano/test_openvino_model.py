@@ -1,6 +1,8 @@
 import copy
+import ctypes
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -477,6 +479,30 @@ def test_layers_stay_in_floating_point_until_the_figure_is_good(labelled, drop_t
     assert max(calls) == 32
     kinds = [node.get_type_name() for node in strict.ie_network.get_ops()]
     assert kinds.count("FakeQuantize") == 0
+
+
+def _signal_stack():
+    content = (ctypes.c_uint64 * 3)()  # as large as a stack_t, padding included
+    ctypes.CDLL(None).sigaltstack(None, content)
+    return list(content)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sigaltstack(2) of Linux")
+def test_signals_can_be_handled_after_quantizing(labelled):
+    """NNCF's own Cores leave a stack for signals behind that is freed memory."""
+    pytest.importorskip("nncf")
+    model, data = labelled
+
+    before = _signal_stack()
+    model.pot(data, metric=lambda predictions, targets: 1.0, max_iter_num=2)
+    assert _signal_stack() == before
+    handled = []
+    own = signal.signal(signal.SIGUSR1, lambda number, frame: handled.append(number))
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, own)
+    assert handled
 
 
 @pytest.mark.parametrize(

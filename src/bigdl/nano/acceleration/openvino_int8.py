@@ -12,6 +12,7 @@ from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.openvino.compiled import CompiledNetwork
 from bigdl.nano.openvino.network import loose_shapes, port_name, reason
 from bigdl.nano.openvino.quantization import RECURRENT
+from bigdl.nano.openvino.signal_stack import kept_signal_stack
 
 __all__ = ["Quantizer", "has_attention"]
 
@@ -94,7 +95,7 @@ class Quantizer:
         data = nncf.Dataset([dict(zip(names, batch, strict=True)) for batch in self._batches])
         scope = nncf.IgnoredScope(names=list(excluded), types=list(RECURRENT), validate=False)
         try:
-            with quiet():
+            with quiet(), kept_signal_stack():
                 made = nncf.quantize(
                     twin, data, subset_size=len(self._batches), ignored_scope=scope, **keywords
                 )
@@ -116,7 +117,7 @@ class Quantizer:
         """The network with weights in int8, each channel with a scale of its own."""
         nncf = require("nncf", "nano")
         scope = nncf.IgnoredScope(names=list(excluded)) if excluded else None
-        with quiet():
+        with quiet(), kept_signal_stack():
             made = nncf.compress_weights(
                 self._network.clone(),
                 mode=nncf.CompressWeightsMode.INT8_SYM,

@@ -11,6 +11,7 @@ import numpy as np
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.openvino.network import as_array, port_name
+from bigdl.nano.openvino.signal_stack import kept_signal_stack
 
 __all__ = ["RECURRENT", "quantized_network"]
 
@@ -85,20 +86,21 @@ def quantized_network(
     subset_size = len(batches)
     options.setdefault("ignored_scope", nncf.IgnoredScope(types=list(RECURRENT), validate=False))
     if metric is None:
-        with quiet():
+        with quiet(), kept_signal_stack():
             return nncf.quantize(network, calibration, subset_size=subset_size, **options)
     restoring = nncf.AdvancedAccuracyRestorerParameters(max_num_iterations=max_iterations or 2**31)
-    return nncf.quantize_with_accuracy_control(  # not quietly: it calls the user's metric
-        network,
-        calibration,
-        nncf.Dataset(data if validation is None else validation),
-        _Judge(metric, names, higher_better),
-        subset_size=subset_size,
-        max_drop=maximal_drop,
-        drop_type=nncf.DropType.RELATIVE if drop_type == "relative" else nncf.DropType.ABSOLUTE,
-        advanced_accuracy_restorer_parameters=restoring,
-        **options,
-    )
+    with kept_signal_stack():  # not quietly: it calls the user's metric
+        return nncf.quantize_with_accuracy_control(
+            network,
+            calibration,
+            nncf.Dataset(data if validation is None else validation),
+            _Judge(metric, names, higher_better),
+            subset_size=subset_size,
+            max_drop=maximal_drop,
+            drop_type=nncf.DropType.RELATIVE if drop_type == "relative" else nncf.DropType.ABSOLUTE,
+            advanced_accuracy_restorer_parameters=restoring,
+            **options,
+        )
 
 
 class _Calibration:
