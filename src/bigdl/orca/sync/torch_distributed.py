@@ -73,6 +73,9 @@ class TorchDistributedSync(GradientSync):
                 world_size=self.world_size,
                 timeout=timedelta(seconds=self._worker.timeout),
             )
+        # Nobody leaves before all have come: the sockets of one that is through, and stops at
+        # once, would close under a peer that still connects.
+        self._worker.line.meet("grouped", self.world_size)
         self._started = True
         self._worker.at_exit(self.stop)
 
