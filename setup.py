@@ -39,6 +39,8 @@ NANO = [
     "PyYAML>=6",
     "tqdm>=4.60",
 ]
+AUTOML = [*ORCA, "optuna>=4.5,<6", "matplotlib>=3.9"]
+XGBOOST = ["xgboost>=2.1,<4", "scikit-learn>=1.6"]
 ENCRYPTION = ["cryptography>=43"]
 INC = ["neural-compressor[pt]>=3.5", "torchao>=0.15"]
 TF = ["tensorflow>=2.20,<3", "keras>=3.12,<4", "numpy>=2.0,<3"]
@@ -50,10 +52,12 @@ EXTRAS = {
     "ray": RAY,
     "nano": NANO,
     "inc": INC,
+    "automl": AUTOML,
+    "xgboost": XGBOOST,
     "encryption": ENCRYPTION,
     "tf": TF,
     "friesian": FRIESIAN,
-    "all": sorted({*ORCA, *JAVA, *RAY, *NANO, *ENCRYPTION, *TF, *FRIESIAN}),
+    "all": sorted({*ORCA, *JAVA, *RAY, *NANO, *AUTOML, *XGBOOST, *ENCRYPTION, *TF, *FRIESIAN}),
     "dev": [
         "build>=1.2",
         "hypothesis>=6.100",
