@@ -62,15 +62,9 @@ class StateKeeper:
     def restore(self) -> tuple[Position, EpochSums]:
         """Start from the driver's state, or from the model of rank 0: the same on every rank."""
         snapshot = self._agree_on_start()
-        built, files, manifest = self._built, snapshot.files, snapshot.manifest
-        load_into(built.model, files["model.pt"])
-        if "optimizer.pt" in files:
-            load_into(built.optimizer, files["optimizer.pt"], "optimizer's state", "optimizer")
-        if "scheduler.pt" in files and built.scheduler is not None:
-            load_into(built.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
-        if self._summary is not None and "summary.pt" in files:
-            self._summary.put(loads(files["summary.pt"]))
-        self._restore_own(files.get("rng.pt"), restore_rng)
+        files, manifest = snapshot.files, snapshot.manifest
+        self._put_shared(files)
+        self._restore_own(files.get("rng.pt"), self._put_own)
         position = Position.of(manifest)
         if "windows" in manifest and manifest.get("rows") == list(self._batches.rows):
             # they depend on the memory that was free; a run goes on with those that it had
@@ -82,6 +76,46 @@ class StateKeeper:
         self._buffers.rows = manifest["rows_since_merge"][self._sync.rank]
         return position, EpochSums(**manifest["sums"][self._sync.rank])
 
+    # -- what the framework keeps ----------------------------------------------------------------
+
+    def _initial(self) -> dict[str, bytes]:
+        """The files of a training that begins."""
+        return {"model.pt": dumps(self._built.model.state_dict())}
+
+    def _shared(self) -> dict[str, bytes]:
+        """The files of what is the same on every rank."""
+        built = self._built
+        files = {
+            "model.pt": dumps(built.model.state_dict()),
+            "optimizer.pt": dumps(built.optimizer.state_dict()),
+        }
+        if built.scheduler is not None:
+            files["scheduler.pt"] = dumps(built.scheduler.state_dict())
+        if self._summary is not None:
+            files["summary.pt"] = dumps(self._summary.take())
+        return files
+
+    def _put_shared(self, files: dict[str, bytes]) -> None:
+        """The inverse of :meth:`_shared`, and of :meth:`_initial`."""
+        built = self._built
+        load_into(built.model, files["model.pt"])
+        if "optimizer.pt" in files:
+            load_into(built.optimizer, files["optimizer.pt"], "optimizer's state", "optimizer")
+        if "scheduler.pt" in files and built.scheduler is not None:
+            load_into(built.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
+        if self._summary is not None and "summary.pt" in files:
+            self._summary.put(loads(files["summary.pt"]))
+
+    def _own(self) -> dict:
+        """What is this rank's alone."""
+        return capture_rng()
+
+    def _put_own(self, state: dict) -> None:
+        """The inverse of :meth:`_own`."""
+        restore_rng(state)
+
+    # --------------------------------------------------------------------------------------------
+
     @property
     def windows(self) -> Sequence[int]:
         """See :class:`Batches`."""
@@ -92,8 +126,7 @@ class StateKeeper:
         if self._sync.rank == 0:
             blob = self._worker.state()
             if blob is None:
-                model = {"model.pt": dumps(self._built.model.state_dict())}
-                doc, blob = Snapshot(Position().to_json(), model).pack()
+                doc, blob = Snapshot(Position().to_json(), self._initial()).pack()
             else:
                 doc = self._worker.options["snapshot"]
             doc = json.dumps(doc).encode()
@@ -145,9 +178,9 @@ class StateKeeper:
 
     def _take(self, position, sums) -> Snapshot | None:
         """The whole state, on rank 0."""
-        built, sync = self._built, self._sync
+        sync = self._sync
         manifest = {**position.to_json(), **vars(self._batches), "inputs": self._inputs}
-        files = {"rng.pt": sync.gather(dumps(capture_rng()))}
+        files = {"rng.pt": sync.gather(dumps(self._own()))}
         if position.step:
             everyone = sync.all_gather([*sums.values(), float(self._buffers.rows)])
             manifest["sums"] = [EpochSums(*values[:-1]).to_json() for values in everyone]
@@ -155,13 +188,8 @@ class StateKeeper:
             if sync.world_size > 1:
                 files["buffers.pt"] = sync.gather(dumps(self._buffers.own()))
         with self._buffers.merged():
-            model = dumps(built.model.state_dict()) if sync.rank == 0 else b""
+            shared = self._shared() if sync.rank == 0 else {}
         if sync.rank != 0:
             return None
         packed = {name: dumps([loads(d) for d in data]) for name, data in files.items()}
-        packed |= {"model.pt": model, "optimizer.pt": dumps(built.optimizer.state_dict())}
-        if built.scheduler is not None:
-            packed["scheduler.pt"] = dumps(built.scheduler.state_dict())
-        if self._summary is not None:
-            packed["summary.pt"] = dumps(self._summary.take())
-        return Snapshot(manifest, packed)
+        return Snapshot(manifest, packed | shared)

@@ -127,7 +127,7 @@ class Training:
                 settings = replace(settings, run_url=self._run.url, keep=self._keep)
             elif policy.max_failures == 0:
                 settings = replace(settings, trigger=None)  # nobody would use the checkpoints
-            program = FitProgram(parts, settings, self._sync)
+            program = self._program(parts, settings)
             self.snapshot = self._train(open_job, program, start, policy, show_progress)
             self._is_resumed = False
             end = self.position.counted
@@ -135,6 +135,10 @@ class Training:
         self._epochs = end
         self._steps = figures[-1]["global_step"] if figures else self.position.global_step
         return figures
+
+    def _program(self, parts, settings):
+        """What the workers run."""
+        return FitProgram(parts, settings, self._sync)
 
     def _load(self, resume) -> None:
         """Take over the checkpoint that `resume` names, if there is one."""

@@ -1,0 +1,66 @@
+"""The Feed of an input of a Keras Estimator: the kinds of all Estimators, and those of tf.data."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds import as_feed, kind_of
+from bigdl.orca.data.feeds.base import Feed
+
+__all__ = ["as_keras_feed", "kind_of_input", "prediction_input"]
+
+
+def as_keras_feed(data, feature_cols, label_cols, config, *, name=None) -> Feed:
+    """The Feed that belongs to an input.
+
+    Parameters
+    ----------
+    data
+        What :func:`bigdl.orca.data.feeds.as_feed` takes, a ``tf.data.Dataset``, or an Orca
+        :class:`~bigdl.orca.data.tf.data.Dataset`.
+    feature_cols, label_cols, config, name
+        See there.
+    """
+    if is_tf_dataset(data):
+        from bigdl.orca.learn.tf2.datasets import shipped_dataset
+
+        data = shipped_dataset(data, name or "data")
+    elif is_orca_dataset(data):
+        return data.feed(config, name=name)
+    feed = as_feed(data, feature_cols, label_cols, config, name=name)
+    if feed.label_cols is not None and not feed.label_cols:
+        raise UsageError(
+            f"label_cols is required to fit or evaluate on a {feed.kind} with feature_cols; "
+            "pass the names of the target columns"
+        )
+    return feed
+
+
+def kind_of_input(data: Any) -> str:
+    """What an input is, for messages and to tell whether two are alike."""
+    if is_tf_dataset(data):
+        return "tf.data.Dataset"
+    return "Orca Dataset" if is_orca_dataset(data) else kind_of(data)
+
+
+def prediction_input(data: Any) -> Any:
+    """An input of predict; an Orca Dataset is its XShards."""
+    if is_tf_dataset(data):
+        raise UsageError(
+            "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
+            "pandas DataFrames and paths of Parquet files, got a tf.data.Dataset; use "
+            "get_model().predict for it"
+        )
+    return data.rows_for_predict() if is_orca_dataset(data) else data
+
+
+def is_tf_dataset(data: Any) -> bool:
+    """Whether an input is a ``tf.data.Dataset``; does not import TensorFlow."""
+    tf = sys.modules.get("tensorflow")
+    return tf is not None and isinstance(data, tf.data.Dataset)
+
+
+def is_orca_dataset(data: Any) -> bool:
+    return any(c.__module__ == "bigdl.orca.data.tf.data" for c in type(data).__mro__)

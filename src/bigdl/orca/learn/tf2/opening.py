@@ -1,0 +1,157 @@
+"""A worker's input, opened, and the model built to fit it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds.batches import BatchPlan
+from bigdl.orca.data.feeds.shard import LoaderShard
+from bigdl.orca.learn.pytorch.batches import Batches, planned
+from bigdl.orca.learn.pytorch.data import open_batches, shuffle_memory
+from bigdl.orca.learn.tf2.data import Assembly, made_up
+from bigdl.orca.learn.tf2.sources import PlannedSource
+
+__all__ = ["ColumnRows", "build_for", "exchange", "open_rows"]
+
+
+def exchange(sync, own: Any) -> list:
+    """JSON-able values of every rank, on every rank; a collective."""
+    gathered = sync.gather(json.dumps(own).encode())
+    both = None if gathered is None else b"[" + b",".join(gathered) + b"]"
+    return json.loads(sync.broadcast(both))
+
+
+def open_rows(worker, shard, settings, config: dict, sync):
+    """What a verb reads batches from.
+
+    Parameters
+    ----------
+    worker : Worker
+    shard : Shard or LoaderShard
+    settings : EvaluationSettings
+        ``batch_size``, ``feature_cols`` and ``label_cols`` of the input.
+    config : dict
+        For a function that makes a dataset.
+    sync : GradientSync
+
+    Returns
+    -------
+    ColumnRows or bigdl.orca.learn.tf2.datasets.DatasetRows
+    """
+    if isinstance(shard, LoaderShard):
+        import cloudpickle
+
+        from bigdl.orca.learn.tf2.datasets import DatasetRows, is_dataset
+
+        made = cloudpickle.loads(shard.payload())
+        if callable(made) and not hasattr(made, "__getitem__"):
+            given = {**config, "rank": worker.rank, "size": worker.world_size}
+            made = made(given, settings.batch_size)
+        if is_dataset(made):
+            return DatasetRows(made, sync)
+        return ColumnRows(_loader(made, worker, config, settings.batch_size), config, worker)
+    features, labels = settings.feature_cols, settings.label_cols
+    data = open_batches(shard, features, labels, worker, config, settings.batch_size)
+    return ColumnRows(data, config, worker)
+
+
+def _loader(made, worker, config, batch_size):
+    from bigdl.orca.learn.pytorch.loading import LoaderBatches, as_loader
+
+    if not type(made).__mro__[-2].__module__.startswith("torch") and callable(made):
+        raise UsageError(
+            "The function given as data must return a tf.data.Dataset or a torch DataLoader, it "
+            f"returned {type(made).__name__}"
+        )
+    size = worker.world_size
+    batches = LoaderBatches(as_loader(made, config, max(1, batch_size // size)), worker.rank, size)
+    worker.at_exit(batches.close)
+    return batches
+
+
+class ColumnRows:
+    """Rows that can be reached by number.
+
+    Parameters
+    ----------
+    data : TensorShard or LoaderBatches
+    config : dict
+        ``shuffle_memory``: bytes that shuffled rows may take.
+    worker : Worker
+
+    Attributes
+    ----------
+    rows : int
+    types : list or None
+        What :class:`TensorShard` knows of inputs and targets.
+    """
+
+    def __init__(self, data: Any, config: dict, worker):
+        self.data, self.rows = data, data.rows
+        self.types = None if data.inputs is None else [data.inputs, data.targets]
+        self.known = {
+            "rows": data.rows,
+            "fingerprint": data.fingerprint,
+            "drop_last": bool(data.drop_last),
+            "window": data.window(shuffle_memory(config, worker.threads)),
+            "types": self.types,
+        }
+
+    def example(self, types: list | None, assembly: Assembly) -> tuple:
+        """A batch of one row, of zeros where the types of the columns are known."""
+        if types is not None:
+            return assembly(made_up(*types))
+        if not self.rows:
+            raise UsageError(
+                "The loader has fewer samples than there are workers; use fewer workers"
+            )
+        return assembly(self.data.batch(0, 1))
+
+    def plan(self, settings, everyone: list[dict]) -> tuple[BatchPlan, Batches]:
+        """The cut of all workers' rows into batches."""
+        return planned(settings, everyone)
+
+    def take_types(self, types: list | None, training: ColumnRows) -> None:
+        """Give out numbers in the dtypes that they have in the training data."""
+        self.data.take_types(*(types or (None, None)), training.data)
+
+    def source(self, plan: BatchPlan, assembly: Assembly, settings, rank: int, window: int):
+        """The batches of a training."""
+        return PlannedSource(self.data, plan, assembly, settings, rank, window)
+
+    def batches(self, assembly: Assembly, batch_size: int, world_size: int, most: int | None):
+        """Pairs of batch and number of rows, of this worker's rows in their order."""
+        local = max(1, batch_size // world_size)
+        order = self.data.in_order(local)
+        for index, start in enumerate(range(0, self.rows, local)):
+            if most is not None and index >= most:
+                break
+            stop = min(start + local, self.rows)
+            yield assembly(self.data.batch(start, stop, order)), stop - start
+
+
+def build_for(model, batch: tuple) -> None:
+    """Make all variables of a model, its metrics and its optimizer, as ``fit`` of Keras does.
+
+    Parameters
+    ----------
+    model : keras.Model
+    batch : tuple
+        A batch that it takes.
+    """
+    import keras
+    import numpy as np
+
+    def array(value):
+        if value is None:
+            return None
+        value = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+        return value
+
+    try:
+        model._symbolic_build(data_batch=keras.tree.map_structure(array, batch))
+    except (ValueError, TypeError, RuntimeError, KeyError) as error:
+        text = " ".join(str(error).split())
+        raise UsageError(f"The model does not take rows of this form: {text[:600]}") from error
