@@ -9,6 +9,9 @@ momentum):
 * ``tree``: the same with ``treeReduce``;
 * ``DDP``: torch's DistributedDataParallel in two processes without Spark: what is to be reached.
 
+A second table shows what a step costs inside a group, which is what longer groups add, and a third
+how much goes through the driver.
+
 ``groups``: a small network, so that a step is nothing but scheduling, by groups of more and more
 steps, beside the best of all sides that make a job of every step.
 
@@ -27,6 +30,7 @@ import contextlib
 import functools
 import json
 import os
+import secrets
 import statistics
 import time
 from pathlib import Path
@@ -35,6 +39,7 @@ import numpy as np
 
 PARTS = ("steps", "groups", "cnn")
 RANKS, ROWS, INPUTS = 2, 32, 64
+STEP_GROUPS = {"shuffle": (1, 10), "barrier": (1, 10, 50)}  # sizes of groups in `steps`
 CNN_ROWS, CNN_SIDE, CNN_CLASSES, CNN_STEPS = 8, 64, 10, 4
 SMALL = 10_000  # parameters of the network of `groups`
 SHM, ROOM = Path("/dev/shm"), 4 << 30  # a file system in memory, and what should be free of it
@@ -65,10 +70,10 @@ def main() -> None:
         for ranks in (2, 4):
             with context(ranks):
                 found["cnn"][ranks] = cnn(ranks, options)
-    for part, figures in found.items():
-        REPORTS[part](figures)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
+    for part, figures in found.items():
+        REPORTS[part](figures)
 
 
 @contextlib.contextmanager
@@ -88,16 +93,17 @@ def context(cores: int):
         stop_orca_context()
 
 
-def steps(size: int, options) -> dict[str, list[float]]:
-    """Seconds per step of every side, in all repetitions."""
+def steps(size: int, options) -> dict:
+    """Seconds per step of every side, in all repetitions, and bytes through the driver."""
     width = max(1, (size - 1) // (INPUTS + 2))
-    sides = {}
-    for k in (1, 10):
-        sides[f"shuffle {k}"] = layer("shuffle", functools.partial(Dense, width), k)
-        sides[f"barrier {k}"] = layer("barrier", functools.partial(Dense, width), k)
+    sides = {
+        f"{transport} {k}": layer(transport, functools.partial(Dense, width), k)
+        for transport, groups in STEP_GROUPS.items()
+        for k in groups
+    }
     sides |= baselines(width, options.steps)
-    sides["DDP"] = lambda: by_ddp(width, options.steps)
-    return measured(sides, options.repeats)
+    seconds = measured({**sides, "DDP": lambda: by_ddp(width, options.steps)}, options.repeats)
+    return {"seconds": seconds, "driver_bytes": {n: side.traffic() for n, side in sides.items()}}
 
 
 def groups(options) -> dict[str, list[float]]:
@@ -174,7 +180,8 @@ def gradient(network, vector: np.ndarray) -> np.ndarray:
     import torch
 
     model = network.model
-    torch.nn.utils.vector_to_parameters(torch.from_numpy(np.array(vector)), model.parameters())
+    own = vector if vector.flags.writeable else vector.copy()
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(own), model.parameters())
     model.zero_grad()
     network.loss(model(network.batch[0]), network.batch[1]).backward()
     return torch.cat([p.grad.reshape(-1) for p in model.parameters()]).numpy()
@@ -207,11 +214,42 @@ class Replica:
         return Contribution(gradient(self._network, weights), float(ROWS), ROWS)
 
 
-def layer(transport: str, make, group: int, ranks: int = RANKS, *, phases: bool = False):
-    """A training by the parameter layer that is under way; calling it runs one group.
+class Side:
+    """A training that is under way; calling it makes some steps and gives the seconds of one.
 
-    It returns the seconds per step, with `phases` also those of computing.
+    Parameters
+    ----------
+    make : callable
+        Makes the steps; returns bytes that the driver has sent or been sent past Spark's results.
+    steps : int
+        How many it makes.
     """
+
+    def __init__(self, make, steps: int):
+        self._make, self._steps = make, steps
+
+    def __call__(self) -> float:
+        started = time.perf_counter()
+        self._make()
+        return (time.perf_counter() - started) / self._steps
+
+    def traffic(self) -> float:
+        """Bytes per step that go through the driver."""
+        from bigdl.orca.cluster.spark import SparkCluster
+
+        sc, group = SparkCluster.from_active().sc, secrets.token_hex(8)
+        sc.setJobGroup(group, "steps whose results are counted")
+        others = self._make()
+        sc.setLocalProperty("spark.jobGroup.id", None)
+        tracker, store = sc.statusTracker(), sc._jsc.sc().statusStore()
+        jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(group))
+        stages = [stage for job in jobs for stage in job.stageIds]
+        results = sum(store.lastStageAttempt(stage).resultSize() for stage in stages)
+        return (others + results) / self._steps
+
+
+def layer(transport: str, make, group: int, ranks: int = RANKS, *, phases: bool = False):
+    """A training by the parameter layer, in groups; with `phases` it also gives computing."""
     import torch
 
     from bigdl.orca.cluster.spark import SparkCluster
@@ -219,7 +257,7 @@ def layer(transport: str, make, group: int, ranks: int = RANKS, *, phases: bool 
     from bigdl.orca.data.feeds.group import FeedGroup
     from bigdl.orca.engine.spark import SparkEngine
     from bigdl.orca.sync.parameter_layer.barrier import BarrierTransport
-    from bigdl.orca.sync.parameter_layer.rank import LayerPlan, Step
+    from bigdl.orca.sync.parameter_layer.plan import LayerPlan, Step
     from bigdl.orca.sync.parameter_layer.shuffle import ShuffleTransport
     from bigdl.orca.sync.parameter_layer.state import RankState
 
@@ -235,6 +273,9 @@ def layer(transport: str, make, group: int, ranks: int = RANKS, *, phases: bool 
     else:
         carrier = ShuffleTransport(SparkCluster.from_active(), plan, program, feed)
     carrier.rows()
+    sent = [0]
+    if transport == "barrier":
+        carrier._job = Counted(carrier._job, sent)
     vector = plan.geometry.flatten([p.detach().numpy() for p in parameters])
     carrier.start(
         [
@@ -244,16 +285,34 @@ def layer(transport: str, make, group: int, ranks: int = RANKS, *, phases: bool 
     )
     steps = [Step(0, number, hyper) for number in range(group)]
 
-    def run():
-        started = time.perf_counter()
-        records = carrier.run(steps)
-        seconds = (time.perf_counter() - started) / group
-        if not phases:
-            return seconds
+    def run() -> int:
+        sent[0] = 0
+        records[:] = carrier.run(steps)
+        return sent[0]
+
+    records: list = []
+    side = Side(run, group)
+    if not phases:
+        return side
+
+    def with_phases() -> list[float]:
+        seconds = side()
         computing = [source["compute_s"] for each in records[0] for source in each["sources"]]
         return [statistics.mean(computing), seconds]
 
-    return run
+    return with_phases
+
+
+class Counted:
+    """A job of an engine that counts what goes to its workers and comes from them."""
+
+    def __init__(self, job, sent: list[int]):
+        self._job, self._sent = job, sent
+
+    def attempt(self, options, state=None):
+        found = self._job.attempt(options, state)
+        self._sent[0] += len(state or b"") + sum(map(len, found))
+        return found
 
 
 def baselines(width: int, steps: int) -> dict:
@@ -274,7 +333,7 @@ def by_driver(width: int, steps: int, *, tree: bool):
     optimizer = torch.optim.SGD([vector], lr=0.01, momentum=0.9)
     data = sc.parallelize(range(RANKS), RANKS)
 
-    def step():
+    def step() -> int:
         shipped = sc.broadcast(vector.numpy())
 
         def work(rank, items):
@@ -287,14 +346,9 @@ def by_driver(width: int, steps: int, *, tree: bool):
         vector.grad = torch.from_numpy(total / RANKS)
         optimizer.step()
         shipped.destroy()
+        return vector.numpy().nbytes  # the tasks' results are known to Spark
 
-    def run() -> float:
-        started = time.perf_counter()
-        for _ in range(steps):
-            step()
-        return (time.perf_counter() - started) / steps
-
-    return run
+    return Side(lambda: sum(step() for _ in range(steps)), steps)
 
 
 def by_ddp(width: int, steps: int) -> float:
@@ -332,14 +386,34 @@ def train_ddp(rank: int, width: int, steps: int, place: str) -> float:
 # -- reports --------------------------------------------------------------------------------------
 
 
-def report_steps(found: dict[int, dict[str, list[float]]]) -> None:
+def report_steps(found: dict[int, dict]) -> None:
     print("| parameters | side | ms per step, median (range) | driver to side |\n|---|---|---|---|")
-    for size, sides in found.items():
+    for size, each in found.items():
+        sides = each["seconds"]
         baseline = statistics.median(sides["driver"])
         for name, times in sides.items():
             ratio = baseline / statistics.median(times)
             print(f"| {size / 1e6:g} M | {name} | {spread(times)} | {ratio:.2f} |")
+    print("\n| parameters | inside a group | ms per step, median | to DDP |\n|---|---|---|---|")
+    for size, each in found.items():
+        sides = each["seconds"]
+        baseline = statistics.median(sides["DDP"])
+        for transport, groups in STEP_GROUPS.items():
+            inside = added(transport, *groups[-2:], sides)
+            ratio = inside / baseline
+            print(f"| {size / 1e6:g} M | {transport} | {inside * 1e3:.1f} | {ratio:.2f} |")
+    print("\n| side | " + " | ".join(f"{size / 1e6:g} M parameters" for size in found), end=" |\n")
+    print("|---|" + "---|" * len(found))
+    for name in next(iter(found.values()))["driver_bytes"]:
+        sizes = [f"{each['driver_bytes'][name] / 1e3:.1f}" for each in found.values()]
+        print(f"| kB per step through the driver, {name} | {' | '.join(sizes)} |")
     print()
+
+
+def added(transport: str, short: int, long: int, sides: dict[str, list[float]]) -> float:
+    """Seconds that a step more adds to a group."""
+    one, other = (statistics.median(sides[f"{transport} {k}"]) * k for k in (short, long))
+    return (other - one) / (long - short)
 
 
 def report_groups(sides: dict[str, list[float]]) -> None:

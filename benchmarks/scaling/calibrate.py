@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bigdl.orca.sync.parameter_layer.rank import Contribution, LayerPlan, Step
+from bigdl.orca.sync.parameter_layer.plan import LayerPlan, Step
+from bigdl.orca.sync.parameter_layer.rank import Contribution
 
 from .validate import Calibration, Point
 

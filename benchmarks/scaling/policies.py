@@ -139,15 +139,12 @@ class Parts:
         )
 
     def barrier(self, first: bool, last: bool) -> Iterator:
-        """State goes out to rank 0 and on to all; at the end every rank sends its own back."""
+        """A rank reads its state from its disk, and leaves it there with a copy elsewhere."""
         workers, size = self.workload.workers, self.workload.vector_bytes
-        whole = _FULL * self.workload.parameters
+        state = _FULL * self.workload.parameters / workers
         if first:
             yield self.launch()
-            yield from self.stage(
-                self.work("schedule", 2 * whole),
-                Leg("schedule", Server.NETWORK, 2 * whole / self.cluster.bandwidth),
-            )
+            yield from self.stage(self.work("schedule", state))
         yield self._together(
             self.work("weights", size),
             *self.fetch("weights", workers, size, 0),
@@ -159,10 +156,9 @@ class Parts:
             self.work("update", size / workers),
         )
         if last:
-            each = whole / workers
             yield self._together(
-                Leg("schedule", Server.DRIVER_NETWORK, each / self.cluster.bandwidth),
-                Leg("schedule", Server.DRIVER_CORE, each * self.costs.byte_s),
+                Leg("schedule", Server.NETWORK, state / self.cluster.bandwidth),
+                self.work("schedule", state),
             )
 
     def driver(self, _first: bool, _last: bool) -> Iterator:

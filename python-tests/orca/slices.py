@@ -14,7 +14,8 @@ from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.engine.spark import SparkEngine
 from bigdl.orca.sync.parameter_layer.barrier import BarrierTransport
 from bigdl.orca.sync.parameter_layer.optimizers import groups_of
-from bigdl.orca.sync.parameter_layer.rank import Contribution, LayerPlan, Step
+from bigdl.orca.sync.parameter_layer.plan import LayerPlan, Step
+from bigdl.orca.sync.parameter_layer.rank import Contribution
 from bigdl.orca.sync.parameter_layer.shuffle import ShuffleTransport
 from bigdl.orca.sync.parameter_layer.state import RankState
 

@@ -14,7 +14,8 @@ from bigdl.orca.sync.parameter_layer.geometry import Geometry, slice_bounds
 from bigdl.orca.sync.parameter_layer.lars import LARS
 from bigdl.orca.sync.parameter_layer.messages import pack, unpack
 from bigdl.orca.sync.parameter_layer.optimizers import check_optimizer, cut_state, joined_state
-from bigdl.orca.sync.parameter_layer.rank import LayerPlan, Rank, Step, Sum
+from bigdl.orca.sync.parameter_layer.plan import LayerPlan, Step
+from bigdl.orca.sync.parameter_layer.rank import Rank, Sum
 from bigdl.orca.sync.parameter_layer.state import RankState
 
 OPTIMIZERS = {

@@ -8,8 +8,19 @@ import numpy as np
 import pytest
 import torch
 from alone import largest_difference
-from slices import ROWS, KilledOnce, adam, trained, whole
+from slices import (
+    ROWS,
+    KilledOnce,
+    adam,
+    opened,
+    plan_of,
+    states_of,
+    steps_of,
+    trained,
+    whole,
+)
 
+from bigdl.common.errors import WorkerLost
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.learn.pytorch import Estimator
@@ -27,6 +38,34 @@ def test_rows_and_state_of_a_killed_executor_come_back_by_lineage(local_cluster,
     assert np.array_equal(weights, whole(adam, 2, 20)[0])
     seen = [sorted(source["seen"]) for source in records[-1]["sources"]]
     assert sorted(row for own in seen for row in own) == list(range(ROWS))
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+def test_the_state_of_a_killed_executor_is_with_another_one_too(local_cluster, tmp_path):
+    program = functools.partial(KilledOnce, folder=str(tmp_path), step=7, victim="executor")
+    plan = plan_of(2)
+    with opened("barrier", plan, program) as layer:
+        layer.start(states_of(plan))
+        layer.run(steps_of(0, 5))
+        with pytest.raises(WorkerLost):
+            layer.run(steps_of(5, 20))
+        assert layer.keeps_state
+        run_until_done(layer, steps_of(5, 20))
+        weights = np.concatenate([state.weights for state in layer.states()])
+    assert np.array_equal(weights, whole(adam, 2, 20)[0])
+
+
+def run_until_done(layer, steps):
+    """The executor that comes instead of another one may not be there at once."""
+    end = time.monotonic() + 120
+    while True:
+        try:
+            return layer.run(steps)
+        except WorkerLost:
+            assert layer.keeps_state
+            assert time.monotonic() < end
+            time.sleep(0.5)
 
 
 # -- executors that come and go -------------------------------------------------------------------

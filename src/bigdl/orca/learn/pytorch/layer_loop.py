@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from bigdl.orca.learn.pytorch.state import dumps, loads
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.learn.pytorch.sums import EpochSums
 from bigdl.orca.learn.trigger import TriggerState
-from bigdl.orca.sync.parameter_layer.rank import LayerPlan, Step
+from bigdl.orca.sync.parameter_layer.plan import LayerPlan, Step
 from bigdl.orca.sync.parameter_layer.stragglers import StragglerLimit
 from bigdl.orca.sync.parameter_layer.transport import Transport
 
@@ -213,7 +214,10 @@ class LayerLoop(Runner):
         """
         found: list[list[dict]] = [[] for _ in range(self._layer_plan.owners)]
         while steps:
-            records = self._attempt(steps)
+            records = self._asked(
+                functools.partial(self._transport.run, steps),
+                f"the group of {len(steps)} steps is run again",
+            )
             made = sum(not record["is_void"] for record in records[0])
             for all_of_owner, own in zip(found, records, strict=True):
                 all_of_owner += own[:made]
@@ -224,15 +228,16 @@ class LayerLoop(Runner):
                 steps = [replace(steps[0], limit=None), *steps[1:]]
         return found
 
-    def _attempt(self, steps):
+    def _asked(self, call, consequence: str):
+        """Call the transport; again if a worker is lost meanwhile and that has changed nothing."""
         while True:
             try:
-                return self._transport.run(steps)
+                return call()
             except WorkerLost as error:
                 if not self._transport.keeps_state:
                     raise
                 self._policy.forgive(error)
-                logger.warning("%s; the group of %d steps is run again", error, len(steps))
+                logger.warning("%s; %s", error, consequence)
 
     def _fit_slices_to_slots(self) -> None:
         """Cut the weights in as many slices as tasks can run at once."""
@@ -313,7 +318,7 @@ class LayerLoop(Runner):
 
     def _pull(self) -> list:
         """Bring the state of the ranks to the driver's model."""
-        states = self._transport.states()
+        states = self._asked(self._transport.states, "the state is asked for again")
         if not self._is_current:
             self._layer.take(states, self._layer_plan)
             self._is_current = True

@@ -27,7 +27,7 @@ from bigdl.orca.sync.parameter_layer.optimizers import (
     groups_of,
     joined_state,
 )
-from bigdl.orca.sync.parameter_layer.rank import LayerPlan
+from bigdl.orca.sync.parameter_layer.plan import LayerPlan
 from bigdl.orca.sync.parameter_layer.state import RankState
 
 __all__ = ["LayerModel"]

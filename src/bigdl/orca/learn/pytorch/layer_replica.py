@@ -18,7 +18,8 @@ from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.state import load_into, seed_everything
 from bigdl.orca.learn.pytorch.steps import counts_unevenly, step_for
 from bigdl.orca.sync.parameter_layer.buffers import changed
-from bigdl.orca.sync.parameter_layer.rank import Contribution, Step
+from bigdl.orca.sync.parameter_layer.plan import Step
+from bigdl.orca.sync.parameter_layer.rank import Contribution
 
 __all__ = ["ReplicaProgram", "TorchReplica", "trained_parameters"]
 
@@ -198,12 +199,13 @@ class TorchReplica:
 
     def _gradient(self):
         """The flat gradient, and the parameters that have none."""
-        found, absent = np.zeros(sum(p.numel() for p in self._parameters), np.float32), []
+        found, absent = np.empty(sum(p.numel() for p in self._parameters), np.float32), []
         start = 0
         for number, parameter in enumerate(self._parameters):
             stop = start + parameter.numel()
             if parameter.grad is None:
                 absent.append(number)
+                found[start:stop] = 0
             else:
                 dense = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
                 found[start:stop] = dense.detach().reshape(-1).numpy()

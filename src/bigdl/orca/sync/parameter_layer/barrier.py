@@ -2,33 +2,36 @@
 
 Inside the stage pieces go from peer to peer by gloo: gradients to the owners of the slices (a
 reduce-scatter whose sum is made in the order of the ranks), weights to everybody (an all-gather).
-The state comes to the driver at the end of every group, through the engine's channel, and goes out
-with the next: a group that fails is run again.
+After a group the executors keep the state (:mod:`~.kept`), and a group that fails is run again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import pickle
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from bigdl.common.errors import require
-from bigdl.orca.engine.base import PeerLost
-from bigdl.orca.sync.parameter_layer.messages import pack, unpack
-from bigdl.orca.sync.parameter_layer.rank import LayerPlan, Rank, Step
+from bigdl.common.errors import WorkerLost, require
+from bigdl.orca.cluster.plan import quiet
+from bigdl.orca.engine.program import job_number
+from bigdl.orca.sync.parameter_layer.kept import KeptStates, folder_of
+from bigdl.orca.sync.parameter_layer.messages import Message, pack, unpack
+from bigdl.orca.sync.parameter_layer.peers import exchanged
+from bigdl.orca.sync.parameter_layer.plan import LayerPlan, Step
+from bigdl.orca.sync.parameter_layer.rank import Rank
 from bigdl.orca.sync.parameter_layer.replicas import replica_of
 from bigdl.orca.sync.parameter_layer.state import RankState
 from bigdl.orca.sync.parameter_layer.transport import Transport
 from bigdl.orca.sync.torch_distributed import TorchDistributedSync
 
 __all__ = ["BarrierTransport"]
+
+_DESCRIBE, _RUN, _GIVE = "describe", "run", "give"  # what a stage is for
+_LOST = "lost"  # the answer of ranks where the state of one is gone
 
 
 class BarrierTransport(Transport):
@@ -42,59 +45,63 @@ class BarrierTransport(Transport):
         See :class:`~.shuffle.ShuffleTransport`.
     """
 
-    keeps_state = True
-
     def __init__(self, engine, plan: LayerPlan, program, feed, *, threads: int | None = None):
         self._plan = plan
-        training = secrets.token_hex(8)
-        self._job = engine.open(
-            GroupProgram(training, plan, program),
-            feed,
-            plan.ranks,
-            threads=threads,
-            keep_spools=True,
-        )
-        self._states: list[bytes] = []
-        self._residuals: list[bytes | None] = []
+        self._resources = contextlib.ExitStack()
+        try:
+            # again for each group takes its time
+            self._resources.enter_context(quiet(engine.cluster.sc))
+            number = self._resources.enter_context(job_number())
+            training = secrets.token_hex(8)
+            self._job = engine.open(
+                GroupProgram(training, number, plan, program),
+                feed,
+                plan.ranks,
+                threads=threads,
+                keep_spools=True,
+            )
+            self._resources.callback(self._job.close)
+        except BaseException:
+            self._resources.close()
+            raise
+        self._given: list[RankState] = []  # by `start`, and not with the executors yet
+        self._name: str | None = None  # of the states that the executors keep
         self._known: list[dict] | None = None
 
     def rows(self):
         if self._known is None:
-            self._known = [unpack(found)[0] for found in self._job.attempt({"group": False})]
+            found = self._job.attempt({"stage": _DESCRIBE})
+            self._known = [unpack(data)[0] for data in found]
         return self._known
 
     def start(self, states):
-        self._take(
-            [state.pack() for state in states],
-            [None if s.residual is None else s.residual.tobytes() for s in states],
-        )
-
-    def _take(self, states, residuals):
-        self._states, self._residuals = states, residuals
+        self._given, self._name, self.keeps_state = list(states), None, True
 
     def run(self, steps):
         cloudpickle = require("cloudpickle", "orca")
-        with_residuals = self._residuals[0] is not None
-        arrays = [cloudpickle.dumps(list(steps)), *self._states]
-        arrays += self._residuals if with_residuals else []
-        found = [
-            unpack(data)
-            for data in self._job.attempt({"group": True}, pack(with_residuals, arrays))
-        ]
-        self._take(
-            [arrays[0].tobytes() for _, arrays in found],
-            [arrays[1].tobytes() if len(arrays) > 1 else None for _, arrays in found],
-        )
+        arrays = [cloudpickle.dumps(list(steps))]
+        arrays += [_message(state).written() for state in self._given]
+        following = secrets.token_hex(8)
+        found = self._asked({"stage": _RUN, "next": following}, pack(None, arrays))
+        self._given, self._name = [], following
         return [records for records, _ in found]
 
     def states(self):
-        return [
-            RankState.unpack(data, None if kept is None else np.frombuffer(kept, np.float32))
-            for data, kept in zip(self._states, self._residuals, strict=True)
-        ]
+        if self._given:
+            return self._given
+        return [_state(arrays[0]) for _, arrays in self._asked({"stage": _GIVE})]
+
+    def _asked(self, options, data=None):
+        """What the ranks answer."""
+        answers = self._job.attempt({**options, "name": self._name}, data)
+        found = [unpack(answer) for answer in answers]
+        if any(doc == _LOST for doc, _ in found):
+            self.keeps_state = False
+            raise WorkerLost("The weights were lost with all executors that had them")
+        return found
 
     def close(self):
-        self._job.close()
+        self._resources.close()
 
 
 @dataclass
@@ -102,28 +109,32 @@ class GroupProgram:
     """What a worker does in one group; shipped by the engine."""
 
     training: str
+    job: int
     plan: LayerPlan
     program: Callable[[int, dict], Any]
 
     def __call__(self, worker):
-        sync = TorchDistributedSync(worker)
-        if not worker.options["group"]:
+        options = worker.options
+        if options["stage"] == _DESCRIBE:
             return pack(self._replica(worker).describe())
+        sync = TorchDistributedSync(worker)
         sync.start()
-        _, (steps, *arrays) = _given(sync, worker.state())
-        ranks, own = self.plan.ranks, worker.rank
-        kept = arrays[ranks + own].view(np.float32) if len(arrays) > ranks else None
-        state = RankState.unpack(arrays[own], kept)
+        states = KeptStates(sync, folder_of(worker.local_dir, self.job, self.training))
+        states.keep_only(options["name"])
+        steps, *given = _told(sync, worker.state())
+        own = given[worker.rank] if given else states.read(options["name"])
+        if own is None:
+            return pack(_LOST)
+        if options["stage"] == _GIVE:
+            return pack(None, [own])
+        state = _state(own)
         state.begin_group()
-        replica = self._replica(worker)
-        rank = Rank(self.plan, own)
+        replica, rank = self._replica(worker), Rank(self.plan, worker.rank)
         # from the driver, not from a worker
         for step in pickle.loads(steps):
             self._step(step, rank, replica, state, sync)
-        arrays = [state.pack()]
-        if state.residual is not None:
-            arrays.append(state.residual.view(np.uint8))
-        return pack(state.records, arrays)
+        states.write(options["next"], _message(state))
+        return pack(state.records)
 
     def _replica(self, worker):
         version = [shard.spool.nonce for shard in worker.shards.values()]
@@ -132,44 +143,30 @@ class GroupProgram:
         return replica_of(self.training, worker.rank, version, make)
 
     def _step(self, step: Step, rank, replica, state, sync):
-        weights = _exchanged(sync, [rank.weights(state)] * self.plan.ranks)
+        weights = exchanged(sync, [rank.weights(state)] * self.plan.ranks)
         pieces, state.residual = rank.gradients(replica, step, weights, state.residual)
-        found = rank.reduce(_exchanged(sync, pieces))
+        found = rank.reduce(exchanged(sync, pieces))
         statistics = None
         if self.plan.needs_statistics:
-            statistics = _exchanged(sync, [rank.statistics(found, state)] * self.plan.ranks)
+            own = Message(None, [rank.statistics(found, state)])
+            told = exchanged(sync, [own] * self.plan.ranks)
+            statistics = [arrays[0] for _, arrays in map(unpack, told)]
         rank.update(step, found, state, statistics)
 
 
-def _given(sync, data):
-    return unpack(sync.broadcast(data))
+def _told(sync, data) -> list:
+    """What the driver told rank 0: nothing, or the steps and perhaps all states."""
+    data = sync.broadcast(data)
+    return [None] if data is None else unpack(data)[1]
 
 
-def _exchanged(sync, pieces: Sequence[bytes]) -> list:
-    """Give a piece to every rank; returns what the ranks gave, in their order. A collective."""
-    if sync.world_size == 1:
-        return list(pieces)
-    import torch
-    import torch.distributed as dist
-
-    sent = torch.tensor([len(piece) for piece in pieces])
-    received = torch.empty_like(sent)
-    with _peers():
-        dist.all_to_all_single(received, sent)
-    sizes = received.tolist()
-    joined = torch.from_numpy(np.frombuffer(bytearray().join(pieces), np.uint8))
-    buffer = torch.empty(sum(sizes), dtype=torch.uint8)
-    with _peers():
-        dist.all_to_all_single(buffer, joined, sizes, sent.tolist())
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    view = buffer.numpy()
-    # copies: views would not begin at a multiple of 8 bytes
-    return [view[a:b].tobytes() for a, b in itertools.pairwise(starts)]
+def _message(state: RankState) -> Message:
+    """A state with its residual."""
+    arrays = [] if state.residual is None else [state.residual]
+    return Message(None, [state.message().written(), *arrays])
 
 
-@contextlib.contextmanager
-def _peers():
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerLost(str(error).split("\n")[0]) from error
+def _state(data) -> RankState:
+    """The inverse of :func:`_message`."""
+    _, (packed, *residual) = unpack(data)
+    return RankState.unpack(packed, residual[0].copy() if residual else None)

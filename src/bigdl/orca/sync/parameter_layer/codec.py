@@ -32,8 +32,8 @@ class Codec(ABC):
     weights: str
 
     @abstractmethod
-    def encode(self, vector: np.ndarray) -> bytes:
-        """The vector as bytes."""
+    def encode(self, vector: np.ndarray):
+        """The vector as something bytes-like of so many bytes; perhaps a view of it."""
 
     @abstractmethod
     def decode(self, data) -> np.ndarray:
@@ -44,7 +44,7 @@ class _Float32(Codec):
     weights = "fp32"
 
     def encode(self, vector):
-        return np.ascontiguousarray(vector, dtype=np.float32).tobytes()
+        return np.ascontiguousarray(vector, dtype=np.float32).view(np.uint8)
 
     def decode(self, data):
         return np.frombuffer(data, np.float32)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 
+from bigdl.orca.sync.parameter_layer.messages import Message
+
 __all__ = ["Inbox", "frames_of"]
 
 _HEADER = struct.Struct("<cIIIxxx")  # kind, source, number of the frame, number of frames
@@ -20,13 +22,26 @@ def frames_of(kind: bytes, source: int, data) -> Iterator[bytes]:
         One character.
     source : int
         The rank that it is from.
-    data : bytes-like
+    data : bytes-like or Message
     """
-    view = memoryview(data)
-    count = max(1, -(-len(view) // _PAYLOAD))
-    for number in range(count):
-        part = view[number * _PAYLOAD : (number + 1) * _PAYLOAD]
-        yield b"".join((_HEADER.pack(kind, source, number, count), part))
+    parts = data.parts if isinstance(data, Message) else [data]
+    count = max(1, -(-len(data) // _PAYLOAD))
+    for number, payload in enumerate(_payloads(parts, count)):
+        yield b"".join((_HEADER.pack(kind, source, number, count), *payload))
+
+
+def _payloads(parts, count) -> Iterator[list[memoryview]]:
+    """Parts of bytes cut so that each of `count` lists holds a frame's payload."""
+    views = [memoryview(part) for part in parts]
+    for _ in range(count):
+        payload, room = [], _PAYLOAD
+        while views and room:
+            payload.append(views[0][:room])
+            room -= len(payload[-1])
+            views[0] = views[0][len(payload[-1]) :]
+            if not len(views[0]):
+                views.pop(0)
+        yield payload
 
 
 class Inbox:

@@ -3,13 +3,18 @@
 PySpark's own ``partitionBy`` pickles batches of objects.  Here a Python task yields a key (8 bytes)
 and a value in turn, as ``PairwiseRDD`` of PySpark reads them, and the value goes through the JVM as
 the byte array that it is.  Everything that reaches into PySpark's private side is in this module.
+
+A group of steps is dozens of RDDs, and for each of them PySpark asks the JVM some thirty questions,
+a quarter of a millisecond each, most of which have the same answer every time.  Here what does not
+change is asked once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 __all__ = ["Pairs", "key"]
 
@@ -44,6 +49,7 @@ class Pairs:
 
     def __init__(self, sc, partitions: int):
         self.sc, self.partitions = sc, partitions
+        self._jvm = _Jvm(sc)
         # the second argument tells partitioners apart: equal ones make no second shuffle
         self._partitioner = sc._jvm.PythonPartitioner(partitions, id(_same))
         # Java's own copies large arrays once more than Kryo does
@@ -59,24 +65,35 @@ class Pairs:
             yield key(index)
             yield b""
 
-        return self.shuffled(self.sc.parallelize(range(self.partitions), self.partitions), begin)
+        return self.taken(self.sc.parallelize(range(self.partitions), self.partitions), begin)
 
-    def shuffled(self, rdd, task: Callable):
-        """What ``task(index, items)`` yields, each value in the partition of its key."""
-        pairs = self._paired(rdd, task, keep=False).partitionBy(self._partitioner)
-        pairs.rdd().setSerializer(self._serializer)
-        return pairs
+    def taken(self, rdd, task: Callable):
+        """Pairs from any RDD of PySpark: what ``task(index, items)`` yields, by key."""
+        raw = rdd.mapPartitionsWithIndex(task)
+        raw._bypass_serializer = True
+        return self._by_key(raw._jrdd.rdd())
+
+    def shuffled(self, pairs, task: Callable):
+        """What ``task(index, values)`` yields, each value in the partition of its key."""
+        # if it said that it preserves the partitioning, Spark would silently skip the shuffle
+        return self._by_key(self._jvm.python_rdd(pairs, task, preserves_partitioning=False))
 
     def mapped(self, pairs, task: Callable):
         """What ``task(index, values)`` yields, all of it in the partition that it runs for."""
-        return self._paired(self.values(pairs), task, keep=True)
+        raw = self._jvm.python_rdd(pairs, task, preserves_partitioning=True)
+        return self._jvm.pairs_of(raw).asJavaPairRDD()
+
+    def _by_key(self, raw):
+        pairs = self._jvm.pairs_of(raw).asJavaPairRDD().partitionBy(self._partitioner)
+        pairs.rdd().setSerializer(self._serializer)
+        return pairs
 
     def values(self, pairs):
         """The values as an RDD of PySpark, whose tasks get them as bytes."""
         from pyspark.rdd import RDD
         from pyspark.serializers import NoOpSerializer
 
-        return RDD(self.sc._jvm.PythonRDD.valueOfPair(pairs), self.sc, NoOpSerializer())
+        return RDD(self._jvm.values_of(pairs), self.sc, NoOpSerializer())
 
     def on_lines(self, pairs, first: int, last: int):
         """Those whose keys are on some lines, all from 1 on; Python has no part in it."""
@@ -106,14 +123,54 @@ class Pairs:
         with contextlib.suppress(Exception):
             self.sc._jsc.sc().unpersistRDD(pairs.rdd().id(), False)
 
-    def remove_shuffle(self, shuffled) -> None:
-        """Remove the files of a shuffle that nobody will read again."""
+    def remove_shuffles(self, shuffled: Sequence) -> None:
+        """Remove the files of shuffles that nobody will read again."""
         with contextlib.suppress(Exception):
-            number = shuffled.rdd().dependencies().head().shuffleId()
-            self.sc._jsc.sc().cleaner().get().doCleanupShuffle(number, False)
+            cleaner = self.sc._jsc.sc().cleaner().get()
+            for each in shuffled:
+                number = each.rdd().dependencies().head().shuffleId()
+                cleaner.doCleanupShuffle(number, False)
 
-    def _paired(self, rdd, task, keep):
-        # with preservesPartitioning an equal partitioner silently skips the shuffle
-        raw = rdd.mapPartitionsWithIndex(task, preservesPartitioning=keep)
-        raw._bypass_serializer = True
-        return self.sc._jvm.PairwiseRDD(raw._jrdd.rdd()).asJavaPairRDD()
+
+class _Jvm:
+    """Makers of RDDs in the JVM, each looked up once."""
+
+    def __init__(self, sc):
+        self._sc = sc
+        self.values_of = sc._jvm.PythonRDD.valueOfPair
+        self.pairs_of = sc._jvm.PairwiseRDD
+        self._python_rdd = sc._jvm.PythonRDD
+        self._function = sc._jvm.SimplePythonFunction
+        self._given: dict[str, tuple[Any, Any]] = {}  # to functions: in Python, in the JVM
+
+    def python_rdd(self, pairs, task: Callable, *, preserves_partitioning: bool):
+        """What a task makes of the values of each partition of `pairs`."""
+        from pyspark.core.rdd import _prepare_for_python_RDD
+        from pyspark.serializers import NoOpSerializer
+
+        sc, raw = self._sc, NoOpSerializer()
+        command, broadcasts, variables, includes = _prepare_for_python_RDD(
+            sc, (task, None, raw, raw)
+        )
+        function = self._function(
+            bytearray(command),
+            self._kept("variables", dict(variables)),
+            self._kept("includes", list(includes)),
+            sc.pythonExec,
+            sc.pythonVer,
+            self._kept("broadcasts", broadcasts),
+            sc._javaAccumulator,
+        )
+        source = self.values_of(pairs).rdd()
+        return self._python_rdd(source, function, preserves_partitioning, False)
+
+    def _kept(self, name, value):
+        """A list or dict as an object of the JVM, made anew only when it has changed."""
+        from py4j.java_collections import ListConverter, MapConverter
+
+        known = self._given.get(name)
+        if known is None or known[0] != value:
+            converter = MapConverter() if isinstance(value, dict) else ListConverter()
+            made = converter.convert(value, self._sc._gateway._gateway_client)
+            known = self._given[name] = value, made
+        return known[1]

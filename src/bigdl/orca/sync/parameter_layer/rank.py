@@ -13,104 +13,16 @@ import numpy as np
 from bigdl.orca.sync.parameter_layer.buffers import merged
 from bigdl.orca.sync.parameter_layer.codec import codec_for
 from bigdl.orca.sync.parameter_layer.deadline import within
-from bigdl.orca.sync.parameter_layer.geometry import Geometry, Segment
-from bigdl.orca.sync.parameter_layer.messages import pack, unpack
+from bigdl.orca.sync.parameter_layer.geometry import Segment
+from bigdl.orca.sync.parameter_layer.messages import Message, pack, unpack
 from bigdl.orca.sync.parameter_layer.optimizers import SliceOptimizer
+from bigdl.orca.sync.parameter_layer.plan import LayerPlan, Step
 from bigdl.orca.sync.parameter_layer.state import RankState
 
-__all__ = ["Contribution", "LayerPlan", "Rank", "Replica", "Step", "Sum"]
+__all__ = ["Contribution", "Rank", "Replica", "Sum"]
 
 _SMALL = 1e-6  # as in torch.nn.utils.clip_grad_norm_
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of the training.
-
-    Attributes
-    ----------
-    epoch, number : int
-        Which batch of which epoch.
-    hyper : tuple of dict
-        The optimizer's parameter groups in this step, without their parameters: schedules are
-        worked out before a group of steps begins, so they are exact within it.
-    ranges : tuple of (int, int)
-        For every rank, the rows of the batch: positions in the rank's order of the epoch.
-    limit : float, optional
-        Seconds after which nobody waits for the contribution of a rank any more.
-    """
-
-    epoch: int
-    number: int
-    hyper: tuple[dict, ...]
-    ranges: tuple[tuple[int, int], ...] = ()
-    limit: float | None = None
-
-    def rows(self, rank: int) -> int:
-        """How many rows of the batch a rank has; 0 where that is not known."""
-        if not self.ranges:
-            return 0
-        start, stop = self.ranges[rank]
-        return stop - start
-
-
-@dataclass(frozen=True)
-class LayerPlan:
-    """What all ranks know of a training.
-
-    Attributes
-    ----------
-    sizes : tuple of int
-        Elements of the parameters, in the order of the optimizer's groups.
-    groups : tuple of int
-        The parameter group of each.
-    optimizer : type
-    ranks : int
-        Parts of the rows, each of which contributes to every step.
-    compression : str
-        Name of a codec.
-    sums : bool
-        Whether the loss adds up over the rows instead of averaging.
-    clamp : tuple of (float, float), optional
-        Every element of the gradient is brought into this range.
-    norm : float, optional
-        The whole gradient is scaled down to this L2 norm, after that.
-    slices : int, optional
-        Slices of the weights, owned by the first so many ranks; default one for each rank. What is
-        computed does not depend on it.
-    max_drop : float
-        If more than this share of the contributions to a step is late, the step is discarded.
-    """
-
-    sizes: tuple[int, ...]
-    groups: tuple[int, ...]
-    optimizer: type
-    ranks: int
-    compression: str = "fp32"
-    sums: bool = False
-    clamp: tuple[float, float] | None = None
-    norm: float | None = None
-    slices: int | None = None
-    max_drop: float = 1.0
-
-    @property
-    def owners(self) -> int:
-        """How many slices there are."""
-        return self.ranks if self.slices is None else self.slices
-
-    @property
-    def geometry(self) -> Geometry:
-        return Geometry(self.sizes, self.owners)
-
-    @property
-    def needs_norms(self) -> bool:
-        """Whether the optimizer looks at norms of whole parameters."""
-        return getattr(self.optimizer, "needs_norms", False)
-
-    @property
-    def needs_statistics(self) -> bool:
-        """Whether ranks tell each other about their sums before the update."""
-        return self.norm is not None or self.needs_norms
+_BLOCK = 1 << 15  # numbers that are summed at a time: what is read twice stays in the cache
 
 
 @dataclass
@@ -208,11 +120,11 @@ class Rank:
     def _segments(self) -> list[Segment]:
         return self._geometry.segments(self.rank)
 
-    def weights(self, state: RankState) -> bytes:
-        """The own slice of the weights and buffers, for all ranks."""
+    def weights(self, state: RankState) -> Message:
+        """The own slice of the weights and buffers, for all ranks; it views the state."""
         encoded = self._weights_codec.encode(state.weights)
         doc = [list(state.buffers), state.is_halted]
-        return pack(doc, [encoded, *state.buffers.values()])
+        return Message(doc, [encoded, *state.buffers.values()])
 
     @property
     def sends_exact_weights(self) -> bool:
@@ -230,19 +142,19 @@ class Rank:
         step: Step,
         weights: Sequence,
         residual: np.ndarray | None = None,
-    ) -> tuple[list[bytes], np.ndarray | None]:
+    ) -> tuple[list[Message], np.ndarray | None]:
         """Compute on the own rows.
 
         Parameters
         ----------
-        weights : sequence of bytes
+        weights : sequence of bytes-like or Message
             What :meth:`weights` gave on every owner.
         residual : ndarray, optional
             Of the state.
 
         Returns
         -------
-        list of bytes, ndarray or None
+        list of Message, ndarray or None
             A piece for every owner, and the new residual.
         """
         started = time.perf_counter()
@@ -283,7 +195,7 @@ class Rank:
                 "buffers": list(own),
                 "record": record if owner == 0 else None,
             }
-            pieces.append(pack(doc, [data, *own.values()]))
+            pieces.append(Message(doc, [data, *own.values()]))
         return pieces, residual
 
     def _encoded(self, gradient, residual):
@@ -310,13 +222,11 @@ class Rank:
             present = []
         total = sum(doc["counted"] for doc, _ in present)
         low, high = self._geometry.bounds[self.rank]
-        gradient = None
-        for doc, arrays in present:
-            share = np.float32(1.0 if self._plan.sums else doc["counted"] / total)
-            part = self._codec.decode(arrays[0]) * share
-            gradient = part if gradient is None else np.add(gradient, part, out=gradient)
-        if gradient is None:
-            gradient = np.zeros(high - low, np.float32)
+        gradient = _weighted_sum(
+            [self._codec.decode(arrays[0]) for _, arrays in present],
+            [np.float32(1.0 if self._plan.sums else doc["counted"] / total) for doc, _ in present],
+            high - low,
+        )
         absent = set(range(len(self._plan.sizes)))
         for doc, _ in present:
             absent.intersection_update(doc["absent"])
@@ -398,6 +308,21 @@ class Rank:
         optimizer.step(found.gradient, set(found.absent), norms)
         state.optimizer = optimizer.state()
         state.buffers.update(found.buffers)
+
+
+def _weighted_sum(vectors, shares, length: int) -> np.ndarray:
+    """The sum of each share times its vector of `length` numbers, from the first to the last."""
+    if not vectors:
+        return np.zeros(length, np.float32)
+    found, scratch = np.empty(length, np.float32), np.empty(_BLOCK, np.float32)
+    for start in range(0, length, _BLOCK):
+        here = found[start : start + _BLOCK]
+        part = scratch[: len(here)]
+        np.multiply(vectors[0][start : start + _BLOCK], shares[0], out=here)
+        for vector, share in zip(vectors[1:], shares[1:], strict=True):
+            np.multiply(vector[start : start + _BLOCK], share, out=part)
+            np.add(here, part, out=here)
+    return found
 
 
 def _squares(values) -> float:

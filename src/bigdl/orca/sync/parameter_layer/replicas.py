@@ -1,13 +1,21 @@
-"""Copies of the model in Python processes: made once, used for all steps of a training."""
+"""Copies of the model in Python processes: made once, used for all steps of a training.
+
+As long as there is one, the process keeps the memory that it frees: every step needs the same
+large arrays again, and to map them anew costs more than to sum them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
+
+from bigdl.common.memory import tuned_allocator
 
 __all__ = ["close_replicas", "replica_of"]
 
 _open: dict[tuple, tuple[Any, Any]] = {}  # training and rank -> what it was made for, replica
+_memory = contextlib.ExitStack()
 
 
 def replica_of(training: str, rank: int, version: Any, make: Callable[[], Any]):
@@ -27,7 +35,10 @@ def replica_of(training: str, rank: int, version: Any, make: Callable[[], Any]):
         if found is not None:
             del _open[training, rank]
             _close(found[1])
-        found = _open[training, rank] = version, make()
+        made = make()
+        if not _open:
+            _memory.enter_context(tuned_allocator())
+        found = _open[training, rank] = version, made
     return found[1]
 
 
@@ -35,6 +46,8 @@ def close_replicas(except_of: str | None = None) -> None:
     """Let go of the replicas in this process."""
     for place in [p for p in _open if p[0] != except_of]:
         _close(_open.pop(place)[1])
+    if not _open:
+        _memory.close()
 
 
 def _close(replica):

@@ -52,7 +52,7 @@ class Rows:
         if isinstance(only, PackedFeed) and only.travels(cluster):
             frame, specs, self._close = only.cells(0, self._pairs.partitions)
             cells = frame.rdd.map(tuple)
-            return self._pairs.shuffled(cells, _send_cells), packed_reader([name], [specs])
+            return self._pairs.taken(cells, _send_cells), packed_reader([name], [specs])
         ingest = only.prepare(cluster, self._pairs.partitions, name=name)
         if ingest.frame is not None:
             ingest.close()

@@ -27,7 +27,7 @@ from bigdl.orca.engine.stage import SparkCall
 from bigdl.orca.sync.parameter_layer.frames import Inbox, frames_of
 from bigdl.orca.sync.parameter_layer.messages import unpack
 from bigdl.orca.sync.parameter_layer.pairs import Pairs, key
-from bigdl.orca.sync.parameter_layer.rank import LayerPlan
+from bigdl.orca.sync.parameter_layer.plan import LayerPlan
 from bigdl.orca.sync.parameter_layer.rows import Rows
 from bigdl.orca.sync.parameter_layer.state import RankState
 from bigdl.orca.sync.parameter_layer.tasks import (
@@ -66,6 +66,7 @@ class ShuffleTransport(Transport):
         self._pairs = Pairs(self._sc, plan.ranks)
         self._state = None
         try:
+            self._resources.enter_context(quiet(self._sc))  # again for each job takes its time
             ship_modules(self._sc)
             number = self._resources.enter_context(job_number())
             shipped = self._sc.broadcast(cloudpickle.dumps(program))
@@ -135,7 +136,7 @@ class ShuffleTransport(Transport):
         pairs, tasks, shuffles = self._pairs, self._tasks, []
 
         def shuffled(source, task):
-            shuffles.append(pairs.shuffled(pairs.values(source), task))
+            shuffles.append(pairs.shuffled(source, task))
             return shuffles[-1]
 
         def with_state(found, update):
@@ -162,8 +163,7 @@ class ShuffleTransport(Transport):
                 pairs.drop_for_good(state)
             else:
                 pairs.drop_for_good(before)
-            for each in shuffles:
-                pairs.remove_shuffle(each)
+            pairs.remove_shuffles(shuffles)
         return found
 
     def _take(self, state):

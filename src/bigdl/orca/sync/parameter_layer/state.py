@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bigdl.orca.sync.parameter_layer.messages import pack, unpack
+from bigdl.orca.sync.parameter_layer.messages import Message, unpack
 
 __all__ = ["RankState"]
 
@@ -47,8 +47,12 @@ class RankState:
         """False for one that was packed without."""
         return bool(len(self.weights))
 
-    def pack(self, *, with_weights: bool = True) -> bytes:
-        """As bytes, without the residual, which another part of a step changes."""
+    def pack(self) -> bytes:
+        """As bytes; see :meth:`message`."""
+        return bytes(self.message())
+
+    def message(self, *, with_weights: bool = True) -> Message:
+        """A view of all but the residual, which another part of a step changes."""
         import torch
 
         arrays, listed = [self.weights if with_weights else self.weights[:0]], []
@@ -69,7 +73,7 @@ class RankState:
             "records": self.records,
             "is_halted": self.is_halted,
         }
-        return pack(doc, arrays)
+        return Message(doc, arrays)
 
     @classmethod
     def unpack(cls, data, residual: np.ndarray | None = None) -> RankState:

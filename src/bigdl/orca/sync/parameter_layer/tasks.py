@@ -29,11 +29,11 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.common.memory import freeze_modules
 from bigdl.orca.sync.parameter_layer.frames import Inbox, frames_of
 from bigdl.orca.sync.parameter_layer.messages import pack, unpack
 from bigdl.orca.sync.parameter_layer.pairs import key
-from bigdl.orca.sync.parameter_layer.rank import LayerPlan, Rank, Step, Sum
+from bigdl.orca.sync.parameter_layer.plan import LayerPlan, Step
+from bigdl.orca.sync.parameter_layer.rank import Rank, Sum
 from bigdl.orca.sync.parameter_layer.replicas import replica_of
 from bigdl.orca.sync.parameter_layer.rows import is_here, shards_of
 from bigdl.orca.sync.parameter_layer.state import RankState
@@ -75,98 +75,68 @@ class Tasks:
 
     def begin(self) -> Callable:
         """Send out the weights at the start of a group."""
-
-        def work(out, rank, inbox):
-            kept = inbox.message(b"S")
-            if kept is not None:  # every rank owns a slice, or only the first ones
-                state = RankState.unpack(kept)
-                state.begin_group()
-                out.state_of(rank, state)
-            out.pass_on(inbox, b"R", line=_TO_GRADIENTS)
-
-        return self._task(work, line=_TO_GRADIENTS)
+        return _Task(self, Tasks._begin, line=_TO_GRADIENTS)
 
     def describe(self) -> Callable:
         """Open the replica and say what it has."""
-
-        def work(out, rank, inbox):
-            doc = self._replica(rank.rank, inbox).describe()
-            out.send(rank.rank, b"D", pack(doc))
-
-        return self._task(work)
+        return _Task(self, Tasks._describe)
 
     def gradients(self, step: Step) -> Callable:
         """Compute the gradients of a step."""
-
-        def work(out, rank, inbox):
-            replica = self._replica(rank.rank, inbox)
-            residual = inbox.message(b"R")
-            if residual is not None:
-                residual = np.frombuffer(residual, np.float32)
-            pieces, residual = rank.gradients(replica, step, inbox.messages(b"W"), residual)
-            for owner, piece in enumerate(pieces):
-                out.send(owner, b"G", piece)
-            if residual is not None:
-                out.send(rank.rank, b"R", residual.view(np.uint8))
-
-        return self._task(work)
+        return _Task(self, Tasks._gradients, (step,))
 
     def reduce(self) -> Callable:
         """Sum the gradients and tell all owners about the sums."""
-
-        def work(out, rank, inbox):
-            if self._owns(rank):
-                found = rank.reduce(inbox.messages(b"G"))
-                out.send_all(b"T", rank.statistics(found, _state(rank, inbox)))
-                out.send(rank.rank, b"A", found.pack())
-            out.pass_on(inbox, b"R")
-
-        return self._task(work)
+        return _Task(self, Tasks._reduce)
 
     def update(self, step: Step, *, last: bool) -> Callable:
         """Change the weights; after the last step of a group the state stays where it is."""
+        return _Task(self, Tasks._update, (step, last), line=0 if last else _TO_GRADIENTS)
 
-        def work(out, rank, inbox):
-            if self._owns(rank):
-                summed = inbox.message(b"A")
-                found = rank.reduce(inbox.messages(b"G")) if summed is None else Sum.unpack(summed)
-                state = _state(rank, inbox)
-                rank.update(step, found, state, inbox.messages(b"T") or None)
-                if last:
-                    out.send(rank.rank, b"S", state.pack())
-                else:
-                    out.state_of(rank, state)
-            out.pass_on(inbox, b"R", line=0 if last else _TO_GRADIENTS)
+    def _begin(self, out, rank, inbox):
+        kept = inbox.message(b"S")
+        if kept is not None:  # every rank owns a slice, or only the first ones
+            state = RankState.unpack(kept)
+            state.begin_group()
+            out.state_of(rank, state)
+        out.pass_on(inbox, b"R", line=_TO_GRADIENTS)
 
-        return self._task(work, line=0 if last else _TO_GRADIENTS)
+    def _describe(self, out, rank, inbox):
+        doc = self._replica(rank.rank, inbox).describe()
+        out.send(rank.rank, b"D", pack(doc))
+
+    def _gradients(self, out, rank, inbox, step):
+        replica = self._replica(rank.rank, inbox)
+        residual = inbox.message(b"R")
+        if residual is not None:
+            residual = np.frombuffer(residual, np.float32)
+        pieces, residual = rank.gradients(replica, step, inbox.messages(b"W"), residual)
+        for owner, piece in enumerate(pieces):
+            out.send(owner, b"G", piece)
+        if residual is not None:
+            out.send(rank.rank, b"R", residual.view(np.uint8))
+
+    def _reduce(self, out, rank, inbox):
+        if self._owns(rank):
+            found = rank.reduce(inbox.messages(b"G"))
+            out.send_all(b"T", rank.statistics(found, _state(rank, inbox)))
+            out.send(rank.rank, b"A", found.pack())
+        out.pass_on(inbox, b"R")
+
+    def _update(self, out, rank, inbox, step, last):
+        if self._owns(rank):
+            summed = inbox.message(b"A")
+            found = rank.reduce(inbox.messages(b"G")) if summed is None else Sum.unpack(summed)
+            state = _state(rank, inbox)
+            rank.update(step, found, state, inbox.messages(b"T") or None)
+            if last:
+                out.send(rank.rank, b"S", state.message())
+            else:
+                out.state_of(rank, state)
+        out.pass_on(inbox, b"R", line=0 if last else _TO_GRADIENTS)
 
     def _owns(self, rank: Rank) -> bool:
         return rank.rank < self.plan.owners
-
-    def _task(self, work, line: int = 0):
-        """``task(index, frames)`` that yields keys and frames in turn; errors go on a line."""
-
-        def task(index, frames):
-            from bigdl.orca.engine.task import describe, task_environment
-
-            inbox = Inbox(frames)
-            out = _Outbox(index, self.plan.ranks)
-            errors = inbox.messages(b"E")
-            if errors:
-                out.send_all(b"E", errors[0], line)
-                return iter(out.items)
-            with task_environment(self), _threads(self.threads):
-                freeze_modules()
-                try:
-                    work(out, Rank(self.plan, index), inbox)
-                except _Away:
-                    raise
-                except Exception as error:  # Spark would run the user's code again and again
-                    out.items.clear()
-                    out.send_all(b"E", pack({"rank": index, **describe(error)}), line)
-            return iter(out.items)
-
-        return task
 
     def _replica(self, rank, inbox):
         handle = unpack(inbox.message(b"H"))[0]
@@ -182,6 +152,48 @@ class Tasks:
                 f"{handle['host']}, which this task cannot read; Spark runs it again"
             )
         return cloudpickle.loads(self.program.value)(rank, shards_of(handle))
+
+
+@dataclass(frozen=True)
+class _Task:
+    """``task(index, frames)`` that yields keys and frames in turn.
+
+    An object and not a closure, since there are two for every step and a closure's code would be
+    pickled with each of them.
+
+    Attributes
+    ----------
+    tasks : Tasks
+    work : callable
+        ``work(tasks, outbox, rank, inbox, *arguments)``
+    arguments : tuple
+    line : int
+        Where errors go.
+    """
+
+    tasks: Tasks
+    work: Callable
+    arguments: tuple = ()
+    line: int = 0
+
+    def __call__(self, index, frames):
+        from bigdl.orca.engine.task import describe, task_environment
+
+        tasks, inbox = self.tasks, Inbox(frames)
+        out = _Outbox(index, tasks.plan.ranks)
+        errors = inbox.messages(b"E")
+        if errors:
+            out.send_all(b"E", errors[0], self.line)
+            return iter(out.items)
+        with task_environment(tasks), _threads(tasks.threads):
+            try:
+                self.work(tasks, out, Rank(tasks.plan, index), inbox, *self.arguments)
+            except _Away:
+                raise
+            except Exception as error:  # Spark would run the user's code again and again
+                out.items.clear()
+                out.send_all(b"E", pack({"rank": index, **describe(error)}), self.line)
+        return iter(out.items)
 
 
 @contextlib.contextmanager
@@ -239,4 +251,4 @@ class _Outbox:
         frames = list(frames_of(b"W", self._rank, rank.weights(state)))
         exact = rank.sends_exact_weights
         self._send_frames(frames, _TO_GRADIENTS, own_line=_TO_BOTH if exact else None)
-        self.send(self._rank, b"S", state.pack(with_weights=not exact), _TO_UPDATE)
+        self.send(self._rank, b"S", state.message(with_weights=not exact), _TO_UPDATE)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from bigdl.orca.sync.parameter_layer.rank import Step
+from bigdl.orca.sync.parameter_layer.plan import Step
 from bigdl.orca.sync.parameter_layer.state import RankState
 
 __all__ = ["Transport"]
@@ -23,7 +23,7 @@ __all__ = ["Transport"]
 class Transport(ABC):
     """Runs groups of steps on N ranks; see the module for who calls what."""
 
-    #: whether a group that failed can be run again without :meth:`start`
+    #: whether what failed can be asked for again without :meth:`start`
     keeps_state: bool = False
 
     @abstractmethod
@@ -59,7 +59,12 @@ class Transport(ABC):
 
     @abstractmethod
     def states(self) -> list[RankState]:
-        """The state of every owner after the last group."""
+        """The state of every owner after the last group.
+
+        Raises
+        ------
+        WorkerLost
+        """
 
     @abstractmethod
     def close(self) -> None:
