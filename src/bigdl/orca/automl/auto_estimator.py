@@ -1,0 +1,367 @@
+"""A search for the best configuration of a model, in prose.
+
+:class:`AutoEstimator` is made of a *builder* (:mod:`bigdl.orca.automl.model.base`), which makes a
+model of a configuration.  ``fit`` makes a :class:`~bigdl.orca.automl.search.launching.Search` of
+its arguments: a *job* that all trials share, the *records*, in which the trials are planned, and
+who runs those that wait, Ray (:mod:`bigdl.orca.automl.search.ray_search`) or processes of this
+machine (:mod:`bigdl.orca.automl.search.local`).  All that can be asked after it is read from the
+records, so a search that went on after an interruption knows no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.automl.charts import draw_history, draw_parallel_coordinates
+from bigdl.orca.automl.leaderboard import write_leaderboard
+from bigdl.orca.automl.model.base import Builder
+from bigdl.orca.automl.search.algorithms import Strategy
+from bigdl.orca.automl.search.launching import (
+    Search,
+    check_count,
+    check_resources,
+    chosen_backend,
+)
+from bigdl.orca.automl.search.objective import Goal
+from bigdl.orca.automl.search.records import Records
+from bigdl.orca.automl.space import SearchSpace
+
+__all__ = ["AutoEstimator"]
+
+
+class AutoEstimator:
+    """Tries configurations of a model and keeps the best one.
+
+    Make it by :meth:`from_torch` or :meth:`from_keras`;
+    :class:`~bigdl.orca.automl.xgboost.AutoXGBClassifier` and
+    :class:`~bigdl.orca.automl.xgboost.AutoXGBRegressor` have the same ``fit``.
+
+    Parameters
+    ----------
+    model_builder : Builder
+    logs_dir : str
+        Local folder; the search is below it in ``name``.
+    resources_per_trial : dict, optional
+        ``"cpu"`` (default 1), ``"gpu"`` and further resources of Ray.
+    name : str
+    remote_dir : str, optional
+        Folder, on storage that all nodes see, for the checkpoints of trials that a scheduler moves
+        or sets back (PBT, HyperBand) on a Ray of several machines.
+    backend : {"ray", "local"}, optional
+        Default: Ray if it is there (or Spark, on whose nodes it can be started), else this machine.
+
+    Examples
+    --------
+    >>> from bigdl.orca.automl import hp
+    >>> from bigdl.orca.automl.auto_estimator import AutoEstimator
+    >>> auto_est = AutoEstimator.from_torch(
+    ...     model_creator=model_creator, optimizer="Adam", loss="CrossEntropyLoss"
+    ... )                                                             # doctest: +SKIP
+    >>> auto_est.fit((x, y), epochs=5, validation_data=(x_val, y_val), metric="accuracy",
+    ...     search_space={"lr": hp.loguniform(1e-4, 1e-1)}, n_sampling=8)  # doctest: +SKIP
+    >>> auto_est.get_best_config()                                    # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model_builder: Builder,
+        logs_dir: str = "/tmp/auto_estimator_logs",
+        resources_per_trial: Mapping[str, float] | None = None,
+        remote_dir: str | None = None,
+        name: str | None = None,
+        *,
+        backend: str | None = None,
+    ):
+        if not isinstance(model_builder, Builder):
+            raise UsageError(
+                "AutoEstimator is made by from_torch or from_keras, got "
+                f"{type(model_builder).__name__}"
+            )
+        if backend not in (None, "ray", "local"):
+            raise UsageError(f"backend must be 'ray' or 'local', got {backend!r}")
+        name = name or "auto_estimator"
+        if not isinstance(name, str) or Path(name).name != name:
+            raise UsageError(f"name must be the name of a folder, got {name!r}")
+        self.model_builder = model_builder
+        self.name = name
+        self.logs_dir = Path(logs_dir).expanduser()
+        self.resources_per_trial = check_resources(resources_per_trial)
+        self.remote_dir = remote_dir
+        self.backend = backend
+        self._records: Records | None = None
+
+    @staticmethod
+    def from_torch(
+        *,
+        model_creator: Callable,
+        optimizer: str | Callable,
+        loss: Any,
+        logs_dir: str = "/tmp/auto_estimator_logs",
+        resources_per_trial: Mapping[str, float] | None = None,
+        name: str = "auto_pytorch_estimator",
+        remote_dir: str | None = None,
+        backend: str | None = None,
+    ) -> AutoEstimator:
+        """A search for the configuration of a model of PyTorch.
+
+        Parameters
+        ----------
+        model_creator : callable
+            ``f(config)`` returns an ``nn.Module``.
+        optimizer : str or callable
+            Name of a class of ``torch.optim``, whose learning rate is ``config["lr"]`` (default
+            1e-3), or ``f(model, config)``.
+        loss : str, nn.Module or callable
+            Name of a loss of ``torch.nn``, a loss, or ``f(config)``.
+        logs_dir, resources_per_trial, name, remote_dir, backend
+            See :class:`AutoEstimator`.
+
+        Raises
+        ------
+        UsageError
+            For names that torch has not, and for anything else than these.
+        """
+        from bigdl.orca.automl.model.base_pytorch_model import PytorchModelBuilder
+
+        builder = PytorchModelBuilder(model_creator, optimizer, loss)
+        return AutoEstimator(
+            builder, logs_dir, resources_per_trial, remote_dir, name, backend=backend
+        )
+
+    @staticmethod
+    def from_keras(
+        *,
+        model_creator: Callable,
+        logs_dir: str = "/tmp/auto_estimator_logs",
+        resources_per_trial: Mapping[str, float] | None = None,
+        name: str = "auto_keras_estimator",
+        remote_dir: str | None = None,
+        backend: str | None = None,
+    ) -> AutoEstimator:
+        """A search for the configuration of a Keras model.
+
+        Parameters
+        ----------
+        model_creator : callable
+            ``f(config)`` returns a compiled model.
+        logs_dir, resources_per_trial, name, remote_dir, backend
+            See :class:`AutoEstimator`.
+        """
+        from bigdl.orca.automl.model.base_keras_model import KerasModelBuilder
+
+        return AutoEstimator(
+            KerasModelBuilder(model_creator),
+            logs_dir,
+            resources_per_trial,
+            remote_dir,
+            name,
+            backend=backend,
+        )
+
+    # The search ---------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        validation_data: Any = None,
+        metric: Any = None,
+        metric_mode: Any = None,
+        metric_threshold: float | None = None,
+        n_sampling: int = 1,
+        search_space: Mapping[str, Any] | None = None,
+        search_alg: Any = None,
+        search_alg_params: Mapping[str, Any] | None = None,
+        scheduler: Any = None,
+        scheduler_params: Mapping[str, Any] | None = None,
+        feature_cols: Any = None,
+        label_cols: Any = None,
+        *,
+        concurrency: int | None = None,
+        seed: int = 0,
+        resume: bool | str = False,
+    ) -> None:
+        """Search.
+
+        Parameters
+        ----------
+        data : object
+            ``(x, y)`` of arrays, each an array or a list of them; a pandas or Spark DataFrame with
+            `feature_cols` and `label_cols`; XShards; Parquet files; a torch DataLoader, or
+            ``f(config)`` that returns one (of Keras a ``tf.data.Dataset``). Rows go to Ray's object
+            store once, or to files that all processes map.
+        epochs : int, default 1
+            Of a trial at most.
+        validation_data : object, optional
+            Of the same kinds. Without it the metric is that of the training data.
+        metric : str, callable, or list of them
+            Name of a metric of :class:`~bigdl.orca.automl.metrics.Evaluator` or of the model, or
+            ``f(y_true, y_pred)``. A trial counts by its best epoch. With several metrics the best
+            trials are those that no other one beats in all (:meth:`get_best_trials`).
+        metric_mode : {"min", "max"} or list of them, optional
+            Required for functions and unknown names.
+        metric_threshold : float, optional
+            A trial that reaches it ends.
+        n_sampling : int, default 1
+            How many configurations are drawn; with ``hp.grid_search``, for each point of the grid.
+        search_space : dict
+            Values of :mod:`bigdl.orca.automl.hp` and fixed ones. ``"batch_size"`` (default 32) and
+            ``"lr"`` have the meanings of their names.
+        search_alg : str or object, optional
+            Default: by chance. ``"optuna"`` (TPE), ``"cmaes"`` or ``"nsga2"`` of Optuna, or one of
+            its samplers; on Ray also the names and searchers of ``ray.tune``.
+        search_alg_params : dict, optional
+            Arguments of the searcher.
+        scheduler : str or object, optional
+            What stops trials early: ``"AsyncHyperBand"`` (ASHA), ``"median_stopping_rule"``,
+            ``"hyperband"``; on Ray also ``"pbt"`` and the other ones of ``ray.tune``.
+        scheduler_params : dict, optional
+            Arguments of the scheduler, such as ``grace_period``; ``max_t`` is `epochs` by default.
+        feature_cols, label_cols : str or list of str, optional
+            Columns of frames; the model takes an argument for each feature.
+        concurrency : int, optional
+            Trials at the same time; default: as many as there is room for.
+        seed : int, default 0
+            Of configurations drawn by chance or by Optuna, and of the random numbers of trials.
+        resume : bool or "auto", default False
+            Go on with the newest search below `logs_dir` that has this name; ``"auto"`` starts one
+            where there is none. Finished trials are kept, the others are run.
+
+        Raises
+        ------
+        UsageError
+            If an argument is wrong, this object was fitted before, or all trials have failed.
+        """
+        if self._records is not None:
+            raise UsageError("This AutoEstimator has already been fitted and cannot fit again.")
+        check_count("epochs", epochs)
+        check_count("n_sampling", n_sampling)
+        check_count("concurrency", 1 if concurrency is None else concurrency)
+        builder, space = self.model_builder, SearchSpace(search_space or {})
+        if metric is None:
+            metric = builder.default_metric(
+                lambda: space.resolve(space.random_draws(seed, 0), seed, 0)
+            )
+        search = Search(
+            builder,
+            space,
+            Goal.of(metric, metric_mode, metric_threshold, known=builder.knows),
+            Strategy(search_alg, search_alg_params, scheduler, scheduler_params),
+            epochs,
+            n_sampling,
+            seed,
+            (feature_cols, label_cols),
+            self.resources_per_trial,
+            concurrency,
+            self.remote_dir,
+        )
+        backend, folder = chosen_backend(self.backend), self.logs_dir / self.name
+        records = search.run(folder, data, validation_data, backend=backend, resume=resume)
+        write_leaderboard(records, self.logs_dir / f"{self.name}_leaderboard")
+        self._records = records
+
+    # What came of it ----------------------------------------------------------------------------
+
+    def get_best_model(self) -> Any:
+        """The best model as the user's own kind, with the weights of its best epoch.
+
+        Returns
+        -------
+        torch.nn.Module, keras.Model or an estimator of xgboost
+            In this process; of PyTorch in evaluation mode.
+
+        Raises
+        ------
+        UsageError
+            Before ``fit``, and after a search by several metrics, whose best models are those of
+            :meth:`get_best_trials`.
+        """
+        return self.get_model(self._best().number)
+
+    def get_best_config(self) -> dict:
+        """The configuration of the best model; see :meth:`get_best_model`."""
+        return self._fitted().config_of(self._best())
+
+    def get_best_trials(self) -> list[dict]:
+        """The best trial, or after a search by several metrics those that no other trial beats.
+
+        Returns
+        -------
+        list of dict
+            ``trial`` (its number), ``config`` and the metrics.
+        """
+        records = self._fitted()
+        names = [metric.name for metric in records.goal.metrics]
+        best = records.ranked()[:1] if records.goal.is_single else records.front()
+        return [
+            {
+                "trial": trial.number,
+                "config": records.config_of(trial),
+                **dict(zip(names, records.figures(trial), strict=True)),
+            }
+            for trial in best
+        ]
+
+    def get_model(self, trial: int) -> Any:
+        """The model of a finished trial, with the weights of its best epoch.
+
+        Parameters
+        ----------
+        trial : int
+            Its number.
+        """
+        records = self._fitted()
+        found = {each.number: each for each in records.finished()}
+        if trial not in found:
+            raise UsageError(f"There is no finished trial {trial!r}; there are {sorted(found)}")
+        weights = records.weights_file(trial).read_bytes()
+        return self.model_builder.load(records.config_of(found[trial]), weights)
+
+    def trials(self):
+        """All trials, one in each row.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Indexed by ``trial``: ``status`` (``"finished"``, ``"stopped early"`` or ``"failed"``),
+            the metrics of its best epoch, ``epochs`` and ``seconds`` that it took, ``config/...``
+            that it has drawn, and the last line of its ``error``.
+        """
+        return self._fitted().table()
+
+    def plot_history(self, path: str | Path) -> None:
+        """Draw the metric of each trial after each epoch.
+
+        Parameters
+        ----------
+        path : str or Path
+            ``.html`` and ``.svg`` need no library, ``.png`` and others need matplotlib.
+        """
+        draw_history(self._fitted(), Path(path))
+
+    def plot_parallel_coordinates(self, path: str | Path) -> None:
+        """Draw each trial as a line through its values and its metrics.
+
+        Parameters
+        ----------
+        path : str or Path
+            See :meth:`plot_history`.
+        """
+        draw_parallel_coordinates(self._fitted(), Path(path))
+
+    def _fitted(self) -> Records:
+        if self._records is None:
+            raise UsageError("You must call fit() before asking for what came of it")
+        return self._records
+
+    def _best(self):
+        records = self._fitted()
+        if not records.goal.is_single:
+            raise UsageError(
+                "A search by several metrics has several best models; choose one of "
+                "get_best_trials() and call get_model(trial)"
+            )
+        return records.ranked()[0]

@@ -1,0 +1,215 @@
+"""Metrics of a whole validation set, by name.
+
+For arrays of any rank the first axis is that of the samples; ``"raw_values"`` keeps the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+
+__all__ = ["Evaluator"]
+
+_EPSILON = 1e-10
+
+
+def _me(y, p):
+    return np.mean(y - p, axis=0)
+
+
+def _mae(y, p):
+    return np.mean(np.abs(y - p), axis=0)
+
+
+def _mse(y, p):
+    return np.mean((y - p) ** 2, axis=0)
+
+
+def _rmse(y, p):
+    return np.sqrt(_mse(y, p))
+
+
+def _msle(y, p):
+    if (y < 0).any() or (p < 0).any():
+        raise UsageError("msle takes the logarithm of 1 + y, so no value may be negative")
+    return np.mean((np.log1p(y) - np.log1p(p)) ** 2, axis=0)
+
+
+def _r2(y, p):
+    """1 for a constant that is predicted, 0 for one that is not, as in scikit-learn."""
+    rest = np.sum((y - p) ** 2, axis=0)
+    total = np.sum((y - np.mean(y, axis=0)) ** 2, axis=0)
+    constant = total == 0
+    found = 1 - rest / np.where(constant, 1, total)
+    return np.where(constant, np.where(rest == 0, 1.0, 0.0), found)
+
+
+def _mpe(y, p):
+    return np.mean(100 * (y - p) / (y + _EPSILON), axis=0)
+
+
+def _mape(y, p):
+    return np.mean(100 * np.abs((y - p) / (y + _EPSILON)), axis=0)
+
+
+def _mspe(y, p):
+    return np.mean(100 * ((y - p) / (y + _EPSILON)) ** 2, axis=0)
+
+
+def _smape(y, p):
+    return np.mean(_symmetric(y, p), axis=0)
+
+
+def _mdape(y, p):
+    return np.median(100 * np.abs((y - p) / (y + _EPSILON)), axis=0)
+
+
+def _smdape(y, p):
+    return np.median(_symmetric(y, p), axis=0)
+
+
+def _symmetric(y, p):
+    return 100 * np.abs(y - p) / (np.abs(y) + np.abs(p) + _EPSILON)
+
+
+def _accuracy(y, p):
+    """The part of equal labels; scores of classes and of one class become labels first."""
+    if y.shape[1:] == (1,):
+        y = y[:, 0]
+    if p.ndim == y.ndim + 1:
+        p = np.argmax(p, axis=1) if p.shape[1] > 1 else p[:, 0]
+    if p.dtype.kind == "f" and not np.array_equal(p, np.rint(p)):
+        p = p > 0.5
+    return np.mean(y == p)
+
+
+_METRICS: dict[str, Callable] = {
+    "me": _me,
+    "mae": _mae,
+    "mse": _mse,
+    "rmse": _rmse,
+    "msle": _msle,
+    "r2": _r2,
+    "mpe": _mpe,
+    "mape": _mape,
+    "mspe": _mspe,
+    "smape": _smape,
+    "mdape": _mdape,
+    "smdape": _smdape,
+    "accuracy": _accuracy,
+}
+_MAX = ("r2", "accuracy")
+
+
+class Evaluator:
+    """Metrics by name.
+
+    ``me``, ``mae``, ``mse``, ``rmse``, ``msle``, ``r2``; ``mpe``, ``mape``, ``mspe``, ``smape``,
+    ``mdape``, ``smdape``, which are percentages; ``accuracy``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.orca.automl.metrics import Evaluator
+    >>> float(Evaluator.evaluate("mse", np.array([1.0, 2.0]), np.array([1.0, 4.0])))
+    2.0
+    """
+
+    metrics_func = _METRICS
+    max_mode_metrics = _MAX
+
+    @staticmethod
+    def evaluate(metric: str, y_true, y_pred, multioutput: str = "raw_values"):
+        """A metric of predictions.
+
+        Parameters
+        ----------
+        metric : str
+            In upper or lower case.
+        y_true : array of shape (n, ...)
+        y_pred : array of the same shape
+            For ``"accuracy"``: labels, scores of shape (n, classes), or of a single class, which
+            is predicted above 0.5.
+        multioutput : {"raw_values", "uniform_average"}
+            A figure for every output, or their mean.
+
+        Returns
+        -------
+        float or ndarray
+            With ``"raw_values"`` an array of the shape of a sample, or a number if that is one.
+
+        Raises
+        ------
+        UsageError
+            For an unknown metric, for other values of `multioutput`, for shapes that differ and for
+            arrays without rows.
+        """
+        name = Evaluator.check_metric(metric)
+        if multioutput not in ("raw_values", "uniform_average"):
+            raise UsageError(
+                f'multioutput must be "raw_values" or "uniform_average", got {multioutput!r}'
+            )
+        y_true, y_pred = np.asarray(y_true), np.asarray(y_pred)
+        _check_shapes(name, y_true, y_pred)
+        if name == "accuracy":
+            return float(_accuracy(y_true, y_pred))
+        if y_true.dtype.kind in "bui":  # differences of unsigned numbers would wrap around
+            y_true = y_true.astype(np.float64)
+        found = np.asarray(_METRICS[name](y_true, y_pred.astype(np.result_type(y_pred, y_true))))
+        if multioutput == "uniform_average":
+            return float(np.mean(found))
+        return found.reshape(())[()] if found.shape in ((), (1,)) else found
+
+    @staticmethod
+    def check_metric(metric: str) -> str:
+        """The name of a metric in lower case.
+
+        Raises
+        ------
+        UsageError
+            If there is none of this name.
+        """
+        name = metric.lower() if isinstance(metric, str) else ""
+        if name not in _METRICS:
+            raise UsageError(
+                f"metric {metric} is not supported; there are {', '.join(sorted(_METRICS))}"
+            )
+        return name
+
+    @staticmethod
+    def get_metric_mode(metric: str) -> str:
+        """``"max"`` or ``"min"``: which values of a metric are the better ones.
+
+        Raises
+        ------
+        UsageError
+            For a metric that is not known.
+        """
+        name = metric.lower() if isinstance(metric, str) else ""
+        if name not in _METRICS:
+            raise UsageError(
+                f"We cannot infer the metric mode of {metric}; please specify the `metric_mode` "
+                "parameter in AutoEstimator.fit()"
+            )
+        return "max" if name in _MAX else "min"
+
+
+def _check_shapes(name, y_true, y_pred):
+    if not y_true.ndim or not len(y_true):
+        raise UsageError(f"{name} needs at least one sample, y_true is of shape {y_true.shape}")
+    same = y_true.shape == y_pred.shape
+    if name == "accuracy":
+        same = same or (y_pred.shape[:1] == y_true.shape[:1] and _is_scores(y_true, y_pred))
+    if not same:
+        raise UsageError(
+            f"y_true and y_pred must be of equal shapes, got {y_true.shape} and {y_pred.shape}"
+        )
+
+
+def _is_scores(y_true, y_pred) -> bool:
+    """Whether predictions are scores of the classes of labels."""
+    labels = y_true.shape[1:]
+    return y_pred.shape[2:] == labels or (labels == (1,) and y_pred.ndim == 2)

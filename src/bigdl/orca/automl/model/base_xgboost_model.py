@@ -1,0 +1,173 @@
+"""Models of XGBoost in a search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError, require
+from bigdl.orca.automl.model.base import Builder, Model, figures_of
+from bigdl.orca.automl.model.rows import Creator
+from bigdl.orca.automl.pytorch_utils import LR_NAME
+
+__all__ = ["XGBoostBaseModel", "XGBoostModelBuilder"]
+
+_DEFAULTS = {
+    "n_estimators": 1000,
+    "max_depth": 5,
+    "tree_method": "hist",
+    "n_jobs": -1,
+    "random_state": 2,
+    "learning_rate": 0.1,
+    "min_child_weight": 1,
+    "gamma": 0,
+    "subsample": 0.8,
+    "colsample_bytree": 0.8,
+    "reg_alpha": 0,
+    "reg_lambda": 1,
+}
+# what XGBoost computes itself; a name may go on with @ and a number
+_MIN = (
+    *("rmse", "rmsle", "mae", "mape", "mphe", "logloss", "error", "merror", "mlogloss"),
+    *("poisson-nloglik", "gamma-nloglik", "gamma-deviance", "tweedie-nloglik", "quantile"),
+)
+_MAX = ("auc", "aucpr", "pre", "ndcg", "map")
+
+
+class XGBoostModelBuilder(Builder):
+    """Makes a model of XGBoost.
+
+    Parameters
+    ----------
+    model_type : {"classifier", "regressor"}
+    cpus_per_trial : int
+        Threads of a model, unless ``n_jobs`` is given.
+    xgb_configs : dict
+        Parameters of all models, below those of a configuration.
+    """
+
+    def __init__(self, model_type: str, cpus_per_trial: int, xgb_configs: Mapping[str, Any]):
+        require("xgboost", "xgboost")
+        require("sklearn", "xgboost")
+        self.model_type = model_type
+        self.parameters = {**_DEFAULTS, "n_jobs": cpus_per_trial, **xgb_configs}
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether targets are classes."""
+        return self.model_type == "classifier"
+
+    def build(self, config, *, epochs=1, use_gpu=False):
+        device = {"device": "cuda"} if use_gpu else {}
+        parameters = {**self.parameters, **device, **_parameters_of(config)}
+        return XGBoostBaseModel(self, parameters, epochs)
+
+    def load(self, config, weights):
+        model = self.estimator({**self.parameters, **_parameters_of(config)})
+        model.load_model(bytearray(weights))
+        return model
+
+    def seed(self, seed):
+        """XGBoost has ``random_state``."""
+
+    def default_metric(self, make_config):
+        return "logloss" if self.is_classifier else "rmse"
+
+    def knows(self, metric):
+        name = metric.partition("@")[0]
+        if name in _MIN:
+            return True, "min"
+        return name in _MAX, "max" if name in _MAX else None
+
+    def estimator(self, parameters: Mapping[str, Any]):
+        """An estimator of ``xgboost.sklearn``."""
+        import xgboost
+
+        make = xgboost.XGBClassifier if self.is_classifier else xgboost.XGBRegressor
+        return make(**parameters)
+
+
+def _parameters_of(config) -> dict[str, Any]:
+    """A configuration in XGBoost's own names."""
+    found = dict(config)
+    if LR_NAME in found:
+        found.setdefault("learning_rate", found.pop(LR_NAME))
+    return found
+
+
+class XGBoostBaseModel(Model):
+    """A model of XGBoost in training.
+
+    The trees are grown in as many parts as there are epochs.
+
+    Parameters
+    ----------
+    builder : XGBoostModelBuilder
+    parameters : dict
+    epochs : int
+    """
+
+    def __init__(self, builder: XGBoostModelBuilder, parameters: Mapping[str, Any], epochs: int):
+        self._builder = builder
+        self._parameters = dict(parameters)
+        trees = self._parameters.pop("n_estimators")
+        if isinstance(trees, bool) or not isinstance(trees, int | np.integer) or trees < 1:
+            raise UsageError(f"n_estimators must be a positive integer, got {trees!r}")
+        self._parts = [len(part) for part in np.array_split(range(int(trees)), epochs)]
+        self.model: Any = None
+
+    def fit_epoch(self, data, epoch):
+        trees = self._parts[epoch]
+        if not trees:  # more epochs than trees
+            return
+        grown = self._builder.estimator({**self._parameters, "n_estimators": trees})
+        before = None if self.model is None else self.model.get_booster()
+        x, y = _matrix(data)
+        grown.fit(x, y, xgb_model=before, verbose=False)
+        self.model = grown
+
+    def figures(self, data, metrics):
+        x, y = _matrix(data)
+        own = [m.name for m in metrics if m.function is None and self._builder.knows(m.name)[0]]
+        found = {name: self._native(name, x, y) for name in own}
+        others = [metric for metric in metrics if metric.name not in own]
+        if others:
+            values = figures_of([y], [np.asarray(self.model.predict(x))], others)
+            found.update(zip((m.name for m in others), values, strict=True))
+        return [found[metric.name] for metric in metrics]
+
+    def weights(self):
+        return bytes(self.model.get_booster().save_raw("ubj"))
+
+    def state(self):
+        return b"" if self.model is None else self.weights()
+
+    def restore(self, state):
+        if state:
+            self.model = self._builder.estimator(self._parameters)
+            self.model.load_model(bytearray(state))
+
+    def _native(self, name: str, x, y) -> float:
+        import xgboost
+
+        if self._builder.is_classifier and self.model.n_classes_ > 2:
+            name = {"logloss": "mlogloss", "error": "merror"}.get(name, name)
+        booster = self.model.get_booster()
+        booster.set_param({"eval_metric": name})
+        # the metrics that were asked for before come first
+        return float(booster.eval(xgboost.DMatrix(x, y), name="v").rpartition(":")[2])
+
+
+def _matrix(data) -> tuple[np.ndarray, np.ndarray]:
+    """Features as one matrix, and targets."""
+    if isinstance(data, Creator):
+        raise UsageError(
+            "AutoXGBoost takes arrays, DataFrames, XShards or Parquet files, got a function or a "
+            "loader"
+        )
+    columns = [each.reshape(len(each), -1) for each in data.features]
+    x = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
+    y = [each[:, 0] if each.shape[1:] == (1,) else each for each in data.targets]
+    return x, y[0] if len(y) == 1 else np.stack(y, axis=1)

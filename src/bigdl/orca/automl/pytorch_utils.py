@@ -1,0 +1,94 @@
+"""Optimizers and losses by their names in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from bigdl.common.errors import UsageError
+
+__all__ = ["DEFAULT_LR", "LR_NAME", "optimizer_creator", "validate_pytorch_loss"]
+
+LR_NAME = "lr"
+"""Name of the learning rate in configurations."""
+
+DEFAULT_LR = 1e-3
+"""The learning rate of optimizers given by name, where the configuration has none."""
+
+
+def optimizer_creator(optimizer: str | Callable) -> Callable:
+    """What makes an optimizer of a model and a configuration.
+
+    Parameters
+    ----------
+    optimizer : str or callable
+        Name of a class of ``torch.optim``, or ``optimizer(model, config)``.
+
+    Raises
+    ------
+    UsageError
+        For anything else.
+    """
+    import torch
+
+    if isinstance(optimizer, str):
+        found = getattr(torch.optim, optimizer, None)
+        if not _is_class(found, torch.optim.Optimizer) or found is torch.optim.Optimizer:
+            raise UsageError(
+                f"Must provide a valid torch optimizer name, such as 'Adam', got {optimizer!r}"
+            )
+        return NamedOptimizer(optimizer)
+    if isinstance(optimizer, type) or not callable(optimizer):
+        raise UsageError(
+            "optimizer must be a valid torch optimizer name or a function (model, config) that "
+            f"returns an optimizer, got {optimizer!r}"
+        )
+    return optimizer
+
+
+class NamedOptimizer:
+    """An optimizer of torch by its name, with the learning rate of the configuration."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, model, config: Mapping):
+        import torch
+
+        make = getattr(torch.optim, self.name)
+        return make(model.parameters(), lr=config.get(LR_NAME, DEFAULT_LR))
+
+
+def validate_pytorch_loss(loss) -> Callable:
+    """What makes a loss of a configuration.
+
+    Parameters
+    ----------
+    loss : str, torch.nn.Module or callable
+        Name of a loss of ``torch.nn``, a loss, or ``loss(config)``.
+
+    Raises
+    ------
+    UsageError
+        For anything else.
+    """
+    import torch
+
+    if isinstance(loss, str):
+        found = getattr(torch.nn, loss, None)
+        if not _is_class(found, torch.nn.modules.loss._Loss):
+            raise UsageError(
+                f"Must provide a valid torch loss name, such as 'MSELoss', got {loss!r}"
+            )
+        return lambda config: found()
+    if isinstance(loss, torch.nn.Module):
+        return lambda config: loss
+    if isinstance(loss, type) or not callable(loss):
+        raise UsageError(
+            "loss must be a valid torch loss name, an instance of a loss or a function of the "
+            f"configuration that returns one, got {loss!r}"
+        )
+    return loss
+
+
+def _is_class(found, base) -> bool:
+    return isinstance(found, type) and issubclass(found, base)

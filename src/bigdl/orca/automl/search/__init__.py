@@ -1,0 +1,1 @@
+"""How a search is run, and what is known of it."""

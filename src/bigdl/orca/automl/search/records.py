@@ -1,0 +1,341 @@
+"""The records of a search: an Optuna study and the weights of its trials, in one directory.
+
+``<logs_dir>/<name>/search_00000/`` holds ``study.db`` and ``weights/<trial>``.  All trials are put
+into the study at the beginning, where they wait; so a search that was killed knows which ones it
+has to run.  A trial has these attributes in the study:
+
+``plan``
+    Its number in the plan, of which its random draws and its point of a grid depend.
+``draws``
+    What it has drawn of the search space (:mod:`bigdl.orca.automl.space`).
+``best``, ``epochs``, ``seconds``
+    The figures of its best epoch, and what it took.
+``error``
+    The traceback of a trial that failed.
+``changed``
+    Values of its configuration that the search has changed on its way.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bigdl.common.errors import UsageError, require
+from bigdl.orca.automl.search.objective import Goal
+from bigdl.orca.automl.search.trial import Step
+from bigdl.orca.automl.space import SearchSpace, plain
+
+__all__ = ["Records", "latest_search", "new_search"]
+
+_NAME = re.compile(r"search_(\d{5})")
+_STUDY = "study.db"
+_DESCRIPTION = "search"
+
+
+def new_search(folder: Path) -> Path:
+    """A new directory for a search, readable by its owner alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        number = max((number for number, _ in _searches(folder)), default=-1) + 1
+        path = folder / f"search_{number:05}"
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:  # of another process, just now
+            continue
+        return path
+
+
+def latest_search(folder: Path) -> Path | None:
+    """The newest search that has begun below a folder."""
+    begun = [path for _, path in sorted(_searches(folder)) if (path / _STUDY).is_file()]
+    return begun[-1] if begun else None
+
+
+def _searches(folder):
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        found = _NAME.fullmatch(path.name)
+        if found and path.is_dir():
+            yield int(found[1]), path
+
+
+class Records:
+    """What is known of the trials of a search.
+
+    Parameters
+    ----------
+    folder : Path
+        Of :func:`new_search`, or of a search that goes on.
+    space : SearchSpace
+    goal : Goal
+    seed : int
+    is_random : bool
+        Whether values are drawn by chance, of the seed and the number of the trial alone.
+    sampler, pruner : optional
+        Of Optuna.
+    description : dict
+        What a search must have in common with the one that it goes on with, as JSON.
+
+    Raises
+    ------
+    UsageError
+        If the search in the folder was another one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        space: SearchSpace,
+        goal: Goal,
+        seed: int,
+        *,
+        is_random: bool = True,
+        sampler: Any = None,
+        pruner: Any = None,
+        description: Mapping[str, Any],
+    ):
+        from bigdl.common.tuning import open_study
+        from bigdl.orca.automl.search.storage import open_storage
+
+        self.folder, self.space, self.goal, self.seed = Path(folder), space, goal, seed
+        self.is_random = is_random
+        self.weights_folder = self.folder / "weights"
+        self.weights_folder.mkdir(exist_ok=True)
+        self.study = open_study(
+            storage=open_storage(self.folder / _STUDY),
+            name="search",
+            directions=["minimize" if m.mode == "min" else "maximize" for m in goal.metrics],
+            sampler=sampler,
+            pruner=pruner,
+            resume=True,
+            metric_names=[metric.name for metric in goal.metrics],
+        )
+        self._describe(dict(description))
+
+    def _describe(self, description):
+        before = self.study.user_attrs.get(_DESCRIPTION)
+        if before is None:
+            self.study.set_user_attr(_DESCRIPTION, description)
+            return
+        for key, value in description.items():
+            if before.get(key) != value:
+                raise UsageError(
+                    f"The search in {self.folder} has {key} {before.get(key)!r}, this one has "
+                    f"{value!r}; go on with the same arguments, or start a new search without "
+                    "resume"
+                )
+
+    # The plan -----------------------------------------------------------------------------------
+
+    def plan(self, count: int) -> None:
+        """Put trials into the study until it has `count`, those that are waiting included."""
+        planned = {
+            trial.user_attrs["plan"]
+            for trial in self.study.get_trials(deepcopy=False)
+            if "plan" in trial.user_attrs
+        }
+        for number in range(count):
+            if number not in planned:
+                self.study.enqueue_trial({}, user_attrs={"plan": number})
+
+    def waiting(self) -> int:
+        """How many trials have yet to be run."""
+        return len(self._trials("WAITING"))
+
+    def plan_of(self, trial) -> int:
+        """A trial's number in the plan; one that repeats a lost trial has that trial's."""
+        from bigdl.common.tuning.lost import RETRY_OF
+
+        attributes = trial.user_attrs
+        if "plan" not in attributes:
+            lost = self.study.get_trials(deepcopy=False)[attributes[RETRY_OF]]
+            attributes = lost.user_attrs
+        return attributes["plan"]
+
+    def proposal(self, trial) -> dict:
+        """The draws of a trial: by chance, or what the sampler suggests."""
+        number = self.plan_of(trial)
+        if self.is_random:
+            return self.space.random_draws(self.seed, number)
+        return self.space.suggest(trial, number)
+
+    def draw(self, trial, draws: Mapping[str, Any]) -> dict:
+        """Note what a trial has drawn, and give its configuration."""
+        trial.set_user_attr("draws", dict(draws))
+        return self.space.resolve(dict(draws), self.seed, self.plan_of(trial))
+
+    # What comes of trials -----------------------------------------------------------------------
+
+    def note(self, trial, step: Step) -> None:
+        """Write down an epoch; `trial` is one that runs."""
+        if self.goal.is_single:
+            trial.report(step.figures[0], step.epoch)
+        # one entry, so that a reader finds figures and epochs of the same moment
+        trial.set_user_attr(
+            "result",
+            {"best": list(step.best), "epochs": step.epoch, "seconds": round(step.seconds, 3)},
+        )
+
+    def end(self, trial, step: Step, *, stopped: bool) -> None:
+        """Write down that a trial has ended, or was stopped early."""
+        problem = self.problem(step)
+        if problem is not None:
+            self.fail(trial, problem)
+        elif stopped:
+            self.study.tell(trial, state=_state("PRUNED"))
+        else:
+            self.study.tell(trial, list(step.best))
+
+    def problem(self, step: Step) -> str | None:
+        """Why what came of a trial is of no use, if it is of none."""
+        names = [
+            m.name for m, value in zip(self.goal.metrics, step.best, strict=True) if value != value
+        ]
+        return f"The metric {names[0]} is nan after each epoch" if names else None
+
+    def fail(self, trial, error: str) -> None:
+        """Write down that a trial has failed, and by which error."""
+        trial.set_user_attr("error", error)
+        self.study.tell(trial, state=_state("FAIL"))
+
+    def lose(self, trial, error: str) -> None:
+        """Write down that the process of a trial was lost, and let it be tried again, once."""
+        from bigdl.common.tuning.lost import RETRY_OF, propose_again
+
+        if RETRY_OF in trial.user_attrs:
+            self.fail(trial, error)
+            return
+        self.study.tell(trial, state=_state("FAIL"))
+        propose_again(self.study, self.study.get_trials(deepcopy=False)[trial.number])
+
+    def weights_file(self, number: int) -> Path:
+        """Where the weights of a trial's best epoch are."""
+        return self.weights_folder / f"{number:05}"
+
+    def save_weights(self, number: int, weights: bytes) -> None:
+        """Keep the weights of a trial, in place of earlier ones."""
+        write_whole(self.weights_file(number), weights)
+
+    # What is known ------------------------------------------------------------------------------
+
+    def finished(self) -> list:
+        """Trials that ended well, or were stopped early, as Optuna's frozen ones."""
+        return [t for t in self._trials("COMPLETE", "PRUNED") if "result" in t.user_attrs]
+
+    def failed(self) -> list:
+        """Trials that raised an error."""
+        return [t for t in self._trials("FAIL") if "error" in t.user_attrs]
+
+    def figures(self, trial) -> list[float]:
+        """Those of the best epoch of a finished trial."""
+        return trial.user_attrs["result"]["best"]
+
+    def ranked(self) -> list:
+        """Finished trials, the best one first; equal ones in their order."""
+        metric = self.goal.first
+        found = [t for t in self.finished() if self.figures(t)[0] == self.figures(t)[0]]
+        return sorted(found, key=lambda t: (-metric.sign * self.figures(t)[0], t.number))
+
+    def front(self) -> list:
+        """Finished trials than which no other is better in one metric and as good in all."""
+        signs = [metric.sign for metric in self.goal.metrics]
+
+        def of(trial):
+            return [s * value for s, value in zip(signs, self.figures(trial), strict=True)]
+
+        found = self.ranked()
+        return [t for t in found if not any(_dominates(of(other), of(t)) for other in found)]
+
+    def config_of(self, trial) -> dict:
+        """The configuration of a trial that has drawn."""
+        draws = trial.user_attrs["draws"]
+        config = self.space.resolve(draws, self.seed, self.plan_of(trial))
+        return {**config, **trial.user_attrs.get("changed", {})}
+
+    def texts_of(self, trial) -> dict[str, Any]:
+        """The values that a trial has drawn, by their paths, as JSON can write them."""
+        draws = trial.user_attrs.get("draws", {})
+        found = {path: self.space.text(path, draw) for path, draw in draws.items()}
+        return {**found, **plain(trial.user_attrs.get("changed", {}))}
+
+    def table(self):
+        """The trials that have begun, one in each row.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Indexed by ``trial``: ``status``, the metrics of the best epoch, ``epochs``,
+            ``seconds``, what was drawn, and ``error``.
+        """
+        import pandas as pd
+
+        names = [metric.name for metric in self.goal.metrics]
+        paths = [*self.space.grids, *self.space.domains]
+        rows = []
+        for trial in self._trials("RUNNING", "COMPLETE", "PRUNED", "FAIL"):
+            result = trial.user_attrs.get("result", {})
+            figures = result.get("best", [None] * len(names))
+            rows.append(
+                {
+                    "trial": trial.number,
+                    "status": _STATUS[trial.state.name],
+                    **dict(zip(names, figures, strict=True)),
+                    "epochs": result.get("epochs", 0),
+                    "seconds": result.get("seconds", 0.0),
+                    **{f"config/{path}": value for path, value in self.texts_of(trial).items()},
+                    "error": _last_line(trial.user_attrs.get("error")),
+                }
+            )
+        columns = ["trial", "status", *names, "epochs", "seconds"]
+        columns += [f"config/{path}" for path in paths]
+        more = [key for row in rows for key in row if key not in columns and key != "error"]
+        return pd.DataFrame(rows, columns=[*columns, *dict.fromkeys(more), "error"]).set_index(
+            "trial"
+        )
+
+    def close(self) -> None:
+        """Let go of the study's database."""
+        self.study._storage.remove_session()
+
+    def _trials(self, *states):
+        found = self.study.get_trials(deepcopy=False)
+        return [trial for trial in found if trial.state.name in states]
+
+
+_STATUS = {
+    "RUNNING": "running",
+    "COMPLETE": "finished",
+    "PRUNED": "stopped early",
+    "FAIL": "failed",
+}
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is there with all of its content or not at all."""
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(aside, path)
+    except BaseException:
+        os.unlink(aside)
+        raise
+
+
+def _state(name: str):
+    return require("optuna", "automl").trial.TrialState[name]
+
+
+def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+    pairs = list(zip(one, other, strict=True))
+    return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
+
+
+def _last_line(traceback: str | None) -> str | None:
+    return traceback.strip().rpartition("\n")[2] if traceback else None

@@ -1,0 +1,30 @@
+"""The database of a search's study."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from optuna.storages import RDBStorage
+
+__all__ = ["open_storage"]
+
+_PATIENCE_S = 120  # that a process waits while others write
+_lock = threading.Lock()
+
+
+class _Storage(RDBStorage):
+    """A database of SQLite in which no trial that waits is given to two threads.
+
+    Optuna looks whether a trial is waiting and takes it in two steps, between which SQLite locks
+    nothing.  The threads that take trials are all of one process.
+    """
+
+    def set_trial_state_values(self, trial_id, state, values=None):
+        with _lock:
+            return super().set_trial_state_values(trial_id, state, values)
+
+
+def open_storage(path: Path) -> RDBStorage:
+    """The database in a file, which is made if there is none."""
+    return _Storage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": _PATIENCE_S}})
