@@ -329,7 +329,6 @@ WRONG = {
         {"num_processes": 2, "cpu_for_each_process": [[0]]},
         "cores of each of 2 processes",
     ),
-    "search": ({"use_hpo": True}, "use_hpo must be False"),
     "unknown precision": ({"precision": 8}, "precision must be None"),
     "layout": ({"channels_last": "yes"}, "channels_last must be"),
     "warm-up that is no int": ({"auto_lr": {"warmup_epochs": 1.5}}, "warmup_epochs of auto_lr"),

@@ -80,16 +80,17 @@ class Crew:
         mark(trial)
         worker = self._idle.get()
         try:
-            outcome = self._answer(worker, trial)
+            worker = self._living(worker)
+            kind, content = self._answer(worker, trial)
         except _Hung:
             self._check_not_ended()
             self.loss = self._loss(worker, trial)
-            worker = self._staff.replace(worker)
             raise self.loss from None
         finally:
             self._idle.put(worker)
         self.finished += 1
-        kind, content = outcome
+        # Optuna's copy of the trial has not seen what was proposed there.
+        trial._cached_frozen_trial = self._study.get_trials(deepcopy=False)[trial.number]
         if kind == _PRUNED:
             raise optuna().TrialPruned(content)
         return content
@@ -104,6 +105,10 @@ class Crew:
         self._ended.set()
         for worker in self._staff.everyone():
             worker.end()
+
+    def _living(self, worker: Worker) -> Worker:
+        """A worker, or the one that takes its place."""
+        return worker if worker.process.poll() is None else self._staff.replace(worker)
 
     def _answer(self, worker: Worker, trial: Any) -> tuple[str, Any]:
         message = encoded(trial.number, "The number of a trial")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from bigdl.common.errors import UsageError, require
+from bigdl.nano.automl.hpo.lazy import Lazy
+from bigdl.nano.automl.pytorch import HPOSearcher
+from bigdl.nano.automl.pytorch.compiling import lazily_compiled, refuse_lazy
+from bigdl.nano.automl.pytorch.trainers import trial_arguments
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
 from bigdl.nano.pytorch.inference.switchable import SwitchableModel
 from bigdl.nano.pytorch.lightning import LightningModule
@@ -21,6 +26,23 @@ from bigdl.nano.runtime import tune
 __all__ = ["Trainer"]
 
 _lightning = require("pytorch_lightning", "nano")
+
+_OF_TRIALS = frozenset(
+    (
+        "num_processes",
+        "use_ipex",
+        "distributed_backend",
+        "process_group_backend",
+        "cpu_for_each_process",
+        "channels_last",
+        "auto_lr",
+        "precision",
+        "fused_optimizers",
+        "tune_process",
+        "bucket_cap_mb",
+        "algorithms",
+    )
+)
 
 
 class Trainer(_lightning.Trainer):
@@ -47,7 +69,7 @@ class Trainer(_lightning.Trainer):
     cpu_for_each_process : list of list of int, optional
         Logical cores of each process. By default this process's own are split.
     use_hpo : bool
-        Must be False.
+        Whether :meth:`search` is to be used, which makes trainers like this one for its trials.
     channels_last : bool, optional
         Whether convolutions see images with the channels last in memory. By default they do where
         the model has any and bears it.
@@ -95,11 +117,7 @@ class Trainer(_lightning.Trainer):
         algorithms: Sequence[Any] | None = None,
         **kwargs: Any,
     ):
-        if use_hpo:
-            raise UsageError(
-                "use_hpo must be False: this Trainer does not search; call Optuna with one Trainer "
-                "for each trial"
-            )
+        given = {name: value for name, value in locals().items() if name in _OF_TRIALS}
         processes = Processes.of(
             num_processes, distributed_backend, process_group_backend, cpu_for_each_process
         )
@@ -107,6 +125,7 @@ class Trainer(_lightning.Trainer):
         rates = AutoLr(auto_lr)
         kwargs = translated(kwargs)
         check_lightning_arguments(kwargs, processes.count)
+        self.hpo_arguments = trial_arguments(given | kwargs) if use_hpo else {}
         if algorithms:
             callbacks = kwargs.get("callbacks") or []
             callbacks = [callbacks] if not isinstance(callbacks, (list, tuple)) else callbacks
@@ -120,6 +139,7 @@ class Trainer(_lightning.Trainer):
             kwargs |= {"accelerator": "cpu", "devices": 1}
             kwargs["strategy"] = SingleProcessStrategy(wishes)
         super().__init__(precision=wishes.precision, **kwargs)
+        self.hposearcher = HPOSearcher(self) if use_hpo else None
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -128,11 +148,88 @@ class Trainer(_lightning.Trainer):
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """As Lightning's; with several processes, model and trainer are afterwards as rank 0's."""
+        refuse_lazy(args, kwargs)
         if not self._tune_process:
             super().fit(*args, **kwargs)
             return
         with tune():
             super().fit(*args, **kwargs)
+
+    def search(
+        self,
+        model: Any,
+        resume: bool = False,
+        target_metric: str | Sequence[str] | None = None,
+        mode: str = "best",
+        n_parallels: int = 1,
+        acceleration: bool = False,
+        input_sample: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Search the hyper-parameters of a model, by Optuna.
+
+        Each trial trains a model of its own with a trainer like this one. A parameter is reported
+        under the name of the argument that holds its space, with its value.
+
+        Parameters
+        ----------
+        model : AutoObject
+            Of a class under ``@hpo.plmodel()``, constructed with search spaces
+            (:mod:`bigdl.nano.automl.hpo.space`), or what :meth:`compile` makes of one.
+        resume : bool
+            Go on with the study ``study_name`` of the storage, or with the last search of this
+            trainer where there is no storage. Finished trials are kept; those that a killed search
+            was at are tried again.
+        target_metric : str or list of str
+            What the model logs and the search optimizes. ``"latency"`` is not logged but measured:
+            milliseconds that the trained model takes for a batch.
+        mode : {"best", "last"}
+            Of which epoch the metrics are: the best in the (first) metric, or the last.
+        n_parallels : int
+            Processes that run trials at the same time; they need a storage. One that is killed
+            loses the trial it was at, which is tried again once.
+        acceleration : bool
+            Whether the latency is that of the fastest of PyTorch, OpenVINO, ONNX Runtime and
+            TorchScript. The trial's user attribute ``"optimization"`` names it.
+        input_sample : Tensor, tuple or dict, optional
+            What latency is measured with; by default the first batch of validation.
+        **kwargs
+            Of the training: ``train_dataloaders``, ``val_dataloaders``, ``datamodule``,
+            ``ckpt_path``, ``max_epochs``. Loaders may be lazy, too.
+
+            Of the study: ``storage``, ``study_name``, ``load_if_exists``, ``direction`` or
+            ``directions``, ``sampler`` and ``pruner`` (a name of
+            :mod:`bigdl.nano.automl.hpo.backend`, or an object of Optuna), ``sampler_kwargs``,
+            ``pruner_kwargs``.
+
+            Of its run: ``n_trials``, ``timeout`` (seconds), ``n_jobs`` (threads), ``catch``,
+            ``tune_callbacks``, ``gc_after_trial``, ``show_progress_bar``.
+
+        Returns
+        -------
+        LightningModule or list of optuna.trial.FrozenTrial
+            A model with the best parameters, not trained; for several metrics the trials that no
+            other is better than in everything. None without ``use_hpo=True``.
+
+        Raises
+        ------
+        UsageError
+            If an argument is wrong, or the model does not log the metric.
+        """
+        if self.hposearcher is None:
+            warnings.warn("This Trainer does not search; make it with use_hpo=True", stacklevel=2)
+            return None
+        return self.hposearcher.search(
+            model, resume, target_metric, mode, n_parallels, acceleration, input_sample, **kwargs
+        )
+
+    def search_summary(self) -> Any:
+        """Print the best trials of the last search; returns its ``optuna.Study``."""
+        return None if self.hposearcher is None else self.hposearcher.search_summary()
+
+    def end_search(self, use_trial_id: int = -1) -> Any:
+        """A model with the parameters of trial `use_trial_id`, by default the best, not trained."""
+        return None if self.hposearcher is None else self.hposearcher.end_search(use_trial_id)
 
     @staticmethod
     def compile(
@@ -159,7 +256,16 @@ class Trainer(_lightning.Trainer):
         ------
         UsageError
             If the arguments do not fit.
+
+        Notes
+        -----
+        For :meth:`search`, the model, or what holds its spaces, may be lazy
+        (:class:`bigdl.nano.automl.hpo.space.AutoObject`). An optimizer and a scheduler are then
+        lazy objects too, without the parameters and the optimizer that they belong to:
+        ``AutoObject(torch.optim.Adam, lr=space.Real(1e-4, 1e-1, log=True))``.
         """
+        if any(isinstance(part, Lazy) for part in (model, loss, optimizer, scheduler, metrics)):
+            return lazily_compiled(model, loss, optimizer, scheduler, metrics)
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"Model must be instance of nn.Module but got {type(model).__name__}")
         if not isinstance(model, _lightning.LightningModule):

@@ -1,0 +1,245 @@
+"""Objects that are constructed when their arguments have been chosen, and what makes them.
+
+A class under ``@hpo.obj()`` still is that class. Constructed with a search space among its
+arguments, it gives an :class:`AutoObject`, which stands for as many objects as there are choices.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bigdl.common.errors import UsageError
+from bigdl.nano.automl.hpo.lazy import Choice, Lazy, Naming, holds_spaces, take, visit
+
+__all__ = ["AutoObject", "args", "func", "obj"]
+
+_PLAINLY = object()
+
+
+class AutoObject(Lazy):
+    """A call that is made when its arguments have been chosen.
+
+    Parameters
+    ----------
+    target : callable
+        A class or a function.
+    *args, **kwargs
+        Values, spaces, or containers and objects that hold spaces.
+    """
+
+    def __init__(self, target: Callable[..., Any], /, *args: Any, **kwargs: Any):
+        self.target = target
+        self.args = args
+        self.kwargs = kwargs
+
+    @property
+    def kwspaces(self) -> dict[str, Any]:
+        """The simple spaces inside by name."""
+        return Naming(self).spaces
+
+    @property
+    def cs(self) -> dict[str, Any]:
+        """The distributions of Optuna by name."""
+        return {name: space.cs for name, space in self.kwspaces.items()}
+
+    @property
+    def default(self) -> Any:
+        """The object with the defaults of all spaces."""
+        return self.sample()
+
+    @property
+    def rand(self) -> Any:
+        """The object with values at random."""
+        return take(self, Choice(Naming(self), lambda name, space: space.at_random()))
+
+    def sample(self, **config: Any) -> Any:
+        """The object for some choices.
+
+        Parameters
+        ----------
+        **config
+            Values by the names of :attr:`kwspaces`; all others are the defaults.
+        """
+        return take(self, Choice.of_config(Naming(self), config))
+
+    def visit(self, naming: Naming, name: str) -> None:
+        if not naming.is_new(self):
+            return
+        # By the names of its own arguments, wherever the object stands.
+        for own, value in _named(self.target, self.args, self.kwargs).items():
+            visit(value, naming, own)
+
+    def take(self, choice: Choice) -> Any:
+        return choice.built(self, lambda: self._built(choice))
+
+    def with_arguments(self, **kwargs: Any) -> AutoObject:
+        """The same call with further arguments."""
+        return AutoObject(self.target, *self.args, **self.kwargs | kwargs)
+
+    def _built(self, choice: Choice) -> Any:
+        args, kwargs = take(list(self.args), choice), take(self.kwargs, choice)
+        return self.target(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        named = [f"{name}={value!r}" for name, value in self.kwargs.items()]
+        name = getattr(self.target, "__name__", repr(self.target))
+        return f"{name}({', '.join([*map(repr, self.args), *named])})"
+
+
+def obj(**defaults: Any) -> Callable[[type], type]:
+    """Decorate a class, so that its arguments may be search spaces.
+
+    Parameters
+    ----------
+    **defaults
+        Arguments for objects that are constructed without them: values or spaces.
+
+    Returns
+    -------
+    callable
+        Returns the class itself. Constructed with spaces, it gives an :class:`AutoObject`.
+    """
+
+    def decorate(cls: type) -> type:
+        if not isinstance(cls, type):
+            raise UsageError(f"hpo.obj decorates a class, not {cls!r}; use hpo.func for a function")
+        return lazily_constructed(cls, defaults, AutoObject)
+
+    return decorate
+
+
+def func(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a function, so that its arguments may be search spaces.
+
+    Parameters
+    ----------
+    **defaults
+        Arguments for calls without them: values or spaces.
+
+    Returns
+    -------
+    callable
+        Gives a function that, called with spaces, returns an :class:`AutoObject`, whose ``sample``
+        calls the function; called without, it calls at once.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        if isinstance(function, type) or not callable(function):
+            raise UsageError(f"hpo.func decorates a function, not {function!r}")
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs = _with_defaults(function, args, kwargs, defaults)
+            if holds_spaces(list(args)) or holds_spaces(kwargs):
+                return AutoObject(function, *args, **kwargs)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def args(default: Mapping[str, Any] | None = None, **kwvars: Any) -> Callable[..., Any]:
+    """Decorate a function of one argument that holds all parameters of a search.
+
+    Parameters
+    ----------
+    default : dict, optional
+        Values that are not searched.
+    **kwvars
+        Spaces and values. They reach the function as the attributes and items of its first
+        argument.
+
+    Returns
+    -------
+    callable
+        Makes of the function one that takes other values by name and returns an
+        :class:`AutoObject`.
+    """
+    settled = {**(default or {}), **kwvars}
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., AutoObject]:
+        @functools.wraps(function)
+        def call(*further: Any, **values: Any) -> AutoObject:
+            return AutoObject(
+                lambda **chosen: function(_Attributes(chosen), *further), **settled | values
+            )
+
+        return call
+
+    return decorate
+
+
+class _Attributes(dict):
+    """A dict whose items are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def lazily_constructed(
+    cls: type, defaults: Mapping[str, Any], lazy: Callable[..., AutoObject]
+) -> type:
+    """Let a class give lazy objects when it is constructed with spaces.
+
+    Parameters
+    ----------
+    cls : type
+        Changed in place: it must stay the class that is found under its name, or its objects could
+        not be pickled.
+    defaults : mapping
+        Further arguments.
+    lazy : callable
+        Called with the class and the arguments.
+    """
+    make = cls.__new__
+
+    def construct(kind: type, *args: Any, **kwargs: Any) -> Any:
+        if args[:1] != (_PLAINLY,):
+            given = _with_defaults(kind, args, kwargs, defaults)
+            if len(given) > len(kwargs) or holds_spaces(list(args)) or holds_spaces(given):
+                return lazy(kind, *args, **given)
+        return make(kind) if make is object.__new__ else make(kind, *args, **kwargs)
+
+    cls.__new__ = construct
+    if defaults and not hasattr(cls, "__getnewargs_ex__"):
+        # Copies and pickles are made without arguments, and not of the defaults.
+        cls.__getnewargs_ex__ = lambda self: ((_PLAINLY,), {})
+    return cls
+
+
+def _with_defaults(
+    target: Callable, args: tuple, kwargs: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    given = _named(target, args, {}) if args and defaults else {}
+    missing = {name: value for name, value in defaults.items() if name not in given}
+    return missing | dict(kwargs)
+
+
+def _named(target: Callable, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by name."""
+    if not args:
+        return dict(kwargs)
+    try:
+        bound = inspect.signature(_signed(target)).bind_partial(*_self(target), *args)
+    except (TypeError, ValueError):  # a signature that is not known, or does not fit
+        return {**{f"argument_{place}": value for place, value in enumerate(args)}, **kwargs}
+    named = dict(bound.arguments)
+    for _ in _self(target):
+        named.pop(next(iter(named)))
+    return {**named, **kwargs}
+
+
+def _signed(target: Callable) -> Callable:
+    # Not the class: its signature is that of the constructor that `lazily_constructed` has set.
+    return target.__init__ if isinstance(target, type) else target
+
+
+def _self(target: Callable) -> tuple:
+    return (None,) if isinstance(target, type) else ()

@@ -1,0 +1,66 @@
+"""The library that searches: samplers and pruners by name, and what makes studies of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bigdl.common.tuning import (
+    PrunerType,
+    SamplerType,
+    create_pruner,
+    create_sampler,
+    open_study,
+)
+from bigdl.nano.automl.hpo.lazy import Choice, Naming, take
+
+__all__ = ["OptunaBackend", "PrunerType", "SamplerType", "create_hpo_backend"]
+
+
+class OptunaBackend:
+    """What searches by Optuna need."""
+
+    @staticmethod
+    def create_sampler(
+        sampler_type: Any = SamplerType.TPE, kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """A sampler; see :func:`bigdl.common.tuning.create_sampler`."""
+        return create_sampler(sampler_type, **(kwargs or {}))
+
+    @staticmethod
+    def create_pruner(
+        pruner_type: Any = PrunerType.Nop, kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """A pruner; see :func:`bigdl.common.tuning.create_pruner`."""
+        return create_pruner(pruner_type, **(kwargs or {}))
+
+    @staticmethod
+    def create_study(
+        *,
+        direction: str = "minimize",
+        directions: list[str] | None = None,
+        study_name: str | None = None,
+        load_if_exists: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """A study; see :func:`bigdl.common.tuning.open_study`."""
+        return open_study(
+            name=study_name, directions=directions or [direction], resume=load_if_exists, **kwargs
+        )
+
+    @staticmethod
+    def instantiate(trial: Any, obj: Any) -> Any:
+        """An object with what a trial proposes in the places of its spaces.
+
+        Parameters
+        ----------
+        trial : optuna.trial.Trial
+        obj : object
+            An AutoObject, a space, or a container with any of them.
+        """
+        return take(obj, Choice.of_trial(Naming(obj), trial))
+
+
+def create_hpo_backend() -> OptunaBackend:
+    """The library that searches."""
+    return OptunaBackend()

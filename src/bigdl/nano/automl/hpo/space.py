@@ -1,0 +1,402 @@
+"""Search spaces, to be given in the place of values.
+
+``Dense(units=space.Int(8, 64))`` says that a search may choose the units. A space is reported under
+the name of its argument, here ``units``, with the value that was chosen. Where two layers have such
+an argument the second is ``units_2``; with ``prefix="dense_1"`` it is ``dense_1:units``.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import numbers
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from bigdl.common.errors import UsageError, require
+from bigdl.nano.automl.hpo.auto import AutoObject
+from bigdl.nano.automl.hpo.lazy import SPLITTER, Choice, Lazy, Naming, joined, take, visit
+
+__all__ = [
+    "SPLITTER",
+    "AutoObject",
+    "Bool",
+    "Categorical",
+    "Dict",
+    "Int",
+    "List",
+    "NestedSpace",
+    "Real",
+    "SimpleSpace",
+    "Space",
+]
+
+_REPORTABLE = (str, int, float, bool, type(None))
+
+
+class Space(Lazy):
+    """Something that a search chooses.
+
+    Attributes
+    ----------
+    prefix : str or None
+        Begin of the names of its parameters.
+    """
+
+    prefix: str | None = None
+
+    @property
+    @abc.abstractmethod
+    def cs(self) -> Any:
+        """The distribution of Optuna, or those of the parts by name."""
+
+    @property
+    def kwspaces(self) -> dict[str, SimpleSpace]:
+        """The simple spaces inside by name."""
+        return Naming(self).spaces
+
+    @property
+    def default(self) -> Any:
+        """The value where nothing was chosen."""
+        return self.sample()
+
+    @property
+    def rand(self) -> Any:
+        """A value at random, of Python's generator."""
+        return take(self, Choice(Naming(self), lambda name, space: space.at_random()))
+
+    def sample(self, **config: Any) -> Any:
+        """The value for some choices.
+
+        Parameters
+        ----------
+        **config
+            Values by the names of :attr:`kwspaces`; all others are the defaults.
+        """
+        return take(self, Choice.of_config(Naming(self), config))
+
+
+class SimpleSpace(Space):
+    """A space that is one parameter of a trial."""
+
+    def visit(self, naming: Naming, name: str) -> None:
+        naming.add(self, name)
+
+    def take(self, choice: Choice) -> Any:
+        return choice.value(self)
+
+    @property
+    @abc.abstractmethod
+    def reported_default(self) -> Any:
+        """The default as it is reported."""
+
+    @abc.abstractmethod
+    def at_random(self) -> Any:
+        """A random value as it is reported."""
+
+    @abc.abstractmethod
+    def suggest(self, trial: Any, name: str) -> Any:
+        """What an Optuna trial proposes."""
+
+    @property
+    @abc.abstractmethod
+    def grid(self) -> list[Any]:
+        """All values as they are reported."""
+
+
+class Categorical(SimpleSpace):
+    """One of several choices, the first by default.
+
+    Parameters
+    ----------
+    *choices
+        Numbers, strings or other objects, or spaces, of which the chosen one is searched too. One
+        list is the list of the choices.
+    prefix : str, optional
+
+    Notes
+    -----
+    A parameter is reported as the choice itself. A choice that is no number, string, bool or None
+    is reported as its ``repr``.
+    """
+
+    def __init__(self, *choices: Any, prefix: str | None = None):
+        if len(choices) == 1 and isinstance(choices[0], (list, tuple)):
+            choices = tuple(choices[0])
+        if not choices:
+            raise UsageError("Categorical needs choices, for example Categorical(16, 32)")
+        self.choices = list(choices)
+        self.prefix = prefix
+        self.labels = _labels(self.choices)
+
+    @property
+    def cs(self) -> Any:
+        return _distributions().CategoricalDistribution(self.labels)
+
+    @property
+    def reported_default(self) -> Any:
+        return self.labels[0]
+
+    def at_random(self) -> Any:
+        return random.choice(self.labels)
+
+    def suggest(self, trial: Any, name: str) -> Any:
+        return trial.suggest_categorical(name, self.labels)
+
+    @property
+    def grid(self) -> list[Any]:
+        return list(self.labels)
+
+    def visit(self, naming: Naming, name: str) -> None:
+        super().visit(naming, name)
+        for place, inner in enumerate(self.choices):
+            visit(inner, naming, joined(name, str(place)))
+
+    def take(self, choice: Choice) -> Any:
+        label = choice.value(self)
+        for own, inner in zip(self.labels, self.choices, strict=True):
+            if type(own) is type(label) and own == label:
+                return take(inner, choice)
+        # A choice may be given as another type, as 1 for 1.0, or itself in place of its name.
+        for own, inner in zip(self.labels, self.choices, strict=True):
+            if own == label or inner is label:
+                return take(inner, choice)
+        raise UsageError(f"{label!r} is not one of the choices {self.labels}")
+
+    def __repr__(self) -> str:
+        return f"Categorical({', '.join(map(repr, self.choices))})"
+
+
+class _Range(SimpleSpace):
+    """Numbers between two bounds."""
+
+    kind: type
+    _number: type  # what a bound must be
+    _wanted: str
+
+    def __init__(
+        self, lower: Any, upper: Any, default: Any = None, log: bool = False, prefix: Any = None
+    ):
+        name = type(self).__name__
+        for bound in (lower, upper, lower if default is None else default):
+            if isinstance(bound, bool) or not isinstance(bound, self._number):
+                raise UsageError(f"The bounds of {name} must be {self._wanted}, not {bound!r}")
+        if not lower <= upper or not all(map(math.isfinite, (lower, upper))):
+            raise UsageError(f"{name}({lower}, {upper}) is empty; give the lower bound first")
+        if default is not None and not lower <= default <= upper:
+            raise UsageError(f"The default {default} of {name}({lower}, {upper}) is outside of it")
+        if log and lower <= 0:
+            raise UsageError(f"{name} with log=True needs a lower bound above 0, not {lower}")
+        self.lower, self.upper = self.kind(lower), self.kind(upper)
+        self.log = log
+        self.prefix = prefix
+        self._default = self.lower if default is None else self.kind(default)
+
+    @property
+    def reported_default(self) -> Any:
+        return self._default
+
+    def __repr__(self) -> str:
+        log = ", log=True" if self.log else ""
+        return f"{type(self).__name__}({self.lower}, {self.upper}{log})"
+
+
+class Real(_Range):
+    """A number between two bounds.
+
+    Parameters
+    ----------
+    lower, upper : float
+    default : float, optional
+        The lower bound if it is not given.
+    log : bool
+        Whether orders of magnitude are equally likely; for rates, for example.
+    prefix : str, optional
+    """
+
+    kind = float
+    _number = numbers.Real
+    _wanted = "numbers"
+
+    @property
+    def cs(self) -> Any:
+        return _distributions().FloatDistribution(self.lower, self.upper, log=self.log)
+
+    def at_random(self) -> float:
+        if self.log:
+            return math.exp(random.uniform(math.log(self.lower), math.log(self.upper)))
+        return random.uniform(self.lower, self.upper)
+
+    def suggest(self, trial: Any, name: str) -> float:
+        return trial.suggest_float(name, self.lower, self.upper, log=self.log)
+
+    @property
+    def grid(self) -> list[Any]:
+        raise UsageError(
+            "Only `space.Categorical` is supported for `SamplerType.Grid` sampler, but "
+            f"{self!r} has no end of values"
+        )
+
+
+class Int(_Range):
+    """An integer between two bounds, both of which are possible.
+
+    Parameters
+    ----------
+    lower, upper : int
+    default : int, optional
+        The lower bound if it is not given.
+    prefix : str, optional
+    log : bool
+        Whether orders of magnitude are equally likely.
+    """
+
+    kind = int
+    _number = numbers.Integral
+    _wanted = "integers"
+
+    def __init__(
+        self,
+        lower: int,
+        upper: int,
+        default: int | None = None,
+        prefix: str | None = None,
+        log: bool = False,
+    ):
+        super().__init__(lower, upper, default, log, prefix)
+
+    @property
+    def cs(self) -> Any:
+        return _distributions().IntDistribution(self.lower, self.upper, log=self.log)
+
+    def at_random(self) -> int:
+        return random.randint(self.lower, self.upper)
+
+    def suggest(self, trial: Any, name: str) -> int:
+        return trial.suggest_int(name, self.lower, self.upper, log=self.log)
+
+    @property
+    def grid(self) -> list[Any]:
+        raise UsageError(
+            "Only `space.Categorical` is supported for `SamplerType.Grid` sampler; write "
+            f"{self!r} as Categorical(*range({self.lower}, {self.upper + 1}))"
+        )
+
+
+class Bool(Categorical):
+    """True or False.
+
+    Parameters
+    ----------
+    default : bool, optional
+        False if it is not given.
+    prefix : str, optional
+    """
+
+    def __init__(self, default: bool | None = None, prefix: str | None = None):
+        super().__init__(False, True, prefix=prefix)
+        self._default = bool(default)
+
+    @property
+    def reported_default(self) -> bool:
+        return self._default
+
+    def __repr__(self) -> str:
+        return "Bool()"
+
+
+class NestedSpace(Space):
+    """A space whose parts are parameters."""
+
+    @property
+    def cs(self) -> dict[str, Any]:
+        return {name: space.cs for name, space in self.kwspaces.items()}
+
+    def _visit_parts(self, naming: Naming, name: str, parts: dict[str, Any]) -> None:
+        if self.prefix:
+            name = f"{self.prefix}:{name}" if name else self.prefix
+        for part, inner in parts.items():
+            visit(inner, naming, joined(name, part))
+
+
+class List(NestedSpace):
+    """A list of which some elements are spaces.
+
+    Parameters
+    ----------
+    *spaces
+        Spaces or other values. An element's name ends in its place: ``units▁0``.
+    prefix : str, optional
+    """
+
+    def __init__(self, *spaces: Any, prefix: str | None = None):
+        self.data = list(spaces)
+        self.prefix = prefix
+
+    def visit(self, naming: Naming, name: str) -> None:
+        self._visit_parts(naming, name, {str(i): inner for i, inner in enumerate(self.data)})
+
+    def take(self, choice: Choice) -> list[Any]:
+        return [take(inner, choice) for inner in self.data]
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.data[place]
+
+    def __repr__(self) -> str:
+        return f"List({', '.join(map(repr, self.data))})"
+
+
+class Dict(NestedSpace):
+    """A dict of which some values are spaces.
+
+    Parameters
+    ----------
+    **spaces
+        Spaces or other values. A value's name ends in its key: ``options▁depth``.
+    """
+
+    def __init__(self, **spaces: Any):
+        self.data = dict(spaces)
+
+    def visit(self, naming: Naming, name: str) -> None:
+        self._visit_parts(naming, name, self.data)
+
+    def take(self, choice: Choice) -> dict[str, Any]:
+        return {key: take(inner, choice) for key, inner in self.data.items()}
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.data[key]
+
+    def __repr__(self) -> str:
+        return f"Dict({', '.join(f'{key}={inner!r}' for key, inner in self.data.items())})"
+
+
+def _labels(choices: Sequence[Any]) -> list[Any]:
+    """The choices where they can be reported and told apart, and names for them elsewhere."""
+    if all(type(each) in _REPORTABLE for each in choices) and len(set(choices)) == len(choices):
+        return list(choices)
+    labels: list[Any] = []
+    for each in choices:
+        label = each if type(each) in _REPORTABLE and each not in labels else _name(each)
+        free, number = label, 1
+        while free in labels:
+            number += 1
+            free = f"{label} ({number})"
+        labels.append(free)
+    return labels
+
+
+def _name(value: Any) -> str:
+    named = isinstance(value, type) or callable(value)
+    return getattr(value, "__qualname__", repr(value)) if named else repr(value)
+
+
+def _distributions() -> Any:
+    return require("optuna", "automl").distributions

@@ -1,0 +1,89 @@
+"""Charts of a study: the functions of ``optuna.visualization``.
+
+Where Plotly is installed a chart is a Plotly figure, elsewhere Matplotlib's axes. Parameters may be
+given under the names of BigDL 2.x, which ended in ``▁choice`` where a space was categorical.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from bigdl.common.errors import require
+from bigdl.common.tuning._by_name import quietly
+from bigdl.nano.automl.hpo.lazy import SPLITTER
+
+__all__ = [
+    "is_available",
+    "plot_contour",
+    "plot_edf",
+    "plot_intermediate_values",
+    "plot_optimization_history",
+    "plot_parallel_coordinate",
+    "plot_param_importances",
+    "plot_pareto_front",
+    "plot_rank",
+    "plot_slice",
+    "plot_timeline",
+]
+
+_OLD_ENDING = f"{SPLITTER}choice"
+
+
+def is_available() -> bool:
+    """Whether charts can be drawn: Plotly or Matplotlib is installed."""
+    return any(importlib.util.find_spec(name) for name in ("plotly", "matplotlib"))
+
+
+def _chart(name: str) -> Callable[..., Any]:
+    def plot(study: Any, *args: Any, **kwargs: Any) -> Any:
+        args = tuple(_todays_names(value) for value in args)
+        if "params" in kwargs:
+            kwargs["params"] = _todays_names(kwargs["params"])
+        with quietly():
+            return getattr(_library(), name)(study, *args, **kwargs)
+
+    plot.__name__ = plot.__qualname__ = name
+    plot.__doc__ = f"""As ``optuna.visualization.{name}``.
+
+    Parameters
+    ----------
+    study : optuna.Study
+    *args, **kwargs
+        Of Optuna's function.
+
+    Returns
+    -------
+    plotly.graph_objects.Figure or matplotlib.axes.Axes
+    """
+    return plot
+
+
+@functools.cache
+def _library() -> Any:
+    if importlib.util.find_spec("plotly"):
+        return require("optuna.visualization", "automl")
+    require("matplotlib", "automl")
+    return require("optuna.visualization.matplotlib", "automl")
+
+
+def _todays_names(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.removesuffix(_OLD_ENDING)
+    if isinstance(value, (list, tuple)):
+        return [_todays_names(each) for each in value]
+    return value
+
+
+plot_contour = _chart("plot_contour")
+plot_edf = _chart("plot_edf")
+plot_intermediate_values = _chart("plot_intermediate_values")
+plot_optimization_history = _chart("plot_optimization_history")
+plot_parallel_coordinate = _chart("plot_parallel_coordinate")
+plot_param_importances = _chart("plot_param_importances")
+plot_pareto_front = _chart("plot_pareto_front")
+plot_rank = _chart("plot_rank")
+plot_slice = _chart("plot_slice")
+plot_timeline = _chart("plot_timeline")

@@ -1,0 +1,283 @@
+"""What searches of PyTorch and Keras models have in common: arguments, studies, summaries."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bigdl.common.errors import UsageError
+from bigdl.common.tuning import (
+    SamplerType,
+    create_pruner,
+    create_sampler,
+    open_study,
+    run_trials,
+)
+from bigdl.nano.automl.hpo.lazy import Choice, Naming, take
+
+__all__ = ["LastSearch", "SearchArguments"]
+
+_OF_STUDY = (
+    "storage",
+    "study_name",
+    "sampler",
+    "sampler_kwargs",
+    "pruner",
+    "pruner_kwargs",
+    "direction",
+    "directions",
+    "load_if_exists",
+)
+_OF_RUN = (
+    "n_trials",
+    "timeout",
+    "n_jobs",
+    "catch",
+    "tune_callbacks",
+    "gc_after_trial",
+    "show_progress_bar",
+)
+
+
+@dataclass
+class SearchArguments:
+    """The keywords of a search, sorted by whom they are for.
+
+    Attributes
+    ----------
+    study, run, rest : dict
+        For the study, for the run of trials, and for the training.
+    """
+
+    study: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+    rest: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], of_training: Collection[str]) -> SearchArguments:
+        """Sort keywords.
+
+        Raises
+        ------
+        UsageError
+            If one is for nobody.
+        """
+        sorted_ = cls()
+        unknown = []
+        for name, value in given.items():
+            if name in _OF_STUDY:
+                sorted_.study[name] = value
+            elif name in _OF_RUN:
+                sorted_.run[name] = value
+            elif name in of_training:
+                sorted_.rest[name] = value
+            else:
+                unknown.append(name)
+        if unknown:
+            known = ", ".join(sorted({*_OF_STUDY, *_OF_RUN, *of_training}))
+            raise UsageError(
+                f"Invalid Arguments found for 'search': {', '.join(sorted(unknown))}; it takes "
+                f"{known}"
+            )
+        return sorted_
+
+    def directions(self, metrics: Sequence[str]) -> list[str]:
+        """The direction of each metric.
+
+        Raises
+        ------
+        UsageError
+            If several metrics have no direction each.
+        """
+        single, several = self.study.get("direction"), self.study.get("directions")
+        if single is not None and several is not None:
+            raise UsageError("Give direction for one metric or directions for several, not both")
+        if several is None:
+            several = ["minimize" if single is None else single] if len(metrics) == 1 else []
+        if len(several) != len(metrics):
+            raise UsageError(
+                "In multi-objective optimization, you must explicitly specify the direction for "
+                f"each metric: {list(metrics)} need {len(metrics)} directions, but there are "
+                f"{list(several)}"
+            )
+        return list(several)
+
+
+class LastSearch:
+    """The study of the last search, and what it searched.
+
+    Attributes
+    ----------
+    study : optuna.Study or None
+    """
+
+    def __init__(self) -> None:
+        self.study: Any = None
+
+    def open(
+        self,
+        subject: Any,
+        arguments: SearchArguments,
+        metrics: Sequence[str],
+        *,
+        resume: bool,
+    ) -> None:
+        """Make the study of a search, or go on with one.
+
+        Parameters
+        ----------
+        subject : object
+            Holds the spaces.
+        arguments : SearchArguments
+        metrics : sequence of str
+            What the trials return.
+        resume : bool
+            Go on with the study of that name in the storage, or with that of the last search where
+            there is no storage.
+        """
+        naming = Naming(subject)
+        if not naming.spaces:
+            raise UsageError(
+                "There is no search space in the arguments of the model: give it some of "
+                "bigdl.nano.automl.hpo.space, for example space.Int(8, 64) as the size of a layer"
+            )
+        wanted, directions = arguments.study, arguments.directions(metrics)
+        sampler = _sampler(wanted, naming)
+        pruner = create_pruner(wanted.get("pruner"), **(wanted.get("pruner_kwargs") or {}))
+        if resume and wanted.get("storage") is None:
+            if self._goes_on(sampler, pruner, directions, wanted):
+                return
+            warnings.warn(
+                "There is no search to resume: this process has not searched yet, and no storage "
+                "is given. A new search begins",
+                stacklevel=4,
+            )
+        self.study = open_study(
+            storage=wanted.get("storage"),
+            name=wanted.get("study_name"),
+            directions=directions,
+            sampler=sampler,
+            pruner=pruner,
+            resume=bool(resume or wanted.get("load_if_exists")),
+            metric_names=list(metrics),
+        )
+
+    def run(
+        self, objective: Callable[[Any], Any], arguments: SearchArguments, n_parallels: int
+    ) -> None:
+        """Run the trials.
+
+        Parameters
+        ----------
+        objective : callable
+        arguments : SearchArguments
+        n_parallels : int
+            Processes.
+        """
+        run = dict(arguments.run)
+        run_trials(
+            self.study,
+            objective,
+            run.pop("n_trials", None),
+            processes=n_parallels,
+            threads=run.pop("n_jobs", 1),
+            callbacks=run.pop("tune_callbacks", None) or (),
+            **run,
+        )
+
+    def best(self, subject: Any, trial_id: int = -1) -> Any:
+        """What was searched, with the parameters of a trial.
+
+        Parameters
+        ----------
+        subject : object
+        trial_id : int
+            Number of the trial; -1 is the best one.
+
+        Raises
+        ------
+        UsageError
+            If there is no such trial.
+        """
+        trial = self._trial(trial_id)
+        return take(subject, Choice.of_config(Naming(subject), trial.params))
+
+    def summary(self) -> Any:
+        """Print the best trials; the study.
+
+        Raises
+        ------
+        UsageError
+            If nothing was searched.
+        """
+        study = self._searched()
+        print(f"Number of finished trials: {len(study.trials)}")
+        if len(study.directions) == 1:
+            print("Best trial:")
+            _print_trial(study, self._trial(-1))
+        else:
+            print(f"Trials that no other is better than in everything: {len(study.best_trials)}")
+            for trial in study.best_trials:
+                _print_trial(study, trial)
+        return study
+
+    def _goes_on(self, sampler: Any, pruner: Any, directions: list[str], wanted: dict) -> bool:
+        if self.study is None:
+            return False
+        found = [direction.name.lower() for direction in self.study.directions]
+        if found != [str(direction).lower() for direction in directions]:
+            raise UsageError(
+                f"The last search had the directions {found}, so it cannot go on with "
+                f"{directions}; leave out resume"
+            )
+        if wanted.get("sampler") is not None:
+            self.study.sampler = sampler
+        if wanted.get("pruner") is not None:
+            self.study.pruner = pruner
+        return True
+
+    def _searched(self) -> Any:
+        if self.study is None:
+            raise UsageError("Nothing was searched yet; call search first")
+        return self.study
+
+    def _trial(self, trial_id: int) -> Any:
+        study = self._searched()
+        if trial_id != -1:
+            trials = study.get_trials(deepcopy=False)
+            if not 0 <= trial_id < len(trials):
+                raise UsageError(
+                    f"There is no trial {trial_id}; the search has trials 0 to {len(trials) - 1}"
+                )
+            return trials[trial_id]
+        if len(study.directions) > 1:
+            raise UsageError(
+                "A search for several metrics has no single best trial; choose one of "
+                "study.best_trials and pass its number as use_trial_id"
+            )
+        if not any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
+            raise UsageError("No trial has finished, so there is no best one")
+        return study.best_trial
+
+
+def _sampler(wanted: Mapping[str, Any], naming: Naming) -> Any:
+    arguments = dict(wanted.get("sampler_kwargs") or {})
+    name = str(wanted.get("sampler")).lower()
+    if name == SamplerType.Grid.lower():
+        arguments.setdefault(
+            "search_space", {name: space.grid for name, space in naming.spaces.items()}
+        )
+    return create_sampler(wanted.get("sampler"), **arguments)
+
+
+def _print_trial(study: Any, trial: Any) -> None:
+    names = study.metric_names or ["value"]
+    figures = ", ".join(
+        f"{name} {figure:g}" for name, figure in zip(names, trial.values, strict=True)
+    )
+    print(f"  Trial {trial.number}: {figures}")
+    print("  Params:")
+    for name, value in trial.params.items():
+        print(f"    {name}: {value}")

@@ -1,0 +1,1 @@
+"""Searching the hyper-parameters of Keras models."""

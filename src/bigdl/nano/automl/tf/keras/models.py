@@ -1,0 +1,303 @@
+"""Keras models that are searched before they are trained."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from bigdl.common.errors import UsageError, require
+from bigdl.nano.automl.hpo.auto import AutoObject
+from bigdl.nano.automl.hpo.lazy import Choice, Lazy, Naming, holds_spaces, take
+from bigdl.nano.automl.searching import LastSearch, SearchArguments
+from bigdl.nano.automl.tf.keras.building import build_model, is_layer
+from bigdl.nano.automl.tf.keras.objective import KerasObjective
+from bigdl.nano.automl.tf.keras.targets import Target
+
+__all__ = ["Model", "Searchable", "SearchableClass", "Sequential"]
+
+_OF_NANO = ("num_processes", "backend")
+
+
+class Searchable:
+    """A Keras model with search spaces, and everything a Keras model has once they are chosen.
+
+    Arguments of layers, of :meth:`compile` and of the training may be spaces of
+    :mod:`bigdl.nano.automl.hpo.space`. :meth:`search` tries values for them; :meth:`end_search`
+    makes the best model, or :meth:`fit` does, which trains it. From then on ``predict``,
+    ``evaluate``, ``save`` and all else are the model's own.
+
+    Attributes
+    ----------
+    study : optuna.Study or None
+        Of the last search.
+    """
+
+    def __init__(self, recipe: AutoObject):
+        self._recipe = recipe
+        self._compiled: dict[str, Any] = {}
+        self._model: Any = None
+        self._last = LastSearch()
+        self._searched_fit: dict[str, Any] = {}
+
+    @property
+    def study(self) -> Any:
+        return self._last.study
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Record how the model is compiled in each trial.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Of ``keras.Model.compile``; values may be spaces, and an optimizer may be lazy.
+        """
+        compile_ = require("keras", "tf").Model.compile
+        bound = inspect.signature(compile_).bind(None, *args, **kwargs).arguments
+        self._compiled = {name: value for name, value in bound.items() if name != "self"}
+        self._model = None
+
+    def search(
+        self,
+        resume: bool = False,
+        target_metric: str | None = None,
+        n_parallels: int = 1,
+        target_metric_mode: str = "last",
+        **kwargs: Any,
+    ) -> None:
+        """Train models with different hyper-parameters, by Optuna.
+
+        Parameters
+        ----------
+        resume : bool
+            Go on with the study ``study_name`` of the storage, or with the last search of this
+            model where there is no storage. Finished trials are kept; those that a killed search
+            was at are tried again.
+        target_metric : str, optional
+            A key of the training's history. By default the first metric of :meth:`compile`, else
+            the loss; that of the validation where there is one.
+        n_parallels : int
+            Trials at the same time: in processes with a storage, in threads without one.
+        target_metric_mode : {"last", "max", "min", "auto"}
+            Of which epoch the metric is; ``"auto"`` is the best by the direction.
+        **kwargs
+            Of ``fit``: values may be spaces. Of the study: ``storage``, ``study_name``,
+            ``load_if_exists``, ``direction``, ``sampler`` and ``pruner`` (a name of
+            :mod:`bigdl.nano.automl.hpo.backend` or an object of Optuna), ``sampler_kwargs``,
+            ``pruner_kwargs``. Of its run: ``n_trials``, ``timeout`` (seconds), ``n_jobs``
+            (threads), ``catch``, ``tune_callbacks``, ``gc_after_trial``, ``show_progress_bar``.
+
+        Raises
+        ------
+        UsageError
+            If an argument is wrong, or nothing can be searched.
+        """
+        arguments = SearchArguments.of(kwargs, _arguments_of_fit())
+        target = Target.of(
+            target_metric, target_metric_mode, arguments.study, self._compiled, arguments.rest
+        )
+        arguments.study["direction"] = target.direction
+        if n_parallels > 1 and arguments.study.get("storage") is None:
+            arguments.run["n_jobs"], n_parallels = n_parallels, 1
+        subject = self._subject(arguments.rest)
+        self._last.open(subject, arguments, [target.name], resume=resume)
+        self._last.run(KerasObjective(subject, target), arguments, n_parallels)
+        self._searched_fit = {
+            name: value for name, value in arguments.rest.items() if holds_spaces(value)
+        }
+        self._model = None
+
+    def search_summary(self) -> Any:
+        """Print the number of trials and the best of them.
+
+        Returns
+        -------
+        optuna.Study
+
+        Raises
+        ------
+        UsageError
+            If nothing was searched.
+        """
+        return self._last.summary()
+
+    def end_search(self, use_trial_id: int = -1) -> Any:
+        """Make the model of a trial, compiled and not trained.
+
+        Parameters
+        ----------
+        use_trial_id : int
+            Number of the trial; -1 is the best one.
+
+        Returns
+        -------
+        keras.Model
+            Which this object is from now on.
+
+        Raises
+        ------
+        UsageError
+            If nothing was searched, or there is no such trial.
+        """
+        made = self._last.best(self._subject(self._searched_fit), use_trial_id)
+        self._searched_fit = {**self._searched_fit, **made["fit"]}
+        self._model = build_model(made)
+        return self._model
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """Train the best model, or the model if it has no spaces.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Of ``keras.Model.fit``. What was a space in :meth:`search` is what the best trial had,
+            unless it is given.
+
+        Returns
+        -------
+        keras.callbacks.History
+
+        Raises
+        ------
+        UsageError
+            If there are spaces and nothing was searched.
+        """
+        self._make()
+        bound = inspect.signature(type(self._model).fit).bind_partial(self._model, *args, **kwargs)
+        given = bound.arguments
+        given.pop("self")
+        given |= given.pop("kwargs", {})
+        settled = {k: v for k, v in self._searched_fit.items() if not holds_spaces(v)}
+        unsettled = {name for name, value in given.items() if holds_spaces(value)}
+        if not unsettled <= set(settled):
+            raise UsageError(
+                f"fit has search spaces that no search has chosen: {', '.join(sorted(unsettled))}; "
+                "give them to search, or give values"
+            )
+        given = {name: value for name, value in given.items() if name not in unsettled}
+        return self._model.fit(**settled | given)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what is not found otherwise. Python asks for some names before `__init__`.
+        if name.startswith("_") or "_model" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if self._model is None and not hasattr(require("keras", "tf").Sequential, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if self._model is None and self._has_spaces():
+            raise UsageError(
+                f"Model is not actually built yet, so it has no {name}; call search and then "
+                "end_search or fit first"
+            )
+        self._make()
+        return getattr(self._model, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._make()
+        return self._model(*args, **kwargs)
+
+    def _make(self) -> None:
+        if self._model is not None:
+            return
+        if self.study is not None:
+            self.end_search()
+        elif self._has_spaces():
+            raise UsageError(
+                "The model has search spaces; call search before fit, or give values in their "
+                "places"
+            )
+        else:
+            subject = self._subject({})
+            self._model = build_model(take(subject, Choice.of_config(Naming(subject), {})))
+
+    def _has_spaces(self) -> bool:
+        return bool(Naming(self._subject({})).spaces)
+
+    def _subject(self, fit: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "model": self._recipe,
+            "compile": AutoObject(dict, **self._compiled),
+            "fit": AutoObject(dict, **fit),
+        }
+
+
+class Sequential(Searchable):
+    """A stack of layers whose arguments may be search spaces.
+
+    Parameters
+    ----------
+    layers : list, optional
+        Layers of Keras, or lazy ones.
+    name : str, optional
+    """
+
+    def __init__(self, layers: list[Any] | None = None, name: str | None = None):
+        self._layers = list(layers or [])
+        super().__init__(AutoObject(_sequential, stack=self._layers, name=name))
+
+    def add(self, layer: Any) -> None:
+        """Put a layer on top."""
+        if not (isinstance(layer, Lazy) or is_layer(layer)):
+            raise UsageError(f"A layer of Keras can be added, not {layer!r}")
+        self._layers.append(layer)
+        self._model = None
+
+    def pop(self) -> Any:
+        """Take the last layer away; returns it."""
+        if not self._layers:
+            raise UsageError("There are no layers in the model")
+        self._model = None
+        return self._layers.pop()
+
+
+class Model(Searchable):
+    """A graph of layers, some of which may be lazy.
+
+    Parameters
+    ----------
+    inputs : KerasTensor, or a nested structure of them
+        Of ``Input``.
+    outputs : AutoObject or KerasTensor, or a nested structure of them
+        What layers were called with.
+    name : str, optional
+    """
+
+    def __init__(self, inputs: Any = None, outputs: Any = None, name: str | None = None):
+        if inputs is None or outputs is None:
+            raise UsageError(
+                "Model needs inputs and outputs; to search a subclass of keras.Model, decorate it "
+                "with @hpo.tfmodel()"
+            )
+        super().__init__(AutoObject(_functional, inputs=inputs, outputs=outputs, name=name))
+
+
+class SearchableClass(Searchable):
+    """An object of a subclass of ``keras.Model``, whose arguments may be search spaces.
+
+    Parameters
+    ----------
+    cls : type
+    *args, **kwargs
+        Its arguments.
+    """
+
+    def __init__(self, cls: type, /, *args: Any, **kwargs: Any):
+        super().__init__(AutoObject(cls, *args, **kwargs))
+
+
+def _sequential(stack: list[Any], name: str | None) -> Any:
+    return _base("Sequential")(stack, name=name)
+
+
+def _functional(inputs: Any, outputs: Any, name: str | None) -> Any:
+    return _base("Model")(inputs=inputs, outputs=outputs, name=name)
+
+
+def _base(name: str) -> type:
+    from bigdl.nano.tf.keras import models
+
+    return getattr(models, name)
+
+
+def _arguments_of_fit() -> set[str]:
+    signature = inspect.signature(require("keras", "tf").Model.fit)
+    return {name for name in signature.parameters if name != "self"} | set(_OF_NANO)
