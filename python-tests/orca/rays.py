@@ -16,6 +16,14 @@ def active_ray():
     return init_orca_context(runtime="ray", cores=2, object_store_memory="150m")
 
 
+def stop_ray():
+    """Stop the Ray of this process, if there is one; Spark goes on."""
+    from bigdl.orca.context import _State
+
+    if _State.ray is not None:
+        _State.ray.stop()
+
+
 def rows(count=101, seed=0):
     """Arrays `x` (count, 3) and `y` (count,)."""
     x = np.random.default_rng(seed).normal(size=(count, 3))

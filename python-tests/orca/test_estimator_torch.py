@@ -458,7 +458,6 @@ def test_an_optimizer_instance_keeps_its_state_from_fit_to_fit(frame):
     ("options", "message"),
     [
         ({"backend": "spork"}, r"got backend: 'spork'; use backend='spark'"),
-        ({"backend": "horovod"}, r"horovod backend is not supported for now \(planned"),
         ({"config": {"batch_size": 3}}, "config must not hold batch_size"),
         ({"config": ["lr"]}, "config must be a dict, got list"),
         ({"model": 3}, "model must be an nn.Module or a function .* got int"),

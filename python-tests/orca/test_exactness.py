@@ -7,27 +7,27 @@ import pytest
 import torch
 from alone import largest_difference, rows_of, train_alone, union_batches
 from crew import Crew
+from engines import syncs
 from sklearn import metrics as sk
 from torch import nn
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
 from bigdl.orca.learn.position import Goal
-from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 from bigdl.orca.learn.pytorch.loop import FitSettings, TorchLoop
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.state import dumps
-from bigdl.orca.sync.torch_distributed import TorchDistributedSync
 
 SHARDS = {"7+4": [7, 4], "9+0": [9, 0], "1+5+3": [1, 5, 3]}
 shards_param = pytest.mark.parametrize("sizes", SHARDS.values(), ids=SHARDS.keys())
 
 
-@pytest.fixture(scope="module")
-def crew():
+@pytest.fixture(scope="module", params=syncs())
+def crew(request):
+    """Three processes, and the GradientSync of their programs."""
     with Crew(3) as crew:
+        crew.sync = request.param
         yield crew
 
 
@@ -53,9 +53,9 @@ def squared(model, batch):
     return nn.functional.mse_loss(model(batch["x"])[:, 0], batch["y"])
 
 
-def trained(worker, parts, settings):
+def trained(worker, parts, settings, sync):
     """The state dict, gradients' presence, figures and optimizer state of a rank after a fit."""
-    loop = TorchLoop(worker, TorchDistributedSync(worker), parts, settings)
+    loop = TorchLoop(worker, sync(worker), parts, settings)
     loop.fit()
     state = {k: v.numpy().copy() for k, v in loop.model.state_dict().items()}
     return state, loop.position.history
@@ -79,8 +79,9 @@ def fit(
     """Train on a crew; the state of rank 0 and the figures, after a look that all ranks agree."""
     parts = ModelParts(model, optimizer, loss or nn.MSELoss(), scheduler)
     settings = FitSettings(Goal(epochs=epochs), batch_size, seed, features, labels, **settings)
+    sync = crew.sync
     outcomes, _ = crew.run(
-        lambda worker: trained(worker, parts, settings), [{"data": s} for s in shards]
+        lambda worker: trained(worker, parts, settings, sync), [{"data": s} for s in shards]
     )
     states = [state for state, _ in outcomes]
     for other in states[1:]:
@@ -490,7 +491,8 @@ def test_a_plateau_looks_at_the_validation_loss(crew):
     settings = FitSettings(Goal(epochs=3), 4, 5, ["x"], ["y"], callbacks=[LooksAtValidation()])
     both = zip(rows_of([7, 4]), rows_of([2, 3], seed=1), strict=True)
     shards = [{"data": train, "validation": validation} for train, validation in both]
-    crew.run(lambda worker: trained(worker, parts, settings), shards)
+    sync = crew.sync
+    crew.run(lambda worker: trained(worker, parts, settings, sync), shards)
 
 
 # -- buffers and random numbers -----------------------------------------------------------------
@@ -550,8 +552,10 @@ def test_workers_draw_different_random_numbers(crew):
     parts = ModelParts(net, sgd, nn.MSELoss())
     settings = FitSettings(Goal(epochs=1), 4, 5, ["x"], ["y"], callbacks=[drawn])
 
+    sync = crew.sync
+
     def program(worker):
-        loop = TorchLoop(worker, TorchDistributedSync(worker), parts, settings)
+        loop = TorchLoop(worker, sync(worker), parts, settings)
         loop.fit()
         return loop.callbacks[0].numbers
 
@@ -583,7 +587,7 @@ def test_evaluate_gives_the_figures_of_scikit_learn(crew, sizes, batch_size):
     names = ["accuracy", "precision", "recall", "auc", "mse", "mae"]
     settings = EvaluationSettings(batch_size, names, per_worker=True)
     program = EvaluateProgram(
-        ModelParts(scorer, loss=nn.MSELoss()), settings, ["x"], ["c"], [], TorchDistributedSync
+        ModelParts(scorer, loss=nn.MSELoss()), settings, ["x"], ["c"], [], crew.sync
     )
     results, _ = crew.run(program, shards, dumps(scorer().state_dict()))
     with torch.no_grad():
@@ -604,40 +608,3 @@ def test_evaluate_gives_the_figures_of_scikit_learn(crew, sizes, batch_size):
             rel=1e-6,
         )
         assert [worker["num_samples"] for worker in result["workers"]] == sizes
-
-
-# -- through the Estimator ----------------------------------------------------------------------
-
-
-def in_partitions(spark, shards):
-    """A DataFrame with a partition for every shard, also for an empty one."""
-    parts = [[(x.tolist(), float(y)) for x, y in zip(s["x"], s["y"], strict=True)] for s in shards]
-    rdd = spark.sparkContext.parallelize(range(len(parts)), len(parts)).flatMap(parts.__getitem__)
-    return rdd.toDF("x array<double>, y double")
-
-
-@pytest.mark.parametrize(
-    ("sizes", "optimizer", "dtype", "tolerance"),
-    [
-        ([7, 4], sgd, "float64", 1e-12),
-        ([9, 0], adam, "float64", 1e-12),
-        ([7, 4], adam, "float32", 1e-6),
-    ],
-)
-def test_the_estimator_equals_one_process(orca_spark, sizes, optimizer, dtype, tolerance):
-    def model(config):
-        return net().to(getattr(torch, config["dtype"]))
-
-    shards, config = rows_of(sizes, dtype=dtype), {"dtype": dtype}
-    feed = SparkDataFrameFeed(
-        in_partitions(orca_spark, shards), ["x"], ["y"], config, balance=False
-    )
-    est = Estimator.from_torch(
-        model=model, optimizer=optimizer, loss=nn.MSELoss(), config=config, workers_per_node=2
-    )
-    stats = est.fit(feed, epochs=3, batch_size=4, seed=5)
-    expected, means = train_alone(
-        model(config), optimizer, squared, shards, epochs=3, batch_size=4, seed=5
-    )
-    assert largest_difference(est.get_model().state_dict(), expected.state_dict()) <= tolerance
-    assert [s["train_loss"] for s in stats] == pytest.approx(means, rel=tolerance)

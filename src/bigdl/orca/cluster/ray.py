@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["RayCluster", "RayNode", "is_connected"]
+__all__ = ["RayCluster", "RayNode", "Shared", "is_alone", "is_connected"]
 
 NO_RAY = (
     'No active Ray. Call init_orca_context(runtime="ray") or '
@@ -181,6 +181,9 @@ class Shared:
 
         return ray.get(self._reference)
 
+    def unpersist(self) -> None:
+        """Nothing: Ray frees an object with its last reference."""
+
 
 def _patiently(calls: list) -> list:
     """The values of calls; on Ctrl-C they are cancelled."""
@@ -192,6 +195,13 @@ def _patiently(calls: list) -> list:
         for call in calls:
             ray.cancel(call, force=True)
         raise
+
+
+def is_alone() -> bool:
+    """Whether this program has a Ray and no Spark, so that data belongs on Ray."""
+    from bigdl.orca.cluster.spark import active_context
+
+    return active_context() is None and is_connected()
 
 
 def is_connected() -> bool:

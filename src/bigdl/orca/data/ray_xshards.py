@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.xshards.base import XShards
+from bigdl.orca.data.xshards.shared_value import SharedValue, unwrap
 
 if TYPE_CHECKING:
     from bigdl.orca.data.xshards.spark import SparkXShards
@@ -135,12 +136,16 @@ class RayXShards(XShards):
     # New ones -----------------------------------------------------------------------------------
 
     def transform_shard(self, func: Callable, *args: Any) -> RayXShards:
-        """New XShards of ``func(shard, *args)`` of every shard."""
+        """New XShards of ``func(shard, *args)`` of every shard.
+
+        In the place of a :class:`~bigdl.orca.data.SharedValue`, `func` gets its value.
+        """
 
         def transform(partition, *args):
-            return [func(shard, *args) for shard in partition]
+            values = [unwrap(argument) for argument in args]
+            return [func(shard, *values) for shard in partition]
 
-        return self.map_partitions(transform, *args)
+        return self.map_partitions(transform, *map(_reachable, args))
 
     def map_partitions(self, func: Callable, *args: Any) -> RayXShards:
         """New XShards of ``func(partition, *args)``, a list of shards, of every partition."""
@@ -306,6 +311,17 @@ def _node_of_actors(actors) -> list[tuple[str, str]]:
         node = (states(actor._actor_id.hex()) or {}).get("Address", {}).get("NodeID", "")
         found.append((node, addresses.get(node, "")))
     return found
+
+
+def _reachable(argument: Any) -> Any:
+    """A SharedValue that Spark holds as an object of Ray, and anything else as it is."""
+    from bigdl.orca.cluster.ray import Shared
+
+    if isinstance(argument, SharedValue) and not isinstance(argument.broadcast_data, Shared):
+        import ray
+
+        return ray.put(argument.value)
+    return argument
 
 
 def _count(partition):

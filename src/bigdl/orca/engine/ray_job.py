@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from bigdl.common.errors import WorkerLost
 from bigdl.orca.cluster.spark import user_import_path
-from bigdl.orca.engine.base import Job
-from bigdl.orca.engine.causes import NoWay, user_error, worker_lost
+from bigdl.orca.engine.attempts import ChannelJob
+from bigdl.orca.engine.causes import NoWay, worker_lost
 from bigdl.orca.engine.channel import Channel
 from bigdl.orca.engine.program import active_jobs, job_number, pickled
 from bigdl.orca.engine.ray_pool import NoRoom, kill
 from bigdl.orca.engine.stage import Watch, interruptible
 from bigdl.orca.engine.task import TaskSpec
-from bigdl.orca.engine.uplink import decode
 
 if TYPE_CHECKING:
     from bigdl.orca.engine.ray import RayEngine
@@ -36,20 +35,16 @@ _AWAY = "its node went away", "their nodes went away"
 _NODE_DIED = "node has died"  # as Ray says it
 
 
-class RayJob(Job):
+class RayJob(ChannelJob):
     """One program on actors; made by :meth:`RayEngine.open`."""
 
     def __init__(
         self, engine: RayEngine, fn, feed, num_workers: int, threads: int, keep_spools: bool
     ):
+        super().__init__(num_workers)
         program = pickled(fn)
         self._engine = engine
         self._feed = feed
-        self.num_workers = num_workers
-        self._attempts = 0
-        self._spools: list[dict] | None = None
-        self._lines: list = []
-        self._ingest = None
         self._resources = contextlib.ExitStack()
         try:
             number = self._resources.enter_context(job_number())
@@ -108,13 +103,7 @@ class RayJob(Job):
         self._spec = replace(self._spec, world_size=room, reader=reader)
 
     def close(self) -> None:
-        from bigdl.orca.data.feeds.spool import remove_spool
-
-        lines, self._lines = self._lines, []
-        with contextlib.suppress(Exception):  # workers on other machines removed theirs
-            for doc in (d for line in lines for d in self._spools_of(line).values()):
-                for spool in doc.values():
-                    remove_spool(spool["path"])
+        self._remove_spools()
         self._spec = None  # the input in Ray's object store is freed with the last reference
         self._ingest = None
         self._resources.close()
@@ -123,12 +112,7 @@ class RayJob(Job):
 
     def _attempt(self, options, state, on_event):
         """Results in rank order, or None when the input must be read again."""
-        self._attempts += 1
-        line = self._channel.line(self._attempts)
-        self._lines.append(line)
-        line.set_json("options", options)
-        if state is not None:
-            line.put_bytes("state", state)
+        line = self._open_line(options, state)
         spec = self._spec
         if self._spools is not None:
             spec = replace(spec, reader=None, spools=tuple(self._spools))
@@ -143,28 +127,12 @@ class RayJob(Job):
             call = RayCall(actors, line)
             watch = Watch(line, call, on_event)
             call.run(spec, self._attempts, watch.poll)
-        watch.poll(final=True)
-        line.delete_bytes("state")
-        if self._spools is None and self._ingest is not None:
-            made = self._spools_of(line)
-            if len(made) == self.num_workers:
-                self._spools = [made[rank] for rank in range(self.num_workers)]
-        return self._results(line, watch, call)
+        self._note_end(line, watch)
+        answers = self._answers(line, watch)
+        return self._without_answers(line, call) if answers is None else answers
 
-    def _spools_of(self, line) -> dict[int, dict]:
-        """Spools that the workers of one attempt made, by rank."""
-        keys = {place: f"spool/{place}" for place in range(self.num_workers)}
-        return {place: line.get_json(key) for place, key in keys.items() if line.has(key)}
-
-    def _results(self, line, watch, call):
-        ranks = range(self.num_workers)
-        if watch.first_error is not None:
-            raise user_error(watch.first_error) from None
-        if line.has(*(f"result/{rank}/kind" for rank in ranks)):
-            return [
-                decode(line.get(f"result/{rank}/kind").decode(), line.take_bytes(f"result/{rank}"))
-                for rank in ranks
-            ]
+    def _without_answers(self, line, call):
+        """What an attempt that has no result of every rank calls for."""
         outcomes = {kind: detail for _, kind, detail in call.outcomes.values()}
         if "unreachable" in outcomes:
             raise NoWay(

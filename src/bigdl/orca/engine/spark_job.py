@@ -14,13 +14,12 @@ from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.engine import rank0
-from bigdl.orca.engine.base import Job
+from bigdl.orca.engine.attempts import ChannelJob
 from bigdl.orca.engine.causes import NoRows, NoWay, job_error, unreachable, user_error, worker_lost
 from bigdl.orca.engine.channel import Channel, Unreachable
 from bigdl.orca.engine.program import active_jobs, job_number, pickled
 from bigdl.orca.engine.stage import SparkCall, Watch, settle, vanished
 from bigdl.orca.engine.task import TaskSpec
-from bigdl.orca.engine.uplink import decode
 
 if TYPE_CHECKING:
     from bigdl.orca.engine.spark import SparkEngine
@@ -34,21 +33,17 @@ _ROWS = "rank int, kind string, detail string, data binary"
 _QUIET_S = 0.2  # seconds in which Spark logs that the tasks of a failed stage ended
 
 
-class SparkJob(Job):
+class SparkJob(ChannelJob):
     """One program on the tasks of barrier stages; made by :meth:`SparkEngine.open`."""
 
     def __init__(
         self, engine: SparkEngine, fn, feed, num_workers: int, threads: int, keep_spools: bool
     ):
+        super().__init__(num_workers)
         program = pickled(fn)
         self._engine = engine
         self._sc, self._spark = engine.cluster.sc, engine.cluster.spark
-        self.num_workers = num_workers
-        self._ingest = self._channel = None
-        self._attempts = 0
         self._rdd = None
-        self._spools: list[dict] | None = None
-        self._lines: list = []
         self._closed = False
         self._numbered = contextlib.ExitStack()
         number = self._numbered.enter_context(job_number())
@@ -96,12 +91,7 @@ class SparkJob(Job):
         self._closed = True
         self._numbered.close()
         if self._ingest:
-            from bigdl.orca.data.feeds.spool import remove_spool
-
-            with contextlib.suppress(Exception):  # workers on other machines removed theirs
-                for doc in (d for line in self._lines for d in self._spools_of(line).values()):
-                    for spool in doc.values():
-                        remove_spool(spool["path"])
+            self._remove_spools()
             self._ingest.close()
         if self._channel:
             self._channel.close()
@@ -110,12 +100,7 @@ class SparkJob(Job):
 
     def _attempt(self, options, state, on_event):
         """Results in rank order, or None when the input must be read again."""
-        self._attempts += 1
-        line = self._channel.line(self._attempts)
-        self._lines.append(line)
-        line.set_json("options", options)
-        if state is not None:
-            line.put_bytes("state", state)
+        line = self._open_line(options, state)
         call = SparkCall(self._sc, lambda: self._collect(call, self._stage, line))
         watch = Watch(line, call, on_event)
         rows, failure = [], None
@@ -125,13 +110,15 @@ class SparkJob(Job):
             if call.error is not error:  # of `on_event`
                 raise
             failure = error
-        watch.poll(final=True)
-        line.delete_bytes("state")
-        if self._spools is None and self._ingest is not None:
-            made = self._spools_of(line)
-            if len(made) == self.num_workers:
-                self._spools = [made[rank] for rank in range(self.num_workers)]
-        return self._results(line, watch, rows, failure)
+        self._note_end(line, watch)
+        answers = self._answers(line, watch)
+        if answers is not None:
+            return answers
+        gone = vanished(line, self.num_workers)
+        if failure is not None:
+            raise job_error(failure, gone) from None
+        details = [detail for _, _, detail, _ in rows if detail]
+        return self._without_results(rows, {kind for _, kind, _, _ in rows}, details, gone)
 
     def _attempt_at_rank_0(self, options, state, on_event):
         """The same, where the workers cannot reach the driver."""
@@ -198,26 +185,6 @@ class SparkJob(Job):
         self._ingest = SparkCall(self._sc, self._ingest.otherwise).wait()
         self._spec = replace(self._spec, reader=self._ingest.reader, accept=self._ingest.accept)
         self._rdd = self._spools = None
-
-    def _spools_of(self, line) -> dict[int, dict]:
-        """Spools that the tasks of one attempt made, by rank."""
-        keys = {place: f"spool/{place}" for place in range(self.num_workers)}
-        return {place: line.get_json(key) for place, key in keys.items() if line.has(key)}
-
-    def _results(self, line, watch, rows, failure):
-        ranks = range(self.num_workers)
-        if watch.first_error is not None:
-            raise user_error(watch.first_error) from None
-        if line.has(*(f"result/{rank}/kind" for rank in ranks)):
-            return [
-                decode(line.get(f"result/{rank}/kind").decode(), line.take_bytes(f"result/{rank}"))
-                for rank in ranks
-            ]
-        gone = vanished(line, self.num_workers)
-        if failure is not None:
-            raise job_error(failure, gone) from None
-        details = [detail for _, _, detail, _ in rows if detail]
-        return self._without_results(rows, {kind for _, kind, _, _ in rows}, details, gone)
 
     def _without_results(self, rows, outcomes, details, gone):
         """What a stage that ended by itself, but not with a result of every rank, calls for."""

@@ -1,7 +1,8 @@
 """Readers like those of pandas, whose result is XShards of pandas frames.
 
 ``OrcaContext.pandas_read_backend`` says who reads the files: ``"spark"``, which cuts large ones, or
-``"pandas"``, whose own readers run on the workers, each on whole files.
+``"pandas"``, whose own readers run on the workers, each on whole files.  In a program with
+``runtime="ray"`` there is no Spark: pandas reads, and the result is RayXShards.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.types import StructType
 
+    from bigdl.orca.data.ray_xshards import RayXShards
     from bigdl.orca.data.xshards import SparkXShards
 
 __all__ = ["read_csv", "read_json", "read_parquet"]
 
 
-def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards:
+def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | RayXShards:
     """Read CSV files.
 
     Parameters
@@ -38,7 +40,7 @@ def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards:
 
     Returns
     -------
-    SparkXShards
+    SparkXShards or RayXShards
         One pandas frame per partition.
 
     Raises
@@ -53,7 +55,7 @@ def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards:
     --------
     >>> shards = read_csv("data/*.csv", usecols=["user", "item"], dtype={"user": "int32"})
     """
-    if OrcaContext.pandas_read_backend == "pandas":
+    if _is_with_pandas():
         from bigdl.orca.data.pandas import with_pandas
 
         return with_pandas.read("csv", file_path, kwargs)
@@ -62,7 +64,7 @@ def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards:
     return csv_with_spark.read(file_path, **kwargs)
 
 
-def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards:
+def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | RayXShards:
     """Read JSON files.
 
     Parameters
@@ -75,10 +77,10 @@ def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards:
 
     Returns
     -------
-    SparkXShards
+    SparkXShards or RayXShards
         One pandas frame per partition.
     """
-    if OrcaContext.pandas_read_backend == "pandas":
+    if _is_with_pandas():
         from bigdl.orca.data.pandas import with_pandas
 
         return with_pandas.read("json", file_path, kwargs)
@@ -92,7 +94,7 @@ def read_parquet(
     columns: Sequence[str] | None = None,
     schema: StructType | pyarrow.Schema | str | None = None,
     **options: Any,
-) -> SparkXShards:
+) -> SparkXShards | RayXShards:
     """Read Parquet files.
 
     Parameters
@@ -108,11 +110,11 @@ def read_parquet(
 
     Returns
     -------
-    SparkXShards
+    SparkXShards or RayXShards
         One pandas frame per partition.
     """
     columns = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
-    if OrcaContext.pandas_read_backend == "pandas":
+    if _is_with_pandas():
         from bigdl.orca.data.pandas import with_pandas
 
         options["columns"] = columns
@@ -122,3 +124,9 @@ def read_parquet(
     from bigdl.orca.data.pandas import with_spark
 
     return with_spark.read_parquet(file_path, columns, schema, options)
+
+
+def _is_with_pandas() -> bool:
+    from bigdl.orca.cluster.ray import is_alone
+
+    return OrcaContext.pandas_read_backend == "pandas" or is_alone()

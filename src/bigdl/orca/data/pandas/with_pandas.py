@@ -14,20 +14,34 @@ __all__ = ["read"]
 
 def read(kind: str, file_path, options: dict[str, Any]):
     """XShards of the frames of ``pandas.read_<kind>``, the files of a partition joined to one."""
+    from bigdl.orca.cluster.ray import RayCluster, is_alone
     from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.orca.data.xshards import SparkXShards
 
+    on_ray = is_alone()
     files = [
         file for path in split_paths(file_path) for file in files_of(path, nested=kind == "parquet")
     ]
-    cluster = SparkCluster.from_active()
+    cluster = RayCluster.from_active() if on_ray else SparkCluster.from_active()
     number = min(len(files), cluster.nodes * cluster.cores_per_node)
     groups = [files[low:high] for low, high in even_cut(len(files), number)]
     for option in ("iterator", "chunksize"):
         if options.get(option):
             raise UsageError(f"{option} is not possible: every shard is a whole frame")
+    if on_ray:
+        return _on_ray(_Reader(kind, options), groups)
     rdd = cluster.sc.parallelize(groups, number).map(_Reader(kind, options))
     return SparkXShards(rdd, class_name=None if options.get("squeeze") else DATA_FRAME)
+
+
+def _on_ray(reader: _Reader, groups: list[list[str]]):
+    """RayXShards of a frame for every group of files."""
+    import ray
+
+    from bigdl.orca.data.ray_xshards import RayXShards
+
+    task = ray.remote(lambda files: [reader(files)])
+    return RayXShards([task.remote(files) for files in groups])
 
 
 class _Reader:

@@ -39,8 +39,8 @@ def partition(data: Any, num_shards: int | None = None):
     """See :meth:`XShards.partition <bigdl.orca.data.xshards.base.XShards.partition>`."""
     import numpy as np
 
-    from bigdl.orca.cluster.ray import RayCluster, is_connected
-    from bigdl.orca.cluster.spark import SparkCluster, active_context
+    from bigdl.orca.cluster.ray import RayCluster, is_alone
+    from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.orca.data.xshards.spark import SparkXShards
 
     arrays = list(arrays_of(data))
@@ -60,7 +60,7 @@ def partition(data: Any, num_shards: int | None = None):
             "The arrays must all have the same size in first dimension, but they have "
             f"{sizes}; got {_describe(data)}"
         )
-    on_ray = active_context() is None and is_connected()
+    on_ray = is_alone()
     cluster = RayCluster.from_active() if on_ray else SparkCluster.from_active()
     if num_shards is None:
         num_shards = cluster.nodes * cluster.cores_per_node

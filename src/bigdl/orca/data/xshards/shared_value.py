@@ -10,6 +10,8 @@ __all__ = ["SharedValue", "unwrap"]
 class SharedValue:
     """A value for the functions given to ``transform_shard``, sent to every executor once.
 
+    In a program with ``runtime="ray"`` it is in Ray's object store instead.
+
     ``transform_shard`` passes its :attr:`value` in the place of a SharedValue.
 
     Parameters
@@ -26,10 +28,13 @@ class SharedValue:
     def __init__(self, data: Any):
         import cloudpickle
 
+        from bigdl.orca.cluster.ray import RayCluster, is_alone
         from bigdl.orca.cluster.spark import SparkCluster
 
+        on_ray = is_alone()
+        broadcaster = RayCluster().broadcaster if on_ray else SparkCluster.from_active().sc
         # As bytes: Spark's own pickler does not know the classes of the main program.
-        self.broadcast_data = SparkCluster.from_active().sc.broadcast(cloudpickle.dumps(data))
+        self.broadcast_data = broadcaster.broadcast(cloudpickle.dumps(data))
         self._data = (data,)
 
     def __reduce__(self):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.progress import is_interactive
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, TqdmCallback
 
 __all__ = [
     "check_accumulation",
-    "check_can_accelerate",
     "check_not_accelerated",
     "measures_of",
     "shows_progress",
@@ -62,13 +60,4 @@ def check_not_accelerated(accelerate) -> None:
         raise UsageError(
             f"accelerate={accelerate!r} does not go with an on_pred_forward of one's own, which "
             "calls the model as it is; leave one of them out"
-        )
-
-
-def check_can_accelerate(data) -> None:
-    """Whether a sample for ``accelerate=`` of predict can be taken of `data`."""
-    if kind_of(data) in ON_RAY:
-        raise UsageError(
-            f"accelerate= does not take a {kind_of(data)}; predict arrays or a Spark DataFrame, or "
-            "leave accelerate out"
         )

@@ -1,4 +1,4 @@
-"""Where the verbs of an Estimator run: the engine and the cluster of its ``backend``."""
+"""What the ``backend`` of an Estimator names: an engine, its cluster, and how gradients meet."""
 
 from __future__ import annotations
 
@@ -7,9 +7,27 @@ from typing import Any
 from bigdl.orca.data.feeds import kind_of
 from bigdl.orca.engine.base import Engine
 
-__all__ = ["cluster_of", "end_workers", "engine_of"]
+__all__ = ["cluster_of", "end_workers", "engine_of", "is_on_ray", "sync_of"]
 
 _OF_SPARK = ("Spark DataFrame", "SparkXShards")
+
+
+def is_on_ray(backend: str) -> bool:
+    """Whether the workers are Ray's; those of ``"horovod"`` are where the program has a Ray."""
+    from bigdl.orca.cluster.ray import is_connected
+
+    return backend == "ray" or (backend == "horovod" and is_connected())
+
+
+def sync_of(backend: str) -> type:
+    """The class of GradientSync by which the workers' gradients meet."""
+    if backend == "horovod":
+        from bigdl.orca.sync.horovod import HorovodSync
+
+        return HorovodSync
+    from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+
+    return TorchDistributedSync
 
 
 def engine_of(
@@ -20,14 +38,14 @@ def engine_of(
     Parameters
     ----------
     backend : str
-        ``"ray"``; all others run on Spark.
+        See :func:`is_on_ray`.
     workers_per_node : int
     log_to_driver : bool
     min_workers : int, optional
         Of Ray; see :class:`~bigdl.orca.engine.ray.RayEngine`.
     """
     options = {"workers_per_node": workers_per_node, "log_to_driver": log_to_driver}
-    if backend == "ray":
+    if is_on_ray(backend):
         from bigdl.orca.cluster.ray import RayCluster
         from bigdl.orca.engine.ray import RayEngine
 
@@ -47,7 +65,7 @@ def cluster_of(backend: str, data: Any):
     from bigdl.orca.cluster.ray import RayCluster
     from bigdl.orca.cluster.spark import SparkCluster
 
-    on_ray = backend == "ray" and kind_of(data) not in _OF_SPARK
+    on_ray = is_on_ray(backend) and kind_of(data) not in _OF_SPARK
     return RayCluster.of_program() if on_ray else SparkCluster.from_active()
 
 
@@ -55,7 +73,7 @@ def end_workers(backend: str) -> None:
     """End the workers that wait for programs."""
     from bigdl.orca.cluster.ray import is_connected
 
-    if backend == "ray" and is_connected():
+    if backend in ("ray", "horovod") and is_connected():
         from bigdl.orca.engine.ray import RayEngine
 
         RayEngine().shutdown()

@@ -21,7 +21,13 @@ __all__ = ["Estimator", "PyTorchEstimator"]
 logger = logging.getLogger("bigdl.orca")
 
 _INTERVALS = {None: None, "batch": "step", "epoch": "epoch", "manual": "manual"}
-_BACKENDS = {"spark": "spark", "bigdl": "bigdl", "ray": "ray", "torch_distributed": "ray"}
+_BACKENDS = {
+    "spark": "spark",
+    "bigdl": "bigdl",
+    "ray": "ray",
+    "torch_distributed": "ray",
+    "horovod": "horovod",
+}
 
 
 class Estimator:
@@ -70,9 +76,10 @@ class Estimator:
         backend : str
             ``"spark"``: workers are the tasks of one Spark barrier stage, gradients meet by
             ``torch.distributed``. ``"ray"`` (also ``"torch_distributed"``): the same by actors of
-            Ray, which live from one call to the next. ``"bigdl"``: weights, gradients and the
-            optimizer's state are cut in slices that meet in ordinary Spark jobs
-            (:mod:`bigdl.orca.sync.parameter_layer`).
+            Ray, which live from one call to the next. ``"horovod"``: gradients meet by Horovod, on
+            the actors of the Ray that the program is connected to, else on Spark's tasks.
+            ``"bigdl"``: weights, gradients and the optimizer's state are cut in slices that meet in
+            ordinary Spark jobs (:mod:`bigdl.orca.sync.parameter_layer`).
         config : dict, optional
             Passed to every creator. ``dtype`` ("float32", "float64"), ``shuffle`` (True) and
             ``drop_last`` (False) apply to the input; ``batch_size`` is refused.
@@ -114,11 +121,6 @@ class Estimator:
             For an argument that cannot work.
         """
         take_old("from_torch", old, known=_ARGUMENTS)
-        if backend == "horovod":
-            raise UsageError(
-                "The horovod backend is not supported for now (planned for a later release); use "
-                "backend='ray', whose updates are the same"
-            )
         if backend not in _BACKENDS:
             raise UsageError(
                 "Only horovod, ray and spark backends are supported for now, got backend: "
@@ -127,6 +129,10 @@ class Estimator:
         backend = _BACKENDS[backend]
         if backend == "ray":
             require("ray", "ray")
+        if backend == "horovod":
+            from bigdl.orca.sync.horovod import require_horovod
+
+            require_horovod()
         check_operator(training_operator_cls)
         if scheduler_step_freq not in _INTERVALS:
             raise UsageError(

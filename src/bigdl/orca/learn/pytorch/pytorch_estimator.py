@@ -14,7 +14,6 @@ from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.pytorch.arguments import (
     check_accumulation,
-    check_can_accelerate,
     check_not_accelerated,
     measures_of,
     shows_progress,
@@ -47,12 +46,13 @@ class PyTorchEstimator(EstimatorOptions):
         num_to_keep=2,
         backend="spark",
     ):
+        from bigdl.orca.learn.pytorch.backends import sync_of
         from bigdl.orca.learn.pytorch.layer_training import LayerTraining
         from bigdl.orca.learn.pytorch.training import Training
-        from bigdl.orca.sync.torch_distributed import TorchDistributedSync
 
+        sync = sync_of(backend)
         training = LayerTraining if backend == "bigdl" else Training
-        super().__init__(parts, training(model_dir, TorchDistributedSync, num_to_keep))
+        super().__init__(parts, training(model_dir, sync, num_to_keep))
         self._backend = backend
         # refuses now what would fail later, and gives the names
         self._metrics, self._metric_names = measures_of(metrics)
@@ -60,7 +60,7 @@ class PyTorchEstimator(EstimatorOptions):
         self._workers_per_node = workers_per_node
         self._use_tqdm = use_tqdm
         self._log_to_driver = log_to_driver
-        self._sync = TorchDistributedSync
+        self._sync = sync
         self._shipped = None  # what predict has broadcast last
         self._shipped_fast = None  # the same of an accelerated model
 
@@ -185,6 +185,7 @@ Ray also RayXShards or a ray.data.Dataset
             When workers were lost more often than `max_failures` allows.
         """
         from bigdl.orca.learn.position import Goal
+        from bigdl.orca.learn.pytorch.backends import is_on_ray
         from bigdl.orca.learn.pytorch.fit_settings import FitSettings
         from bigdl.orca.learn.pytorch.layer_options import layer_options
         from bigdl.orca.learn.pytorch.layer_training import Opening
@@ -198,7 +199,7 @@ Ray also RayXShards or a ray.data.Dataset
                 "compression": compression,
                 "sampling": sampling,
                 "drop_stragglers": drop_stragglers,
-                "min_workers": None if self._backend == "ray" else min_workers,
+                "min_workers": None if is_on_ray(self._backend) else min_workers,
             },
         )
         callbacks = as_callbacks(callbacks)
@@ -426,7 +427,6 @@ RayXShards or a ray.data.Dataset
         inputs = None if snapshot is None else snapshot.manifest.get("inputs")
         shipped = None
         if accelerate is not None:
-            check_can_accelerate(data)
             shipped, inputs = self._accelerated(
                 accelerate, data, weights, feature_cols, batch_size, inputs, cluster
             )

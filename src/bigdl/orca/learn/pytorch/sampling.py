@@ -85,7 +85,8 @@ def sample_of(data: Any, config: dict, feature_cols: Sequence[str], cluster) -> 
 
     Parameters
     ----------
-    data : pyspark.sql.DataFrame, SparkXShards, pandas.DataFrame or arrays
+    data : pyspark.sql.DataFrame, SparkXShards, RayXShards, ray.data.Dataset, \
+pandas.DataFrame or arrays
     config : dict
         ``dtype`` is that of the floating inputs.
     feature_cols : sequence of str
@@ -107,6 +108,10 @@ def sample_of(data: Any, config: dict, feature_cols: Sequence[str], cluster) -> 
             return _of_frame(data, config, feature_cols)
         if kind == "SparkXShards":
             return _of_shards(data, config, feature_cols)
+        if kind == "RayXShards":
+            return _of_ray_shards(data, config, feature_cols)
+        if kind == "Ray Dataset" and feature_cols:
+            return _of_dataset(data, config, feature_cols)
         if kind == "array" and not type(data).__module__.startswith("torch"):
             return _of_arrays(data, config, feature_cols)
     except SourceError as error:
@@ -143,6 +148,25 @@ def _pack(batches):
 
 
 def _of_shards(shards, config, feature_cols):
+    first = _first_of(config, feature_cols)
+    return _gathered(lambda partitions: _good(shards.rdd.mapPartitions(first).take(partitions)))
+
+
+def _of_ray_shards(shards, config, feature_cols):
+    first = _first_of(config, feature_cols)
+
+    def take(partitions):
+        import ray
+
+        task = ray.remote(lambda partition: list(first(partition)))
+        calls = [task.remote(each) for each in shards.get_partition_refs()[:partitions]]
+        return _good([rows for found in ray.get(calls) for rows in found])
+
+    return _gathered(take)
+
+
+def _first_of(config, feature_cols) -> Callable:
+    """What finds the rows of the first shard of a partition that has any, or why it cannot."""
     floats, names = float_dtype(config), list(feature_cols)
 
     def first(partition):
@@ -156,14 +180,19 @@ def _of_shards(shards, config, feature_cols):
                 yield _rows(columns)
                 return
 
-    def take(partitions):
-        found = shards.rdd.mapPartitions(first).take(partitions)
-        for each in found:
-            if isinstance(each, str):
-                raise UsageError(each)
-        return found
+    return first
 
-    return _gathered(take)
+
+def _good(found: list) -> list:
+    for each in found:
+        if isinstance(each, str):
+            raise UsageError(each)
+    return found
+
+
+def _of_dataset(dataset, config, feature_cols):
+    frame = dataset.limit(SAMPLE_ROWS).to_pandas()
+    return _of_arrays(frame, config, feature_cols) if len(frame) else None
 
 
 def _of_arrays(data, config, feature_cols):

@@ -1,0 +1,54 @@
+"""The ways in which workers run and their gradients meet, for tests that all of them must pass."""
+
+import importlib.util
+from dataclasses import dataclass
+
+import pytest
+import rays
+
+HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
+
+
+def with_horovod(*cases):
+    """Cases that need Horovod; none where it is not installed, which ``test_horovod`` says once."""
+    marked = [pytest.param(case, id=name, marks=pytest.mark.horovod) for name, case in cases]
+    return marked if HAS_HOROVOD else []
+
+
+@dataclass(frozen=True)
+class Way:
+    """A backend of an Estimator, and whether its workers are Ray's."""
+
+    backend: str
+    on_ray: bool
+
+    def engine(self, **options):
+        """The engine; of two workers unless told otherwise."""
+        from bigdl.orca.engine import RayEngine, SparkEngine
+
+        options = {"workers_per_node": 2, **options}
+        return (RayEngine if self.on_ray else SparkEngine)(**options)
+
+    def prepare(self):
+        """Have a Ray beside Spark, or none where the backend would take it."""
+        if self.on_ray:
+            rays.active_ray()
+        elif self.backend == "horovod":
+            rays.stop_ray()
+
+
+ENGINES = [pytest.param(Way("spark", False), id="spark"), pytest.param(Way("ray", True), id="ray")]
+WAYS = [
+    ENGINES[0],
+    *with_horovod(("horovod-on-spark", Way("horovod", False))),
+    ENGINES[1],
+    *with_horovod(("horovod-on-ray", Way("horovod", True))),
+]
+
+
+def syncs():
+    """The classes of GradientSync."""
+    from bigdl.orca.sync.horovod import HorovodSync
+    from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+
+    return [pytest.param(TorchDistributedSync, id="torch"), *with_horovod(("horovod", HorovodSync))]
