@@ -2,7 +2,6 @@
 
 import gc
 import json
-import logging
 import os
 import socket
 import sys
@@ -22,7 +21,7 @@ from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
-from bigdl.orca.engine import Engine, SparkEngine, spark_job
+from bigdl.orca.engine import SparkEngine, spark_job
 from bigdl.orca.engine.causes import job_error
 from bigdl.orca.engine.channel import Channel
 from bigdl.orca.engine.intake import match
@@ -36,28 +35,6 @@ def engine(orca_spark):
 # Results ---------------------------------------------------------------------------------------
 
 
-def test_results_come_in_rank_order(engine):
-    assert isinstance(engine, Engine)
-
-    def program(worker):
-        time.sleep(0.2 * (1 - worker.rank))
-        return [worker.rank, worker.world_size]
-
-    assert engine.run(program, num_workers=2) == [[0, 2], [1, 2]]
-
-
-def test_results_are_bytes_or_json(engine):
-    values = [b"", b"\x00\xff", None, 1.5, "ü", [1, {"a": [True]}], {"nan": 1}]
-
-    def program(worker):
-        return values[worker.options["i"]]
-
-    for i, value in enumerate(values):
-        with engine.open(program, num_workers=1) as job:
-            assert job.attempt({"i": i}) == [value]
-    assert engine.run(lambda worker: bytearray(b"ab"), num_workers=1) == [b"ab"]
-
-
 def test_processes_are_used_again_by_attempts_on_known_spools(engine):
     feed = as_feed((np.zeros(4, np.float32), np.zeros(4, np.float32)))
     with engine.open(lambda worker: os.getpid(), feed, 2, keep_spools=True) as job:
@@ -68,13 +45,6 @@ def test_processes_are_used_again_by_attempts_on_known_spools(engine):
 def test_default_is_one_worker_per_node(orca_spark):
     assert SparkEngine().run(lambda worker: worker.world_size) == [1]
     assert SparkEngine(workers_per_node=2).run(lambda worker: worker.world_size) == [2, 2]
-
-
-@pytest.mark.parametrize("value", [object(), {1, 2}, 1j, {"a": b"b"}])
-def test_other_results_are_refused(engine, value):
-    expected = r"^A program run by an engine must return bytes or JSON-able values, got \w+ \("
-    with pytest.raises(UsageError, match=expected):
-        engine.run(lambda worker: value, num_workers=1)
 
 
 def test_large_results_come_back(engine):
@@ -102,22 +72,6 @@ def test_too_large_a_result_is_one_sentence(engine):
 
     with pytest.raises(UsageError, match=r"^The result of 2 MB is too large .* pass model_dir="):
         engine.run(program, num_workers=1)
-
-
-def test_functions_and_classes_of_a_notebook_work(engine):
-    code = """
-class Thing:
-    def __init__(self, value):
-        self.value = value
-
-def helper(worker):
-    return Thing(worker.rank).value * 10
-
-program = lambda worker: helper(worker)
-"""
-    cell = {"__name__": "__main__"}
-    exec(code, cell)
-    assert engine.run(cell["program"], num_workers=2) == [0, 10]
 
 
 # Refused before anything runs ------------------------------------------------------------------
@@ -210,58 +164,6 @@ def test_a_taken_channel_port(orca_spark, no_jobs):
 
 
 # What a worker has -----------------------------------------------------------------------------
-
-
-def test_options_state_progress_and_messages(engine):
-    events = []
-
-    def program(worker):
-        worker.send("hello", {"n": worker.rank}, b"x" * worker.rank)
-        for step in range(3):
-            worker.progress(step=step)
-            time.sleep(0.6)
-        worker.progress(step="end")
-        return [worker.options, worker.state().decode()]
-
-    with engine.open(program, num_workers=1) as job:
-        options = {"a": [1, {"b": None}]}
-        found = job.attempt(options, b"state", lambda kind, value: events.append((kind, value)))
-    assert found == [[options, "state"]]
-    assert events[0] == ("message", ({"topic": "hello", "rank": 0, "n": 0}, b""))
-    steps = [value["step"] for kind, value in events if kind == "progress"]
-    assert steps[-1] == "end"
-    assert len(steps) >= 3
-    assert steps[:-1] == sorted(steps[:-1])
-
-
-def test_no_state_and_no_options(engine):
-    assert engine.run(lambda w: [w.options, w.state(), w.shard], num_workers=1) == [
-        [{}, None, None]
-    ]
-
-
-def test_a_job_runs_again_with_other_options(engine):
-    with engine.open(lambda worker: worker.options["n"] * 2, num_workers=2) as job:
-        assert [job.attempt({"n": n}) for n in range(3)] == [[0, 0], [2, 2], [4, 4]]
-
-
-def test_an_error_in_on_event_ends_the_job(engine, tmp_path):
-    def program(worker):
-        (tmp_path / "pid").write_text(str(os.getpid()))
-        worker.send("topic", {}, b"")
-        while True:
-            pass
-
-    def on_event(kind, value):
-        raise KeyError("mine")
-
-    started = time.monotonic()
-    with engine.open(program, num_workers=1) as job, pytest.raises(KeyError, match="mine"):
-        job.attempt(on_event=on_event)
-    pid = int((tmp_path / "pid").read_text())
-    while faults.is_running(pid) and time.monotonic() - started < 10:
-        time.sleep(0.05)
-    assert not faults.is_running(pid)
 
 
 def test_shards_of_a_frame(orca_spark, engine):
@@ -368,25 +270,6 @@ def test_a_failing_input_is_told_from_a_failing_program(orca_spark, engine):
 
 
 # Output ----------------------------------------------------------------------------------------
-
-
-def test_what_workers_print_arrives(engine, capsys):
-    def program(worker):
-        print("one", worker.rank)
-        print("two\nthree", end="")
-        sys.stderr.write("\nto stderr\n")
-        sys.stdout.write("10%\r50%\r100%\n")
-        logging.getLogger("anything").warning("logged %d", worker.rank)
-        print("last", end="")
-
-    engine.run(program, num_workers=2)
-    lines = capsys.readouterr().out.splitlines()
-    for rank in (0, 1):
-        mine = [
-            x.removeprefix(f"[worker {rank}] ") for x in lines if x.startswith(f"[worker {rank}]")
-        ]
-        expected = [f"one {rank}", "two", "three", "to stderr", "100%", f"logged {rank}", "last"]
-        assert mine == expected
 
 
 def test_what_is_printed_before_an_error_arrives(engine, capsys):
@@ -558,29 +441,7 @@ def test_a_reused_python_worker_is_as_before(orca_spark):
     assert set(before) & set(after_error)
 
 
-def test_threads_are_the_share_of_the_node(orca_spark):
-    def program(worker):
-        return worker.threads
-
-    assert SparkEngine().run(program, num_workers=1) == [2]
-    assert SparkEngine().run(program, num_workers=2) == [1, 1]
-
-
 # Around the engine -----------------------------------------------------------------------------
-
-
-def test_jobs_of_several_threads(engine):
-    found = {}
-
-    def run(n):
-        found[n] = engine.run(lambda worker: [n, worker.rank], num_workers=2)
-
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == {n: [[n, 0], [n, 1]] for n in range(3)}
 
 
 def test_a_job_that_somebody_else_cancels_is_no_lost_worker(engine):

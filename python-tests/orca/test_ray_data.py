@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data import SparkXShards, spark_df_to_ray_dataset
+from bigdl.orca.data import SharedValue, SparkXShards, XShards, spark_df_to_ray_dataset
 from bigdl.orca.data.feeds import as_feed
+from bigdl.orca.data.pandas import read_csv, read_json, read_parquet
 from bigdl.orca.data.ray_xshards import RayXShards, evenly
 from bigdl.orca.engine.ray import RayEngine
 from bigdl.orca.engine.spark import SparkEngine
@@ -27,6 +28,55 @@ def active(orca_spark):
 def shards(active):
     """Five shards in two partitions."""
     return RayXShards([ray.put([0, 1, 2]), ray.put([3, 4])])
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A program with a Ray and without Spark."""
+    rays.active_ray()
+    monkeypatch.setattr("bigdl.orca.cluster.spark.active_context", lambda: None)
+
+
+# -- without Spark ------------------------------------------------------------------------------
+
+
+def test_files_are_read_by_pandas_on_ray(alone, tmp_path):
+    frames = [pd.DataFrame({"a": [i, i + 1], "b": ["x", "y"]}) for i in range(3)]
+    for number, frame in enumerate(frames):
+        frame.to_csv(tmp_path / f"{number}.csv", index=False)
+        frame.to_json(tmp_path / f"{number}.json", orient="records")
+        (tmp_path / "parquet").mkdir(exist_ok=True)
+        frame.to_parquet(tmp_path / "parquet" / f"{number}.parquet")
+    expected = pd.concat(frames, ignore_index=True)
+    found = {
+        "csv": read_csv(str(tmp_path / "*.csv")),
+        "json": read_json(str(tmp_path / "*.json"), orient="records"),
+        "parquet": read_parquet(str(tmp_path / "parquet"), columns=["a", "b"]),
+    }
+    for kind, shards in found.items():
+        assert isinstance(shards, RayXShards), kind
+        assert shards.num_partitions() == 2, kind
+        joined = pd.concat(shards.collect(), ignore_index=True)
+        pd.testing.assert_frame_equal(joined, expected, check_dtype=False)
+    with pytest.raises(UsageError, match="There is no file at"):
+        read_csv(str(tmp_path / "nothing.csv"))
+
+
+def test_a_shared_value_reaches_every_shard(alone):
+    shards = XShards.partition({"x": np.arange(6)}, num_shards=3)
+    assert isinstance(shards, RayXShards)
+    index = SharedValue({"offset": 10})
+    moved = shards.transform_shard(lambda shard, index: shard["x"] + index["offset"], index)
+    assert np.concatenate(moved.collect()).tolist() == [10, 11, 12, 13, 14, 15]
+    assert index.value == {"offset": 10}
+    index.unpersist()
+    again = shards.transform_shard(lambda shard, index: len(index), index)
+    assert again.collect() == [1, 1, 1]
+
+
+def test_a_shared_value_of_spark_reaches_shards_in_ray(shards):
+    moved = shards.transform_shard(lambda shard, index: shard + index["by"], SharedValue({"by": 7}))
+    assert moved.collect() == [7, 8, 9, 10, 11]
 
 
 # -- RayXShards ---------------------------------------------------------------------------------
@@ -148,21 +198,6 @@ def test_the_shards_of_xshards_are_those_of_spark(orca_spark, engines):
     found = [engines[0].run(places, as_feed(on_spark))]
     found += [engines[1].run(places, as_feed(each)) for each in (on_spark, on_ray)]
     assert found[0] == found[1] == found[2]
-
-
-def test_the_estimator_takes_and_predicts_spark_dataframes(orca_spark, active):
-    frame = orca_spark.range(0, 60, 1, 2).selectExpr(
-        "id", "array(sin(id), cos(id), double(id % 7)) as x", "double(id % 3) as y"
-    )
-    columns = {"feature_cols": "x", "label_cols": "y"}
-    found = []
-    for backend in ("spark", "ray"):
-        est = rays.estimator(backend=backend)
-        est.fit(frame, batch_size=10, epochs=2, seed=4, validation_data=frame, **columns)
-        predicted = est.predict(frame, feature_cols="x").orderBy("id").toPandas()
-        found.append((rays.weights(est).tolist(), predicted["prediction"].tolist()))
-    assert found[0] == found[1]
-    assert predicted["id"].tolist() == list(range(60))
 
 
 def test_shards_go_to_ray_and_come_back(orca_spark, active):

@@ -1,21 +1,20 @@
-"""The PyTorch Estimator on Ray: what it takes, and that it computes what one process computes."""
+"""The PyTorch Estimator on Ray: every form of data that it takes, and what it refuses.
+
+That it computes what one process computes is in ``test_engines_training``.
+"""
 
 import os
-import signal
 
 import numpy as np
 import pandas as pd
 import pytest
 import rays
 import torch
-from alone import largest_difference, train_alone
 
-from bigdl.common.errors import UsageError, WorkerError, WorkerLost
+from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark import active_context
 from bigdl.orca.data import SparkXShards, XShards
 from bigdl.orca.data.ray_xshards import RayXShards
-from bigdl.orca.learn.pytorch.callbacks import Callback
-from bigdl.orca.learn.trigger import SeveralIteration
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
 
@@ -55,40 +54,7 @@ def in_every_form(data):
     }
 
 
-# -- exactness ----------------------------------------------------------------------------------
-
-
-def squared(model, batch):
-    return torch.nn.functional.mse_loss(model(batch["x"])[:, 0], batch["y"])
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_workers_equal_one_process(data, shuffle):
-    x, y = data
-    est = rays.estimator(model=rays.still, config={"shuffle": shuffle})
-    stats = est.fit((x, y), epochs=2, batch_size=8, seed=5)
-    shards = [{"x": x[rank::2], "y": y[rank::2]} for rank in range(2)]  # as arrays are shared out
-    expected, means = train_alone(
-        rays.still({}),
-        lambda model: rays.optimizer(model, {}),
-        squared,
-        shards,
-        epochs=2,
-        batch_size=8,
-        seed=5,
-        shuffle=shuffle,
-    )
-    assert largest_difference(est.get_model().state_dict(), expected.state_dict()) <= 1e-12
-    assert [entry["train_loss"] for entry in stats] == pytest.approx(means, rel=1e-12)
-
-
-def test_the_number_of_workers_does_not_matter_without_shuffling(data):
-    found = []
-    for workers in (1, 2):
-        est = rays.estimator(workers, model=rays.still, config={"shuffle": False})
-        est.fit(data, epochs=2, batch_size=10, seed=3)
-        found.append(rays.weights(est))
-    assert np.abs(found[0] - found[1]).max() <= 1e-12
+# -- fit and evaluate ---------------------------------------------------------------------------
 
 
 def test_evaluate_gives_the_same_figures_for_every_form_of_the_data(data, trained):
@@ -162,79 +128,12 @@ def test_predict_keeps_the_rows_of_every_form(data, trained):
     assert dataset["prediction"].to_numpy() == expected
 
 
-# -- failures -----------------------------------------------------------------------------------
-
-
-class Kill(Callback):
-    """Ends a worker's process after one step, the first time."""
-
-    def __init__(self, marker, rank, step):
-        self.marker, self.rank, self.step = marker, rank, step
-
-    def after_train_iter(self, runner):
-        here = (runner.rank, runner.global_step) == (self.rank, self.step)
-        if here and not self.marker.exists():
-            self.marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.fault
-@pytest.mark.parametrize(
-    "in_directory",
-    [
-        pytest.param(False, id="by the driver", marks=pytest.mark.slow),
-        pytest.param(True, id="by dir"),
-    ],
-)
-def test_a_killed_worker_changes_nothing(data, tmp_path, in_directory):
-    settings = {"epochs": 2, "batch_size": 10, "seed": 3}
-    undisturbed = rays.estimator()
-    undisturbed.fit(data, **settings)
-    est = rays.estimator(model_dir=str(tmp_path / "model") if in_directory else None)
-    kill = Kill(tmp_path / "killed", 1, 15)
-    est.fit(data, callbacks=[kill], checkpoint_trigger=SeveralIteration(4), **settings)
-    assert kill.marker.exists()
-    assert rays.weights(est).tolist() == rays.weights(undisturbed).tolist()
-
-
-@pytest.mark.fault
-def test_more_losses_than_forgiven_raise(data, tmp_path):
-    kill = Kill(tmp_path / "killed", 0, 2)
-    with pytest.raises(WorkerLost, match=r"^Worker 0 \(process .*1 losses are more than 0"):
-        rays.estimator().fit(data, callbacks=[kill], max_failures=0)
-
-
-def test_a_run_that_was_cut_in_two_equals_one_that_was_not(data, tmp_path):
-    whole = rays.estimator()
-    whole.fit(data, epochs=3, batch_size=10, seed=3)
-    first = rays.estimator(model_dir=str(tmp_path))
-    first.fit(data, epochs=2, batch_size=10, seed=3)
-    second = rays.estimator(model_dir=str(tmp_path))
-    second.fit(data, epochs=3, batch_size=10, seed=3, resume="auto")
-    assert rays.weights(second).tolist() == rays.weights(whole).tolist()
-
-
-def test_what_the_model_raises_is_raised(data):
-    class Broken(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(1))
-
-        def forward(self, x):
-            raise ZeroDivisionError("in the model")
-
-    with pytest.raises(WorkerError, match="ZeroDivisionError: in the model"):
-        rays.estimator(model=lambda config: Broken()).fit(data)
-
-
 # -- refused ------------------------------------------------------------------------------------
 
 
 def test_old_names_of_the_backend(data):
     (stats,) = rays.estimator(backend="torch_distributed").fit(data, batch_size=50)
     assert stats["num_samples"] == ROWS
-    with pytest.raises(UsageError, match=r"horovod backend is not supported .*backend='ray'"):
-        rays.estimator(backend="horovod")
 
 
 @pytest.mark.parametrize(
@@ -256,10 +155,22 @@ def test_wrong_columns_are_one_sentence(data, given, columns, message):
     assert "\n" not in str(error.value)
 
 
-def test_acceleration_takes_no_shards_of_ray(data, trained):
-    for form in ("RayXShards", "Ray Dataset"):
-        with pytest.raises(UsageError, match=rf"^accelerate= does not take a {form}; predict arr"):
-            trained.predict(in_every_form(data)[form][0], accelerate="jit_fp32")
+def test_accelerated_predictions_of_what_is_in_ray(data, trained):
+    expected = pytest.approx(expected_predictions(trained, data), abs=1e-4)
+    forms = in_every_form(data)
+    shards = trained.predict(forms["RayXShards"][0], accelerate="jit_fp32").collect()
+    assert np.concatenate([shard["prediction"] for shard in shards]) == expected
+    dataset = trained.predict(forms["Ray Dataset"][0], feature_cols="a", accelerate="jit_fp32")
+    assert dataset.to_pandas().sort_values("i")["prediction"].to_numpy() == expected
+    assert trained.predict(data[0], accelerate="jit_fp32") == expected
+
+
+def test_acceleration_of_wrong_columns_is_one_sentence(data, trained):
+    forms = in_every_form(data)
+    with pytest.raises(UsageError, match="feature_cols is required for a Ray Dataset"):
+        trained.predict(forms["Ray Dataset"][0], accelerate="jit_fp32")
+    with pytest.raises(UsageError, match="'b'"):
+        trained.predict(forms["RayXShards"][0], feature_cols="b", accelerate="jit_fp32")
 
 
 def test_kinds_of_data_are_not_mixed(data):
