@@ -11,7 +11,7 @@ from typing import Any
 from bigdl.common.errors import require
 from bigdl.nano.automl.tf.wrapping import LazyClass, LazyLayerClass, lazy_function
 
-__all__ = ["exchange", "restore"]
+__all__ = ["exchange", "original", "restore"]
 
 _MISSING = object()
 _changed: list[tuple[ModuleType, str, Any]] = []
@@ -32,6 +32,15 @@ def restore() -> None:
             delattr(module, name)
         else:
             setattr(module, name, before)
+
+
+def original(name: str) -> Any:
+    """What is called so in ``bigdl.nano.tf.keras`` while HPO is not enabled."""
+    home = importlib.import_module("bigdl.nano.tf.keras")
+    for module, changed, before in _changed:
+        if (module, changed) == (home, name):
+            return home.__getattr__(name) if before is _MISSING else before
+    return getattr(home, name)
 
 
 def _substitutes() -> Iterator[tuple[ModuleType, str, Any]]:

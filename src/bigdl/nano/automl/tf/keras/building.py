@@ -6,14 +6,49 @@ from collections.abc import Mapping
 from typing import Any
 
 from bigdl.common.errors import require
+from bigdl.nano.automl.hpo.auto import AutoObject
+from bigdl.nano.automl.tf.names import original
 
-__all__ = ["build_model", "is_layer"]
+__all__ = ["build_model", "functional", "holds_layers", "is_layer", "sequential"]
 
 
 def is_layer(value: Any) -> bool:
     """Whether a value is a layer of Keras, or something that becomes one."""
     keras = require("keras", "tf")
     return isinstance(value, (keras.layers.Layer, keras.KerasTensor))
+
+
+def holds_layers(value: Any) -> bool:
+    """Whether something holds layers that exist already, which trials must not share."""
+    keras = require("keras", "tf")
+    seen: set[int] = set()
+
+    def holds(part: Any) -> bool:
+        if id(part) in seen:
+            return False
+        seen.add(id(part))
+        if isinstance(part, AutoObject):
+            return holds(list(part.args)) or holds(part.kwargs)
+        if isinstance(part, keras.KerasTensor):
+            history = getattr(part, "_keras_history", None)
+            return history is not None and type(history.operation).__name__ != "InputLayer"
+        if isinstance(part, dict):
+            return any(map(holds, part.values()))
+        if isinstance(part, (list, tuple)):
+            return any(map(holds, part))
+        return isinstance(part, keras.layers.Layer)
+
+    return holds(value)
+
+
+def sequential(stack: list[Any], name: str | None, cloned: bool) -> Any:
+    """A stack of layers."""
+    return _cloned(original("Sequential")(stack, name=name), cloned)
+
+
+def functional(inputs: Any, outputs: Any, name: str | None, cloned: bool) -> Any:
+    """A graph of layers."""
+    return _cloned(original("Model")(inputs=inputs, outputs=outputs, name=name), cloned)
 
 
 def build_model(made: Mapping[str, Any]) -> Any:
@@ -33,6 +68,16 @@ def build_model(made: Mapping[str, Any]) -> Any:
     if arguments:
         model.compile(**{name: _fresh(value) for name, value in arguments.items()})
     return model
+
+
+def _cloned(model: Any, wanted: bool) -> Any:
+    """The model, or one with the same weights that is trained in its place."""
+    if not wanted:
+        return model
+    clone = require("keras", "tf").models.clone_model(model)
+    if model.built:
+        clone.set_weights(model.get_weights())
+    return clone
 
 
 def _fresh(value: Any) -> Any:

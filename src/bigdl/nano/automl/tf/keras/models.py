@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.automl.hpo.auto import AutoObject
 from bigdl.nano.automl.hpo.lazy import Choice, Lazy, Naming, holds_spaces, take
 from bigdl.nano.automl.searching import LastSearch, SearchArguments
-from bigdl.nano.automl.tf.keras.building import build_model, is_layer
+from bigdl.nano.automl.tf.keras.building import (
+    build_model,
+    functional,
+    holds_layers,
+    is_layer,
+    sequential,
+)
 from bigdl.nano.automl.tf.keras.objective import KerasObjective
 from bigdl.nano.automl.tf.keras.targets import Target
+from bigdl.nano.automl.tf.names import original
 
 __all__ = ["Model", "Searchable", "SearchableClass", "Sequential"]
-
-_OF_NANO = ("num_processes", "backend")
 
 
 class Searchable:
@@ -33,12 +38,13 @@ class Searchable:
         Of the last search.
     """
 
-    def __init__(self, recipe: AutoObject):
+    def __init__(self, recipe: Callable[[], AutoObject]):
         self._recipe = recipe
         self._compiled: dict[str, Any] = {}
         self._model: Any = None
         self._last = LastSearch()
-        self._searched_fit: dict[str, Any] = {}
+        self._fit_spaces: dict[str, Any] = {}
+        self._fit_settled: dict[str, Any] = {}
 
     @property
     def study(self) -> Any:
@@ -102,7 +108,7 @@ class Searchable:
         subject = self._subject(arguments.rest)
         self._last.open(subject, arguments, [target.name], resume=resume)
         self._last.run(KerasObjective(subject, target), arguments, n_parallels)
-        self._searched_fit = {
+        self._fit_spaces = {
             name: value for name, value in arguments.rest.items() if holds_spaces(value)
         }
         self._model = None
@@ -139,8 +145,8 @@ class Searchable:
         UsageError
             If nothing was searched, or there is no such trial.
         """
-        made = self._last.best(self._subject(self._searched_fit), use_trial_id)
-        self._searched_fit = {**self._searched_fit, **made["fit"]}
+        made = self._last.best(self._subject(self._fit_spaces), use_trial_id)
+        self._fit_settled = made["fit"]
         self._model = build_model(made)
         return self._model
 
@@ -167,15 +173,15 @@ class Searchable:
         given = bound.arguments
         given.pop("self")
         given |= given.pop("kwargs", {})
-        settled = {k: v for k, v in self._searched_fit.items() if not holds_spaces(v)}
-        unsettled = {name for name, value in given.items() if holds_spaces(value)}
-        if not unsettled <= set(settled):
-            raise UsageError(
-                f"fit has search spaces that no search has chosen: {', '.join(sorted(unsettled))}; "
-                "give them to search, or give values"
-            )
-        given = {name: value for name, value in given.items() if name not in unsettled}
-        return self._model.fit(**settled | given)
+        unsettled = [name for name, value in given.items() if holds_spaces(value)]
+        for name in unsettled:
+            if name not in self._fit_settled:
+                raise UsageError(
+                    f"fit has search spaces that no search has chosen: {name}; give it to search, "
+                    "or give a value"
+                )
+            del given[name]
+        return self._model.fit(**self._fit_settled | given)
 
     def __getattr__(self, name: str) -> Any:
         # Only for what is not found otherwise. Python asks for some names before `__init__`.
@@ -214,7 +220,7 @@ class Searchable:
 
     def _subject(self, fit: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            "model": self._recipe,
+            "model": self._recipe(),
             "compile": AutoObject(dict, **self._compiled),
             "fit": AutoObject(dict, **fit),
         }
@@ -232,7 +238,11 @@ class Sequential(Searchable):
 
     def __init__(self, layers: list[Any] | None = None, name: str | None = None):
         self._layers = list(layers or [])
-        super().__init__(AutoObject(_sequential, stack=self._layers, name=name))
+        super().__init__(
+            lambda: AutoObject(
+                sequential, stack=self._layers, name=name, cloned=holds_layers(self._layers)
+            )
+        )
 
     def add(self, layer: Any) -> None:
         """Put a layer on top."""
@@ -267,7 +277,10 @@ class Model(Searchable):
                 "Model needs inputs and outputs; to search a subclass of keras.Model, decorate it "
                 "with @hpo.tfmodel()"
             )
-        super().__init__(AutoObject(_functional, inputs=inputs, outputs=outputs, name=name))
+        recipe = AutoObject(
+            functional, inputs=inputs, outputs=outputs, name=name, cloned=holds_layers(outputs)
+        )
+        super().__init__(lambda: recipe)
 
 
 class SearchableClass(Searchable):
@@ -281,23 +294,10 @@ class SearchableClass(Searchable):
     """
 
     def __init__(self, cls: type, /, *args: Any, **kwargs: Any):
-        super().__init__(AutoObject(cls, *args, **kwargs))
-
-
-def _sequential(stack: list[Any], name: str | None) -> Any:
-    return _base("Sequential")(stack, name=name)
-
-
-def _functional(inputs: Any, outputs: Any, name: str | None) -> Any:
-    return _base("Model")(inputs=inputs, outputs=outputs, name=name)
-
-
-def _base(name: str) -> type:
-    from bigdl.nano.tf.keras import models
-
-    return getattr(models, name)
+        recipe = AutoObject(cls, *args, **kwargs)
+        super().__init__(lambda: recipe)
 
 
 def _arguments_of_fit() -> set[str]:
-    signature = inspect.signature(require("keras", "tf").Model.fit)
-    return {name for name in signature.parameters if name != "self"} | set(_OF_NANO)
+    signature = inspect.signature(original("Model").fit)
+    return {name for name in signature.parameters if name != "self"}
