@@ -79,22 +79,41 @@ class Number(Domain):
         step = "" if self.q is None else f", q={self.q}"
         return f"{'log' if self.log else ''}{self.lower}..{self.upper}{step}"
 
+    @property
+    def bounds(self) -> tuple:
+        """Those of the draws: of the values, or of their multiples of `q`."""
+        return (self.lower, self.upper) if self.q is None or self.log else self._steps()
+
+    @property
+    def counts(self) -> bool:
+        """Whether draws are integers."""
+        return self.whole or (self.q is not None and not self.log)
+
     def draw(self, rng):
-        if self.whole and not self.log:
-            return int(rng.integers(self.lower, self.upper, endpoint=True))
+        lower, upper = self.bounds
         if self.log:
-            return float(math.exp(rng.uniform(math.log(self.lower), math.log(self.upper))))
-        return float(rng.uniform(self.lower, self.upper))
+            return float(math.exp(rng.uniform(math.log(lower), math.log(upper))))
+        if self.counts:
+            return int(rng.integers(lower, upper, endpoint=True))
+        return float(rng.uniform(lower, upper))
 
     def suggest(self, trial, name):
-        if self.whole:
-            return trial.suggest_int(name, self.lower, self.upper, log=self.log)
-        return trial.suggest_float(name, self.lower, self.upper, log=self.log)
+        if self.counts:
+            return trial.suggest_int(name, *self.bounds, log=self.log)
+        return trial.suggest_float(name, *self.bounds, log=self.log)
 
     def value(self, draw):
         if self.q is not None:
-            draw = _rounded(draw, self.q, self.lower, self.upper)
+            draw = _multiple(draw, self.q) if not self.log else self._nearest(draw)
         return round(draw) if self.whole else float(draw)
+
+    def _nearest(self, number):
+        lowest, highest = self._steps()
+        return _multiple(min(max(round(number / self.q), lowest), highest), self.q)
+
+    def _steps(self) -> tuple[int, int]:
+        """The multiples of `q` at the ends."""
+        return math.ceil(self.lower / self.q - _EPS), math.floor(self.upper / self.q + _EPS)
 
 
 class Normal(Domain):
@@ -120,7 +139,7 @@ class Normal(Domain):
 
     def value(self, draw):
         found = NormalDist(self.mean, self.std).inv_cdf(draw)
-        return found if self.q is None else _rounded(found, self.q, -math.inf, math.inf)
+        return found if self.q is None else float(_multiple(round(found / self.q), self.q))
 
 
 class Choice(Domain):
@@ -229,15 +248,9 @@ def _listed(name, values) -> list:
     return values
 
 
-def _rounded(number, q, lower, upper):
-    """The nearest multiple of q within the bounds."""
-    steps = round(number / q)
-    if steps * q > upper * (1 + _EPS if upper > 0 else 1 - _EPS):
-        steps = math.floor(upper / q + _EPS)
-    elif steps * q < lower * (1 - _EPS if lower > 0 else 1 + _EPS):
-        steps = math.ceil(lower / q - _EPS)
+def _multiple(steps, q):
     # 3 * 0.1 is 0.30000000000000004
-    return type(q)(round(steps * q, 12)) if isinstance(q, float) else steps * q
+    return round(steps * q, 12) if isinstance(q, float) else steps * q
 
 
 def _texts(values) -> list[str]:

@@ -30,7 +30,7 @@ def write_leaderboard(records: Records, folder: Path) -> None:
     and a message says so.
     """
     try:
-        make = _writer_class()
+        make, hparams = _tensorboard()
     except MissingExtraError as error:
         logger.warning("No leaderboard is written to %s: %s", folder, error)
         return
@@ -38,27 +38,28 @@ def write_leaderboard(records: Records, folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     names = [metric.name for metric in records.goal.metrics]
     for trial in records.finished():
-        run = f"trial_{trial.number:05}"
-        with make(log_dir=str(folder / run)) as writer:
+        best = {f"best/{n}": v for n, v in zip(names, records.figures(trial), strict=True)}
+        values = {key: _shown(value) for key, value in records.texts_of(trial).items()}
+        with make(log_dir=str(folder / f"trial_{trial.number:05}")) as writer:
             for epoch, value in sorted(trial.intermediate_values.items()):
                 writer.add_scalar(names[0], value, epoch)
-            writer.add_hparams(
-                {key: _shown(value) for key, value in records.texts_of(trial).items()},
-                {f"best/{name}": v for name, v in zip(names, records.figures(trial), strict=True)},
-                **_HERE[make.__module__.partition(".")[0]],
-            )
+            for tag, value in best.items():
+                writer.add_scalar(tag, value)
+            for summary in hparams(values, best):
+                writer.file_writer.add_summary(summary)
 
 
-def _writer_class():
+def _tensorboard():
     """What writes event files; that of torch would load TensorFlow where that is installed."""
     try:
         from tensorboardX import SummaryWriter
+        from tensorboardX.summary import hparams
     except ImportError:
-        return writer_class()
-    return SummaryWriter
+        make = writer_class()
+        from torch.utils.tensorboard.summary import hparams
 
-
-_HERE = {"tensorboardX": {"name": "."}, "torch": {"run_name": "."}}  # no folder for each of them
+        return make, hparams
+    return SummaryWriter, hparams
 
 
 def _shown(value):

@@ -54,11 +54,12 @@ def to_ray(path: str, domain: Domain) -> dict[str, Any]:
         names = [f"{path}:{i}" for i in range(len(domain.categories))]
         many = tune.randint(domain.min_items, domain.max_items + 1)
         return {f"{path}:number": many, **dict.fromkeys(names, tune.uniform(0.0, 1.0))}
-    if domain.whole:
+    lower, upper = domain.bounds
+    if domain.counts:
         make = tune.lograndint if domain.log else tune.randint
-        return {path: make(domain.lower, domain.upper + 1)}
+        return {path: make(lower, upper + 1)}
     make = tune.loguniform if domain.log else tune.uniform
-    return {path: make(domain.lower, domain.upper)}
+    return {path: make(lower, upper)}
 
 
 def draws_of(domains: Mapping[str, Domain], suggested: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def draws_of(domains: Mapping[str, Domain], suggested: Mapping[str, Any]) -> dic
         if isinstance(domain, Subset):
             weights = [values[f"{path}:{i}"] for i in range(len(domain.categories))]
             found[path] = [int(values[f"{path}:number"]), *map(float, weights)]
-        elif isinstance(domain, Choice) or (isinstance(domain, Number) and domain.whole):
+        elif isinstance(domain, Choice) or (isinstance(domain, Number) and domain.counts):
             found[path] = int(values[path])
         else:
             found[path] = float(values[path])

@@ -134,11 +134,14 @@ class Records:
     # The plan -----------------------------------------------------------------------------------
 
     def plan(self, count: int) -> None:
-        """Put trials into the study until it has `count`, those that are waiting included."""
+        """Let trials wait until there are `count`, those that have ended included.
+
+        One that was interrupted, or whose process was lost, has not ended.
+        """
         planned = {
-            trial.user_attrs["plan"]
+            self.plan_of(trial)
             for trial in self.study.get_trials(deepcopy=False)
-            if "plan" in trial.user_attrs
+            if trial.state.name != "FAIL" or "error" in trial.user_attrs
         }
         for number in range(count):
             if number not in planned:
@@ -284,7 +287,7 @@ class Records:
             rows.append(
                 {
                     "trial": trial.number,
-                    "status": _STATUS[trial.state.name],
+                    "status": _status(trial),
                     **dict(zip(names, figures, strict=True)),
                     "epochs": result.get("epochs", 0),
                     "seconds": result.get("seconds", 0.0),
@@ -314,6 +317,11 @@ _STATUS = {
     "PRUNED": "stopped early",
     "FAIL": "failed",
 }
+
+
+def _status(trial) -> str:
+    lost = trial.state.name == "FAIL" and "error" not in trial.user_attrs
+    return "lost" if lost else _STATUS[trial.state.name]
 
 
 def write_whole(path: Path, content: bytes) -> None:

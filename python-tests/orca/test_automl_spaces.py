@@ -1,0 +1,206 @@
+"""Search spaces: what is drawn, and what becomes of it."""
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.automl import hp
+from bigdl.orca.automl.space import SearchSpace
+
+DRAWS = 400
+
+
+def drawn(space, count=DRAWS, seed=0):
+    searched = SearchSpace(space)
+    return [
+        searched.resolve(searched.random_draws(seed, number), seed, number)
+        for number in range(count)
+    ]
+
+
+def values(domain, count=DRAWS):
+    return [config["a"] for config in drawn({"a": domain}, count)]
+
+
+def test_uniform_stays_within_its_bounds():
+    found = values(hp.uniform(2, 3))
+    assert 2 <= min(found) < 2.1
+    assert 2.9 < max(found) <= 3
+
+
+def test_loguniform_is_even_by_the_logarithm():
+    found = np.log10(values(hp.loguniform(1e-4, 1e-2)))
+    assert np.allclose(np.histogram(found, 4, (-4, -2))[0] / DRAWS, 0.25, atol=0.1)
+
+
+def test_randint_includes_both_bounds():
+    assert set(values(hp.randint(1, 4))) == {1, 2, 3, 4}
+    assert all(type(value) is int for value in values(hp.randint(1, 4), 5))
+
+
+@pytest.mark.parametrize(
+    ("domain", "q"),
+    [
+        (hp.quniform(0.1, 0.9, 0.1), 0.1),
+        (hp.quniform(-1, 1, 0.3), 0.3),
+        (hp.qloguniform(1, 100, 5), 5),
+        (hp.qrandint(3, 17, 4), 4),
+        (hp.qrandn(10, 2, 0.5), 0.5),
+    ],
+    ids=["quniform", "negative", "qloguniform", "qrandint", "qrandn"],
+)
+def test_steps_are_multiples_within_the_bounds(domain, q):
+    found = values(domain)
+    assert all(math.isclose(value / q, round(value / q), abs_tol=1e-9) for value in found)
+    if hasattr(domain, "lower"):
+        assert min(found) >= domain.lower - 1e-12
+        assert max(found) <= domain.upper + 1e-12
+
+
+def test_a_step_of_tenths_has_no_rounding_error():
+    assert set(values(hp.quniform(0.1, 0.4, 0.1))) == {0.1, 0.2, 0.3, 0.4}
+
+
+def test_randn_has_the_mean_and_the_deviation():
+    found = values(hp.randn(5.0, 2.0), 2000)
+    assert np.mean(found) == pytest.approx(5, abs=0.3)
+    assert np.std(found) == pytest.approx(2, abs=0.3)
+
+
+def test_choice_gives_the_objects_themselves():
+    options = [np.tanh, None, (1, 2)]
+    assert {id(value) for value in values(hp.choice(options))} == {id(each) for each in options}
+
+
+def test_choice_n_gives_lists_of_every_allowed_length_in_order():
+    found = values(hp.choice_n(["a", "b", "c"], 1, 3))
+    assert {len(value) for value in found} == {1, 2, 3}
+    assert all(value == sorted(set(value)) for value in found)
+
+
+def test_sample_from_sees_the_other_values():
+    space = {
+        "half": hp.sample_from(lambda spec: spec.config.whole // 2),
+        "whole": hp.randint(2, 20),
+        "quarter": hp.sample_from(lambda spec: spec.config["half"] // 2),
+        "noise": hp.sample_from(lambda spec: np.random.rand() + random.random()),
+    }
+    first, again = drawn(space, 20), drawn(space, 20)
+    assert first == again
+    assert all(c["half"] == c["whole"] // 2 and c["quarter"] == c["half"] // 2 for c in first)
+    assert len({c["noise"] for c in first}) == 20
+
+
+def test_grids_are_tried_in_all_combinations():
+    space = SearchSpace({"a": hp.grid_search([1, 2]), "b": {"c": hp.grid_search(["x", "z"])}})
+    assert space.grid_size == 4
+    configs = [space.resolve(space.random_draws(0, n), 0, n) for n in range(4)]
+    assert configs == [{"a": a, "b": {"c": c}} for a in (1, 2) for c in ("x", "z")]
+
+
+def test_spaces_nest_in_dicts_and_lists():
+    space = {"layers": [{"units": hp.choice([4, 8])}, hp.randint(1, 2)], "fixed": {"a": [1]}}
+    (config,) = drawn(space, 1)
+    assert config["layers"][0]["units"] in (4, 8)
+    assert config["layers"][1] in (1, 2)
+    assert config["fixed"] == {"a": [1]}
+
+
+def test_draws_depend_on_the_seed_and_the_number_alone_and_travel_as_json():
+    space = SearchSpace(
+        {
+            "a": hp.loguniform(1, 9),
+            "b": hp.choice_n([1, 2, 3], 1, 2),
+            "c": hp.choice([np.tanh, np.sin]),
+            "d": hp.qrandn(0, 1, 0.1),
+            "e": hp.grid_search([5, 6]),
+        }
+    )
+    for number in range(5):
+        draws = space.random_draws(3, number)
+        assert draws == space.random_draws(3, number) != space.random_draws(4, number)
+        read = json.loads(json.dumps(draws))
+        assert space.resolve(read, 3, number) == space.resolve(draws, 3, number)
+    assert space.text("c", 1) == "sin"
+
+
+def test_optuna_suggests_what_every_domain_takes():
+    optuna = pytest.importorskip("optuna")
+    space = SearchSpace(
+        {
+            "a": hp.uniform(1, 2),
+            "b": hp.qloguniform(1, 9, 0.5),
+            "c": hp.qrandint(2, 8, 2),
+            "d": hp.randn(1, 2),
+            "e": hp.choice([None, [1]]),
+            "f": hp.choice_n(["x", "y", "z"], 1, 2),
+        }
+    )
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    configs = [space.resolve(space.suggest(study.ask(), n), 0, n) for n in range(30)]
+    assert {config["c"] for config in configs} == {2, 4, 6, 8}
+    assert {len(config["f"]) for config in configs} == {1, 2}
+    assert {str(config["e"]) for config in configs} == {"None", "[1]"}
+
+
+def test_domains_of_ray_become_ours():
+    tune = pytest.importorskip("ray.tune")
+    space = {
+        "a": tune.uniform(1, 2),
+        "b": tune.quniform(0, 1, 0.25),
+        "c": tune.randint(1, 3),
+        "d": tune.qrandint(2, 6, 2),
+        "e": tune.choice(["x", "y"]),
+        "f": tune.grid_search([7, 8]),
+        "g": tune.sample_from(lambda spec: spec.config.c * 10),
+        "h": tune.loguniform(1e-3, 1e-1),
+        "i": tune.randn(3, 1),
+    }
+    configs = drawn(space, 60)
+    assert {config["b"] for config in configs} == {0, 0.25, 0.5, 0.75, 1}
+    assert {config["c"] for config in configs} == {1, 2}  # Ray's upper bound is not included
+    assert {config["d"] for config in configs} == {2, 4, 6}
+    assert {config["f"] for config in configs} == {7, 8}
+    assert all(config["g"] == config["c"] * 10 for config in configs)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: hp.uniform(2, 1), "lower must not be above upper"),
+        (lambda: hp.uniform("a", 1), "lower must be a number"),
+        (lambda: hp.randint(0.5, 1), "lower must be an integer"),
+        (lambda: hp.loguniform(0, 1), "above 0 on a logarithmic scale"),
+        (lambda: hp.quniform(1, 2, 0), "q must be above 0"),
+        (lambda: hp.qrandint(1, 3, 5), "no multiple of 5"),
+        (lambda: hp.randn(0, 0), "std must be above 0"),
+        (lambda: hp.choice([]), "at least one value"),
+        (lambda: hp.choice("abc"), "must be a list"),
+        (lambda: hp.choice_n([1, 2], 1, 3), "from 0 to the 2 categories"),
+        (lambda: hp.sample_from(3), "takes a function"),
+        (lambda: hp.grid_search(3), "must be a list"),
+        (lambda: SearchSpace([1]), "search_space must be a dict"),
+        (lambda: SearchSpace({1: 2}), "names as keys"),
+        (
+            lambda: drawn({"a": hp.sample_from(lambda spec: spec.config.none)}, 1),
+            "failed: AttributeError",
+        ),
+        (
+            lambda: drawn(
+                {
+                    "a": hp.sample_from(lambda spec: spec.config.b),
+                    "b": hp.sample_from(lambda spec: spec.config.a),
+                },
+                1,
+            ),
+            "need each other's values",
+        ),
+    ],
+)
+def test_wrong_spaces_say_what_is_wrong(make, message):
+    with pytest.raises(UsageError, match=message):
+        make()
