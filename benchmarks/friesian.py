@@ -20,8 +20,10 @@ polars      streaming, if it is installed (``pip install polars``)
 ==========  =======================================================================================
 
 ``--sessions`` prepares histories for DIEN instead: numbers for users, items and categories, and the
-last 50 items and categories before each record, padded.  It has no side ``arrow`` or ``local``:
-histories need the rows of a user together.
+last 50 items and categories before each record, padded.
+
+``peak MB`` is the memory of this process and all below it that they do not share, the JVM's with
+it; it means something only where a side runs alone (``--only``).
 
 Every repeat runs all sides one after another.  The first one is the cold one: it starts workers and
 compiles.  The start of Spark's session is in none.  All results are compared row by row.
@@ -35,6 +37,7 @@ import os
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 
 import numpy as np
@@ -261,6 +264,11 @@ def catalyst_sessions(spark, source, target):
     session_pipeline().fit_transform(spark.read.parquet(source)).write_parquet(target)
 
 
+def arrow_sessions(spark, source, target):
+    pipeline = session_pipeline().fit_files(source, host="spark")
+    pipeline.transform_files(source, target, host="spark")
+
+
 def plain_sessions(spark, source, target):
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -305,11 +313,55 @@ def pandas_sessions(_, source, target):
     _write_pandas(found, target)
 
 
+def polars_sessions(_, source, target):
+    import polars as pl
+
+    frame = pl.scan_parquet(f"{source}/*.parquet")
+    tables = pl.collect_all(
+        [frame.select(pl.col(name).unique().sort()) for name in _COLUMNS], engine="streaming"
+    )
+    encoded = [
+        pl.col(name).replace_strict(
+            table[name],
+            pl.int_range(1, len(table) + 1, dtype=pl.Int32, eager=True),
+            return_dtype=pl.Int32,
+        )
+        for name, table in zip(_COLUMNS, tables, strict=True)
+    ]
+    frame = frame.with_columns(encoded).sort("user", "time")
+    place = pl.int_range(pl.len(), dtype=pl.Int64).over("user")
+    row = pl.int_range(pl.len(), dtype=pl.Int64)
+    frame = frame.with_columns(place.alias("place"), row.alias("row")).collect(engine="streaming")
+    # A window of lists is not to be had without a loop over the rows, arrays by places are.
+    kept = np.flatnonzero(frame["place"].to_numpy() > 0)
+    length = np.minimum(frame["place"].to_numpy()[kept], HISTORY)
+    columns = np.arange(HISTORY)
+    inside = columns < length[:, None]
+    places = np.where(inside, kept[:, None] - length[:, None] + columns, 0)
+    found = frame[kept].drop("place", "row")
+    lists = [
+        _polars_lists(f"{name}_hist_seq", np.where(inside, frame[name].to_numpy()[places], 0))
+        for name in ("item", "category")
+    ]
+    lists.append(_polars_lists("item_hist_seq_mask", inside))
+    shutil.rmtree(target, ignore_errors=True)
+    os.makedirs(target)
+    found.with_columns(lists).write_parquet(f"{target}/part-0.parquet", compression="snappy")
+
+
+def _polars_lists(name, values):
+    import polars as pl
+
+    return pl.Series(name, values.astype(np.int32)).arr.to_list()
+
+
 SESSIONS = {
     "plain": plain_sessions,
     "copy": copy_side,
     "catalyst": catalyst_sessions,
+    "arrow": arrow_sessions,
     "pandas": pandas_sessions,
+    "polars": polars_sessions,
 }
 
 
@@ -327,10 +379,31 @@ def cpu_seconds():
     return sum(_seen.values())
 
 
+def own_memory():
+    """MB of this process and all below it that they do not share."""
+    found = 0
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            memory = process.memory_info()
+            found += memory.rss - memory.shared
+    return found / 1e6
+
+
 def measured(work):
+    peak, is_over = [0.0], threading.Event()
+
+    def look():
+        while not is_over.wait(0.1):
+            peak[0] = max(peak[0], own_memory())
+
+    watcher = threading.Thread(target=look, daemon=True)
     load, cpu, started = os.getloadavg()[0], cpu_seconds(), time.perf_counter()
+    watcher.start()
     work()
-    return {"wall": time.perf_counter() - started, "cpu": cpu_seconds() - cpu, "load": load}
+    wall = time.perf_counter() - started
+    is_over.set()
+    watcher.join()
+    return {"wall": wall, "cpu": cpu_seconds() - cpu, "load": load, "memory": peak[0]}
 
 
 def repeated(sides, repeats):
@@ -344,14 +417,17 @@ def repeated(sides, repeats):
 
 
 def print_table(found, base):
-    print(f"\n{'side':10s} {'cold s':>8s} {'warm s':>8s} {'warm cpu s':>10s}", end="")
+    print(
+        f"\n{'side':10s} {'cold s':>8s} {'warm s':>8s} {'warm cpu s':>10s} {'peak MB':>8s}", end=""
+    )
     print(f" {base + ' / cold':>14s} {base + ' / warm':>14s}")
     for name, runs in found.items():
         warm = statistics.median(run["wall"] for run in runs[1:])
         cpu = statistics.median(run["cpu"] for run in runs[1:])
         pairs = zip(found[base], runs, strict=True)
         cold_ratio, *ratios = [first["wall"] / run["wall"] for first, run in pairs]
-        print(f"{name:10s} {runs[0]['wall']:8.2f} {warm:8.2f} {cpu:10.2f}", end="")
+        memory = max(run["memory"] for run in runs)
+        print(f"{name:10s} {runs[0]['wall']:8.2f} {warm:8.2f} {cpu:10.2f} {memory:8.0f}", end="")
         print(f" {cold_ratio:14.2f} {statistics.median(ratios):14.2f}")
 
 
@@ -389,7 +465,7 @@ def main():
     parser.add_argument("--data", help="folder that keeps the data for the next time")
     parser.add_argument("--json", help="write all figures here")
     options = parser.parse_args()
-    known = list(SESSIONS) if options.sessions else [*WIDE_AND_DEEP, "local"]
+    known = [*(SESSIONS if options.sessions else WIDE_AND_DEEP), "local"]
     if set(options.only or ()) - set(known):
         parser.error(f"--only takes {', '.join(known)}")
     results = {}
@@ -425,8 +501,7 @@ def _data(options, rows, folder):
 
 def _sides(options, spark, source, folder, stack):
     functions = dict(SESSIONS if options.sessions else WIDE_AND_DEEP)
-    if not options.sessions:
-        functions["local"] = _local_side(options, stack)
+    functions["local"] = _local_side(session_pipeline if options.sessions else wide_and_deep, stack)
     if "polars" in functions:
         with contextlib.suppress(ModuleNotFoundError):
             import polars  # noqa: F401
@@ -441,7 +516,7 @@ def _sides(options, spark, source, folder, stack):
     }
 
 
-def _local_side(options, stack):
+def _local_side(recorded, stack):
     """The workers start at the first call and are kept."""
     workers = []
 
@@ -450,7 +525,7 @@ def _local_side(options, stack):
 
         if not workers:
             workers.append(stack.enter_context(LocalWorkers()))
-        pipeline = wide_and_deep().fit_files(source, host=workers[0])
+        pipeline = recorded().fit_files(source, host=workers[0])
         pipeline.transform_files(source, target, host=workers[0])
 
     return side

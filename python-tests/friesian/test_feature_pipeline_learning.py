@@ -233,7 +233,7 @@ def test_steps_on_tables_are_refused_elsewhere(table, folder, tmp_path):
         lambda: pipeline.transform_files(folder, str(tmp_path / "out")),
         lambda: pipeline.fit_files(folder),
     ):
-        with pytest.raises(UsageError, match="filter run on tables of Spark only"):
+        with pytest.raises(UsageError, match="does not run filter"):
             refused()
 
 

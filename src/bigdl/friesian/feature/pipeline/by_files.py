@@ -6,15 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bigdl.friesian.feature.pipeline.files import (
-    Piece,
-    batches_of,
-    table_of,
-    write,
-)
+from bigdl.common.errors import UsageError
+from bigdl.friesian.feature.pipeline.exchange import met
+from bigdl.friesian.feature.pipeline.files import Piece, Rows, table_of, write
 from bigdl.friesian.feature.pipeline.learning import Ask, Program
 from bigdl.friesian.feature.pipeline.requests import Request
-from bigdl.friesian.feature.pipeline.step import Field, Fitted
+from bigdl.friesian.feature.pipeline.step import Field, Fitted, GroupStep
 from bigdl.friesian.feature.pipeline.tallies import answer, merged, tally
 
 if TYPE_CHECKING:
@@ -33,6 +30,12 @@ def answers(
         if isinstance(ask, Ask)
         for name, request in ask.requests.items()
     }
+    for each in program:
+        if isinstance(each, Fitted) and isinstance(each.step, GroupStep):
+            raise UsageError(
+                f"A step behind {each.step.method} has to learn from the data, which the executor "
+                "arrow cannot do; use fit and transform, or move the step in front of it"
+            )
     parts = host.run(Learn(program, dict(schema)), pieces)
     return {
         key: answer(request, merged(request, [part[i] for part in parts]))
@@ -48,7 +51,8 @@ def transformed(
     host: Host,
 ) -> int:
     """Write files behind all steps; returns the number of rows."""
-    return sum(host.run(Transform(list(fitted), dict(schema), path), pieces))
+    with met(fitted, schema, pieces, path, host) as (rest, rows):
+        return sum(host.run(Transform(rest, dict(schema), path), rows))
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,10 @@ class Learn:
     program: Program
     schema: dict[str, Field]
 
-    def __call__(self, piece: Piece) -> list[Any]:
+    def __call__(self, rows: Rows) -> list[Any]:
         requests: list[Request] = []
         found: list[list[Any]] = []
-        for batch in batches_of(piece, self.schema):
+        for batch in rows.batches(self.schema):
             requests, parts = [], []
             for each in self.program:
                 if isinstance(each, Fitted):
@@ -78,17 +82,17 @@ class Learn:
 
 @dataclass(frozen=True)
 class Transform:
-    """Writes the file of a piece and returns its number of rows."""
+    """Writes the file of some rows and returns their number."""
 
     fitted: list[Fitted]
     schema: dict[str, Field]
     path: str
 
-    def __call__(self, piece: Piece) -> int:
-        return write(self.path, piece.place, self._tables(piece))
+    def __call__(self, rows: Rows) -> int:
+        return write(self.path, rows.place, self._tables(rows))
 
-    def _tables(self, piece: Piece) -> Iterator[Any]:
-        for batch in batches_of(piece, self.schema):
+    def _tables(self, rows: Rows) -> Iterator[Any]:
+        for batch in rows.batches(self.schema):
             for each in self.fitted:
                 batch = batch.after(each)
             yield table_of(batch)

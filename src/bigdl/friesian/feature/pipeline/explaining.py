@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from bigdl.friesian.feature.pipeline import kinds
-from bigdl.friesian.feature.pipeline.step import Field, Fitted, Schema, State, Step
+from bigdl.friesian.feature.pipeline.step import Field, Fitted, Schema, State, Step, executors_of
 from bigdl.friesian.feature.schema import Feature, FeatureSchema
 
 __all__ = ["explain", "feature_schema"]
 
-_EVERYWHERE = "catalyst, arrow, row"
 _SHOWN = 4  # names of columns in a line
 
 
@@ -32,7 +31,7 @@ def explain(steps: Sequence[Step], fitted: Sequence[Fitted] | None) -> str:
     """See :meth:`FeaturePipeline.explain`."""
     rows = [("step", "reads", "makes", "executors", "learned")]
     for place, step in enumerate(steps):
-        executors = _EVERYWHERE if step.is_row_wise else "catalyst"
+        executors = ", ".join(executors_of(step))
         name = f"{place + 1} {step.method}"
         if fitted is None:
             rows.append((name, "", "", executors, "nothing yet"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Piece",
-    "batches_of",
+    "Rows",
     "clear",
+    "file_of",
     "mark_complete",
+    "opened",
     "paths_of",
     "pieces_of",
     "schema_of",
@@ -34,24 +37,65 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Row groups of one file that are worked on together.
+class Rows(ABC):
+    """Some rows that are worked on together.
 
     Attributes
     ----------
     place : int
-        Among all pieces.
-    path : str
-    groups : tuple of int
+        Among all of their kind; names the file that their results are written to.
     """
 
     place: int
+
+    @abstractmethod
+    def batches(self, schema: dict[str, Field]) -> Iterator[Batch]:
+        """The rows, given the fields of the data that they come from."""
+
+
+@dataclass(frozen=True)
+class Piece(Rows):
+    """Row groups of one file.
+
+    Attributes
+    ----------
+    path : str
+    groups : tuple of int
+    count : int
+        Number of rows.
+    """
+
     path: str
     groups: tuple[int, ...]
+    count: int = 0
+
+    def batches(self, schema: dict[str, Field]) -> Iterator[Batch]:
+        """A batch for each group; a column is read when it is asked for."""
+        texts = [name for name, each in schema.items() if each.kind == "string"]
+        with opened(self.path, texts) as file:
+            found = {each.name: kinds.of_arrow(each.type) for each in file.schema_arrow}
+            for name, each in schema.items():
+                if name in found and found[name] != each.kind:
+                    raise UsageError(
+                        f"The column {name} should be of type {each.kind}, but is {found[name]} in "
+                        f"{self.path}"
+                    )
+            if not self.groups:
+                empty = file.schema_arrow.empty_table()
+                yield batch_of({name: empty[name] for name in schema if name in found})
+            for group in self.groups:
+                columns = {
+                    name: partial(_column, file, group, name) for name in schema if name in found
+                }
+                yield Batch(columns, file.metadata.row_group(group).num_rows)
+
+
+def _column(file: pq.ParquetFile, group: int, name: str) -> Any:
+    return normal(file.read_row_group(group, columns=[name], use_threads=False)[name])
 
 
 @contextmanager
-def _opened(path: str, names: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
+def opened(path: str, names: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
     """A file, whose columns of text come as dictionaries; `names` are those columns if known."""
     import pyarrow.parquet as pq
 
@@ -75,7 +119,7 @@ def paths_of(src: Any) -> list[str]:
 
 def schema_of(path: str) -> dict[str, Field]:
     """The fields of a file; all others have to be of the same types."""
-    with _opened(path) as file:
+    with opened(path) as file:
         return {each.name: Field(kinds.of_arrow(each.type)) for each in file.schema_arrow}
 
 
@@ -87,7 +131,7 @@ def pieces_of(paths: Sequence[str], count: int) -> list[Piece]:
     """
     rows = []
     for path in paths:
-        with _opened(path) as file:
+        with opened(path) as file:
             groups = range(file.num_row_groups)
             rows.append([file.metadata.row_group(group).num_rows for group in groups])
     target = max(sum(map(sum, rows)) / count, 1)
@@ -96,33 +140,9 @@ def pieces_of(paths: Sequence[str], count: int) -> list[Piece]:
         parts = min(max(round(sum(sizes) / target), 1), len(sizes))
         bounds = [len(sizes) * i // parts for i in range(parts + 1)] if parts else []
         for first, last in pairwise(bounds):
-            pieces.append(Piece(len(pieces), path, tuple(range(first, last))))
+            groups = tuple(range(first, last))
+            pieces.append(Piece(len(pieces), path, groups, sum(sizes[first:last])))
     return pieces or [Piece(0, paths[0], ())]
-
-
-def batches_of(piece: Piece, schema: dict[str, Field]) -> Iterator[Batch]:
-    """The row groups of a piece; a column is read when it is asked for."""
-    texts = [name for name, each in schema.items() if each.kind == "string"]
-    with _opened(piece.path, texts) as file:
-        found = {each.name: kinds.of_arrow(each.type) for each in file.schema_arrow}
-        for name, each in schema.items():
-            if name in found and found[name] != each.kind:
-                raise UsageError(
-                    f"The column {name} should be of type {each.kind}, but is {found[name]} in "
-                    f"{piece.path}"
-                )
-        if not piece.groups:
-            empty = file.schema_arrow.empty_table()
-            yield batch_of({name: empty[name] for name in schema if name in found})
-        for group in piece.groups:
-            columns = {
-                name: partial(_column, file, group, name) for name in schema if name in found
-            }
-            yield Batch(columns, file.metadata.row_group(group).num_rows)
-
-
-def _column(file: pq.ParquetFile, group: int, name: str) -> Any:
-    return normal(file.read_row_group(group, columns=[name], use_threads=False)[name])
 
 
 def clear(path: str, sources: Sequence[str], mode: str) -> None:
@@ -152,6 +172,11 @@ def mark_complete(path: str) -> None:
     fs.touch(f"{folder.rstrip('/')}/_SUCCESS")
 
 
+def file_of(path: str, place: int) -> str:
+    """The file of a folder that :func:`write` writes."""
+    return f"{path.rstrip('/')}/part-{place:05d}.parquet"
+
+
 def write(path: str, place: int, tables: Iterator[pa.Table]) -> int:
     """Write the tables of a piece as the row groups of one file.
 
@@ -165,7 +190,7 @@ def write(path: str, place: int, tables: Iterator[pa.Table]) -> int:
     from bigdl.orca.data.storage import is_local_path, open_file_system
 
     fs, folder = open_file_system(path)
-    name = f"{folder.rstrip('/')}/part-{place:05d}.parquet"
+    name = file_of(folder, place)
     if not is_local_path(path):  # a file of a remote storage appears when it is closed
         with fs.open(name, "wb") as sink:
             return _write(sink, tables)

@@ -75,7 +75,7 @@ def _program(
     fitted: list[Fitted] = []
     unknown: set[str] = set()
     for place, step in enumerate(steps):
-        if place in states and not step.is_row_wise and any(isinstance(e, Ask) for e in program):
+        if not step.is_row_wise and any(isinstance(each, Ask) for each in program):
             break  # what was asked is about the rows before this step
         requests = {} if place in states else step.requests(schema)
         if not requests and place not in states:

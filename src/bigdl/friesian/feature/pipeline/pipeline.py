@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.feature_table import FeatureTable
 from bigdl.friesian.feature.pipeline.recording import Recording
-from bigdl.friesian.feature.pipeline.step import Fitted, Schema, Step
+from bigdl.friesian.feature.pipeline.step import Fitted, Schema, Step, executors_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -163,7 +163,7 @@ class FeaturePipeline(Recording):
         from bigdl.friesian.feature.pipeline import by_files, files
         from bigdl.friesian.feature.pipeline.learning import learn
 
-        self._check_row_wise("arrow")
+        self._check_runs("arrow")
         paths = files.paths_of(src)
         schema = files.schema_of(paths[0])
         with _host(host) as runner:
@@ -191,7 +191,8 @@ class FeaturePipeline(Recording):
         src : str or list of str
             Files, folders or patterns.
         dst : str
-            A folder, for files that hold the rows in the order of those of `src`.
+            A folder, for files that hold the rows in the order of those of `src`; behind
+            ``add_hist_seq`` the rows of a user are together, in the order of time.
         executor : {"arrow", "catalyst"}
             ``"catalyst"`` reads and writes by Spark.
         host : {"spark", "local", "here"} or Host, optional
@@ -211,7 +212,7 @@ class FeaturePipeline(Recording):
         from bigdl.friesian.feature.pipeline import by_files, files
         from bigdl.friesian.feature.pipeline.step import check_schema, inputs_of
 
-        self._check_row_wise("arrow")
+        self._check_runs("arrow")
         paths = files.paths_of(src)
         found = files.schema_of(paths[0])
         check_schema(found, self._schema, inputs_of(fitted))
@@ -223,12 +224,12 @@ class FeaturePipeline(Recording):
         files.mark_complete(dst)
         return rows
 
-    def _check_row_wise(self, executor: str) -> None:
-        others = [step.method for step in self._steps if not step.is_row_wise]
+    def _check_runs(self, executor: str) -> None:
+        others = [step.method for step in self._steps if executor not in executors_of(step)]
         if others:
             raise UsageError(
-                f"{', '.join(others)} run on tables of Spark only, not by the executor {executor}; "
-                "use fit and transform, or leave them out"
+                f"The executor {executor} does not run {', '.join(others)}; use fit and transform "
+                "on tables of Spark, or leave it out"
             )
 
     # -- rows ----------------------------------------------------------------------------------
@@ -257,7 +258,7 @@ class FeaturePipeline(Recording):
         from bigdl.friesian.feature.pipeline.by_rows import RowExecutor
 
         fitted = self._known()
-        self._check_row_wise("row")
+        self._check_runs("row")
         return RowExecutor(fitted, self._schema)
 
     # -- folders -------------------------------------------------------------------------------

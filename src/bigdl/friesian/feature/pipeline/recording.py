@@ -331,7 +331,7 @@ class Recording(ABC):
         max_len: int = 100,
         num_seqs: int = 2147483647,
     ) -> Self:
-        """Add histories; see :meth:`FeatureTable.add_hist_seq`; on tables of Spark only."""
+        """Add histories; see :meth:`FeatureTable.add_hist_seq`; on tables and files."""
         return self._on_table(
             "add_hist_seq",
             cols=as_names(cols, "cols"),

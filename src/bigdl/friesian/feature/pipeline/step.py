@@ -15,7 +15,7 @@ fields and state.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,10 +33,12 @@ __all__ = [
     "Field",
     "Fitted",
     "Function",
+    "GroupStep",
     "Schema",
     "State",
     "Step",
     "check_schema",
+    "executors_of",
     "inputs_of",
     "require_fields",
 ]
@@ -114,7 +116,8 @@ class Step(ABC):
     method : str
         Of :class:`FeaturePipeline`.
     is_row_wise : bool
-        Whether each row has one result that depends on no other row.  Others only run on Spark.
+        Whether each row has one result that depends on no other row.  Others run on Spark, and by
+        ``arrow`` if they are a :class:`GroupStep`.
     """
 
     method: ClassVar[str]
@@ -154,6 +157,27 @@ class Step(ABC):
         return self.catalyst(df, before, state)
 
 
+class GroupStep(Step):
+    """A step that looks at the rows with the same value in a column, and at no others."""
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """The column."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> list[str]:
+        """All columns that it reads."""
+
+    def check_rows(self, table: pa.Table) -> None:
+        """Refuse rows that it cannot work on; they need not belong together."""
+
+    @abstractmethod
+    def of_groups(self, table: pa.Table) -> Iterator[pa.Table]:
+        """What it makes of all rows with some values in the column, in their order."""
+
+
 @dataclass(frozen=True)
 class Fitted:
     """A step with the fields before it and its state."""
@@ -178,6 +202,13 @@ class Fitted:
                 name for cell in self.cells if cell.function is not None for name in cell.inputs
             )
         )
+
+
+def executors_of(step: Step) -> tuple[str, ...]:
+    """The executors that a step runs by."""
+    if step.is_row_wise:
+        return "catalyst", "arrow", "row"
+    return ("catalyst", "arrow") if isinstance(step, GroupStep) else ("catalyst",)
 
 
 def inputs_of(fitted: Sequence[Fitted]) -> list[str]:

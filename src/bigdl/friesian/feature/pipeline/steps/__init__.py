@@ -8,11 +8,11 @@ from bigdl.friesian.feature.pipeline.steps.casts import Cast
 from bigdl.friesian.feature.pipeline.steps.cells import Clip, FillMedian, FillNa, Log
 from bigdl.friesian.feature.pipeline.steps.encoding import CategoryEncode
 from bigdl.friesian.feature.pipeline.steps.hashing import CrossColumns, HashEncode
+from bigdl.friesian.feature.pipeline.steps.histories import AddHistSeq
 from bigdl.friesian.feature.pipeline.steps.layout import Drop, Rename, Select
 from bigdl.friesian.feature.pipeline.steps.scaling import MinMaxScale
 from bigdl.friesian.feature.pipeline.steps.sequences import Mask, Pad
 from bigdl.friesian.feature.pipeline.steps.tables import (
-    AddHistSeq,
     AddNegativeSamples,
     AddNegHistSeq,
     DropNa,

@@ -46,6 +46,10 @@ def _lengths(values: pa.Array) -> np.ndarray:
     return pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
 
 
+def _is_plain(items: pa.Array) -> bool:
+    return not items.null_count and kinds.is_numeric(kinds.of_arrow(items.type))
+
+
 def _lists(items: pa.Array, rows: int, length: int) -> pa.Array:
     import numpy as np
     import pyarrow as pa
@@ -98,6 +102,9 @@ class Padded(Function):
         if self.has_rows:  # what is filled in depends on the row
             return pa.array(map(self.value, values.to_pylist()), kinds.to_arrow(self.kind))
         items, lengths = values.flatten(), _lengths(values)
+        if _is_plain(items) and self.token is not None:
+            found = self._plain(items.to_numpy(zero_copy_only=False), lengths)
+            return _lists(pa.array(found, items.type), len(values), self.length)
         token = pa.array([self.token], items.type)
         ends = np.cumsum(lengths)[:, None]
         kept = np.minimum(lengths, self.length)[:, None]
@@ -105,6 +112,17 @@ class Padded(Function):
         places = np.where(columns < kept, ends - kept + columns, len(items))
         found = pa.concat_arrays([items, token]).take(pa.array(places.ravel()))
         return _lists(found, len(values), self.length)
+
+    def _plain(self, items: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """All values of the results, from numbers without nulls: a copy in one go."""
+        import numpy as np
+
+        if len(lengths) and lengths.max() > self.length:
+            behind = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(items))
+            items = items[behind <= self.length]
+        found = np.full((len(lengths), self.length), self.token, items.dtype)
+        found[np.arange(self.length) < lengths[:, None]] = items
+        return found.ravel()
 
     def value(self, value: list | None) -> list:
         kept = list(value or ())[-self.length :]

@@ -1,4 +1,4 @@
-"""Steps that look at several rows, or choose rows: they run on tables of Spark only."""
+"""Steps that look at several rows, or choose rows: most run on tables of Spark only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = [
-    "AddHistSeq",
     "AddNegHistSeq",
     "AddNegativeSamples",
     "DropNa",
@@ -75,18 +74,6 @@ class Filter(TableStep):
     """``filter``."""
 
     method = "filter"
-
-
-class AddHistSeq(TableStep):
-    """``add_hist_seq``."""
-
-    method = "add_hist_seq"
-
-    def cardinality(self, name: str, before: Schema, state: State) -> int | None:
-        source = name.removesuffix("_hist_seq")
-        if source != name and source in before and name not in before:
-            return before[source].cardinality
-        return super().cardinality(name, before, state)
 
 
 class AddNegHistSeq(TableStep):
