@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.tf2.remote import redirect
 
 __all__ = ["WorkerCallbacks", "as_callbacks"]
 
@@ -74,6 +75,15 @@ class WorkerCallbacks:
             for c in callbacks
             for hook in _BATCH_HOOKS
         )
+        folders = [f for f in map(redirect, self._callbacks) if f is not None]
+
+        def upload(*_):
+            for folder in folders:
+                folder.upload()
+
+        if folders:
+            last = keras.callbacks.LambdaCallback(on_epoch_end=upload, on_train_end=upload)
+            self._callbacks.append(last)
         self.list = keras.callbacks.CallbackList(
             self._callbacks, add_history=False, add_progbar=False, model=model, **params
         )

@@ -15,7 +15,7 @@ from bigdl.orca.learn.tf2.opening import build_for, exchange, open_rows
 from bigdl.orca.learn.tf2.parts import Packed
 from bigdl.orca.learn.tf2.running import merge_metrics
 from bigdl.orca.learn.tf2.runtime import seed_keras
-from bigdl.orca.learn.tf2.state import put_weights, tensor_of
+from bigdl.orca.learn.tf2.state import array_of, put_weights, tensor_of
 from bigdl.orca.learn.tf2.steps import steps_of
 
 __all__ = ["EvaluateProgram", "evaluate_batches", "figures_of", "numbers_of", "run_evaluation"]
@@ -85,11 +85,9 @@ def figures_of(model, logs: dict, rows: int, sync, initial: list) -> dict[str, f
 
 def numbers_of(logs: dict) -> dict[str, Any]:
     """Figures as Python numbers (or lists of them)."""
-    import keras
-    import numpy as np
 
     def number(value):
-        array = np.asarray(keras.ops.convert_to_numpy(value))
+        array = array_of(value)
         return array.item() if array.ndim == 0 else array.tolist()
 
     return {name: number(value) for name, value in logs.items()}

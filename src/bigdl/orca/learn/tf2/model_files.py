@@ -172,9 +172,10 @@ class KerasFiles(BaseEstimator):
             suffix = ".h5" if data.startswith(b"\x89HDF") else ".keras"
             local = Path(folder, "model" + suffix)
             local.write_bytes(data)
+            objects = {**(_short_names() if suffix == ".h5" else {}), **(custom_objects or {})}
             try:
                 model = keras.saving.load_model(
-                    local, custom_objects=custom_objects, compile=compile, safe_mode=not trust
+                    local, custom_objects=objects, compile=compile, safe_mode=not trust
                 )
             except Exception as error:  # a file of something else shows in many ways
                 text = " ".join(str(error).split())[:600]
@@ -281,6 +282,13 @@ class KerasFiles(BaseEstimator):
         if model.built:
             put_weights(model, snapshot.files["model.pt"], f"weights in {path!r}")
         self._training.take(snapshot)
+
+
+def _short_names() -> dict[str, Any]:
+    """Losses by names that a file of HDF5 may hold and Keras does not find there."""
+    import keras
+
+    return {name: keras.losses.get(name) for name in ("mse", "mae", "mape", "msle")}
 
 
 def _snapshot_of(model) -> Snapshot:

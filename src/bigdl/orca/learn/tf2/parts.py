@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import random
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,7 +147,12 @@ class KerasParts:
 
         self.need()
         if self.archive is not None:
-            with keras.saving.custom_object_scope(self.custom_objects):
+            with (
+                keras.saving.custom_object_scope(self.custom_objects),
+                warnings.catch_warnings(),
+            ):
+                # of a model that has not been trained yet
+                warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
                 model = pickle.loads(self.archive)
         else:
             model = self.creator(self.config)

@@ -10,6 +10,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.state import dumps, loads
 
 __all__ = [
+    "array_of",
     "dump_optimizers",
     "dump_weights",
     "optimizers_of",
@@ -21,12 +22,19 @@ __all__ = [
 ]
 
 
+def array_of(value) -> np.ndarray:
+    """A variable or tensor of either backend, or a number, as an array."""
+    value = getattr(value, "value", value)  # of a variable of Keras
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    return value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+
+
 def tensor_of(variable):
     """A copy of a variable as a tensor of torch, on the CPU."""
-    import keras
     import torch
 
-    array = np.array(keras.ops.convert_to_numpy(variable))
+    array = np.array(array_of(variable))
     if array.dtype.name == "bfloat16":  # numpy has no such type of its own
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

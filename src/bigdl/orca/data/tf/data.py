@@ -1,0 +1,136 @@
+"""Orca's Dataset: the rows of XShards as a ``tf.data`` pipeline (API of BigDL 2.x)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError, require
+from bigdl.orca.data.feeds.xshards import XShardsFeed
+from bigdl.orca.data.xshards import SparkXShards
+
+__all__ = ["Dataset"]
+
+
+class Dataset:
+    """Rows of XShards, and functions that TensorFlow applies to each of them.
+
+    It is made by :meth:`from_tensor_slices` or :meth:`from_feature_table` and is `data` for the
+    Keras Estimator.  Nothing is computed until then.
+
+    Parameters
+    ----------
+    shards : SparkXShards
+        Of arrays, or tuples or dicts of them, of equal numbers of rows.
+    functions : sequence of callable
+    """
+
+    def __init__(self, shards: SparkXShards, functions: tuple[Callable, ...] = ()):
+        self._shards, self._functions = shards, functions
+
+    @staticmethod
+    def from_tensor_slices(xshards: SparkXShards) -> Dataset:
+        """The rows of XShards of arrays, or of tuples or dicts of them.
+
+        Raises
+        ------
+        UsageError
+            For anything but SparkXShards.
+        """
+        if not isinstance(xshards, SparkXShards):
+            raise UsageError(
+                f"only datasets created from XShards are supported, got {type(xshards).__name__}"
+            )
+        return Dataset(xshards)
+
+    @staticmethod
+    def from_feature_table(tbl) -> Dataset:
+        """The rows of a FeatureTable, each a dict of its columns."""
+        frame = getattr(tbl, "df", None)
+        if frame is None or not hasattr(frame, "mapInArrow"):
+            raise UsageError(
+                f"from_feature_table needs a FeatureTable of Friesian, got {type(tbl).__name__}"
+            )
+        return Dataset(_columns_of(frame))
+
+    def map(self, map_func: Callable) -> Dataset:
+        """Apply a function of TensorFlow to every row.
+
+        It is applied once to a row, not in every epoch.
+
+        Parameters
+        ----------
+        map_func : callable
+            Of an element, or of its parts where elements are tuples.
+        """
+        if not callable(map_func):
+            raise UsageError(f"map needs a function of a row, got {type(map_func).__name__}")
+        return Dataset(self._shards, (*self._functions, map_func))
+
+    def get_xshards(self) -> SparkXShards:
+        """The rows after all functions, as XShards of the same structure as the elements."""
+        if not self._functions:
+            return self._shards
+        functions = self._functions
+        return self._shards.transform_shard(lambda shard: _mapped(shard, functions))
+
+    def feed(self, config: dict | None = None, *, name: str | None = None) -> XShardsFeed:
+        """The rows as input of a fit or an evaluation; elements must be ``(x, y)``."""
+        return XShardsFeed(
+            self.get_xshards().transform_shard(_as_xy), None, None, config, name=name
+        )
+
+    def rows_for_predict(self) -> SparkXShards:
+        """The rows as input of a prediction: the elements, or ``x`` of ``(x, y)``."""
+        return self.get_xshards().transform_shard(_as_x)
+
+
+def _columns_of(frame) -> SparkXShards:
+    """The partitions of a DataFrame as dicts of arrays."""
+    from bigdl.orca.data.xshards.frames import frames_of
+
+    return SparkXShards.lazy(frames_of(frame)).transform_shard(_arrays)
+
+
+def _arrays(frame) -> dict[str, np.ndarray]:
+    """The columns of a pandas frame in the types that TensorFlow computes with."""
+    return {name: _array(frame[name].to_numpy()) for name in frame.columns}
+
+
+def _array(values: np.ndarray) -> np.ndarray:
+    if values.dtype == object and len(values) and not isinstance(values[0], str):
+        cells = [cell.toArray() if hasattr(cell, "toArray") else cell for cell in values]
+        values = np.stack([np.asarray(cell) for cell in cells])
+    return values.astype("float32") if values.dtype == "float64" else values
+
+
+def _mapped(shard: Any, functions) -> Any:
+    """A shard after functions of its rows."""
+    tf = require("tensorflow", "tf")
+    dataset = tf.data.Dataset.from_tensor_slices(shard)
+    for function in functions:
+        dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    rows = int(dataset.cardinality())
+    batch = next(iter(dataset.batch(max(1, rows))), None)
+    if batch is None:
+        spec = dataset.batch(1).element_spec
+        batch = tf.nest.map_structure(lambda s: tf.zeros([0, *s.shape[1:]], s.dtype), spec)
+    return tf.nest.map_structure(lambda tensor: tensor.numpy(), batch)
+
+
+def _as_xy(element):
+    if isinstance(element, dict) and set(element) == {"x", "y"}:
+        return element
+    if isinstance(element, tuple | list) and len(element) == 2:
+        return {"x": element[0], "y": element[1]}
+    raise UsageError(
+        "The elements of the Dataset must be (x, y) to fit or evaluate; make them so by map"
+    )
+
+
+def _as_x(element):
+    if isinstance(element, tuple | list) and len(element) == 2:
+        element = element[0]
+    return element if isinstance(element, dict) and "x" in element else {"x": element}
