@@ -169,3 +169,56 @@ def test_what_files_cannot_do_is_refused(folder, tmp_path):
     pq.write_table(visits().drop_columns("time"), tmp_path / "a.parquet")
     with pytest.raises(UsageError, match=r"\['time'\] do not exist in this Table"):
         histories.transform_files(str(tmp_path / "a.parquet"), str(tmp_path / "o"), host="here")
+
+
+def test_columns_in_the_names_of_folders_are_those_of_spark(orca_spark, tmp_path):
+    source = str(tmp_path / "visits")
+    columns = "row % 3 day", "if(row % 5 = 0, null, concat('a b/', row % 2)) kind", "row", "item"
+    frame = orca_spark.createDataFrame(visits(60).select(["row", "item"])).selectExpr(*columns)
+    frame.write.partitionBy("day", "kind").parquet(source)
+
+    def record():
+        return FeaturePipeline().category_encode("kind").min_max_scale("day")
+
+    by_spark = record().fit_files(source, executor="catalyst")
+    by_files = record().fit_files(source, host="here")
+    assert by_files.transform_files(source, str(tmp_path / "out"), host="here") == 60
+    wanted = by_spark.transform(FeatureTable.read_parquet(source)).df.toArrow()
+    found = pq.read_table(tmp_path / "out")
+    assert found.schema.equals(wanted.schema)
+    assert rows_of(found) == rows_of(wanted)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["1", "-20"], "int"),
+        (["1", "3000000000"], "bigint"),
+        (["1", "2.5"], "double"),
+        (["2024-05-01", "__HIVE_DEFAULT_PARTITION__"], "date"),
+        (["x", "1"], "string"),
+        (["__HIVE_DEFAULT_PARTITION__"], "string"),
+    ],
+)
+def test_the_type_of_a_folder_is_the_first_that_fits_all(tmp_path, values, kind):
+    for value in values:
+        (tmp_path / f"k={value}").mkdir()
+        pq.write_table(visits(3), tmp_path / f"k={value}" / "a.parquet")
+    pipeline = FeaturePipeline().fillna(0, "item").fit_files(str(tmp_path), host="here")
+    assert pipeline.feature_schema()["k"].dtype == kind
+    assert list(pipeline.feature_schema())[-1] == "k"
+
+
+def test_folders_that_name_different_columns_are_refused(tmp_path):
+    for name in ("k=1", "m=1"):
+        (tmp_path / name).mkdir()
+        pq.write_table(visits(3), tmp_path / name / "a.parquet")
+    with pytest.raises(UsageError, match="should name the columns"):
+        FeaturePipeline().fillna(0, "item").fit_files(str(tmp_path), host="here")
+
+
+def test_a_file_without_a_column_of_the_others_is_named(tmp_path):
+    pq.write_table(visits(3), tmp_path / "a.parquet")
+    pq.write_table(visits(3).drop_columns("name"), tmp_path / "b.parquet")
+    with pytest.raises(UsageError, match="column name of the other files is missing"):
+        FeaturePipeline().category_encode("name").fit_files(str(tmp_path), host="here")

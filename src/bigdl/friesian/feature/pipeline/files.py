@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.feature.pipeline import kinds
-from bigdl.friesian.feature.pipeline.batches import Batch, Factored, batch_of, normal
+from bigdl.friesian.feature.pipeline import kinds, partitions
+from bigdl.friesian.feature.pipeline.batches import Batch, Factored, normal
 from bigdl.friesian.feature.pipeline.step import Field
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Piece",
     "Rows",
+    "Source",
     "clear",
     "file_of",
     "mark_complete",
     "opened",
-    "paths_of",
     "pieces_of",
-    "schema_of",
+    "source_of",
     "table_of",
     "write",
 ]
@@ -63,31 +63,55 @@ class Piece(Rows):
     groups : tuple of int
     count : int
         Number of rows.
+    given : dict of str to object
+        Values that all rows have, of the columns that stand in the names of folders.
     """
 
     path: str
     groups: tuple[int, ...]
-    count: int = 0
+    count: int
+    given: dict[str, Any]
 
     def batches(self, schema: dict[str, Field]) -> Iterator[Batch]:
         """A batch for each group; a column is read when it is asked for."""
-        texts = [name for name, each in schema.items() if each.kind == "string"]
+        texts = [
+            name
+            for name, each in schema.items()
+            if each.kind == "string" and name not in self.given
+        ]
         with opened(self.path, texts) as file:
             found = {each.name: kinds.of_arrow(each.type) for each in file.schema_arrow}
             for name, each in schema.items():
-                if name in found and found[name] != each.kind:
+                if name not in self.given and found.get(name, each.kind) != each.kind:
                     raise UsageError(
                         f"The column {name} should be of type {each.kind}, but is {found[name]} in "
                         f"{self.path}"
                     )
+            there = [name for name in schema if name in found or name in self.given]
             if not self.groups:
                 empty = file.schema_arrow.empty_table()
-                yield batch_of({name: empty[name] for name in schema if name in found})
+                kept = Batch({n: partial(normal, empty[n]) for n in there if n in found}, 0)
+                yield self._whole(kept, schema, there)
             for group in self.groups:
-                columns = {
-                    name: partial(_column, file, group, name) for name in schema if name in found
-                }
-                yield Batch(columns, file.metadata.row_group(group).num_rows)
+                columns = {n: partial(_column, file, group, n) for n in there if n in found}
+                batch = Batch(columns, file.metadata.row_group(group).num_rows)
+                yield self._whole(batch, schema, there)
+
+    def _whole(self, batch: Batch, schema: dict[str, Field], names: list[str]) -> Batch:
+        """A batch with the columns that all rows have the same value of."""
+        given = {
+            name: partial(_repeated, value, schema[name].kind, batch.rows)
+            for name, value in self.given.items()
+            if name in schema
+        }
+        return Batch({n: given.get(n) or partial(batch.__getitem__, n) for n in names}, batch.rows)
+
+
+def _repeated(value: Any, kind: str, rows: int) -> Factored:
+    import numpy as np
+    import pyarrow as pa
+
+    return Factored(pa.array([value], kinds.to_arrow(kind)), np.zeros(rows, np.int32))
 
 
 def _column(file: pq.ParquetFile, group: int, name: str) -> Any:
@@ -104,45 +128,78 @@ def opened(path: str, names: Sequence[str] | None = None) -> Iterator[pq.Parquet
     fs, inside = open_file_system(path)
     source = inside if is_local_path(path) else fs.open(inside)
     options = {"memory_map": True} if is_local_path(path) else {}
-    with pq.ParquetFile(
-        source, read_dictionary=names, coerce_int96_timestamp_unit="us", **options
-    ) as file:
+    try:
+        file = pq.ParquetFile(
+            source, read_dictionary=names, coerce_int96_timestamp_unit="us", **options
+        )
+    except KeyError as error:
+        name = error.args[0].decode()
+        raise UsageError(f"The column {name} of the other files is missing in {path}") from None
+    with file:
         yield file
 
 
-def paths_of(src: Any) -> list[str]:
-    """The files that a user means, sorted within each path."""
+@dataclass(frozen=True)
+class Source:
+    """The files that a user means.
+
+    Attributes
+    ----------
+    paths : list of str
+        Sorted within each path of the user.
+    given : dict of str to dict
+        Of each file the values of the columns that stand in the names of its folders.
+    schema : dict of str to Field
+        Those of the first file, which all others have to have, and the columns in names of folders
+        behind them.
+    """
+
+    paths: list[str]
+    given: dict[str, dict[str, Any]]
+    schema: dict[str, Field]
+
+
+def source_of(src: Any) -> Source:
+    """The files that a user means."""
     from bigdl.orca.data.pandas.paths import files_of, split_paths
+    from bigdl.orca.data.storage import is_local_path, open_file_system
 
-    return [file for path in split_paths(src) for file in files_of(path, nested=True)]
+    named: dict[str, dict[str, str | None]] = {}
+    for root in split_paths(src):
+        inside = open_file_system(root)[1] if is_local_path(root) else root
+        for path in files_of(root, nested=True):
+            named[path] = partitions.named_in(path, inside)
+    in_names = partitions.fields_of(named)
+    given = {path: partitions.typed(each, in_names) for path, each in named.items()}
+    paths = list(named)
+    with opened(paths[0]) as file:
+        inside = {each.name: Field(kinds.of_arrow(each.type)) for each in file.schema_arrow}
+    fields = {name: each for name, each in inside.items() if name not in in_names}
+    return Source(paths, given, fields | in_names)
 
 
-def schema_of(path: str) -> dict[str, Field]:
-    """The fields of a file; all others have to be of the same types."""
-    with opened(path) as file:
-        return {each.name: Field(kinds.of_arrow(each.type)) for each in file.schema_arrow}
-
-
-def pieces_of(paths: Sequence[str], count: int) -> list[Piece]:
+def pieces_of(source: Source, count: int) -> list[Piece]:
     """All row groups of files, in their order, as about so many pieces.
 
     A piece never has groups of several files, and a group is never cut.  Files without rows are
     one piece without groups.
     """
     rows = []
-    for path in paths:
+    for path in source.paths:
         with opened(path) as file:
             groups = range(file.num_row_groups)
             rows.append([file.metadata.row_group(group).num_rows for group in groups])
     target = max(sum(map(sum, rows)) / count, 1)
     pieces: list[Piece] = []
-    for path, sizes in zip(paths, rows, strict=True):
+    for path, sizes in zip(source.paths, rows, strict=True):
         parts = min(max(round(sum(sizes) / target), 1), len(sizes))
         bounds = [len(sizes) * i // parts for i in range(parts + 1)] if parts else []
         for first, last in pairwise(bounds):
             groups = tuple(range(first, last))
-            pieces.append(Piece(len(pieces), path, groups, sum(sizes[first:last])))
-    return pieces or [Piece(0, paths[0], ())]
+            count = sum(sizes[first:last])
+            pieces.append(Piece(len(pieces), path, groups, count, source.given[path]))
+    first_path = source.paths[0]
+    return pieces or [Piece(0, first_path, (), 0, source.given[first_path])]
 
 
 def clear(path: str, sources: Sequence[str], mode: str) -> None:

@@ -145,7 +145,7 @@ class FeaturePipeline(Recording):
         Parameters
         ----------
         src : str or list of str
-            Files, folders or patterns.
+            Files, folders or patterns.  Names of folders such as ``day=3`` are a column.
         executor : {"arrow", "catalyst"}
             ``"catalyst"`` reads them as a table of Spark and calls :meth:`fit`.
         host : {"spark", "local", "here"} or Host, optional
@@ -164,10 +164,10 @@ class FeaturePipeline(Recording):
         from bigdl.friesian.feature.pipeline.learning import learn
 
         self._check_runs("arrow")
-        paths = files.paths_of(src)
-        schema = files.schema_of(paths[0])
+        source = files.source_of(src)
+        schema = source.schema
         with _host(host) as runner:
-            pieces = files.pieces_of(paths, runner.pieces)
+            pieces = files.pieces_of(source, runner.pieces)
             fitted = learn(
                 self._steps,
                 schema,
@@ -213,13 +213,13 @@ class FeaturePipeline(Recording):
         from bigdl.friesian.feature.pipeline.step import check_schema, inputs_of
 
         self._check_runs("arrow")
-        paths = files.paths_of(src)
-        found = files.schema_of(paths[0])
+        source = files.source_of(src)
+        found = source.schema
         check_schema(found, self._schema, inputs_of(fitted))
         schema = {name: each for name, each in found.items() if name in self._schema}
-        files.clear(dst, paths, mode)
+        files.clear(dst, source.paths, mode)
         with _host(host) as runner:
-            pieces = files.pieces_of(paths, runner.pieces)
+            pieces = files.pieces_of(source, runner.pieces)
             rows = by_files.transformed(fitted, schema, pieces, os.fspath(dst), runner)
         files.mark_complete(dst)
         return rows
