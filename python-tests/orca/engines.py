@@ -46,6 +46,35 @@ WAYS = [
 ]
 
 
+slow_on_ray = pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(*way.values, id=way.id, marks=[*way.marks, pytest.mark.slow])
+        if way.values[0].on_ray
+        else way
+        for way in WAYS
+    ],
+    indirect=True,
+)
+"""Mark of a test of every way whose cases on Ray are slow."""
+
+
+def crossed(*cases, fast_on_ray=()):
+    """Every engine with every case, for ``engine_way`` and an argument that follows it.
+
+    On Ray a lost worker costs the start of a process that imports torch, so only the cases that are
+    named by their ids are fast there.
+    """
+    made = []
+    for engine in ENGINES:
+        for case in cases:
+            is_slow = engine.values[0].on_ray and case.__name__ not in fast_on_ray
+            marks = pytest.mark.slow if is_slow else ()
+            name = f"{engine.id}-{case.__name__}"
+            made.append(pytest.param(*engine.values, case, id=name, marks=marks))
+    return made
+
+
 def syncs():
     """The classes of GradientSync."""
     from bigdl.orca.sync.horovod import HorovodSync

@@ -11,6 +11,7 @@ import faults
 import numpy as np
 import psutil
 import pytest
+from engines import crossed
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
 from bigdl.orca.data.feeds import as_feed
@@ -230,7 +231,7 @@ def blocked_in_native_code(worker):
     re.match(r"(a+)+$", "a" * 64 + "b")
 
 
-BLOCKED = [blocked_in_python, blocked_in_a_collective, blocked_in_native_code]
+BLOCKED = (blocked_in_python, blocked_in_a_collective, blocked_in_native_code)
 
 
 def join_group_if(block, worker):
@@ -241,7 +242,11 @@ def join_group_if(block, worker):
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("block", BLOCKED)
+@pytest.mark.parametrize(
+    ("engine_way", "block"),
+    crossed(*BLOCKED, fast_on_ray=["blocked_in_a_collective"]),
+    indirect=["engine_way"],
+)
 def test_dead_worker_does_not_hang_its_peers(engine, tmp_path, block):
     def program(worker):
         (tmp_path / f"pid-{worker.rank}").write_text(str(os.getpid()))
@@ -258,7 +263,11 @@ def test_dead_worker_does_not_hang_its_peers(engine, tmp_path, block):
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("block", BLOCKED)
+@pytest.mark.parametrize(
+    ("engine_way", "block"),
+    crossed(*BLOCKED, fast_on_ray=["blocked_in_native_code"]),
+    indirect=["engine_way"],
+)
 def test_error_frees_the_peers(engine, tmp_path, block):
     def program(worker):
         (tmp_path / f"pid-{worker.rank}").write_text(str(os.getpid()))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from alone import largest_difference, rows_of, train_alone
+from engines import slow_on_ray
 from torch import nn
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
@@ -209,6 +210,7 @@ def test_killed_worker_changes_nothing(
 
 
 @pytest.mark.fault
+@slow_on_ray
 def test_all_workers_killed_twice_change_nothing(orca_spark, way, undisturbed, tmp_path, log):
     kills = [faults.Kill(tmp_path / f"killed-{rank}", rank, 17, times=2) for rank in (0, 1)]
     attempts = faults.Attempts(tmp_path / "attempts")
@@ -223,6 +225,7 @@ def test_all_workers_killed_twice_change_nothing(orca_spark, way, undisturbed, t
 
 
 @pytest.mark.fault
+@slow_on_ray
 def test_lost_spool_is_made_again(orca_spark, way, undisturbed, tmp_path):
     class LoseSpoolAndDie(faults.Kill):
         def act(self, runner):
@@ -239,6 +242,7 @@ def test_lost_spool_is_made_again(orca_spark, way, undisturbed, tmp_path):
 
 
 @pytest.mark.fault
+@slow_on_ray
 @pytest.mark.parametrize("max_failures", [0, 1])
 def test_more_losses_than_forgiven_raise(orca_spark, way, tmp_path, max_failures):
     kill = faults.Kill(tmp_path / "killed", 1, 2, times=9)
@@ -252,6 +256,7 @@ def test_more_losses_than_forgiven_raise(orca_spark, way, tmp_path, max_failures
 
 
 @pytest.mark.fault
+@slow_on_ray
 def test_worker_killed_in_evaluate_changes_nothing(orca_spark, way, tmp_path):
     data = faults.frame(orca_spark)
     est = faults.estimator(backend=way.backend, metrics=["mse"])
