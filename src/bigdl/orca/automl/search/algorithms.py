@@ -174,8 +174,14 @@ def scheduler_of(scheduler: Any, params: Mapping[str, Any] | None, epochs: int) 
             f"scheduler {scheduler!r} has no parameter {', '.join(map(repr, unknown))}; it has "
             f"{', '.join(sorted(set(taken) - {'self', 'metric', 'mode'}))}"
         )
-    if "max_t" in taken:
-        params.setdefault("max_t", epochs)
+    # in epochs, where some of Ray's count seconds
+    every = {
+        "time_attr": "training_iteration",
+        "max_t": epochs,
+        "grace_period": 1,
+        "perturbation_interval": max(1, epochs // 4),
+    }
+    params = {**{key: value for key, value in every.items() if key in taken}, **params}
     try:
         return tune.create_scheduler(name, **params)
     except (AssertionError, TypeError, ValueError, tune.TuneError) as error:

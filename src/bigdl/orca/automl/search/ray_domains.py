@@ -46,6 +46,8 @@ def to_ray(path: str, domain: Domain) -> dict[str, Any]:
     """Domains of Ray for the draws of one of ours, by name."""
     from ray import tune
 
+    path = _name(path)
+
     if isinstance(domain, Choice):
         return {path: tune.choice(list(range(len(domain.categories))))}
     if isinstance(domain, Normal):
@@ -64,16 +66,19 @@ def to_ray(path: str, domain: Domain) -> dict[str, Any]:
 
 def draws_of(domains: Mapping[str, Domain], suggested: Mapping[str, Any]) -> dict[str, Any]:
     """The draws that a searcher of Ray means by its values for :func:`to_ray`."""
-    from ray.tune.utils.util import flatten_dict
-
-    values = flatten_dict(dict(suggested), "/")
     found: dict[str, Any] = {}
     for path, domain in domains.items():
+        name, values = _name(path), suggested
         if isinstance(domain, Subset):
-            weights = [values[f"{path}:{i}"] for i in range(len(domain.categories))]
-            found[path] = [int(values[f"{path}:number"]), *map(float, weights)]
+            weights = [values[f"{name}:{i}"] for i in range(len(domain.categories))]
+            found[path] = [int(values[f"{name}:number"]), *map(float, weights)]
         elif isinstance(domain, Choice) or (isinstance(domain, Number) and domain.counts):
-            found[path] = int(values[path])
+            found[path] = int(values[name])
         else:
-            found[path] = float(values[path])
+            found[path] = float(values[name])
     return found
+
+
+def _name(path: str) -> str:
+    """Ray takes a slash for a dict in a dict."""
+    return path.replace("/", "|")

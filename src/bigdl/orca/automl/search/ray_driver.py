@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ray.tune import Callback
-from ray.tune.search import Searcher
+from ray.tune.search import SearchAlgorithm, Searcher, SearchGenerator
 
 from bigdl.common.tuning.lost import mark
 from bigdl.orca.automl.search.ray_domains import draws_of
 from bigdl.orca.automl.search.ray_trial import KEEPER
 from bigdl.orca.automl.search.records import Records
 
-__all__ = ["Proposer", "Recorder", "Running", "drawing"]
+__all__ = ["Algorithm", "Proposer", "Recorder", "Running", "drawing"]
 
 
 class Running:
@@ -46,12 +46,24 @@ class Proposer(Searcher):
         ``draw(trial, trial_id)`` gives the draws of a trial.
     foreign : ray.tune.search.Searcher, optional
         Who is to hear of results, too.
+    concurrency : int, optional
+        Trials at the same time.
     """
 
-    def __init__(self, records: Records, running: Running, keeper, name: str, draw, foreign=None):
+    def __init__(
+        self,
+        records: Records,
+        running: Running,
+        keeper,
+        name: str,
+        draw: Callable[[Any, str], dict],
+        foreign=None,
+        concurrency: int | None = None,
+    ):
         super().__init__()
         self._records, self._running, self._draw = records, running, draw
         self._keeper, self._name, self._foreign = keeper, name, foreign
+        self._concurrency = concurrency
 
     def suggest(self, trial_id):
         import ray
@@ -59,6 +71,8 @@ class Proposer(Searcher):
         if not self._records.waiting():
             # a trial that runs may be lost, and then waits again
             return None if self._running.trials else Searcher.FINISHED
+        if self._concurrency and len(self._running.trials) >= self._concurrency:
+            return None
         trial = self._records.study.ask()
         mark(trial)
         config = self._records.draw(trial, self._draw(trial, trial_id))
@@ -79,11 +93,37 @@ class Proposer(Searcher):
     def set_search_properties(self, metric, mode, config, **spec):
         return True
 
-    def save(self, checkpoint_path):
-        """The records are saved as they are made."""
 
-    def restore(self, checkpoint_path):
-        """A search goes on from its records."""
+class Algorithm(SearchAlgorithm):
+    """A Proposer for Tune, whatever the scheduler is: PBT refuses Tune's own way to have one.
+
+    Nothing has to be saved: the records are written as they are made.
+    """
+
+    def __init__(self, proposer: Proposer):
+        self._generator = SearchGenerator(proposer)
+
+    @property
+    def total_samples(self):
+        return self._generator.total_samples
+
+    def set_search_properties(self, metric, mode, config, **spec):
+        return True
+
+    def add_configurations(self, experiments):
+        self._generator.add_configurations(experiments)
+
+    def next_trial(self):
+        return self._generator.next_trial()
+
+    def on_trial_result(self, trial_id, result):
+        self._generator.on_trial_result(trial_id, result)
+
+    def on_trial_complete(self, trial_id, result=None, error=False):
+        self._generator.on_trial_complete(trial_id, result, error)
+
+    def is_finished(self):
+        return self._finished or self._generator.is_finished()
 
 
 def drawing(records: Records, foreign=None) -> Callable[[Any, str], dict]:

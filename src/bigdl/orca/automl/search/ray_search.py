@@ -68,7 +68,7 @@ def run_on_ray(
     """
     from ray import tune
 
-    from bigdl.orca.automl.search.ray_driver import Proposer, Recorder, Running, drawing
+    from bigdl.orca.automl.search.ray_driver import Algorithm, Proposer, Recorder, Running, drawing
     from bigdl.orca.automl.search.ray_trial import TuneTrial
 
     check_room(resources)
@@ -76,7 +76,8 @@ def run_on_ray(
     foreign = strategy.ray_searcher(records.space, records.goal)
     running, storage = Running(), remote_dir or str(records.folder)
     with _keeper(records, job) as (keeper, name), _settings(), _quiet(), _signals():
-        proposer = Proposer(records, running, keeper, name, drawing(records, foreign), foreign)
+        draw = drawing(records, foreign)
+        proposer = Proposer(records, running, keeper, name, draw, foreign, concurrency)
         first = records.goal.first
         # a scheduler that was made with a metric does not take another one
         goal = {} if getattr(made, "metric", None) else {"metric": first.name, "mode": first.mode}
@@ -84,10 +85,9 @@ def run_on_ray(
             tune.with_resources(TuneTrial, dict(resources)),
             tune_config=tune.TuneConfig(
                 **goal,
-                search_alg=proposer,
+                search_alg=Algorithm(proposer),
                 scheduler=made,
                 num_samples=-1,  # the proposer says when there are no more
-                max_concurrent_trials=concurrency,
                 reuse_actors=True,
                 trial_name_creator=_name,
                 trial_dirname_creator=_name,
