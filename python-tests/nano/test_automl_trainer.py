@@ -11,6 +11,7 @@ from automl_models import Line, line, points
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from training_models import QUIET
 
 import bigdl.nano.automl.hpo as hpo
 from bigdl.common.errors import UsageError
@@ -34,8 +35,9 @@ def _quiet():
 
 
 def searching(**arguments):
-    own = {"use_hpo": True, "max_epochs": 1, "logger": False, "tune_process": False}
-    return Trainer(**(own | arguments))
+    return Trainer(
+        **({"use_hpo": True, "max_epochs": 1, "tune_process": False} | QUIET | arguments)
+    )
 
 
 def test_a_search_finds_good_parameters_and_returns_an_untrained_model(capsys):
