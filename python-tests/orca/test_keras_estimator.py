@@ -249,7 +249,10 @@ def test_a_saved_model_is_loaded_without_its_creator(trained, frame, tmp_path, n
     other = Estimator.from_keras(workers_per_node=2, backend="spark")
     other.load(path)
     assert equal(weights(other), weights(est))
-    assert other.evaluate(frame, **COLUMNS) == pytest.approx(est.evaluate(frame, **COLUMNS))
+    found, expected = other.evaluate(frame, **COLUMNS), est.evaluate(frame, **COLUMNS)
+    if name == "m.h5":  # it names metrics by their functions
+        found = dict(zip(expected, found.values(), strict=True))
+    assert found == pytest.approx(expected, rel=1e-5)
     with pytest.raises(UsageError, match="there already"):
         est.save(path, overwrite=False)
     if name == "folder":

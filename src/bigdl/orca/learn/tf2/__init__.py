@@ -1,5 +1,5 @@
 """Keras models on a cluster (API of BigDL 2.x)."""
 
-from bigdl.orca.learn.tf2.estimator import Estimator
+from bigdl.orca.learn.tf2.estimator import Estimator, KerasEstimator
 
-__all__ = ["Estimator"]
+__all__ = ["Estimator", "KerasEstimator"]

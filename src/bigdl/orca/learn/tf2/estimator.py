@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable
 
 from bigdl.common.errors import UsageError, require
@@ -179,8 +180,9 @@ def _has_spark() -> bool:
     """Whether there is a Spark, or no Ray either."""
     from bigdl.orca.cluster.ray import is_connected
 
-    pyspark = require("pyspark", "orca")
-    return pyspark.SparkContext._active_spark_context is not None or not is_connected()
+    pyspark = sys.modules.get("pyspark")
+    is_there = pyspark is not None and pyspark.SparkContext._active_spark_context is not None
+    return is_there or not is_connected()
 
 
 _ARGUMENTS = tuple(inspect.signature(Estimator.from_keras).parameters)

@@ -157,7 +157,9 @@ class KerasLoop:
     @property
     def _is_within_fit(self) -> bool:
         """Whether some of this fit is done already."""
-        return self.position.counted > self.settings.goal.first or self.position.step > 0
+        position = self.position
+        is_begun = position.step > 0 and position.partial is None
+        return position.counted > self.settings.goal.first or is_begun
 
     def _epoch(self):
         position, number = self.position, self._number

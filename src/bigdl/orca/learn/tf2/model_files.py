@@ -177,6 +177,9 @@ class KerasFiles(BaseEstimator):
                 model = keras.saving.load_model(
                     local, custom_objects=objects, compile=compile, safe_mode=not trust
                 )
+                if suffix == ".h5" and model.compiled:
+                    # from HDF5 Keras builds the optimizer for none of the layers' weights
+                    model.compile_from_config(model.get_compile_config())
             except Exception as error:  # a file of something else shows in many ways
                 text = " ".join(str(error).split())[:600]
                 raise UsageError(

@@ -223,37 +223,30 @@ def _custom_objects(model) -> dict[str, Any]:
     seen: set[int] = set()
 
     def visit(value):
-        if value is None or id(value) in seen or isinstance(value, str):
+        if id(value) in seen:
             return
         seen.add(id(value))
-        if isinstance(value, dict):
-            for each in value.values():
+        if isinstance(value, dict | list | tuple):
+            for each in value.values() if isinstance(value, dict) else value:
                 visit(each)
-            return
-        if isinstance(value, list | tuple):
-            for each in value:
-                visit(each)
-            return
-        thing = value if inspect.isfunction(value) else type(value)
-        if not thing.__module__.startswith(("keras.", "builtins", "tensorflow.", "torch.")):
-            found.setdefault(thing.__name__, thing)
-        if isinstance(value, keras.Layer):
-            visit([each for each in vars(value).values() if _is_part(each)])
-            visit(getattr(value, "layers", None))
-        elif isinstance(value, keras.losses.Loss | keras.metrics.Metric):
-            visit([each for each in vars(value).values() if inspect.isfunction(each)])
+        elif _is_named(value):
+            thing = value if inspect.isfunction(value) else type(value)
+            if not thing.__module__.startswith("keras."):
+                found.setdefault(thing.__name__, thing)
+            if not inspect.isfunction(value):
+                visit([each for each in vars(value).values() if _may_hold(each)])
+                visit(getattr(value, "layers", None))
 
-    visit([model, model.optimizer])
+    visit(model)
     if model.compiled:
-        visit([model.loss, list(model.metrics)])
-        visit(getattr(model, "_compile_config", None) and model._compile_config.config)
+        visit([model.optimizer, model.loss, model._compile_config.config])
     return found
 
 
-def _is_part(value) -> bool:
-    import keras
+def _is_named(value) -> bool:
+    """Whether an archive refers to a value by a name."""
+    return inspect.isfunction(value) or hasattr(type(value), "get_config")
 
-    kinds = (keras.Layer, keras.losses.Loss, keras.optimizers.schedules.LearningRateSchedule)
-    return isinstance(value, kinds) or (
-        inspect.isfunction(value) and not value.__module__.startswith("keras.")
-    )
+
+def _may_hold(value) -> bool:
+    return isinstance(value, dict | list | tuple) or _is_named(value)
