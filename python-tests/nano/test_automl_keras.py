@@ -115,13 +115,16 @@ def test_graphs_of_layers_are_searched():
     assert built.predict(x, verbose=0).shape == (64, 1)
 
 
+@pytest.mark.usefixtures("_enabled")
 def test_a_subclass_of_keras_model_is_searched():
+    from bigdl.nano.tf.keras.layers import Dense
+
     @hpo.tfmodel()
     class Net(keras.Model):
         def __init__(self, units):
             super().__init__()
             self.units = units
-            self.hidden = keras.layers.Dense(units, activation="relu")
+            self.hidden = Dense(units, activation="relu")
             self.head = keras.layers.Dense(1)
 
         def call(self, inputs):

@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 import time
@@ -221,6 +222,20 @@ def test_trials_trained_by_two_processes_report_their_epochs():
     [trial] = trainer.search_summary().trials
     assert list(trial.intermediate_values) == [0, 1]
     assert trial.value == min(trial.intermediate_values.values())
+
+
+def test_an_interrupt_ends_the_search_and_its_trial():
+    class Interrupt(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            raise KeyboardInterrupt
+
+    handler = signal.getsignal(signal.SIGINT)
+    trainer = searching(callbacks=[Interrupt()])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.search(line(), target_metric="val_loss", n_trials=3)
+
+    assert [trial.state.name for trial in trainer.hposearcher.study.trials] == ["FAIL"]
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_a_searcher_stands_alone():

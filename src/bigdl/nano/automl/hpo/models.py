@@ -66,7 +66,9 @@ def tfmodel(**defaults: Any) -> Callable[[type], type]:
         if not (isinstance(cls, type) and issubclass(cls, keras.Model)):
             raise UsageError(f"hpo.tfmodel decorates a subclass of keras.Model, not {cls!r}")
         from bigdl.nano.automl.tf.keras.models import SearchableClass
+        from bigdl.nano.automl.tf.wrapping import makes_layers
 
+        cls.__init__ = makes_layers(cls.__init__)
         return lazily_constructed(cls, defaults, SearchableClass)
 
     return decorate

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -75,7 +77,7 @@ class TrainerObjective:
         alone = (self._trainer.get("num_processes") or 1) == 1
         judged = trial if alone and len(self._metrics) == 1 else None
         epochs = EpochFigures(logged, judged)
-        with _without_reports():
+        with _without_reports(), _interruptible():
             trainer = fresh_trainer(self._trainer, epochs)
             trainer.fit(model, **data)
         figures = self._figures(trainer, epochs, logged) if logged else {}
@@ -125,6 +127,20 @@ def _without_reports() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lightning ends the program on Ctrl-C; here it ends the search, as elsewhere in Python."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, KeyboardInterrupt):
+            raise
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
+        raise KeyboardInterrupt from ended
 
 
 def _number(value: Any) -> float:

@@ -2,18 +2,22 @@
 
 What stands for a layer class makes lazy layers, whatever their arguments are: a lazy layer may be
 called with the result of another one, so a graph that has a space somewhere is lazy as a whole.
+Only in the constructor of a model, which runs when everything is chosen, they are real ones.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from bigdl.nano.automl.hpo.auto import AutoObject
 from bigdl.nano.automl.hpo.lazy import holds_spaces
 
-__all__ = ["LazyClass", "LazyLayer", "LazyLayerClass", "lazy_function"]
+__all__ = ["LazyClass", "LazyLayer", "LazyLayerClass", "lazy_function", "makes_layers"]
+
+_is_chosen = ContextVar("is_chosen", default=False)
 
 
 class LazyClass:
@@ -57,7 +61,9 @@ class LazyClass:
 class LazyLayerClass(LazyClass):
     """Stands for a class of layers: it gives lazy layers."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> LazyLayer:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _is_chosen.get():
+            return super().__call__(*args, **kwargs)
         return LazyLayer(self._cls, *args, **kwargs)
 
 
@@ -78,6 +84,20 @@ def lazy_function(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return call
+
+
+def makes_layers(constructor: Callable[..., None]) -> Callable[..., None]:
+    """The constructor of a model, in which layers are real ones."""
+
+    @functools.wraps(constructor)
+    def construct(*args: Any, **kwargs: Any) -> None:
+        token = _is_chosen.set(True)
+        try:
+            constructor(*args, **kwargs)
+        finally:
+            _is_chosen.reset(token)
+
+    return construct
 
 
 def _called(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
