@@ -18,7 +18,9 @@ steps, beside the best of all sides that make a job of every step.
 ``cnn``: ResNet-18 with 2 and 4 ranks: what is not computing, as a fraction of computing.
 
 All sides of a part are asked in turn for one repetition, so that what else the machine does meets
-all of them. The time of a group includes the launch of its job; that of DDP has no launch.
+all of them. The time of a group includes the launch of its job; that of DDP has no launch. The JVM
+compiles its code during the first hundreds of steps, which take up to twice as long; so steps of a
+small network come before all that is measured, for as long as ``--warm-up`` says.
 
     python benchmarks/parameter_layer.py [--quick] [--parts steps groups cnn] [--json out.json]
 """
@@ -41,7 +43,7 @@ PARTS = ("steps", "groups", "cnn")
 RANKS, ROWS, INPUTS = 2, 32, 64
 STEP_GROUPS = {"shuffle": (1, 10), "barrier": (1, 10, 50)}  # sizes of groups in `steps`
 CNN_ROWS, CNN_SIDE, CNN_CLASSES, CNN_STEPS = 8, 64, 10, 4
-SMALL = 10_000  # parameters of the network of `groups`
+SMALL = 10_000  # parameters of the network of `groups`, and of steps that only warm up
 SHM, ROOM = Path("/dev/shm"), 4 << 30  # a file system in memory, and what should be free of it
 
 
@@ -53,14 +55,16 @@ def main() -> None:
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 2, 5, 10, 20, 50])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10, help="of a repetition without groups")
+    parser.add_argument("--warm-up", type=float, default=30.0, metavar="SECONDS")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there, too")
     options = parser.parse_args()
     if options.quick:
         options.sizes, options.groups = [100_000, 5_000_000], [1, 10, 50]
-        options.repeats, options.steps = 2, 5
+        options.repeats, options.steps, options.warm_up = 2, 5, 10.0
     found: dict[str, dict] = {}
     if {"steps", "groups"} & set(options.parts):
         with context(RANKS):
+            warm_up(RANKS, options)
             if "steps" in options.parts:
                 found["steps"] = {size: steps(size, options) for size in options.sizes}
             if "groups" in options.parts:
@@ -69,6 +73,7 @@ def main() -> None:
         found["cnn"] = {}
         for ranks in (2, 4):
             with context(ranks):
+                warm_up(ranks, options)
                 found["cnn"][ranks] = cnn(ranks, options)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
@@ -91,6 +96,18 @@ def context(cores: int):
         yield
     finally:
         stop_orca_context()
+
+
+def warm_up(ranks: int, options) -> None:
+    """Let the JVM compile what all sides use."""
+    width = SMALL // (INPUTS + 2)
+    make = functools.partial(Dense, width)
+    sides: list = [layer(transport, make, 10, ranks) for transport in ("shuffle", "barrier")]
+    sides += baselines(width, options.steps).values()
+    end = time.monotonic() + options.warm_up
+    while time.monotonic() < end:
+        for side in sides:
+            side()
 
 
 def steps(size: int, options) -> dict:
@@ -223,12 +240,15 @@ class Side:
         Makes the steps; returns bytes that the driver has sent or been sent past Spark's results.
     steps : int
         How many it makes.
+    prepare : callable
+        Called before, and not measured.
     """
 
-    def __init__(self, make, steps: int):
-        self._make, self._steps = make, steps
+    def __init__(self, make, steps: int, prepare=lambda: None):
+        self._make, self._steps, self._prepare = make, steps, prepare
 
     def __call__(self) -> float:
+        self._prepare()
         started = time.perf_counter()
         self._make()
         return (time.perf_counter() - started) / self._steps
@@ -291,7 +311,8 @@ def layer(transport: str, make, group: int, ranks: int = RANKS, *, phases: bool 
         return sent[0]
 
     records: list = []
-    side = Side(run, group)
+    # workers keep the network of one training only, and sides take turns
+    side = Side(run, group, lambda: carrier.run(steps[:1]))
     if not phases:
         return side
 

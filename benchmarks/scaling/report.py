@@ -112,13 +112,13 @@ def predictions_table(found: Sequence[Prediction]) -> list[str]:
     rows = [
         [
             str(p.point),
-            f"{p.point.typical_s * 1e3:.0f}",
+            f"{p.point.typical_s * 1e3:.0f} ±{p.point.spread / 2:.0%}",
             f"{p.simulated_s * 1e3:.0f} (simulated)",
             f"{p.error:+.0%}{'' if abs(p.error) <= LIMIT else ' MISSED'}",
         ]
         for p in found
     ]
-    return _table(["held-back point", "measured ms", "ms", "error"], rows)
+    return _table(["held-back point", "measured ms, quartiles", "ms", "error"], rows)
 
 
 def throughput_table(found: Curves) -> list[str]:

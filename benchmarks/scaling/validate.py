@@ -68,6 +68,12 @@ class Point:
         """Median of the groups' seconds."""
         return float(np.median(self.seconds))
 
+    @property
+    def spread(self) -> float:
+        """Between the quartiles of the groups' seconds, relative to their median."""
+        low, high = np.quantile(self.seconds, (0.25, 0.75))
+        return float(high - low) / self.typical_s
+
     def __str__(self):
         return (
             f"{self.transport}, {self.workers} workers, {self.parameters / 1e6:g} M parameters, "
@@ -230,8 +236,9 @@ def check(found: Sequence[Prediction]) -> None:
         missed = sum(abs(p.error) > LIMIT for p in found)
         raise UsageError(
             f"The simulation is not validated: {missed} of {len(found)} held-back points are off "
-            f"by more than {LIMIT:.0%}, at worst {worst.error:+.0%} ({worst.point}), so no larger "
-            "cluster is simulated; calibrate on a quieter machine"
+            f"by more than {LIMIT:.0%}, at worst {worst.error:+.0%} ({worst.point}; the middle "
+            f"half of its groups spread over {worst.point.spread:.0%}), so no larger cluster is "
+            "simulated; calibrate on a quieter machine, or for longer (--seconds)"
         )
 
 

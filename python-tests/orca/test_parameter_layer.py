@@ -341,7 +341,12 @@ def test_frames_arrive_in_any_order(monkeypatch):
     assert [bytes(m) for m in inbox.messages(b"G")] == [b"", b"of rank one"]
     assert bytes(inbox.message(b"S")) == b"x"
     assert inbox.message(b"R") is None
-    assert sorted(map(bytes, inbox.raw(b"G"))) == sorted(sent[:-1])
+
+
+def test_frames_on_lines_that_nobody_asked_for_are_passed_over():
+    sent = [frame for line in range(4) for frame in frames_of(b"G", line, b"on it", line)]
+    assert len(Inbox(sent).messages(b"G")) == 4
+    assert len(Inbox(sent, (0, 2)).messages(b"G")) == 2
 
 
 def test_buffers_are_merged_by_rows():

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from bigdl.orca.sync.parameter_layer.messages import Message
 
 __all__ = ["Inbox", "frames_of"]
 
-_HEADER = struct.Struct("<cIIIxxx")  # kind, source, number of the frame, number of frames
+_HEADER = struct.Struct("<cBxxIII")  # kind, line, source, number of the frame, number of frames
 _PAYLOAD = 4 << 20  # larger ones are copied more often on their way through the JVM
 
 
-def frames_of(kind: bytes, source: int, data) -> Iterator[bytes]:
+def frames_of(kind: bytes, source: int, data, line: int = 0) -> Iterator[bytes]:
     """A message as frames.
 
     Parameters
@@ -23,11 +23,13 @@ def frames_of(kind: bytes, source: int, data) -> Iterator[bytes]:
     source : int
         The rank that it is from.
     data : bytes-like or Message
+    line : int
+        Those who do not read this line pass over it.
     """
     parts = data.parts if isinstance(data, Message) else [data]
     count = max(1, -(-len(data) // _PAYLOAD))
     for number, payload in enumerate(_payloads(parts, count)):
-        yield b"".join((_HEADER.pack(kind, source, number, count), *payload))
+        yield b"".join((_HEADER.pack(kind, line, source, number, count), *payload))
 
 
 def _payloads(parts, count) -> Iterator[list[memoryview]]:
@@ -49,16 +51,21 @@ class Inbox:
 
     Spark fetches blocks in any order, and re-uses a Python worker only if its task has read all
     its input.
+
+    Parameters
+    ----------
+    frames : iterable of bytes-like
+    lines : collection of int, optional
+        What is on others is passed over; default: nothing is.
     """
 
-    def __init__(self, frames: Iterable):
+    def __init__(self, frames: Iterable, lines: Collection[int] | None = None):
         self._frames: dict[bytes, dict[int, dict[int, memoryview]]] = {}
-        self._raw: dict[bytes, list] = {}
         for frame in frames:
-            kind, source, number, _ = _HEADER.unpack_from(frame, 0)
-            payload = memoryview(frame)[_HEADER.size :]
-            self._frames.setdefault(kind, {}).setdefault(source, {})[number] = payload
-            self._raw.setdefault(kind, []).append(frame)
+            kind, line, source, number, _ = _HEADER.unpack_from(frame, 0)
+            if lines is None or line in lines:
+                payload = memoryview(frame)[_HEADER.size :]
+                self._frames.setdefault(kind, {}).setdefault(source, {})[number] = payload
 
     def messages(self, kind: bytes) -> list:
         """All messages of a kind, in the order of the ranks that they are from."""
@@ -69,10 +76,6 @@ class Inbox:
         """The only message of a kind, or None."""
         found = self.messages(kind)
         return found[0] if found else None
-
-    def raw(self, kind: bytes) -> list:
-        """The frames of a kind as they came, to be passed on."""
-        return self._raw.get(kind, [])
 
 
 def _joined(parts):

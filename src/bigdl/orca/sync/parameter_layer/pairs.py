@@ -45,16 +45,21 @@ class Pairs:
     ----------
     sc : pyspark.SparkContext
     partitions : int
+    are_small : bool
+        Whether the values of a partition are a few megabytes at most. Then what counts is how many
+        objects a task makes, not how often it copies bytes.
     """
 
-    def __init__(self, sc, partitions: int):
-        self.sc, self.partitions = sc, partitions
+    def __init__(self, sc, partitions: int, *, are_small: bool = False):
+        self.sc, self.partitions, self._are_small = sc, partitions, are_small
         self._jvm = _Jvm(sc)
         # the second argument tells partitioners apart: equal ones make no second shuffle
         self._partitioner = sc._jvm.PythonPartitioner(partitions, id(_same))
-        # Java's own copies large arrays once more than Kryo does
-        kryo = sc._jvm.org.apache.spark.serializer.KryoSerializer
-        self._serializer = kryo(sc._jsc.sc().conf())
+        # Java's own copies large arrays once more than Kryo does, but a task makes two of Kryo's
+        # for itself, which takes longer than all else that it does
+        serializers, conf = sc._jvm.org.apache.spark.serializer, sc._jsc.sc().conf()
+        self._for_large = serializers.KryoSerializer(conf)
+        self._serializer = serializers.JavaSerializer(conf) if are_small else self._for_large
 
     def tokens(self):
         """Pairs (n, b""): a place to begin with."""
@@ -71,21 +76,22 @@ class Pairs:
         """Pairs from any RDD of PySpark: what ``task(index, items)`` yields, by key."""
         raw = rdd.mapPartitionsWithIndex(task)
         raw._bypass_serializer = True
-        return self._by_key(raw._jrdd.rdd())
+        return self._by_key(raw._jrdd.rdd(), self._for_large)
 
     def shuffled(self, pairs, task: Callable):
         """What ``task(index, values)`` yields, each value in the partition of its key."""
         # if it said that it preserves the partitioning, Spark would silently skip the shuffle
-        return self._by_key(self._jvm.python_rdd(pairs, task, preserves_partitioning=False))
+        raw = self._jvm.python_rdd(pairs, task, preserves_partitioning=False)
+        return self._by_key(raw, self._serializer)
 
     def mapped(self, pairs, task: Callable):
         """What ``task(index, values)`` yields, all of it in the partition that it runs for."""
         raw = self._jvm.python_rdd(pairs, task, preserves_partitioning=True)
         return self._jvm.pairs_of(raw).asJavaPairRDD()
 
-    def _by_key(self, raw):
+    def _by_key(self, raw, serializer):
         pairs = self._jvm.pairs_of(raw).asJavaPairRDD().partitionBy(self._partitioner)
-        pairs.rdd().setSerializer(self._serializer)
+        pairs.rdd().setSerializer(serializer)
         return pairs
 
     def values(self, pairs):
@@ -96,7 +102,12 @@ class Pairs:
         return RDD(self._jvm.values_of(pairs), self.sc, NoOpSerializer())
 
     def on_lines(self, pairs, first: int, last: int):
-        """Those whose keys are on some lines, all from 1 on; Python has no part in it."""
+        """Those whose keys are on some lines, all from 1 on; of small ones all.
+
+        A filter costs the driver more than a task that is given too much and looks for itself.
+        """
+        if self._are_small:
+            return pairs
         return pairs.filterByRange(first << _LINE, ((last + 1) << _LINE) - 1)
 
     def beside(self, pairs, others):

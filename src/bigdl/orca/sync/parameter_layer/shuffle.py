@@ -40,6 +40,7 @@ from bigdl.orca.sync.parameter_layer.transport import Transport
 
 __all__ = ["ShuffleTransport"]
 
+_SMALL = 2 << 20  # bytes of all weights; see Pairs
 _GONE = "Checkpoint block"  # what Spark says of state that was kept and is gone
 
 
@@ -63,7 +64,8 @@ class ShuffleTransport(Transport):
         cloudpickle = require("cloudpickle", "orca")
         self._cluster, self._sc, self._plan = cluster, cluster.sc, plan
         self._resources = contextlib.ExitStack()
-        self._pairs = Pairs(self._sc, plan.ranks)
+        are_small = 4 * plan.geometry.total <= _SMALL
+        self._pairs = Pairs(self._sc, plan.ranks, are_small=are_small)
         self._state = None
         try:
             self._resources.enter_context(quiet(self._sc))  # again for each job takes its time

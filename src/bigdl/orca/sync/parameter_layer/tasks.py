@@ -83,15 +83,16 @@ class Tasks:
 
     def gradients(self, step: Step) -> Callable:
         """Compute the gradients of a step."""
-        return _Task(self, Tasks._gradients, (step,))
+        return _Task(self, Tasks._gradients, (step,), reads=FOR_GRADIENTS)
 
     def reduce(self) -> Callable:
         """Sum the gradients and tell all owners about the sums."""
-        return _Task(self, Tasks._reduce)
+        return _Task(self, Tasks._reduce, reads=FOR_UPDATE)
 
     def update(self, step: Step, *, last: bool) -> Callable:
         """Change the weights; after the last step of a group the state stays where it is."""
-        return _Task(self, Tasks._update, (step, last), line=0 if last else _TO_GRADIENTS)
+        line = 0 if last else _TO_GRADIENTS
+        return _Task(self, Tasks._update, (step, last), line, reads=FOR_UPDATE)
 
     def _begin(self, out, rank, inbox):
         kept = inbox.message(b"S")
@@ -169,17 +170,20 @@ class _Task:
     arguments : tuple
     line : int
         Where errors go.
+    reads : tuple of int
+        Lines besides 0 whose frames are for it; it may be given those of others, too.
     """
 
     tasks: Tasks
     work: Callable
     arguments: tuple = ()
     line: int = 0
+    reads: tuple[int, ...] = ()
 
     def __call__(self, index, frames):
         from bigdl.orca.engine.task import describe, task_environment
 
-        tasks, inbox = self.tasks, Inbox(frames)
+        tasks, inbox = self.tasks, Inbox(frames, (0, *self.reads))
         out = _Outbox(index, tasks.plan.ranks)
         errors = inbox.messages(b"E")
         if errors:
@@ -229,26 +233,30 @@ class _Outbox:
         self.items: list = []
 
     def send(self, target: int, kind: bytes, data, line: int = 0) -> None:
-        for frame in frames_of(kind, self._rank, data):
-            self.items += (key(target, line), frame)
+        self._send_frames([target], frames_of(kind, self._rank, data, line), line)
 
     def send_all(self, kind: bytes, data, line: int = 0) -> None:
-        self._send_frames(list(frames_of(kind, self._rank, data)), line)
+        self._send_frames(range(self._ranks), frames_of(kind, self._rank, data, line), line)
 
-    def _send_frames(self, frames, line, own_line=None):
-        for target in range(self._ranks):
-            place = key(target, own_line if own_line and target == self._rank else line)
-            for frame in frames:
+    def _send_frames(self, targets, frames, line):
+        places = [key(target, line) for target in targets]
+        for frame in frames:
+            for place in places:
                 self.items += (place, frame)
 
     def pass_on(self, inbox: Inbox, kind: bytes, line: int = 0) -> None:
-        """Send frames on to the same rank as they came."""
-        for frame in inbox.raw(kind):
-            self.items += (key(self._rank, line), bytes(frame))
+        """Send what came from the same rank on to it."""
+        data = inbox.message(kind)
+        if data is not None:
+            self.send(self._rank, kind, data, line)
 
     def state_of(self, rank: Rank, state: RankState) -> None:
         """Weights to all ranks; what the next update needs to the own one, nothing twice."""
-        frames = list(frames_of(b"W", self._rank, rank.weights(state)))
-        exact = rank.sends_exact_weights
-        self._send_frames(frames, _TO_GRADIENTS, own_line=_TO_BOTH if exact else None)
+        weights, exact = rank.weights(state), rank.sends_exact_weights
+        others = [n for n in range(self._ranks) if n != self._rank]
+        for targets, line in (
+            (others, _TO_GRADIENTS),
+            ([self._rank], _TO_BOTH if exact else _TO_GRADIENTS),
+        ):
+            self._send_frames(targets, frames_of(b"W", self._rank, weights, line), line)
         self.send(self._rank, b"S", state.message(with_weights=not exact), _TO_UPDATE)
