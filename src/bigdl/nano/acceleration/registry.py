@@ -13,7 +13,7 @@ from bigdl.nano.acceleration.method import Method
 __all__ = ["find_method", "methods"]
 
 # The module of each framework that holds METHODS, a list in the order in which they are tried.
-_MODULES = {"torch": "bigdl.nano.pytorch.methods"}
+_MODULES = {"torch": "bigdl.nano.pytorch.methods", "keras": "bigdl.nano.tf.methods"}
 
 
 @cache
@@ -23,7 +23,7 @@ def methods(framework: str = "torch") -> Mapping[str, Method]:
     Parameters
     ----------
     framework : str
-        ``"torch"``.
+        ``"torch"`` or ``"keras"``.
 
     Returns
     -------

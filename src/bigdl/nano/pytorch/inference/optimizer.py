@@ -19,6 +19,7 @@ from bigdl.nano.acceleration import (
     OpenVINOOptions,
     find_method,
 )
+from bigdl.nano.acceleration.arguments import thread_count
 from bigdl.nano.pytorch.inference import routes
 from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
 from bigdl.nano.pytorch.inference.context import InferenceContext, context_of
@@ -333,7 +334,7 @@ class InferenceOptimizer(Search):
         return load_model(
             path,
             model,
-            _thread_count(thread_num),
+            thread_count(thread_num),
             input_sample=input_sample,
             inplace=inplace,
             device=device,
@@ -450,7 +451,7 @@ def build_options(method: Method, given: Mapping[str, Any], rest: Mapping) -> Bu
         given["timeout"],
     )
     return BuildOptions(
-        threads=_thread_count(given["thread_num"]),
+        threads=thread_count(given["thread_num"]),
         streams=given["streams"],
         dynamic_axes=given["dynamic_axes"],
         output_tensors=given["output_tensors"],
@@ -504,14 +505,6 @@ def _refuse_accelerated(model: Any, done: str) -> None:
             f"Expect a nn.Module instance that is not {done} but got type {type(model)}; pass the "
             "original model"
         )
-
-
-def _thread_count(value: Any) -> int | None:
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"thread_num must be an int of at least 1, not {value!r}")
-    return value
 
 
 def _try_out(built: AcceleratedModel, source: TorchSource, method: Method) -> None:

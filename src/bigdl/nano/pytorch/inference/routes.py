@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.arguments import check_device, refuse_inapplicable
 
 __all__ = ["check_device", "quantize_method", "refuse_inapplicable", "trace_method"]
 
@@ -130,35 +130,6 @@ def _int8(accelerator, use_ipex, channels_last, approach, method) -> str:
     if channels_last and accelerator == "jit":
         return "jit_int8_channels_last"
     return known[method]
-
-
-def check_device(accelerator: str | None, device: str) -> None:
-    """Refuse a device that is not known, or that the accelerator does not run on."""
-    kind = str(device).partition(".")[0]
-    if kind not in ("CPU", "GPU", "VPUX", "NPU"):
-        raise UsageError(f"Now we only support CPU, GPU and VPUX, not {device}")
-    if kind != "CPU" and accelerator != "openvino":
-        raise UsageError(
-            f"Device {device} is there with accelerator 'openvino' only, not with {accelerator!r}; "
-            "pass accelerator='openvino' or device='CPU'"
-        )
-
-
-def refuse_inapplicable(name: str, given: Mapping[str, tuple[Any, Any]]) -> None:
-    """Refuse arguments that the chosen method has no use for.
-
-    Parameters
-    ----------
-    name : str
-        The method.
-    given : mapping of str to (value, default)
-        Arguments that do not apply to it.
-    """
-    for argument, (value, default) in given.items():
-        if value is not default and value != default:
-            raise UsageError(
-                f"{argument}={value!r} does not apply to method {name!r}; leave it out"
-            )
 
 
 def _check_accelerator(accelerator) -> None:

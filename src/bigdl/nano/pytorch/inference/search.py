@@ -6,9 +6,7 @@ import copy
 import importlib.metadata
 import platform
 import time
-import warnings
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,32 +17,27 @@ from bigdl.nano.acceleration.method import Method
 from bigdl.nano.acceleration.registry import methods
 from bigdl.nano.acceleration.search.cache import Cache
 from bigdl.nano.acceleration.search.candidates import (
-    ACCELERATORS,
     ORIGINAL,
-    PRECISIONS,
-    check_member,
     choose,
-    fits,
 )
-from bigdl.nano.acceleration.search.chart import write_chart
 from bigdl.nano.acceleration.search.fingerprint import fingerprint
-from bigdl.nano.acceleration.search.progress import Progress
 from bigdl.nano.acceleration.search.results import Results
-from bigdl.nano.acceleration.search.table import render
+from bigdl.nano.acceleration.search.searcher import Searcher, count, counts
 from bigdl.nano.acceleration.search.trial import OBJECTIVES, Plan, Trial
-from bigdl.nano.acceleration.search.walk import Limits, search
+from bigdl.nano.acceleration.search.views import MethodsOfBigDL2
+from bigdl.nano.acceleration.search.walk import Limits
 from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
 from bigdl.nano.pytorch.inference.bench import TorchBench
 from bigdl.nano.pytorch.inference.context import Settings, remember_settings
 from bigdl.nano.pytorch.inference.storage import load_model
-from bigdl.nano.pytorch.inference.views import NAMES_OF_BIGDL_2, MethodsOfBigDL2, ModelRow
+from bigdl.nano.pytorch.inference.views import NAMES_OF_BIGDL_2
 
 __all__ = ["Search"]
 
 _PACKAGES = ("torch", "openvino", "nncf", "onnx", "onnxruntime", "torchao", "bigdl")
 
 
-class Search:
+class Search(Searcher):
     """Tries methods on a model and keeps what came of them.
 
     Attributes
@@ -55,12 +48,16 @@ class Search:
         The 11 methods that are tried unasked.
     """
 
-    ALL_INFERENCE_ACCELERATION_METHOD: Mapping[str, Method] = MethodsOfBigDL2(default=False)
-    DEFAULT_INFERENCE_ACCELERATION_METHOD: Mapping[str, Method] = MethodsOfBigDL2(default=True)
+    ALL_INFERENCE_ACCELERATION_METHOD: Mapping[str, Method] = MethodsOfBigDL2(
+        "torch", NAMES_OF_BIGDL_2, default=False
+    )
+    DEFAULT_INFERENCE_ACCELERATION_METHOD: Mapping[str, Method] = MethodsOfBigDL2(
+        "torch", NAMES_OF_BIGDL_2, default=True
+    )
 
-    _results: Results | None = None
+    _framework = "torch"
+    _data_argument = "training_data"
     _bench: TorchBench
-    _models: dict[str, torch.nn.Module]
 
     def optimize(
         self,
@@ -200,10 +197,10 @@ class Search:
             excludes=excludes,
         )
         plan = Plan(
-            runs=_count("latency_sample_num", latency_sample_num),
+            runs=count("latency_sample_num", latency_sample_num),
             objective=objective,
-            threads=_counts("thread_counts", thread_counts, thread_num),
-            batch_sizes=_counts("batch_sizes", batch_sizes, None),
+            threads=counts("thread_counts", thread_counts, thread_num),
+            batch_sizes=counts("batch_sizes", batch_sizes, None),
         )
         bench = TorchBench(
             model,
@@ -212,7 +209,7 @@ class Search:
             input_sample=input_sample,
             validation_data=validation_data,
             metric=metric,
-            thread_num=None if thread_num is None else _count("thread_num", thread_num),
+            thread_num=None if thread_num is None else count("thread_num", thread_num),
             many_batches=no_cache,
             jit_strict=jit_strict,
             dynamic_axes=dynamic_axes,
@@ -225,102 +222,12 @@ class Search:
         results = store.find(key) if cache else None
         if results is None:
             results = Results([], store.new_directory(), direction, objective)
-            _fill(results, bench, plan, limits, logging)
+            threads = torch.get_num_threads()
+            self._try_all(results, bench, plan, limits, threads, show=logging)
             store.put(key, results)
         else:
             print("An equal search was made before; pass cache=False to make it again.")
-        self._results, self._bench, self._models = results, bench, {}
-        self.summary()
-        print(f"Optimization cost {time.monotonic() - begin:.1f}s in total.")
-        if output_filename is not None:
-            _write_text(output_filename, render(results))
-
-    def summary(self) -> None:
-        """Print the table of methods.
-
-        Raises
-        ------
-        UsageError
-            If :meth:`optimize` was not called.
-        """
-        print(render(self._found("result", "summary")))
-
-    def results(self):
-        """All figures of the search.
-
-        Returns
-        -------
-        pandas.DataFrame
-            One row for each method, by name, with columns ``status``, ``reason``, ``latency``
-            (ms), ``speedup``, ``throughput`` (samples/s), ``accuracy``, ``difference`` (from the
-            original's result, relative), ``memory`` (MB), ``threads``, ``saved``, ``seconds``.
-
-        Raises
-        ------
-        UsageError
-            If :meth:`optimize` was not called.
-        """
-        return self._found("result", "results").to_pandas()
-
-    def plot(self, path: Any) -> None:
-        """Draw the methods that work, by latency and accuracy.
-
-        Parameters
-        ----------
-        path : str or path
-            ``.html`` or ``.svg``, or what matplotlib writes, e.g. ``.png``, if it is installed.
-
-        Raises
-        ------
-        UsageError
-            If :meth:`optimize` was not called, or the file cannot be written.
-        """
-        known = methods("torch")
-        write_chart(self._found("result", "plot"), Path(path), lambda name: known[name].precision)
-
-    @property
-    def optimized_model_dict(self) -> Mapping[str, Mapping[str, Any]]:
-        """For each method ``"status"``, ``"latency"`` (ms), ``"accuracy"`` and ``"model"``.
-
-        The model is loaded when it is asked for; it is None where a method failed.
-        """
-        if self._results is None:
-            return {}
-        return {name: ModelRow(self.get_model, trial) for name, trial in self._results.items()}
-
-    def get_model(self, method_name: str) -> torch.nn.Module:
-        """The model that a method made.
-
-        Parameters
-        ----------
-        method_name : str
-
-        Returns
-        -------
-        Module
-            In evaluation mode; for ``"original"`` the user's own.
-
-        Raises
-        ------
-        UsageError
-            If :meth:`optimize` was not called, or there is no such method, or it was not tried or
-            failed.
-        """
-        results = self._found("model", "get_model")
-        if method_name not in methods("torch"):
-            raise UsageError(
-                f"There is no method {method_name!r}; choose one of {', '.join(methods('torch'))}"
-            )
-        trial = results.get(method_name)
-        if trial is None or not trial.usable:
-            why = "it was not tried" if trial is None else f"{trial.status}: {trial.reason}"
-            raise UsageError(
-                "Unable to get the specified model as it doesn't exist in optimized_model_dict. "
-                f"Method {method_name!r}: {why}"
-            )
-        if method_name not in self._models:
-            self._models[method_name] = self._loaded(trial)
-        return self._models[method_name]
+        self._keep(results, bench, begin, output_filename)
 
     def get_best_model(
         self,
@@ -356,34 +263,7 @@ class Search:
             If :meth:`optimize` was not called, no method that was tried and works is of this
             kind, or there is a criterion and no accuracy.
         """
-        results = self._found("model", "get_best_model")
-        check_member("accelerator", accelerator, ACCELERATORS)
-        check_member("precision", precision, PRECISIONS)
-        _check_criterion(results, accuracy_criterion)
-        kind = (
-            None if accelerator is None else (accelerator,),
-            None if precision is None else (precision,),
-            use_ipex,
-        )
-        known = methods("torch")
-        related = [n for n, t in results.items() if t.usable and fits(known[n], *kind)]
-        if not related:
-            raise UsageError("Don't find related model in optimize's results.")
-        kept = [n for n in related if results.keeps_accuracy(results[n], accuracy_criterion)]
-        if not kept:
-            warnings.warn(
-                "No model of this kind keeps the accuracy of the original within "
-                f"{accuracy_criterion:.3g} of its value, so the original is returned",
-                stacklevel=2,
-            )
-        best = results.best(kept) or ORIGINAL
-        return self.get_model(best), known[best].option
-
-    def _found(self, what: str, asked: str) -> Results:
-        if self._results is None:
-            kind = "optimization result" if what == "result" else "optimized model"
-            raise UsageError(f"There is no {kind}. You should call .optimize() before {asked}()")
-        return self._results
+        return self._best(accelerator, precision, use_ipex, accuracy_criterion)
 
     def _loaded(self, trial: Trial) -> torch.nn.Module:
         model = self._bench.model
@@ -397,36 +277,6 @@ class Search:
         return self._bench.build(methods("torch")[trial.method], trial.threads).model
 
 
-def _fill(results: Results, bench: TorchBench, plan: Plan, limits: Limits, logging: bool) -> None:
-    with Progress(len(bench.methods), logging) as progress:
-        trials = search(
-            bench,
-            list(bench.methods),
-            plan,
-            limits,
-            results.directory,
-            threads=torch.get_num_threads(),
-            show=logging,
-            progress=progress,
-        )
-    _check_original(trials[0])
-    results.add(trials)
-
-
-def _check_original(trial: Trial) -> None:
-    if trial.usable:
-        return
-    if trial.stage == "score":
-        raise UsageError(
-            "Your metric is incompatible with validation_data, or with the model: "
-            f"{trial.reason}; a metric of the parameters pred and target takes the model's result "
-            "and what comes after the inputs in a batch, any other (model, validation_data)"
-        )
-    if trial.status == "fail to forward":
-        raise UsageError(f"training_data is incompatible with your model input. {trial.reason}")
-    raise UsageError(f"The original model cannot be run ({trial.status}): {trial.reason}")
-
-
 def _check_model(model) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model should be a nn module. A {type(model).__name__} was given.")
@@ -434,21 +284,6 @@ def _check_model(model) -> None:
         raise UsageError(
             "Expect a nn.Module instance that is not traced or quantized but got type "
             f"{type(model)}; pass the original model"
-        )
-
-
-def _check_criterion(results: Results, criterion) -> None:
-    if criterion is None:
-        return
-    if not results.scored:
-        raise UsageError(
-            "If you want to specify accuracy_criterion, you need to set metric and "
-            "validation_data when call 'optimize'."
-        )
-    if not isinstance(criterion, (int, float)) or isinstance(criterion, bool) or criterion < 0:
-        raise UsageError(
-            f"accuracy_criterion must be a fraction like 0.05 that is not negative, not "
-            f"{criterion!r}"
         )
 
 
@@ -468,27 +303,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _count(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{name} must be an int of at least 1, not {value!r}")
-    return value
-
-
-def _counts(name: str, values: Any, otherwise: int | None) -> tuple[int | None, ...]:
-    if values is None:
-        return (otherwise,)
-    if not isinstance(values, (list, tuple, range)) or not values:
-        raise UsageError(f"{name} must be a list of ints of at least 1, not {values!r}")
-    return tuple(_count(name, value) for value in values)
-
-
-def _write_text(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"The table cannot be written to {path}: {error.strerror}") from error
 
 
 def _evaluating(model: torch.nn.Module) -> torch.nn.Module:

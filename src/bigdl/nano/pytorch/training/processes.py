@@ -13,6 +13,7 @@ import os
 import pickle
 import shutil
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -163,7 +164,9 @@ def _work(
 
 
 def _become(rank: int) -> None:
-    """Tell Lightning, before it says anything in this process."""
+    """Tell Lightning, if it is used, before it says anything in this process."""
+    if "pytorch_lightning" not in sys.modules:
+        return
     from lightning_fabric.utilities.rank_zero import rank_zero_only as of_fabric
     from lightning_utilities.core.rank_zero import rank_zero_only
 

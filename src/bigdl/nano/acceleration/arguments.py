@@ -1,0 +1,53 @@
+"""Checks of what users ask for, which all frameworks share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bigdl.common.errors import UsageError
+
+__all__ = ["check_device", "refuse_inapplicable", "thread_count"]
+
+
+def check_device(accelerator: str | None, device: str) -> None:
+    """Refuse a device that is not known, or that the accelerator does not run on."""
+    kind = str(device).partition(".")[0]
+    if kind not in ("CPU", "GPU", "VPUX", "NPU"):
+        raise UsageError(f"Now we only support CPU, GPU and VPUX, not {device}")
+    if kind != "CPU" and accelerator != "openvino":
+        raise UsageError(
+            f"Device {device} is there with accelerator 'openvino' only, not with {accelerator!r}; "
+            "pass accelerator='openvino' or device='CPU'"
+        )
+
+
+def refuse_inapplicable(name: str, given: Mapping[str, tuple[Any, Any]]) -> None:
+    """Refuse arguments that the chosen method has no use for.
+
+    Parameters
+    ----------
+    name : str
+        The method.
+    given : mapping of str to (value, default)
+        Arguments that do not apply to it.
+    """
+    for argument, (value, default) in given.items():
+        if value is not default and value != default:
+            raise UsageError(
+                f"{argument}={value!r} does not apply to method {name!r}; leave it out"
+            )
+
+
+def thread_count(value: Any) -> int | None:
+    """A number of threads, or None.
+
+    Raises
+    ------
+    UsageError
+    """
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"thread_num must be an int of at least 1, not {value!r}")
+    return value

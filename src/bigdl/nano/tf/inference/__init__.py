@@ -1,0 +1,1 @@
+"""Accelerated inference of Keras models."""

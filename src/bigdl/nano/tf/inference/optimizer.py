@@ -1,0 +1,525 @@
+"""InferenceOptimizer for Keras: one model, made faster in the way that suits it best."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import keras
+
+from bigdl.common.cpu import core_count
+from bigdl.common.errors import UsageError, first_line
+from bigdl.nano.acceleration import (
+    BuildOptions,
+    Calibration,
+    Method,
+    OnnxOptions,
+    OpenVINOOptions,
+    find_method,
+    methods,
+)
+from bigdl.nano.acceleration.arguments import refuse_inapplicable, thread_count
+from bigdl.nano.acceleration.search.cache import Cache
+from bigdl.nano.acceleration.search.candidates import ORIGINAL, choose
+from bigdl.nano.acceleration.search.results import Results
+from bigdl.nano.acceleration.search.searcher import Searcher, count
+from bigdl.nano.acceleration.search.trial import Plan, Trial
+from bigdl.nano.acceleration.search.views import MethodsOfBigDL2
+from bigdl.nano.acceleration.search.walk import Limits
+from bigdl.nano.tf.inference import routes
+from bigdl.nano.tf.inference.accelerated import AcceleratedKerasModel
+from bigdl.nano.tf.inference.bench import KerasBench
+from bigdl.nano.tf.inference.goals import accuracy_goal
+from bigdl.nano.tf.inference.source import KerasSource
+from bigdl.nano.tf.inference.storage import load_model, save_model
+from bigdl.nano.tf.methods import NAMES_OF_BIGDL_2
+
+__all__ = ["InferenceOptimizer"]
+
+
+class InferenceOptimizer(Searcher):
+    """Makes a Keras model faster without changing it.
+
+    ``trace`` and ``quantize`` apply one method that the caller names by its properties, ``build``
+    one by its name; ``optimize`` tries many and measures each. What comes back is called, predicts
+    and evaluates as the original does.
+
+    Attributes
+    ----------
+    ALL_INFERENCE_ACCELERATION_METHOD : mapping of str to Method
+        The ten methods that are tried unasked.
+    DEFAULT_INFERENCE_ACCELERATION_METHOD : mapping of str to Method
+        The same.
+
+    Examples
+    --------
+    >>> fast = InferenceOptimizer.trace(model, accelerator="openvino")
+    >>> y = fast.predict(x)
+
+    >>> optimizer = InferenceOptimizer()
+    >>> optimizer.optimize(model, x, validation_data=(x, y), metric=accuracy, batch_size=32)
+    >>> best, option = optimizer.get_best_model(accuracy_criterion=0.01)
+    """
+
+    ALL_INFERENCE_ACCELERATION_METHOD: Mapping[str, Method] = MethodsOfBigDL2(
+        "keras", NAMES_OF_BIGDL_2, default=False
+    )
+    DEFAULT_INFERENCE_ACCELERATION_METHOD: Mapping[str, Method] = MethodsOfBigDL2(
+        "keras", NAMES_OF_BIGDL_2, default=True
+    )
+
+    _framework = "keras"
+    _data_argument = "x"
+    _bench: KerasBench
+
+    @staticmethod
+    def trace(
+        model: keras.Model,
+        accelerator: str | None = None,
+        input_spec: Any = None,
+        thread_num: int | None = None,
+        device: str = "CPU",
+        onnxruntime_session_options: Any = None,
+        openvino_config: Mapping | None = None,
+        logging: bool = True,
+        **kwargs: Any,
+    ) -> keras.Model:
+        """A model in fp32 in another runtime.
+
+        Parameters
+        ----------
+        model : keras.Model
+            Not changed.
+        accelerator : {"openvino", "onnxruntime"}
+        input_spec : tf.TensorSpec, or list or dict of them, optional
+            The input of a subclass of ``keras.Model``; others tell it themselves.
+        thread_num : int, optional
+            Threads of the runtime.
+        device : str
+            Of OpenVINO: ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"VPUX"`` or ``"NPU"``.
+        onnxruntime_session_options : onnxruntime.SessionOptions, optional
+        openvino_config : mapping, optional
+            Properties for OpenVINO's ``compile_model``.
+        logging : bool
+            Accepted; conversions say nothing.
+        **kwargs
+            Of OpenVINO's conversion (``mean_value``, ``layout``, …), or ``opset`` of ONNX.
+
+        Returns
+        -------
+        keras.Model
+
+        Raises
+        ------
+        UsageError
+            If the arguments name no method, an argument does not apply to it, the method is not
+            possible on this machine, or the model cannot be converted.
+        """
+        name = routes.trace_method(accelerator, device, kwargs)
+        given = {
+            "input_spec": input_spec,
+            "thread_num": thread_num,
+            "device": device,
+            "onnxruntime_session_options": onnxruntime_session_options,
+            "openvino_config": openvino_config,
+        }
+        return _build(find_method(name, "keras"), model, given, kwargs)
+
+    @staticmethod
+    def quantize(
+        model: keras.Model,
+        x: Any = None,
+        y: Any = None,
+        precision: str = "int8",
+        accelerator: str | None = None,
+        input_spec: Any = None,
+        eval_func: Callable | None = None,
+        metric: Any = None,
+        accuracy_criterion: Mapping | None = None,
+        approach: str = "static",
+        method: str | None = None,
+        conf: Any = None,
+        tuning_strategy: str | None = None,
+        timeout: float | None = None,
+        max_trials: int | None = None,
+        batch: int | None = None,
+        thread_num: int | None = None,
+        device: str = "CPU",
+        custom_objects: Any = None,
+        inputs: Any = None,
+        outputs: Any = None,
+        sample_size: int = 100,
+        onnxruntime_session_options: Any = None,
+        openvino_config: Mapping | None = None,
+        logging: bool = True,
+        **kwargs: Any,
+    ) -> keras.Model:
+        """A model in bf16, fp16 or int8.
+
+        Parameters
+        ----------
+        model : keras.Model
+            Not changed.
+        x, y : optional
+            Data for int8's calibration, and for `metric`: arrays, tensors, lists or dicts of them,
+            or a ``tf.data.Dataset`` of pairs. Without data random numbers are taken.
+        precision : {"int8", "bf16", "fp16"}
+        accelerator, input_spec, thread_num, device
+            As of :meth:`trace`. Without accelerator bf16 is Keras' own ``mixed_bfloat16`` and
+            int8 runs in OpenVINO.
+        eval_func : callable, optional
+            Called with a model, returns its score: an alternative to `metric`.
+        metric : keras.metrics.Metric or callable, optional
+            With it, and with `y`, int8 keeps the accuracy within `accuracy_criterion`, or is
+            refused.
+        accuracy_criterion : dict, optional
+            ``{"relative": 0.01, "higher_is_better": True}`` (the default) or ``"absolute"``.
+        approach : {"static"}
+        method : str, optional
+            A variant: ``"qlinear"``, ``"integer"`` or ``"nncf"`` with ONNX Runtime,
+            ``"weight_only"`` or ``"bf16"`` (the rest in bf16) with OpenVINO.
+        conf, tuning_strategy, custom_objects, inputs, outputs
+            Accepted for programs that were written for Neural Compressor; they change nothing.
+        timeout : float, optional
+            Seconds after which no further layer selection is tried; 0 sets no limit.
+        max_trials : int, optional
+            How many quantized models are scored at most.
+        batch : int, optional
+            Rows of a batch of calibration.
+        sample_size : int
+            Rows for calibration.
+        onnxruntime_session_options, openvino_config, logging, **kwargs
+            As of :meth:`trace`.
+
+        Returns
+        -------
+        keras.Model
+
+        Raises
+        ------
+        UsageError
+            As of :meth:`trace`; also if the accuracy criterion cannot be met.
+        """
+        name = routes.quantize_method(precision, accelerator, device, approach, method)
+        given = {
+            "input_spec": input_spec,
+            "thread_num": thread_num,
+            "device": device,
+            "onnxruntime_session_options": onnxruntime_session_options,
+            "openvino_config": openvino_config,
+            "x": x,
+            "y": y,
+            "eval_func": eval_func,
+            "metric": metric,
+            "accuracy_criterion": accuracy_criterion,
+            "timeout": timeout,
+            "max_trials": max_trials,
+            "batch": batch,
+            "sample_size": sample_size,
+        }
+        return _build(find_method(name, "keras"), model, given, kwargs)
+
+    @staticmethod
+    def build(model: keras.Model, method: str, **arguments: Any) -> keras.Model:
+        """Apply one method of the registry by its name.
+
+        Parameters
+        ----------
+        model : keras.Model
+            Not changed.
+        method : str
+            A name of the registry, e.g. ``"openvino_int8_bf16"``.
+        **arguments
+            Those of :meth:`quantize` that apply to the method.
+
+        Returns
+        -------
+        keras.Model
+
+        Raises
+        ------
+        UsageError
+            As of :meth:`quantize`.
+        """
+        found = find_method(method, "keras")
+        rest = {key: arguments.pop(key) for key in set(arguments) - set(_DEFAULTS)}
+        return _build(found, model, arguments, rest)
+
+    def optimize(
+        self,
+        model: keras.Model,
+        x: Any,
+        y: Any = None,
+        validation_data: Any = None,
+        input_spec: Any = None,
+        batch_size: int = 1,
+        metric: Any = None,
+        direction: str = "max",
+        thread_num: int | None = None,
+        logging: bool = False,
+        latency_sample_num: int = 100,
+        includes: Collection[str] | None = None,
+        excludes: Collection[str] | None = None,
+        output_filename: str | None = None,
+        *,
+        time_limit: float | None = None,
+        memory_limit: int | None = None,
+    ) -> None:
+        """Try methods on a model: convert it, compare its results, time it, score it.
+
+        Each method is tried in a process of its own, so that one that hangs, crashes or takes too
+        much memory costs its row only. It is timed in alternation with ``model(x)``. The table is
+        printed at the end; :meth:`summary`, :meth:`results` and :meth:`plot` give it again.
+
+        Parameters
+        ----------
+        model : keras.Model
+            Not changed.
+        x, y
+            As of :meth:`quantize`; the first rows of `x` are the sample that is timed.
+        validation_data : tuple or tf.data.Dataset, optional
+            ``(x, y)``, or a dataset of such pairs, for `metric`.
+        input_spec : optional
+            As of :meth:`trace`.
+        batch_size : int
+            Rows of the sample.
+        metric : keras.metrics.Metric or callable, optional
+            A Metric, or a callable with parameters for predictions and targets (names that contain
+            "pred", and "target", "true" or "label"), whose results are averaged over the rows; or
+            any other callable, called as ``metric(model, validation_data)``, or as
+            ``metric(model)`` without validation data.
+        direction : {"max", "min"}
+            Whether a higher or a lower metric is better.
+        thread_num : int, optional
+            Threads of every model, the original included.
+        logging : bool
+            Show what methods print, and a progress bar also where there is no terminal.
+        latency_sample_num : int
+            Calls that are timed; fewer where they take more than ten seconds.
+        includes : list of str, optional
+            Try these methods only, and the original.
+        excludes : list of str, optional
+            Leave these methods out; the original is always tried.
+        output_filename : str, optional
+            File for the table.
+        time_limit : float, optional
+            Seconds for one method. By default 20 times what the original took, and at least 300.
+        memory_limit : int, optional
+            Bytes of resident memory of the process that tries methods; by default 90 % of what is
+            free at the beginning.
+
+        Raises
+        ------
+        UsageError
+            If an argument makes no sense, or the original does not run on the data or the metric.
+        """
+        began = time.monotonic()
+        _check_model(model)
+        if direction not in ("min", "max"):
+            raise UsageError(f"Only support direction 'min', 'max'. {direction!r} was given.")
+        known = methods("keras")
+        names = choose(known, NAMES_OF_BIGDL_2, includes=includes, excludes=excludes)
+        threads = thread_count(thread_num)
+        plan = Plan(runs=count("latency_sample_num", latency_sample_num), threads=(threads,))
+        bench = KerasBench(
+            model,
+            {name: known[name] for name in names},
+            x,
+            y,
+            input_spec=input_spec,
+            batch_size=count("batch_size", batch_size),
+            validation_data=validation_data,
+            metric=metric,
+            thread_num=threads,
+        )
+        results = Results([], Cache(None).new_directory(), direction, "latency")
+        limits = Limits(time_limit, memory_limit)
+        self._try_all(results, bench, plan, limits, core_count(), show=logging)
+        self._keep(results, bench, began, output_filename)
+
+    def get_best_model(
+        self,
+        accelerator: str | None = None,
+        precision: str | None = None,
+        accuracy_criterion: float | None = None,
+    ) -> tuple[keras.Model, str]:
+        """The fastest model.
+
+        Parameters
+        ----------
+        accelerator : {"openvino", "onnxruntime"}, optional
+            Only models of this runtime.
+        precision : {"fp32", "bf16", "fp16", "int8"}, optional
+            Only models of this precision.
+        accuracy_criterion : float, optional
+            Largest drop of the accuracy, as a fraction of the original's.
+
+        Returns
+        -------
+        model : keras.Model
+        option : str
+            What was done, e.g. ``"openvino + int8"`` or ``"original"``.
+
+        Raises
+        ------
+        UsageError
+            If :meth:`optimize` was not called, no model that works is of this kind, or there is a
+            criterion and no accuracy.
+        """
+        return self._best(accelerator, precision, None, accuracy_criterion)
+
+    @staticmethod
+    def save(model: keras.Model, path: Any) -> None:
+        """Write a model, accelerated or not, to a directory.
+
+        Parameters
+        ----------
+        model : keras.Model
+        path : str or path
+            An earlier model there is replaced when the new one is complete.
+        """
+        save_model(model, path)
+
+    @staticmethod
+    def load(
+        path: Any,
+        model: keras.Model | None = None,
+        device: str | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
+        thread_num: int | None = None,
+    ) -> keras.Model:
+        """Read a model from a directory that :meth:`save` wrote.
+
+        Parameters
+        ----------
+        path : str, path, or dict of str to binary file
+            The directory, or its files by name.
+        model : keras.Model, optional
+            The original: its attributes are found on the model again, and it is compiled alike.
+        device : str, optional
+            OpenVINO's device, instead of the saved one.
+        custom_objects : mapping, optional
+            Classes and functions by name that Keras does not know.
+        thread_num : int, optional
+            Threads of the model, instead of those that it was saved with.
+
+        Returns
+        -------
+        keras.Model
+
+        Raises
+        ------
+        UsageError
+            If a file is missing, or it holds something else.
+        """
+        return load_model(path, model, device, custom_objects, thread_count(thread_num))
+
+    def _loaded(self, trial: Trial) -> keras.Model:
+        model = self._bench.model
+        if trial.method == ORIGINAL:
+            return model
+        directory = self._results.directory / trial.method
+        if trial.saved and directory.exists():
+            return load_model(directory, model)
+        return self._bench.build(methods("keras")[trial.method], trial.threads).model
+
+
+_DEFAULTS: dict[str, Any] = {
+    "input_spec": None,
+    "thread_num": None,
+    "device": "CPU",
+    "onnxruntime_session_options": None,
+    "openvino_config": None,
+    "x": None,
+    "y": None,
+    "eval_func": None,
+    "metric": None,
+    "accuracy_criterion": None,
+    "timeout": None,
+    "max_trials": None,
+    "batch": None,
+    "sample_size": 100,
+}
+# Programs pass their data and its batch size whatever the precision is.
+_APPLIES_TO_ALL = {"input_spec", "thread_num", "x", "y", "batch", "sample_size"}
+_INT8 = {"eval_func", "metric", "accuracy_criterion", "timeout", "max_trials"}
+_OPENVINO = {"device", "openvino_config"}
+_ONNXRUNTIME = {"onnxruntime_session_options"}
+
+
+def _build(
+    method: Method, model: Any, arguments: Mapping[str, Any], rest: Mapping[str, Any]
+) -> keras.Model:
+    _check_model(model)
+    method.require()
+    _refuse_inapplicable(method, arguments, rest)
+    given = {**_DEFAULTS, **arguments}
+    source = KerasSource(model, given["input_spec"], given["x"], given["y"], given["batch"])
+    built = method.build(source, _options(method, given, rest, source))
+    if isinstance(built, AcceleratedKerasModel):
+        _try_out(built, source, method)
+    return built
+
+
+def _options(
+    method: Method, given: Mapping[str, Any], rest: Mapping[str, Any], source: KerasSource
+) -> BuildOptions:
+    goal = accuracy_goal(
+        given["metric"],
+        given["eval_func"],
+        (given["x"], given["y"]),
+        lambda: source.inputs,
+        given["accuracy_criterion"],
+        given["max_trials"],
+        given["timeout"],
+    )
+    in_onnx = method.accelerator == "onnxruntime"
+    return BuildOptions(
+        threads=thread_count(given["thread_num"]),
+        onnx=OnnxOptions(given["onnxruntime_session_options"], True, rest if in_onnx else {}),
+        openvino=OpenVINOOptions(
+            given["device"], dict(given["openvino_config"] or {}), {} if in_onnx else rest
+        ),
+        calibration=Calibration(sample_size=given["sample_size"], goal=goal),
+    )
+
+
+def _refuse_inapplicable(
+    method: Method, arguments: Mapping[str, Any], rest: Mapping[str, Any]
+) -> None:
+    applies = set(_APPLIES_TO_ALL)
+    if method.precision == "int8":
+        applies |= _INT8
+    if method.accelerator == "openvino" or method.name == "static_int8":
+        applies |= _OPENVINO
+    if method.accelerator == "onnxruntime":
+        applies |= _ONNXRUNTIME
+    given = {
+        name: (value, _DEFAULTS[name]) for name, value in arguments.items() if name not in applies
+    }
+    if method.name in ("original", "bf16"):
+        given |= {name: (value, None) for name, value in rest.items()}
+    refuse_inapplicable(method.name, given)
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise UsageError(f"model should be a Keras Model. A {type(model).__name__} was given.")
+    if isinstance(model, AcceleratedKerasModel):
+        raise UsageError(
+            "Expect a Keras Model that is not traced or quantized but got type "
+            f"{type(model).__name__}; pass the original model"
+        )
+
+
+def _try_out(built: AcceleratedKerasModel, source: KerasSource, method: Method) -> None:
+    try:
+        built(*source.inputs.pack(source.sample_arrays()))
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"The model was converted by method {method.name!r} but does not run on a sample: "
+            f"{type(error).__name__}: {first_line(error)}"
+        ) from error

@@ -1,0 +1,69 @@
+"""Embeddings whose gradients stay sparse."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import keras
+
+__all__ = ["Embedding"]
+
+
+@keras.saving.register_keras_serializable(package="bigdl")
+class Embedding(keras.layers.Embedding):
+    """Turns integers into vectors; its gradient holds the rows that a batch has touched.
+
+    A regularizer of the whole table makes a gradient for each of its rows. So one that is given is
+    applied to the vectors of the batch instead, with a warning.
+
+    Parameters
+    ----------
+    input_dim, output_dim : int
+        Number of integers, and length of their vectors.
+    embeddings_initializer, embeddings_constraint, mask_zero
+        As of ``keras.layers.Embedding``.
+    embeddings_regularizer
+        Taken for `activity_regularizer`.
+    activity_regularizer
+        Of the vectors of a batch.
+    input_length : int, optional
+        Accepted; Keras 3 has no use for it.
+    **kwargs
+        Of ``keras.layers.Embedding``.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        embeddings_constraint: Any = None,
+        mask_zero: bool = False,
+        input_length: int | None = None,
+        **kwargs: Any,
+    ):
+        if embeddings_regularizer is not None:
+            warnings.warn(
+                "embeddings_regularizer makes the gradient of an embedding dense, so it is applied "
+                "to the vectors of the batch as activity_regularizer",
+                stacklevel=2,
+            )
+            if activity_regularizer is None:
+                activity_regularizer = embeddings_regularizer
+        super().__init__(
+            input_dim,
+            output_dim,
+            embeddings_initializer=embeddings_initializer,
+            embeddings_constraint=embeddings_constraint,
+            mask_zero=mask_zero,
+            **kwargs,
+        )
+        self.activity_regularizer = keras.regularizers.get(activity_regularizer)
+
+    def get_config(self) -> dict:
+        config = super().get_config()
+        config["activity_regularizer"] = keras.regularizers.serialize(self.activity_regularizer)
+        return config

@@ -1,0 +1,177 @@
+"""``Sequential`` and ``Model`` of Keras that can train in several processes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import keras
+from keras.src.models.functional import Functional  # which has no public name
+
+__all__ = ["Model", "Sequential"]
+
+
+class _Trains:
+    """What Nano adds to a class of models."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__new__(cls, *args, **kwargs)
+        # Keras wraps the method of each object, and refuses the arguments of BigDL 2.x in it.
+        vars(made).pop("quantize", None)
+        return made
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Any = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+        max_queue_size: int = 10,
+        workers: int = 1,
+        use_multiprocessing: bool = False,
+        num_processes: int | None = None,
+        backend: str = "multiprocessing",
+    ) -> Any:
+        """Train, in this process or in several of this machine.
+
+        Several processes make the steps of one: `batch_size`, or the batch of the dataset, is that
+        of all of them together, each computes its share, and gradients are averaged over the rows.
+
+        Parameters
+        ----------
+        x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle
+            As of ``keras.Model.fit``.
+        class_weight, sample_weight, initial_epoch, steps_per_epoch, validation_steps
+            As of ``keras.Model.fit``.
+        validation_batch_size, validation_freq
+            As of ``keras.Model.fit``.
+        max_queue_size, workers, use_multiprocessing
+            Accepted; Keras 3 takes them from its ``PyDataset``.
+        num_processes : int, optional
+            Processes that train; None and 1 train in this one.
+        backend : {"multiprocessing", "ray"}
+            How the processes are started.
+
+        Returns
+        -------
+        keras.callbacks.History
+            Figures are those of all rows.
+
+        Raises
+        ------
+        UsageError
+            If an argument is wrong, or the model, the data or a callback cannot be sent.
+        """
+        if (max_queue_size, workers, use_multiprocessing) != (10, 1, False):
+            warnings.warn(
+                "max_queue_size, workers and use_multiprocessing have no effect; Keras 3 takes "
+                "them from a keras.utils.PyDataset",
+                stacklevel=2,
+            )
+        of_keras = {
+            "x": x,
+            "y": y,
+            "batch_size": batch_size,
+            "epochs": epochs,
+            "verbose": verbose,
+            "callbacks": callbacks,
+            "validation_split": validation_split,
+            "validation_data": validation_data,
+            "shuffle": shuffle,
+            "class_weight": class_weight,
+            "sample_weight": sample_weight,
+            "initial_epoch": initial_epoch,
+            "steps_per_epoch": steps_per_epoch,
+            "validation_steps": validation_steps,
+            "validation_batch_size": validation_batch_size,
+            "validation_freq": validation_freq,
+        }
+        if num_processes is None:
+            return super().fit(**of_keras)
+        from bigdl.nano.tf.training.fit import fit_in_processes, processes_of
+
+        processes = processes_of(num_processes, backend)
+        if processes.count == 1:
+            return super().fit(**of_keras)
+        return fit_in_processes(self, processes, of_keras)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """Deprecated: ``InferenceOptimizer.trace``."""
+        warnings.warn(
+            "model.trace is deprecated; use InferenceOptimizer.trace", DeprecationWarning, 2
+        )
+        from bigdl.nano.tf.inference.optimizer import InferenceOptimizer
+
+        return InferenceOptimizer.trace(self, *args, **kwargs)
+
+    def quantize(self, *args: Any, **kwargs: Any) -> Any:
+        """Deprecated: ``InferenceOptimizer.quantize``; with a mode, that of ``keras.Model``."""
+        if isinstance(kwargs.get("mode", args[0] if args else None), str):
+            return super().quantize(*args, **kwargs)
+        warnings.warn(
+            "model.quantize is deprecated; use InferenceOptimizer.quantize", DeprecationWarning, 2
+        )
+        from bigdl.nano.tf.inference.optimizer import InferenceOptimizer
+
+        return InferenceOptimizer.quantize(self, *args, **kwargs)
+
+
+@keras.saving.register_keras_serializable(package="bigdl")
+class Sequential(_Trains, keras.Sequential):
+    """``keras.Sequential`` with ``fit(num_processes=...)``."""
+
+
+@keras.saving.register_keras_serializable(package="bigdl")
+class FunctionalModel(_Trains, Functional):
+    """What ``Model(inputs, outputs)`` makes."""
+
+
+@keras.saving.register_keras_serializable(package="bigdl")
+class Model(_Trains, keras.Model):
+    """``keras.Model`` with ``fit(num_processes=...)``: to be subclassed, or of inputs and outputs.
+
+    ``Model(inputs, outputs)`` is a functional model as it is in Keras.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is Model and _is_functional(args, kwargs):
+            return FunctionalModel(*args, **kwargs)
+        return super().__new__(cls, *args, **kwargs)
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        if not _is_functional(args, kwargs):
+            super().__init__(*args, **kwargs)
+            return
+        # Keras would make this class a functional one for everybody.
+        _become_functional(type(self))
+        FunctionalModel.__init__(self, *args, **kwargs)
+
+
+def _is_functional(args: tuple, kwargs: dict) -> bool:
+    return (
+        len(args) == 2
+        or (len(args) == 1 and "outputs" in kwargs)
+        or ("inputs" in kwargs and "outputs" in kwargs)
+    )
+
+
+def _become_functional(cls: type) -> None:
+    """Exchange ``Model`` for its functional relative in the bases of a user's class."""
+    if Model in cls.__bases__:
+        cls.__bases__ = tuple(FunctionalModel if base is Model else base for base in cls.__bases__)
+        return
+    for base in cls.__bases__:
+        if issubclass(base, Model):
+            _become_functional(base)

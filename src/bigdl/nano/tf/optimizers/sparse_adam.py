@@ -1,0 +1,78 @@
+"""Adam for models with large embeddings and dense layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from bigdl.common.errors import UsageError
+
+__all__ = ["SparseAdam"]
+
+
+@keras.saving.register_keras_serializable(package="bigdl")
+class SparseAdam(keras.optimizers.Adam):
+    """Adam (Kingma and Ba, 2015) that leaves alone the rows that a batch has not touched.
+
+    Of a ``tf.IndexedSlices``, the gradient of an embedding, only the rows that occur in it are
+    updated, moments included ("lazy Adam"); dense gradients get ordinary Adam, to the last bit.
+
+    Parameters
+    ----------
+    learning_rate : float or schedule
+    beta_1, beta_2 : float
+        Decays of the first and second moment.
+    epsilon : float
+    amsgrad : bool
+        Not supported.
+    name : str
+    **kwargs
+        Of ``keras.optimizers.Adam``.
+
+    Raises
+    ------
+    UsageError
+        If `amsgrad` is asked for.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        amsgrad: bool = False,
+        name: str = "SparseAdam",
+        **kwargs: Any,
+    ):
+        if amsgrad:
+            raise UsageError("SparseAdam does not support amsgrad; use keras.optimizers.Adam")
+        super().__init__(learning_rate, beta_1, beta_2, epsilon, amsgrad, name=name, **kwargs)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Update one variable."""
+        if not isinstance(gradient, tf.IndexedSlices):
+            super().update_step(gradient, variable, learning_rate)
+            return
+        index = self._get_variable_index(variable)
+        momentum, velocity = (each[index].value for each in (self._momentums, self._velocities))
+        rows, values = _summed_by_row(gradient)
+        dtype = variable.dtype
+        values = tf.cast(values, dtype)
+        step = tf.cast(self.iterations + 1, dtype)
+        mean = self.beta_1 * tf.gather(momentum, rows) + (1 - self.beta_1) * values
+        square = self.beta_2 * tf.gather(velocity, rows) + (1 - self.beta_2) * values**2
+        rate = tf.cast(learning_rate, dtype) * tf.sqrt(1 - tf.pow(self.beta_2, step))
+        rate /= 1 - tf.pow(self.beta_1, step)
+        momentum.scatter_update(tf.IndexedSlices(mean, rows))
+        velocity.scatter_update(tf.IndexedSlices(square, rows))
+        change = rate * mean / (tf.sqrt(square) + self.epsilon)
+        self.assign_sub(variable, tf.IndexedSlices(change, rows))
+
+
+def _summed_by_row(gradient: Any) -> tuple[Any, Any]:
+    """Each row once."""
+    rows, places = tf.unique(gradient.indices)
+    return rows, tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(rows)[0])

@@ -1,0 +1,90 @@
+"""Nano's classes in the places of Keras', on request."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from bigdl.common.errors import UsageError
+
+__all__ = ["patch_tensorflow", "unpatch_tensorflow"]
+
+_PRECISIONS = ("float32", "mixed_bfloat16")
+_replaced: list[tuple[Any, str, Any]] = []
+
+
+def patch_tensorflow(precision: str = "float32") -> None:
+    """Put Nano's ``Model``, ``Sequential``, ``Embedding`` and ``SparseAdam`` in Keras' places.
+
+    Programs that look them up in ``keras`` or ``tf.keras`` afterwards get them, ``SparseAdam`` in
+    the place of ``Adam``. Done twice, it is done once.
+
+    Parameters
+    ----------
+    precision : {"float32", "mixed_bfloat16"}
+        The global dtype policy from now on.
+
+    Raises
+    ------
+    UsageError
+        If the precision is another.
+    """
+    keras = _checked(precision)
+    if not _replaced:
+        for module, name, value in _replacements():
+            _replaced.append((module, name, getattr(module, name)))
+            setattr(module, name, value)
+    keras.config.set_dtype_policy(precision)
+
+
+def unpatch_tensorflow(precision: str = "float32") -> None:
+    """Undo :func:`patch_tensorflow`.
+
+    Parameters
+    ----------
+    precision : {"float32", "mixed_bfloat16"}
+        The global dtype policy from now on.
+
+    Raises
+    ------
+    UsageError
+        If the precision is another.
+    """
+    keras = _checked(precision)
+    while _replaced:
+        module, name, value = _replaced.pop()
+        setattr(module, name, value)
+    keras.config.set_dtype_policy(precision)
+
+
+def _checked(precision: str) -> Any:
+    if precision not in _PRECISIONS:
+        raise UsageError(
+            f"precision must be one of {', '.join(map(repr, _PRECISIONS))}, not {precision!r}"
+        )
+    return importlib.import_module("keras")
+
+
+def _replacements() -> list[tuple[Any, str, Any]]:
+    import keras
+    import tensorflow as tf
+
+    from bigdl.nano.tf.keras.layers import Embedding
+    from bigdl.nano.tf.keras.models import Model, Sequential
+    from bigdl.nano.tf.optimizers import SparseAdam
+
+    found, seen = [], set()
+    for home in (keras, tf.keras):
+        for module, name, value in (
+            (home, "Model", Model),
+            (home, "Sequential", Sequential),
+            (home.models, "Model", Model),
+            (home.models, "Sequential", Sequential),
+            (home.layers, "Embedding", Embedding),
+            (home.optimizers, "Adam", SparseAdam),
+        ):
+            # Both homes may share a module, of which the original must be remembered.
+            if (id(module), name) not in seen:
+                seen.add((id(module), name))
+                found.append((module, name, value))
+    return found

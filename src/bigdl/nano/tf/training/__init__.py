@@ -1,0 +1,1 @@
+"""Training of Keras models in several processes of one machine."""

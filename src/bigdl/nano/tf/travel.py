@@ -1,0 +1,183 @@
+"""Keras models on their way to another process.
+
+Keras writes a model as its configuration and its weights, and finds classes by name when it reads
+them. Classes and functions of a script or a notebook have no such name in another process, so they
+go along by value, and so does what the model was compiled with.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import pickle
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import keras
+import numpy as np
+
+from bigdl.common.errors import UsageError, one_line
+from bigdl.nano.tf.compiled import compile_arguments
+
+__all__ = ["Parcel", "custom_objects", "packed", "unpacked"]
+
+_OBJECTS = (keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)
+_COMPILED = (
+    *("loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly"),
+    "steps_per_execution",
+)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A model that can be pickled.
+
+    Attributes
+    ----------
+    model : bytes
+        As Keras writes it.
+    objects : bytes
+        Classes and functions by their names, pickled by value.
+    compiled : bytes or None
+        Arguments of ``compile``, pickled.
+    """
+
+    model: bytes
+    objects: bytes
+    compiled: bytes | None
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """A Keras object as what makes it again."""
+
+    cls: type
+    config: dict
+    variables: tuple = ()
+
+    def made(self) -> Any:
+        return self.cls.from_config(self.config)
+
+
+def packed(model: Any, compiled: bool = True) -> Parcel:
+    """Make a parcel of a model.
+
+    Parameters
+    ----------
+    model : keras.Model
+    compiled : bool
+        Whether losses, metrics, and the optimizer with its state go along.
+
+    Raises
+    ------
+    UsageError
+        If something cannot be written or pickled.
+    """
+    try:
+        buffer = io.BytesIO()
+        # As Keras pickles models, but for the classes, which it takes for known everywhere.
+        saved = model.__reduce__()[1][0]
+        buffer.write(saved.getvalue())
+        arguments = compile_arguments(model) if compiled else {}
+        content = None
+        if arguments:
+            chosen = {key: _recipes(arguments[key]) for key in _COMPILED}
+            chosen["optimizer"] = _optimizer_recipe(model.optimizer)
+            content = cloudpickle.dumps(chosen)
+        return Parcel(buffer.getvalue(), cloudpickle.dumps(custom_objects(model)), content)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{type(model).__name__} cannot be sent to another process: {one_line(error)}; give "
+            "its classes a get_config that Keras can rebuild them from"
+        ) from error
+
+
+def unpacked(parcel: Parcel) -> Any:
+    """The model of a parcel.
+
+    Raises
+    ------
+    UsageError
+        If Keras cannot build it from its configuration.
+    """
+    objects = pickle.loads(parcel.objects)
+    try:
+        # The file is the caller's own, so lambdas in it are as safe as the rest of the program.
+        with keras.saving.custom_object_scope(objects):
+            model = _loaded(parcel.model)
+    except Exception as error:
+        raise UsageError(
+            f"Keras cannot rebuild the model from its configuration: {one_line(error)}; give its "
+            "classes a get_config that they can be rebuilt from"
+        ) from error
+    if parcel.compiled is not None:
+        _compile(model, pickle.loads(parcel.compiled))
+    return model
+
+
+def custom_objects(model: Any) -> dict[str, Any]:
+    """Classes and functions of a model that are not Keras', by the names that files call them."""
+    found: dict[str, Any] = {}
+    for layer in model._flatten_layers():
+        # Methods that Keras has wrapped hold the layer, and are no parts of a configuration.
+        functions = [
+            each
+            for each in vars(layer).values()
+            if inspect.isfunction(each) and not hasattr(each, "__wrapped__")
+        ]
+        for each in (type(layer), *functions):
+            if not _is_of_keras(each):
+                found[keras.saving.get_registered_name(each)] = each
+                found[each.__name__] = each
+    return found
+
+
+def _loaded(content: bytes) -> Any:
+    with tempfile.TemporaryDirectory(prefix="bigdl-keras-") as folder:
+        path = Path(folder, "model.keras")
+        path.write_bytes(content)
+        return keras.saving.load_model(path, compile=False, safe_mode=False)
+
+
+def _is_of_keras(value: Any) -> bool:
+    module = getattr(value, "__module__", None) or ""
+    return module.partition(".")[0] in ("keras", "tensorflow", "builtins", "numpy")
+
+
+def _recipes(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _recipes(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_recipes(each) for each in value]
+    if isinstance(value, _OBJECTS):
+        return _Recipe(type(value), value.get_config())
+    return value
+
+
+def _made(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _made(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_made(each) for each in value]
+    return value.made() if isinstance(value, _Recipe) else value
+
+
+def _optimizer_recipe(optimizer: Any) -> _Recipe:
+    state = tuple(np.asarray(v) for v in optimizer.variables) if optimizer.built else ()
+    return _Recipe(type(optimizer), optimizer.get_config(), state)
+
+
+def _compile(model: Any, arguments: dict[str, Any]) -> None:
+    recipe = arguments["optimizer"]
+    # The optimizer was wrapped for its loss scale when the user compiled, if it had to be.
+    model.compile(**{key: _made(each) for key, each in arguments.items()}, auto_scale_loss=False)
+    if recipe.variables and model.built:
+        model.optimizer.build(model.trainable_variables)
+        for variable, value in zip(model.optimizer.variables, recipe.variables, strict=True):
+            variable.assign(value)
