@@ -20,7 +20,7 @@ from bigdl.common.launch import worker_shares
 from bigdl.common.tuning._by_name import optuna
 from bigdl.common.tuning.lost import mark, propose_again
 
-__all__ = ["Crew"]
+__all__ = ["Crew", "TrialLost"]
 
 _FIGURES, _PRUNED = "figures", "pruned"
 
@@ -38,10 +38,10 @@ class Crew:
 
     Attributes
     ----------
-    loss : WorkerLost or None
+    loss : TrialLost or None
         The last loss of a process.
-    finished : int
-        Trials that a process has come to the end of.
+    has_finished : bool
+        Whether a process has come to the end of a trial.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Crew:
         self._staff = Staff([Stage("the search", make, seats)], TaskError)
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         self._ended = threading.Event()
-        self._proposed_again = 0
-        self.loss: WorkerLost | None = None
-        self.finished = 0
+        self._proposed_again: list[int] = []
+        self.loss: TrialLost | None = None
+        self.has_finished = False
 
     def __enter__(self) -> Crew:
         try:
@@ -88,7 +88,7 @@ class Crew:
             raise self.loss from None
         finally:
             self._idle.put(worker)
-        self.finished += 1
+        self.has_finished = True
         # Optuna's copy of the trial has not seen what was proposed there.
         trial._cached_frozen_trial = self._study.get_trials(deepcopy=False)[trial.number]
         if kind == _PRUNED:
@@ -97,7 +97,8 @@ class Crew:
 
     def count_proposed_again(self) -> int:
         """How many trials wait to be repeated, since the last time this was asked."""
-        count, self._proposed_again = self._proposed_again, 0
+        count = len(self._proposed_again)
+        self._proposed_again.clear()
         return count
 
     def end(self) -> None:
@@ -123,22 +124,26 @@ class Crew:
         if succeeded:
             return content
         error = self._staff.task_error(worker, trial.number, content)
-        self.finished += 1
+        self.has_finished = True
         if error.original is None:
             raise error
         error.original.add_note(f"In the process of trial {trial.number}:\n{error.traceback}")
         raise error.original
 
-    def _loss(self, worker: Worker, trial: Any) -> WorkerLost:
+    def _loss(self, worker: Worker, trial: Any) -> TrialLost:
         frozen = self._study.get_trials(deepcopy=False)[trial.number]
         if propose_again(self._study, frozen):
-            self._proposed_again += 1
+            self._proposed_again.append(trial.number)
         cause = str(worker.loss("the search")).partition(";")[0]
-        return WorkerLost(f"{cause}, at trial {trial.number}")
+        return TrialLost(f"{cause}, at trial {trial.number}")
 
     def _check_not_ended(self) -> None:
         if self._ended.is_set():
             raise _SearchEnded("the search was interrupted")
+
+
+class TrialLost(WorkerLost):
+    """The process of a trial was killed or ended."""
 
 
 class _Hung(Exception):

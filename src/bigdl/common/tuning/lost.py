@@ -43,9 +43,11 @@ def recover(study: Any) -> list[int]:
     """
     running = study.get_trials(deepcopy=False, states=(optuna().trial.TrialState.RUNNING,))
     lost = [trial for trial in running if _is_gone(trial.user_attrs.get(_PROCESS))]
+    failed = optuna().trial.TrialState.FAIL
     for trial in lost:
         with suppress(optuna().exceptions.UpdateFinishedTrialError):  # by another that recovers
-            study.tell(trial.number, state=optuna().trial.TrialState.FAIL)
+            # Not `study.tell`, after which the grid's sampler may end a search that has not begun.
+            study._storage.set_trial_state_values(trial._trial_id, state=failed)
             propose_again(study, trial)
     return [trial.number for trial in lost]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.common.errors import UsageError
 from bigdl.common.tuning._by_name import optuna
-from bigdl.common.tuning.crew import Crew
+from bigdl.common.tuning.crew import Crew, TrialLost
 from bigdl.common.tuning.lost import mark
 from bigdl.common.tuning.study import is_in_memory
 
@@ -88,6 +88,8 @@ def run_trials(
         )
     if threads > 1:
         raise UsageError(f"Trials run in {processes} processes or {threads} threads, not in both")
+    if n_trials is not None and cores is None:
+        processes = min(processes, n_trials)
     with Crew(study, objective, processes, cores) as crew:
         _run_in_processes(study, crew, processes, n_trials, timeout, settings)
 
@@ -113,7 +115,7 @@ def _run_in_processes(
 ) -> None:
     """Let threads of Optuna each wait for a process."""
     catch = settings["catch"] if isinstance(settings["catch"], tuple) else (settings["catch"],)
-    settings = settings | {"catch": (*catch, WorkerLost), "n_jobs": processes}
+    settings = settings | {"catch": (*catch, TrialLost), "n_jobs": processes}
     deadline = None if timeout is None else time.monotonic() + timeout
     # Not in this thread, which must hear of an interrupt while the others wait.
     with ThreadPoolExecutor(1, "bigdl-search") as pool:
@@ -126,7 +128,7 @@ def _run_in_processes(
                 raise
             # Those that were lost come first, and only they are left.
             n_trials = crew.count_proposed_again() if left is None or left > 0 else 0
-    if crew.loss is not None and not crew.finished:
+    if crew.loss is not None and not crew.has_finished:
         raise crew.loss
 
 
