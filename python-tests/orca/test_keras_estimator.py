@@ -205,6 +205,20 @@ def test_a_dataset_itself_travels_as_its_graph(orca_spark):
         est.fit(generated)
 
 
+def test_loaders_of_torch_are_taken_too(trained, frame, rows):
+    est, _ = trained
+
+    def creator(config, batch_size):
+        import torch
+
+        x, y = (torch.from_numpy(rows[name]) for name in ("x", "y"))
+        return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size)
+
+    assert est.evaluate(creator) == pytest.approx(est.evaluate(frame, **COLUMNS), rel=1e-5)
+    with pytest.raises(UsageError, match=r"must return a tf.data.Dataset or a torch DataLoader"):
+        est.evaluate(lambda config, batch_size: 3)
+
+
 def test_a_worker_may_read_its_own_part(orca_spark):
     def own(config, batch_size):
         import tensorflow as tf
@@ -343,6 +357,48 @@ def test_callbacks_of_keras(frame, tmp_path):
     assert Estimator.latest_checkpoint(str(tmp_path)) == str(tmp_path / "2.keras")
 
 
+def test_callbacks_write_to_any_url(frame, tmp_path):
+    import keras
+
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(
+            f"file://{tmp_path}/models/{{epoch}}.weights.h5", save_weights_only=True
+        ),
+        keras.callbacks.CSVLogger(f"file://{tmp_path}/log.csv"),
+    ]
+    est = estimator()
+    est.fit(frame, epochs=2, batch_size=BATCH, callbacks=callbacks, **COLUMNS)
+    assert sorted(p.name for p in (tmp_path / "models").iterdir()) == [
+        "1.weights.h5",
+        "2.weights.h5",
+    ]
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
+    other = estimator()
+    other.load_weights(str(tmp_path / "models" / "2.weights.h5"))
+    assert equal(weights(other), weights(est))
+
+
+def test_callbacks_go_on_counting_after_a_loss(frame, tmp_path):
+    marker = tmp_path / "killed"
+
+    def callbacks():
+        import keras
+
+        class Kill(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                if epoch == 2 and not marker.exists():
+                    marker.write_text("")
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        # no epoch is ever better than the first one
+        return [Kill(), keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=3)]
+
+    est = estimator()
+    found = est.fit(frame, epochs=9, batch_size=BATCH, callbacks=callbacks(), **COLUMNS)
+    assert marker.exists()
+    assert len(found["loss"]) == 4
+
+
 def test_the_numbers_of_epochs_that_callbacks_see(frame):
     def collect():
         import keras
@@ -403,6 +459,23 @@ def test_a_compiled_model_is_taken_as_it_is(orca_spark, frame):
     assert len(out.first().prediction) == 3
     assert equal(before, model.get_weights())
     assert not equal(before, weights(est))
+
+
+def test_an_instance_brings_its_own_classes_along(frame):
+    import keras
+
+    class Twice(keras.layers.Layer):
+        def call(self, x):
+            return 2 * x
+
+    def halved(y_true, y_pred):
+        return keras.ops.mean(keras.ops.square(y_true - y_pred)) / 2
+
+    model = keras.Sequential([keras.Input((4,)), Twice(), keras.layers.Dense(1)])
+    model.compile("sgd", halved, metrics=["mse"])
+    est = Estimator.from_keras(model=model, workers_per_node=2)
+    found = est.fit(frame, epochs=1, batch_size=BATCH, **COLUMNS)
+    assert found["loss"][0] == pytest.approx(found["mse"][0] / 2, rel=1e-5)
 
 
 def test_compile_args_come_from_a_function(frame):

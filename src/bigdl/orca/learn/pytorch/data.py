@@ -11,7 +11,7 @@ from bigdl.orca.data.feeds.values import named_by_shard
 from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.pytorch.unified import casts
 
-__all__ = ["KeyedShard", "TensorShard", "open_batches", "shuffle_memory"]
+__all__ = ["KeyedShard", "TensorShard", "open_batches", "open_loader", "shuffle_memory"]
 
 
 def open_batches(shard, feature_cols, label_cols, worker, config: dict, batch_size: int):
@@ -35,16 +35,31 @@ def open_batches(shard, feature_cols, label_cols, worker, config: dict, batch_si
     if not isinstance(shard, LoaderShard):
         return TensorShard(shard, feature_cols, label_cols)
     import cloudpickle
-    from torch.utils.data import IterableDataset
 
-    from bigdl.orca.learn.pytorch.loading import LoaderBatches, as_loader, spooled
+    from bigdl.orca.learn.pytorch.loading import as_loader
 
     size = worker.world_size
     loader = as_loader(cloudpickle.loads(shard.payload()), config, max(1, batch_size // size))
+    return open_loader(loader, shard, feature_cols, label_cols, worker)
+
+
+def open_loader(loader, shard: LoaderShard, feature_cols, label_cols, worker):
+    """What the loop reads batches from, of a loader that the worker has made.
+
+    Parameters
+    ----------
+    loader : torch.utils.data.DataLoader
+    shard, feature_cols, label_cols, worker
+        See :func:`open_batches`.
+    """
+    from torch.utils.data import IterableDataset
+
+    from bigdl.orca.learn.pytorch.loading import LoaderBatches, spooled
+
     if isinstance(loader.dataset, IterableDataset):
         made, keys = spooled(loader, shard, feature_cols, label_cols)
         return TensorShard(made, None, None) if keys is None else KeyedShard(made, keys)
-    batches = LoaderBatches(loader, worker.rank, size)
+    batches = LoaderBatches(loader, worker.rank, worker.world_size)
     worker.at_exit(batches.close)
     return batches
 

@@ -45,6 +45,11 @@ class Assembly:
 
     def __call__(self, columns: Sequence) -> tuple:
         """A batch of the feature columns and the target, or a tuple of targets."""
+        if isinstance(columns, dict):
+            raise UsageError(
+                "The loader gives batches that are dicts; let it give (inputs, targets), where the "
+                "inputs may be a dict"
+            )
         *features, target = columns
         weights = None
         if self.weighted:

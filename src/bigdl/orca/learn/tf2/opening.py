@@ -9,7 +9,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.batches import BatchPlan
 from bigdl.orca.data.feeds.shard import LoaderShard
 from bigdl.orca.learn.pytorch.batches import Batches, planned
-from bigdl.orca.learn.pytorch.data import open_batches, shuffle_memory
+from bigdl.orca.learn.pytorch.data import open_batches, open_loader, shuffle_memory
 from bigdl.orca.learn.tf2.data import Assembly, made_up
 from bigdl.orca.learn.tf2.sources import PlannedSource
 
@@ -40,35 +40,35 @@ def open_rows(worker, shard, settings, config: dict, sync):
     -------
     ColumnRows or bigdl.orca.learn.tf2.datasets.DatasetRows
     """
-    if isinstance(shard, LoaderShard):
-        import cloudpickle
-
-        from bigdl.orca.learn.tf2.datasets import DatasetRows, is_dataset
-
-        made = cloudpickle.loads(shard.payload())
-        if callable(made) and not hasattr(made, "__getitem__"):
-            given = {**config, "rank": worker.rank, "size": worker.world_size}
-            made = made(given, settings.batch_size)
-        if is_dataset(made):
-            return DatasetRows(made, sync)
-        return ColumnRows(_loader(made, worker, config, settings.batch_size), config, worker)
     features, labels = settings.feature_cols, settings.label_cols
-    data = open_batches(shard, features, labels, worker, config, settings.batch_size)
-    return ColumnRows(data, config, worker)
+    if not isinstance(shard, LoaderShard):
+        data = open_batches(shard, features, labels, worker, config, settings.batch_size)
+        return ColumnRows(data, config, worker)
+    import cloudpickle
+
+    from bigdl.orca.learn.tf2.datasets import DatasetRows, is_dataset
+
+    made = cloudpickle.loads(shard.payload())
+    if callable(made) and not hasattr(made, "__getitem__"):
+        given = {**config, "rank": worker.rank, "size": worker.world_size}
+        made = made(given, settings.batch_size)
+    if is_dataset(made):
+        return DatasetRows(made, sync)
+    loader = _loader(made, config, max(1, (settings.batch_size or 1) // worker.world_size))
+    return ColumnRows(open_loader(loader, shard, features, labels, worker), config, worker)
 
 
-def _loader(made, worker, config, batch_size):
-    from bigdl.orca.learn.pytorch.loading import LoaderBatches, as_loader
+def _loader(made, config, batch_size):
+    from torch.utils.data import DataLoader, Dataset
 
-    if not type(made).__mro__[-2].__module__.startswith("torch") and callable(made):
+    from bigdl.orca.learn.pytorch.loading import as_loader
+
+    if not isinstance(made, DataLoader | Dataset):
         raise UsageError(
             "The function given as data must return a tf.data.Dataset or a torch DataLoader, it "
             f"returned {type(made).__name__}"
         )
-    size = worker.world_size
-    batches = LoaderBatches(as_loader(made, config, max(1, batch_size // size)), worker.rank, size)
-    worker.at_exit(batches.close)
-    return batches
+    return as_loader(made, config, batch_size)
 
 
 class ColumnRows:
