@@ -181,7 +181,7 @@ def test_a_trial_that_fails_does_not_end_the_search(tmp_path):
     space = {"units": hp.grid_search([4, 8])}
     table = fit(search(tmp_path, model_creator=picky), n_sampling=1, search_space=space).trials()
     assert table["status"].tolist() == ["finished", "failed"]
-    assert table["error"][1] == "ArithmeticError: not eight"
+    assert table["failure"][1] == "ArithmeticError: not eight"
 
 
 def test_when_all_trials_fail_the_first_cause_is_said(tmp_path):

@@ -139,7 +139,7 @@ def test_failures_of_trials_are_told(tmp_path):
     est = search(tmp_path, backend="ray", model_creator=picky)
     fit(est, epochs=1, n_sampling=1, search_space={"units": hp.grid_search([8, 4])})
     assert est.trials()["status"].tolist() == ["failed", "finished"]
-    assert est.trials()["error"][0] == "ArithmeticError: not eight"
+    assert est.trials()["failure"][0] == "ArithmeticError: not eight"
 
 
 @pytest.mark.fault

@@ -328,8 +328,8 @@ class AutoEstimator:
         pandas.DataFrame
             Indexed by ``trial``: ``status``, the metrics of its best epoch, ``epochs`` and
             ``seconds`` that it took, ``config/...`` that it has drawn, and the last line of its
-            ``error``. The status is ``"finished"``, ``"stopped early"``, ``"failed"``, or
-            ``"lost"`` if it was interrupted or killed and another trial repeats it.
+            error as ``failure``. The status is ``"finished"``, ``"stopped early"``, ``"failed"``,
+            or ``"lost"`` if it was interrupted or killed and another trial repeats it.
         """
         return self._fitted().table()
 

@@ -57,10 +57,12 @@ class KerasModelBuilder(Builder):
     def default_metric(self, make_config):
         """The first metric that the model was compiled with; without any, its loss."""
         model = self.compiled(make_config())
-        compiled = model._compile_metrics
-        names = list(getattr(compiled, "_user_metrics", None) or ())
-        found = names[0] if names else "loss"
-        return found if isinstance(found, str) else getattr(found, "name", "loss")
+        found = (model.get_compile_config() or {}).get("metrics")
+        while isinstance(found, list | tuple) and found:
+            found = found[0]
+        if isinstance(found, Mapping) and isinstance(found.get("config"), Mapping):  # an object
+            found = found["config"].get("name")
+        return found if found and isinstance(found, str) else "loss"
 
     def knows(self, metric):
         if metric.lower() in Evaluator.metrics_func:
@@ -94,7 +96,7 @@ class KerasBaseModel(Model):
         self._datasets: dict[int, Any] = {}
 
     def fit_epoch(self, data, epoch):
-        given = {"epochs": epoch + 1, "initial_epoch": epoch, "verbose": 0}
+        given = {"epochs": epoch + 1, "initial_epoch": epoch, "verbose": 0, "shuffle": False}
         if isinstance(data, Rows):
             shuffle = bool(self.config.get("shuffle", True))
             given.update(batch_size=batch_size_of(self.config), shuffle=shuffle)

@@ -274,7 +274,7 @@ class Records:
         -------
         pandas.DataFrame
             Indexed by ``trial``: ``status``, the metrics of the best epoch, ``epochs``,
-            ``seconds``, what was drawn, and ``error``.
+            ``seconds``, what was drawn, and ``failure``.
         """
         import pandas as pd
 
@@ -292,13 +292,13 @@ class Records:
                     "epochs": result.get("epochs", 0),
                     "seconds": result.get("seconds", 0.0),
                     **{f"config/{path}": value for path, value in self.texts_of(trial).items()},
-                    "error": _last_line(trial.user_attrs.get("error")),
+                    "failure": _last_line(trial.user_attrs.get("error")),
                 }
             )
         columns = ["trial", "status", *names, "epochs", "seconds"]
         columns += [f"config/{path}" for path in paths]
-        more = [key for row in rows for key in row if key not in columns and key != "error"]
-        return pd.DataFrame(rows, columns=[*columns, *dict.fromkeys(more), "error"]).set_index(
+        more = [key for row in rows for key in row if key not in columns and key != "failure"]
+        return pd.DataFrame(rows, columns=[*columns, *dict.fromkeys(more), "failure"]).set_index(
             "trial"
         )
 

@@ -1,0 +1,127 @@
+"""AutoEstimator with and without early stopping, on scikit-learn's digits.
+
+    python benchmarks/automl.py [--trials 20] [--epochs 27] [--seeds 0 1 2] [--backend local]
+        [--scheduler AsyncHyperBand] [--grace 1] [--factor 3] [--json results.json]
+
+Both sides try the same configurations of a small network, drawn by the same seed; the first trains
+each for all its epochs, the second stops those that fall behind.  ``best`` is the accuracy for the
+held-out fifth, in per cent, of the best model that ``get_best_model`` gives; ``epochs`` are those
+of all trials.  Figures do not depend on the speed of the machine, with one trial at a time not on
+its load either; ``seconds`` do.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from bigdl.orca.automl import hp
+from bigdl.orca.automl.auto_estimator import AutoEstimator
+
+SPACE = {
+    "lr": hp.loguniform(1e-4, 1e-1),
+    "units": hp.choice([16, 32, 64, 128]),
+    "dropout": hp.uniform(0, 0.5),
+    "batch_size": hp.choice([32, 64, 128]),
+}
+
+
+def model_creator(config):
+    return nn.Sequential(
+        nn.Linear(64, config["units"]),
+        nn.ReLU(),
+        nn.Dropout(config["dropout"]),
+        nn.Linear(config["units"], 10),
+    )
+
+
+def digits():
+    """Training and held-out rows; every fifth row is held out."""
+    x, y = load_digits(return_X_y=True)
+    x, held_out = (x / 16).astype("float32"), torch.arange(len(y)).numpy() % 5 == 0
+    return (x[~held_out], y[~held_out]), (x[held_out], y[held_out])
+
+
+def search(trials, epochs, seed, backend="local", scheduler=None, params=None):
+    """One search; accuracy in per cent, epochs of all trials, seconds and the figures of trials."""
+    train, held_out = digits()
+    with tempfile.TemporaryDirectory() as logs:
+        est = AutoEstimator.from_torch(
+            model_creator=model_creator,
+            optimizer="Adam",
+            loss="CrossEntropyLoss",
+            logs_dir=logs,
+            backend=backend,
+        )
+        started = time.perf_counter()
+        est.fit(
+            train,
+            epochs=epochs,
+            validation_data=held_out,
+            metric="accuracy",
+            n_sampling=trials,
+            search_space=SPACE,
+            scheduler=scheduler,
+            scheduler_params=params,
+            concurrency=1,
+            seed=seed,
+        )
+        seconds = time.perf_counter() - started
+        with torch.no_grad():
+            scores = est.get_best_model()(torch.from_numpy(held_out[0]))
+        table = est.trials()
+    best = 100 * float((scores.argmax(1).numpy() == held_out[1]).mean())
+    configs = table[[name for name in table if name.startswith("config/")]]
+    return {
+        "best": best,
+        "epochs": int(table["epochs"].sum()),
+        "seconds": seconds,
+        "configs": configs.to_dict("list"),
+    }
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=27)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--backend", default="local", choices=["local", "ray"])
+    parser.add_argument("--scheduler", default="AsyncHyperBand")
+    parser.add_argument("--grace", type=int, default=1, help="epochs that every trial gets")
+    parser.add_argument("--factor", type=int, default=3, help="one in so many trials goes on")
+    parser.add_argument("--json", help="file for the figures")
+    options = parser.parse_args(arguments)
+
+    if options.backend == "ray":
+        from bigdl.orca import init_orca_context
+
+        init_orca_context(runtime="ray")
+    params = {"grace_period": options.grace, "reduction_factor": options.factor}
+    rows = []
+    print(f"{'seed':>4}  {'full best':>9}  {'stopped best':>12}  {'difference':>10}  ", end="")
+    print(f"{'full epochs':>11}  {'stopped epochs':>14}  {'part':>5}  {'seconds':>13}")
+    for seed in options.seeds:
+        given = options.trials, options.epochs, seed, options.backend
+        full, early = search(*given), search(*given, options.scheduler, params)
+        if full["configs"] != early["configs"]:
+            raise SystemExit("The two sides tried different configurations")
+        part = early["epochs"] / full["epochs"]
+        rows.append({"seed": seed, "full": full, "early": early, "part": part})
+        print(
+            f"{seed:>4}  {full['best']:>9.2f}  {early['best']:>12.2f}  "
+            f"{early['best'] - full['best']:>+10.2f}  {full['epochs']:>11}  {early['epochs']:>14}  "
+            f"{part:>5.0%}  {full['seconds']:>5.1f} {early['seconds']:>7.1f}",
+            flush=True,
+        )
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"options": vars(options), "rows": rows}, file, indent=1)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

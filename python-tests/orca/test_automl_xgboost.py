@@ -1,0 +1,170 @@
+"""AutoXGBClassifier and AutoXGBRegressor: metrics, data and the model that comes back."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.automl import hp
+
+xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed: bigdl[xgboost]")
+sklearn_metrics = pytest.importorskip("sklearn.metrics")
+pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'bigdl[automl]'")
+
+from bigdl.orca.automl.xgboost import AutoXGBClassifier, AutoXGBRegressor  # noqa: E402
+
+SPACE = {"max_depth": hp.grid_search([1, 3])}
+
+
+def numbers(count=300, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, 5))
+    return x, 10 + x[:, 0] * x[:, 1] + x[:, 2]
+
+
+def classes(count=300, of=2, seed=0):
+    x, y = numbers(count, seed)
+    return x, np.digitize(y, np.quantile(y, np.arange(1, of) / of))
+
+
+def fit(make, tmp_path, data, validation, **options):
+    est = make(logs_dir=str(tmp_path), n_estimators=8, backend="local")
+    given = {"search_space": SPACE, "concurrency": 1, "validation_data": validation, **options}
+    est.fit(data, **given)
+    return est
+
+
+def test_the_best_regressor_has_the_default_metric_rmse(tmp_path):
+    validation = numbers(100, 1)
+    est = fit(AutoXGBRegressor, tmp_path, numbers(), validation)
+    best = est.get_best_model()
+    assert isinstance(best, xgboost.XGBRegressor)
+    found = sklearn_metrics.root_mean_squared_error(validation[1], best.predict(validation[0]))
+    assert est.trials()["rmse"].min() == pytest.approx(found, rel=1e-5)
+    assert est.get_best_config() == {"max_depth": 3}
+    assert (best.max_depth, best.n_estimators) == (3, 8)
+
+
+@pytest.mark.parametrize("of", [2, 3], ids=["two classes", "three classes"])
+def test_the_best_classifier_has_the_default_metric_logloss(tmp_path, of):
+    validation = classes(100, of, 1)
+    est = fit(AutoXGBClassifier, tmp_path, classes(of=of), validation)
+    best = est.get_best_model()
+    assert isinstance(best, xgboost.XGBClassifier)
+    found = sklearn_metrics.log_loss(validation[1], best.predict_proba(validation[0]))
+    assert est.trials()["logloss"].min() == pytest.approx(found, rel=1e-4)
+    assert set(best.predict(validation[0])) <= set(range(of))
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ("error", lambda y, p, s: np.mean(y != p)),
+        ("auc", lambda y, p, s: sklearn_metrics.roc_auc_score(y, s)),
+        ("error@0.7", lambda y, p, s: np.mean(y != (s > 0.7))),
+        ("accuracy", lambda y, p, s: np.mean(y == p)),
+    ],
+)
+def test_classifiers_take_metrics_of_xgboost_and_of_the_evaluator(tmp_path, metric, expected):
+    x, y = classes(100, seed=1)
+    est = fit(AutoXGBClassifier, tmp_path, classes(), (x, y), metric=metric)
+    figures = [
+        expected(y, model.predict(x), model.predict_proba(x)[:, 1])
+        for model in map(est.get_model, est.trials().index)
+    ]
+    assert est.trials()[metric].tolist() == pytest.approx(figures, rel=1e-5)
+    best = max if metric in ("auc", "accuracy") else min
+    assert est.get_best_trials()[0][metric] == pytest.approx(best(figures), rel=1e-5)
+
+
+def test_regressors_take_functions_and_several_metrics(tmp_path):
+    def worst(y_true, y_pred):
+        return abs(y_true - y_pred).max()
+
+    options = {"metric": ["mae", "r2", worst], "metric_mode": ["min", "max", "min"]}
+    validation = x, y = numbers(100, 1)
+    est = fit(AutoXGBRegressor, tmp_path, numbers(), validation, **options)
+    for number, row in est.trials().iterrows():
+        predicted = est.get_model(number).predict(x)
+        assert row["mae"] == pytest.approx(abs(y - predicted).mean(), rel=1e-5)
+        assert row["r2"] == pytest.approx(sklearn_metrics.r2_score(y, predicted), rel=1e-5)
+        assert row["worst"] == pytest.approx(abs(y - predicted).max(), rel=1e-5)
+
+
+def test_trees_are_grown_in_parts_of_epochs(tmp_path):
+    """Without random parts, three times a third is the whole."""
+    space = {"max_depth": 3, "subsample": 1, "colsample_bytree": 1}
+    validation = numbers(100, 1)
+    parts, whole = (
+        fit(
+            AutoXGBRegressor,
+            tmp_path / str(epochs),
+            numbers(),
+            validation,
+            search_space=space,
+            epochs=epochs,
+        )
+        for epochs in (3, 1)
+    )
+    assert parts.get_best_model().get_booster().num_boosted_rounds() == 8
+    assert parts.trials()["epochs"].tolist() == [3]
+    assert parts.trials()["rmse"][0] == pytest.approx(whole.trials()["rmse"][0], rel=1e-5)
+
+
+def test_columns_of_frames_become_one_matrix(tmp_path):
+    def frame(x, y):
+        return pd.DataFrame({"a": x[:, 0], "bc": list(x[:, 1:3]), "d": x[:, 3], "y": y})
+
+    data, validation = numbers(), numbers(100, 1)
+    names = {"feature_cols": ["a", "bc", "d"], "label_cols": "y"}
+    by_frame = fit(AutoXGBRegressor, tmp_path / "f", frame(*data), frame(*validation), **names)
+    cut = [(x[:, :4], y) for x, y in (data, validation)]
+    by_array = fit(AutoXGBRegressor, tmp_path / "a", *cut)
+    assert by_frame.trials()["rmse"].tolist() == by_array.trials()["rmse"].tolist()
+
+
+def test_lr_is_the_learning_rate(tmp_path):
+    found = [
+        fit(
+            AutoXGBRegressor,
+            tmp_path / name,
+            numbers(),
+            numbers(100, 1),
+            search_space={name: 0.3, "max_depth": 2},
+        )
+        for name in ("lr", "learning_rate")
+    ]
+    assert found[0].trials()["rmse"][0] == found[1].trials()["rmse"][0]
+    assert found[0].get_best_model().learning_rate == 0.3
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda path: AutoXGBRegressor(cpus_per_trial=0), "cpus_per_trial must be"),
+        (
+            lambda path: fit(
+                AutoXGBRegressor, path, numbers(), None, search_space={"n_estimators": 0}
+            ),
+            "n_estimators must be a positive integer",
+        ),
+        (
+            lambda path: fit(AutoXGBRegressor, path, numbers(), numbers(), metric="f1"),
+            "specify the `metric_mode` parameter",
+        ),
+        (
+            lambda path: fit(
+                AutoXGBRegressor, path, numbers(), numbers(), metric="f1", metric_mode="max"
+            ),
+            "metric f1 is not supported",
+        ),
+        (
+            lambda path: fit(AutoXGBRegressor, path, lambda config: None, numbers()),
+            "takes arrays, DataFrames",
+        ),
+    ],
+    ids=["cpus", "trees", "no mode", "no metric", "function"],
+)
+def test_wrong_arguments_say_what_is_wrong(tmp_path, call, message):
+    with pytest.raises(UsageError, match=message):
+        call(tmp_path)
