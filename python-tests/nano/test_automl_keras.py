@@ -222,6 +222,7 @@ def test_two_processes_and_two_threads_search(tmp_path):
     [
         ({}, {"epoch": 1}, "Invalid Arguments found for 'search': epoch"),
         ({}, {"target_metric": ["loss", "mae"]}, "multiple objective metric is not supported."),
+        ({}, {"directions": ["minimize"] * 2}, "multiple objective metric is not supported."),
         ({}, {"target_metric": "mae"}, "target metric is should be loss or val_loss if metrics"),
         ({"metrics": ["mae"]}, {"target_metric": "mse"}, "invalid target metric 'mse'"),
         ({}, {"target_metric": "val_loss"}, "there is no validation"),

@@ -301,6 +301,8 @@ def test_a_trainer_without_hpo_does_not_search():
 
     with pytest.warns(UserWarning, match="use_hpo=True"):
         assert trainer.search(line(), target_metric="val_loss", n_trials=1) is None
+    with pytest.raises(UsageError, match="use_hpo=True"):
+        HPOSearcher(trainer)
 
 
 # --- searches by processes

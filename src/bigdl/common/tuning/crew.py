@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bigdl.common._pool_staff import Seat, Staff, Stage, TaskError, Worker, encoded, opened
-from bigdl.common.errors import BigDLError, WorkerLost
+from bigdl.common.errors import WorkerLost
 from bigdl.common.launch import worker_shares
 from bigdl.common.tuning._by_name import optuna
 from bigdl.common.tuning.lost import mark, propose_again
@@ -150,8 +150,8 @@ class _Hung(Exception):
     """A process hung up."""
 
 
-class _SearchEnded(BigDLError):
-    """The trial's process was ended with all others."""
+class _SearchEnded(KeyboardInterrupt):
+    """The trial's process was ended with all others: no error that a search may catch."""
 
 
 class _TrialRunner:

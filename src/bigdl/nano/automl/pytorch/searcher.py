@@ -33,9 +33,16 @@ class HPOSearcher:
     ----------
     study : optuna.Study or None
         Of the last search.
+
+    Raises
+    ------
+    UsageError
+        If the Trainer was made without ``use_hpo=True``.
     """
 
     def __init__(self, trainer: Any, num_processes: int | None = None):
+        if not getattr(trainer, "hpo_arguments", None):
+            raise UsageError("HPOSearcher needs a Trainer that was made with use_hpo=True")
         self._arguments = dict(trainer.hpo_arguments)
         if num_processes is not None:
             self._arguments["num_processes"] = num_processes

@@ -102,6 +102,7 @@ class Searchable:
         target = Target.of(
             target_metric, target_metric_mode, arguments.study, self._compiled, arguments.rest
         )
+        arguments.study.pop("directions", None)
         arguments.study["direction"] = target.direction
         if n_parallels > 1 and arguments.study.get("storage") is None:
             arguments.run["n_jobs"], n_parallels = n_parallels, 1

@@ -58,10 +58,13 @@ class Target:
         UsageError
             If it makes no sense.
         """
+        directions = study.get("directions") or []
         if isinstance(name, (list, tuple)):
-            if len(name) > 1 or study.get("directions"):
+            if len(name) > 1:
                 raise UsageError("multiple objective metric is not supported.")
             name = name[0] if name else None
+        if len(directions) > 1:
+            raise UsageError("multiple objective metric is not supported.")
         if mode not in _MODES:
             raise UsageError(
                 f"target_metric_mode {mode!r} is not recognized; it must be one of "
@@ -72,7 +75,7 @@ class Target:
         if name is None:
             name = (_VALIDATION if validated else "") + (metrics[0] if metrics else "loss")
         _check_name(name, metrics, validated)
-        direction = _direction(name, study.get("direction"))
+        direction = _direction(name, study.get("direction") or next(iter(directions), None))
         if mode == "auto":
             mode = "max" if direction == "maximize" else "min"
         return cls(name, direction, mode)
