@@ -184,6 +184,28 @@ def test_many_columns_are_encoded_as_few_are(orca_spark, oov_buckets):
     assert found.to_pylist() == [many.transform_row(row) for row in table.to_pylist()]
 
 
+def test_vocabularies_of_many_columns_of_text_are_those_of_files(orca_spark, tmp_path):
+    rng = np.random.default_rng(11)
+    names = [f"c{i}" for i in range(9)]
+    columns = {
+        name: pa.array([f"{v}" for v in rng.zipf(1.5, 500)], mask=rng.random(500) < 0.1)
+        for name in names
+    }
+    columns["c8"] = pa.nulls(500, pa.string())
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=200)
+    encoded = [*names[2:], {"src_cols": names[:2], "col_name": "both"}]
+
+    def record():
+        return FeaturePipeline().category_encode(
+            encoded, freq_limit={"both": 4, "c3": 2}, order_by_freq=True
+        )
+
+    by_spark = record().fit(orca_spark.read.parquet(str(tmp_path / "a.parquet")))
+    by_files = record().fit_files(str(tmp_path / "a.parquet"), host="here")
+    for name, wanted in by_files._fitted[0].state.items():
+        assert by_spark._fitted[0].state[name].equals(wanted), name
+
+
 def test_files_without_rows_teach_and_give_tables_without_rows(clicks, tmp_path):
     (tmp_path / "src").mkdir()
     pq.write_table(clicks.slice(0, 0), tmp_path / "src" / "a.parquet")

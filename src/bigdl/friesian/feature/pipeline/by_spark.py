@@ -125,12 +125,16 @@ def _counts(
 
     import pyarrow.compute as pc
 
+    from bigdl.friesian.feature.operators.counting import count_texts, pays
     from bigdl.friesian.feature.operators.vocabulary import Source, count_values
 
     sources = [
         Source(str(i), each.columns, each.at_least) for i, each in enumerate(counts.values())
     ]
-    counted, fields = count_values(df, sources, separator and re.escape(separator))
+    if separator is None and pays(df, sources):
+        counted, fields = count_texts(df, sources), ["value"] * len(sources)
+    else:
+        counted, fields = count_values(df, sources, separator and re.escape(separator))
     table = counted.toArrow()
     found = {}
     for i, (key, field) in enumerate(zip(counts, fields, strict=True)):
