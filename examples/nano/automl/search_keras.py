@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+import keras
 from sklearn.datasets import load_digits
 
 from bigdl.nano.automl import hpo_config
@@ -25,6 +26,7 @@ def main(argv: list[str] | None = None) -> dict:
     parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args(argv)
 
+    keras.utils.set_random_seed(0)
     data = load_digits()
     x, y = data.images[..., None].astype("float32") / 16, data.target
 
