@@ -2,19 +2,24 @@
 
 A Ray that is started here listens on one address only (loopback unless other machines shall join),
 has no dashboard and sends no usage statistics; who wants to connect needs its token.  It dies with
-this process.
+this process: a small one beside it (:mod:`bigdl.orca.cluster._ray_head_main`) sees to that where
+this one is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import logging
 import os
 import secrets
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -42,6 +47,8 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's name for "this machine only"
+_KEEPER = Path(__file__).with_name("_ray_head_main.py")
+_MARK = "BIGDL_RAY"  # a variable of all processes of a Ray that was started here
 TOKEN = "RAY_AUTH_TOKEN"
 _token = secrets.token_hex(32)  # one for this process: Ray reads it once
 
@@ -63,13 +70,14 @@ class LaunchedRay:
         environment: dict[str, str | None],
         processes: list[psutil.Process],
         directory: str | None,
+        keeper: subprocess.Popen | None = None,
     ):
         import ray
 
         self.address = ray.get_runtime_context().gcs_address
         self.info = dict(getattr(context, "address_info", None) or {})
         self._environment, self._directory = environment, directory
-        self._processes = processes
+        self._processes, self._keeper = processes, keeper
 
     @classmethod
     def start(
@@ -102,6 +110,7 @@ class LaunchedRay:
         others = _children()
         debugger = {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}  # Ray takes it over
         before = {**set_environment({**ENVIRONMENT, **loopback, **_authentication()}), **debugger}
+        keeper = _start_keeper(directory)
         try:
             options = {
                 "include_dashboard": False,
@@ -113,11 +122,13 @@ class LaunchedRay:
                 **({"_node_ip_address": host} if host else {}),
                 "_temp_dir": directory,
             }
-            with _import_path():
+            with _inherited({_MARK: directory, "PYTHONPATH": _import_path()}):
                 context = _init(**options)
-            return cls(context, before, [p for p in _children() if p not in others], directory)
+            ours = [p for p in _children() if p not in others]
+            return cls(context, before, ours, directory, keeper)
         except BaseException:
             _end([p for p in _children() if p not in others])
+            _stop_keeper(keeper)
             set_environment(before)
             shutil.rmtree(directory, ignore_errors=True)
             raise
@@ -137,6 +148,7 @@ class LaunchedRay:
             ray.shutdown()
         if self._directory:
             _end(processes)
+            _stop_keeper(self._keeper)
             set_environment(self._environment)
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -168,17 +180,23 @@ def _init(**options):
 
 
 @contextlib.contextmanager
-def _import_path():
-    """Let the processes that are started here import what this one can."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([*user_import_path(), *filter(None, [before])])
+def _inherited(values: Mapping[str, str]):
+    """Variables for the processes that are started here, and for no others."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _import_path() -> str:
+    """What lets other processes import what this one can."""
+    return os.pathsep.join([*user_import_path(), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _authentication() -> dict[str, str]:
@@ -222,6 +240,34 @@ def _store_size() -> int:
     shared = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
     wanted = int(0.3 * available_memory())
     return max(_LEAST_STORE, min(wanted, int(0.9 * shared)) if shared else wanted)
+
+
+def _start_keeper(directory: str) -> subprocess.Popen:
+    """The process that outlives this one for as long as it takes to end its Ray."""
+    with open("/proc/self/stat") as file:
+        started = file.read().rpartition(")")[2].split()[19]
+    order = {
+        "driver": [os.getpid(), started],
+        "directory": directory,
+        "mark": f"{_MARK}={directory}",
+    }
+    keeper = subprocess.Popen(
+        [sys.executable, str(_KEEPER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+    )
+    with keeper.stdin as line:
+        line.write(json.dumps(order) + "\n")
+    return keeper
+
+
+def _stop_keeper(keeper: subprocess.Popen | None) -> None:
+    if keeper is not None:
+        keeper.terminate()
+        keeper.wait()
 
 
 def _children() -> list[psutil.Process]:
