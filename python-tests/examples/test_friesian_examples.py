@@ -81,6 +81,17 @@ def test_deepfm_learns_likes(orca_spark):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", ["deepfm", "wide_and_deep"])
+def test_models_of_keras_find_the_planted_signal(orca_spark, model):
+    pytest.importorskip("keras")
+    import train_keras
+
+    size = ["--rows", "6000", "--numbers", "4", "--categories", "8"]
+    found = train_keras.main(["--model", model, *size])
+    assert share(found["auc"], found["ideal auc"], 0.5) > 0.5
+
+
+@pytest.mark.slow
 def test_two_tasks_are_learned_by_one_model(orca_spark):
     found = train_mmoe.main([])
     for label in ("like", "retweet"):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.models.inputs import TableModel, cardinalities, check_numbers
+from bigdl.friesian.models.columns import cardinalities, check_numbers
+from bigdl.friesian.models.inputs import TableModel
 from bigdl.friesian.models.layers import FieldEmbeddings, mlp, stack_numbers
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.models.inputs import TableModel, cardinalities
+from bigdl.friesian.models.columns import cardinalities
+from bigdl.friesian.models.inputs import TableModel
 from bigdl.friesian.models.layers import FieldEmbeddings, mlp
 
 if TYPE_CHECKING:

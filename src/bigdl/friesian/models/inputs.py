@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +10,7 @@ from torch import Tensor, nn
 from bigdl.common.errors import UsageError
 from bigdl.friesian.models.layers import FieldEmbeddings, stack_numbers
 
-if TYPE_CHECKING:
-    from bigdl.friesian.feature.schema import FeatureSchema
-
-__all__ = ["TableModel", "TabularInput", "cardinalities", "check_numbers"]
+__all__ = ["TableModel", "TabularInput"]
 
 
 class TableModel(nn.Module):
@@ -37,21 +33,6 @@ class TableModel(nn.Module):
                 f"{self.feature_cols}, but got {len(columns)}; pass feature_cols=model.feature_cols"
             )
         return columns
-
-
-def cardinalities(schema: FeatureSchema, names: Iterable[str]) -> dict[str, int]:
-    """How many different numbers the columns of categories have."""
-    return {name: schema.cardinality(name) for name in names}
-
-
-def check_numbers(schema: FeatureSchema, names: Iterable[str]) -> list[str]:
-    """Columns of single numbers; a UsageError if one holds something else."""
-    names = list(names)
-    for name in names:
-        feature = schema[name]
-        if feature.shape or feature.dtype in ("string", "boolean"):
-            raise UsageError(f"{name} should hold numbers, but its type is {feature}")
-    return names
 
 
 class TabularInput(nn.Module):

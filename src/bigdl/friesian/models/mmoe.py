@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.models.inputs import TableModel, TabularInput, cardinalities, check_numbers
+from bigdl.friesian.models.columns import cardinalities, check_numbers
+from bigdl.friesian.models.inputs import TableModel, TabularInput
 from bigdl.friesian.models.layers import mlp
 
 if TYPE_CHECKING:

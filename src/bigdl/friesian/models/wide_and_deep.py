@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.models.inputs import TableModel, TabularInput, cardinalities, check_numbers
+from bigdl.friesian.models.columns import cardinalities, check_numbers
+from bigdl.friesian.models.inputs import TableModel, TabularInput
 from bigdl.friesian.models.layers import FieldEmbeddings, mlp
 
 if TYPE_CHECKING:
