@@ -19,11 +19,12 @@ from typing import Any
 import cloudpickle
 import keras
 import numpy as np
+import tensorflow as tf
 
 from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.tf.compiled import compile_arguments
 
-__all__ = ["Parcel", "custom_objects", "packed", "unpacked"]
+__all__ = ["Parcel", "custom_objects", "dumps", "packed", "unpacked"]
 
 _OBJECTS = (keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)
 _COMPILED = (
@@ -119,6 +120,39 @@ def unpacked(parcel: Parcel) -> Any:
     if parcel.compiled is not None:
         _compile(model, pickle.loads(parcel.compiled))
     return model
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle functions and what they refer to, ``tf.function`` and Keras objects among it.
+
+    A ``tf.function`` is traced anew where it arrives, and without XLA, which cannot call Python.
+    """
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type(_graph_function)):
+            options = {
+                "input_signature": value.input_signature,
+                "autograph": getattr(value, "_autograph", True),
+                "reduce_retracing": getattr(value, "_reduce_retracing", False),
+            }
+            return _traced, (value.python_function, options)
+        if isinstance(value, (keras.losses.Loss, keras.metrics.Metric)):
+            return _Recipe.made, (_Recipe(type(value), value.get_config()),)
+        return super().reducer_override(value)
+
+
+def _traced(function: Any, options: dict) -> Any:
+    return tf.function(function, **options)
+
+
+@tf.function
+def _graph_function() -> None:
+    """Tells what a ``tf.function`` is an object of."""
 
 
 def custom_objects(model: Any) -> dict[str, Any]:

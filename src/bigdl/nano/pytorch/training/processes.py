@@ -137,7 +137,7 @@ def _check_backend(name: str) -> None:
 def _environment() -> dict[str, str]:
     """Variables of the workers, but for those that the user has set."""
     # Else DDP writes for each of them that all parameters were used, which is as it should be.
-    wanted = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    wanted = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TF_CPP_MIN_LOG_LEVEL": "2"}
     names = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in ("lo", "lo0") if name in names), None)
     if loopback is not None:  # gloo takes the interface of the host's name otherwise

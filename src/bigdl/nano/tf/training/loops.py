@@ -14,7 +14,7 @@ import tensorflow as tf
 from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.structure import flatten, is_tensor
 from bigdl.nano.tf.training.fit import processes_of, take_home, weights_of
-from bigdl.nano.tf.travel import packed, unpacked
+from bigdl.nano.tf.travel import dumps, packed, unpacked
 
 __all__ = ["nano", "nano_bf16", "nano_multiprocessing", "nano_multiprocessing_loss"]
 
@@ -48,8 +48,7 @@ def nano_multiprocessing(func: Callable) -> Callable:
 
     @functools.wraps(func)
     def together(*args: Any, mirrored_strategy: Any = None, **kwargs: Any) -> Any:
-        result = func(*args, **kwargs)
-        return result if _crew is None else _crew.merged(result)
+        return _merged(func(*args, **kwargs))
 
     return together
 
@@ -127,11 +126,29 @@ class _FunctionLoss(keras.losses.Loss):
         super().__init__(name or func.__name__, **kwargs)
         self._func = func
 
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """The mean; targets keep their type, where Keras would cast them to that of floats."""
+        losses = self.call(y_true, y_pred)
+        if sample_weight is not None:
+            losses *= tf.cast(sample_weight, losses.dtype)
+        if self.reduction in (None, "none"):
+            return losses
+        return tf.reduce_sum(losses) if self.reduction == "sum" else tf.reduce_mean(losses)
+
     def call(self, y_true: Any, y_pred: Any) -> Any:
         return self._func(y_true, y_pred)
 
     def get_config(self) -> dict:
         return {**super().get_config(), "func": self._func}
+
+    @classmethod
+    def from_config(cls, config: dict) -> _FunctionLoss:
+        return cls(**config)
+
+
+def _merged(result: Any) -> Any:
+    # The step travels by value, with the globals that it had; this function does not.
+    return result if _crew is None else _crew.merged(result)
 
 
 def _in_bf16(value: Any) -> Any:
@@ -180,7 +197,7 @@ class _Sent:
 
 def _sendable(func: Callable, args: tuple, kwargs: Mapping[str, Any], room: Any) -> bytes:
     try:
-        return cloudpickle.dumps((func, [_sent(each, room) for each in args], dict(kwargs)))
+        return dumps((func, [_sent(each, room) for each in args], dict(kwargs)))
     except UsageError:
         raise
     except Exception as error:
@@ -196,12 +213,6 @@ def _sent(value: Any, room: Any) -> Any:
         return _Sent("model", packed(value))
     if isinstance(value, keras.optimizers.Optimizer):
         return _Sent("optimizer", _recipe(value))
-    if isinstance(value, keras.losses.Loss) and not isinstance(value, _FunctionLoss):
-        return _Sent("made", (type(value), value.get_config()))
-    if isinstance(value, _FunctionLoss):
-        return _Sent("made", (_FunctionLoss, value.get_config()))
-    if isinstance(value, keras.metrics.Metric):
-        return _Sent("made", (type(value), value.get_config()))
     if isinstance(value, tf.data.Dataset):
         common = {"batch_size": None, "steps": None, "epochs": 1, "shuffle": False}
         return _Sent("data", feed_of(value, None, None, class_weight=None, folder=room, **common))
@@ -248,9 +259,6 @@ class _Crew:
             return model
         if value.kind == "data":
             return _Shares(self, value.content.shares(self._group, self._seed))
-        if value.kind == "made":
-            cls, config = value.content
-            return cls(**config) if cls is _FunctionLoss else cls.from_config(config)
         return self._optimizer(*value.content, model)
 
     def _optimizer(self, cls: type, config: dict, state: list, model: Any) -> Any:

@@ -1,0 +1,272 @@
+"""Keras models that train in several processes of this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bigdl.common.errors import UsageError
+from bigdl.nano.tf.keras import (
+    Input,
+    Model,
+    Sequential,
+    nano,
+    nano_bf16,
+    nano_multiprocessing,
+    nano_multiprocessing_loss,
+)
+from bigdl.nano.tf.keras.layers import Dense, Embedding, Flatten
+from bigdl.nano.tf.optimizers import SparseAdam
+
+ROWS = np.random.default_rng(0).integers(0, 30, (25, 2))
+TARGETS = (ROWS.sum(1) % 2).astype(np.float32)
+
+
+def recommender() -> keras.Model:
+    """Its embedding has sparse gradients, its dense layers have dense ones."""
+    keras.utils.set_random_seed(0)
+    item = Input((2,), dtype="int32", name="item")
+    hidden = Dense(4, activation="tanh")(Flatten()(Embedding(30, 3)(item)))
+    model = Model(item, Dense(1, activation="sigmoid")(hidden))
+    model.compile(SparseAdam(0.05), "binary_crossentropy", metrics=["accuracy", "auc"])
+    return model
+
+
+def classifier() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    model = Sequential([Dense(3, activation="softmax")])  # without an input, so not built
+    model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
+    return model
+
+
+def batches(size: int = 8) -> tf.data.Dataset:
+    random = np.random.default_rng(1)
+    x, y = random.random((24, 5), dtype=np.float32), np.arange(24) % 3
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(size)
+
+
+def assert_alike(one: keras.Model, other: keras.Model) -> None:
+    for a, b in zip(one.get_weights(), other.get_weights(), strict=True):
+        assert np.allclose(a, b, atol=1e-5)
+
+
+def test_two_processes_make_the_steps_of_one_also_with_rows_that_do_not_come_out_even():
+    # batches of 8, 8, 8 and 1 row, of which the second process gets none
+    order = {
+        "batch_size": 8,
+        "epochs": 2,
+        "shuffle": False,
+        "validation_data": (ROWS[:9], TARGETS[:9]),
+        "class_weight": {0: 1.0, 1: 2.0},
+        "verbose": 0,
+    }
+    alone, together = recommender(), recommender()
+    expected = alone.fit(ROWS, TARGETS, **order)
+    found = together.fit(ROWS, TARGETS, **order, num_processes=2)
+    assert_alike(alone, together)
+    assert found.epoch == expected.epoch == [0, 1]
+    assert set(found.history) == set(expected.history)
+    for name, figures in expected.history.items():
+        assert found.history[name] == pytest.approx(figures, abs=1e-4), name
+    assert int(together.optimizer.iterations) == int(alone.optimizer.iterations) == 8
+    assert together.history is found
+
+
+class Recorder(keras.callbacks.Callback):
+    """Stops in the second epoch, and looks at the model meanwhile."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.losses.append(self.model.evaluate(np.ones((2, 5)), np.ones(2), verbose=0))
+        self.model.optimizer.learning_rate = 0.25
+        if epoch == 1:
+            self.model.stop_training = True
+
+
+def test_a_dataset_is_shared_and_callbacks_run_once():
+    alone, together = classifier(), classifier()
+    one, other = Recorder(), Recorder()
+    alone.fit(batches(), epochs=5, callbacks=[one], verbose=0)
+    history = together.fit(batches(), epochs=5, callbacks=[other], verbose=0, num_processes=2)
+    assert history.epoch == [0, 1]
+    assert other.losses == pytest.approx(one.losses, abs=1e-5)
+    assert float(together.optimizer.learning_rate) == 0.25
+    assert_alike(alone, together)
+
+
+@nano_multiprocessing_loss()
+def squares(y_true, y_pred):
+    return tf.reduce_mean((tf.one_hot(y_true, 3) - y_pred) ** 2, -1)
+
+
+@tf.function
+@nano_multiprocessing
+def train_step(x, y, model, loss, optimizer):
+    with tf.GradientTape() as tape:
+        value = loss(y, model(x, training=True))
+    gradients = tape.gradient(value, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return value
+
+
+def train(model, dataset, loss, optimizer, step, epochs):
+    losses = []
+    for _ in range(epochs):
+        for x, y in dataset:
+            losses.append(float(step(x, y, model, loss, optimizer)))
+    return losses
+
+
+def test_a_loop_of_the_user_s_own_makes_the_same_steps_in_two_processes():
+    results = []
+    for processes in (1, 2):
+        keras.utils.set_random_seed(0)
+        model = Sequential([Input((5,)), Dense(3, activation="softmax")])
+        optimizer = keras.optimizers.Adam(0.1)
+        losses = nano(num_processes=processes)(train)(
+            model, batches(7), squares, optimizer, train_step, 2
+        )
+        results.append((model, losses, int(optimizer.iterations)))
+    (alone, expected, _), (together, found, steps) = results
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert_alike(alone, together)
+    assert steps == 8
+
+
+def test_a_step_in_bfloat16_casts_what_is_in_floating_point():
+    @nano_bf16
+    def step(x, y, model, *, scale):
+        return x, y, model, scale
+
+    x, y, model, scale = step(np.ones(2, np.float32), tf.constant([1]), "model", scale=x_of(2.0))
+    assert x.dtype == tf.bfloat16
+    assert (y.dtype, model, scale.dtype) == (tf.int32, "model", tf.float32)
+
+
+def x_of(value: float) -> tf.Tensor:
+    return tf.constant(value)
+
+
+def wrong_loss(model):
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
+    return model
+
+
+WRONG = {
+    "backend": (
+        lambda m: m.fit(batches(), num_processes=2, backend="horovod"),
+        "Backend horovod is not implemented.",
+    ),
+    "number": (lambda m: m.fit(batches(), num_processes=0), "num_processes must be an int"),
+    "not compiled": (
+        lambda m: Sequential([Dense(1)]).fit(ROWS, TARGETS, num_processes=2),
+        "call compile()",
+    ),
+    "sum": (
+        lambda m: wrong_loss(m).fit(ROWS, TARGETS, num_processes=2),
+        "losses that are means over the rows",
+    ),
+    "no end": (lambda m: m.fit(batches().repeat(), num_processes=2), "pass steps_per_epoch"),
+    "rows": (
+        lambda m: m.fit(batches().unbatch(), num_processes=2),
+        "must yield batches",
+    ),
+    "targets": (lambda m: m.fit(batches(), TARGETS, num_processes=2), "leave y and sample_weight"),
+    "lengths": (lambda m: m.fit(ROWS, TARGETS[:3], num_processes=2), "as many rows each"),
+    "kind": (lambda m: m.fit(3, num_processes=2), "x must hold arrays"),
+    "empty": (lambda m: m.fit(iter(()), num_processes=2), "yields nothing"),
+    "two models": (
+        lambda m: nano(num_processes=2)(train)(m, m),
+        "there should be only one keras.Model in the function parameter list, but got 2",
+    ),
+    "processes of a loop": (lambda m: nano(num_processes=-1)(train), "num_processes must be"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_is_refused_before_a_process_starts(case):
+    call, sentence = WRONG[case]
+    with pytest.raises(UsageError) as raised:
+        call(classifier())
+    assert sentence in str(raised.value)
+
+
+def test_a_fit_without_processes_is_keras_own():
+    model = classifier()
+    history = model.fit(batches(), epochs=1, verbose=0, num_processes=1)
+    assert list(history.history) == ["loss"]
+    with pytest.warns(UserWarning, match="have no effect"):
+        model.fit(batches(), verbose=0, workers=2)
+
+
+def pairs(times: int = 1):
+    for _ in range(times):
+        yield from batches().as_numpy_iterator()
+
+
+class Pairs(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return list(batches().as_numpy_iterator())[index]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["generator", "from_generator", "PyDataset"])
+def test_data_that_only_this_process_can_make_are_made_here(kind):
+    spec = batches().element_spec
+    source, steps = {
+        "generator": (lambda: pairs(2), 3),
+        "from_generator": (
+            lambda: tf.data.Dataset.from_generator(pairs, output_signature=spec),
+            None,
+        ),
+        "PyDataset": (Pairs, None),
+    }[kind]
+    alone, together = classifier(), classifier()
+    alone.fit(batches(), epochs=2, verbose=0)
+    together.fit(source(), epochs=2, steps_per_epoch=steps, verbose=0, num_processes=2)
+    assert_alike(alone, together)
+
+
+@pytest.mark.slow
+def test_shuffled_rows_are_each_taken_once_by_all_processes():
+    x, y = np.eye(12, dtype=np.float32), np.arange(12) % 3
+    for data in (
+        {"x": x, "y": y, "batch_size": 12},
+        {"x": tf.data.Dataset.from_tensor_slices((x, y)).shuffle(12).batch(12)},
+    ):
+        alone, together = classifier(), classifier()
+        alone.fit(x, y, batch_size=12, shuffle=False, verbose=0)
+        together.fit(**data, verbose=0, num_processes=2)
+        assert_alike(alone, together)
+
+
+@pytest.mark.slow
+def test_processes_may_be_tasks_of_ray():
+    alone, together = classifier(), classifier()
+    alone.fit(batches(), epochs=2, verbose=0)
+    together.fit(batches(), epochs=2, verbose=0, num_processes=2, backend="ray")
+    assert_alike(alone, together)
+
+
+@pytest.mark.slow
+def test_the_example_learns_digits_and_finds_a_faster_form(tmp_path):
+    path = Path(__file__).parents[2] / "examples" / "nano" / "keras" / "keras_digits.py"
+    spec = importlib.util.spec_from_file_location("keras_digits", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    methods = ["openvino_int8", "bf16"]
+    found = example.main(["--methods", *methods, "--drop", "0.02", "--output", str(tmp_path)])
+    assert found["history"]["val_accuracy"][-1] > 0.9
+    assert set(found["results"].index) == {"original", *methods}
+    assert found["accuracy"] > 0.9
