@@ -1,11 +1,13 @@
-"""The same training three times: by torch.distributed, and by BigDL's parameter layer.
+"""The same training in four ways: by torch.distributed, and by BigDL's parameter layer.
 
 Run it with ``python examples/orca/parameter_layer.py``; ``--help`` lists the options. The data is
-made up: points of the plane in two intertwined spirals. All three make the same updates, so their
-losses agree up to rounding; what differs is how gradients meet and what a lost worker costs.
+made up: points of the plane in two intertwined spirals. All make the same updates, so their losses
+agree up to rounding; what differs is who runs the workers, how gradients meet and what a lost
+worker costs.
 
 ===================  ==============================================================================
 ``spark``            ``backend="spark"``: one barrier stage, all-reduce by torch.distributed
+``ray``              ``backend="ray"``: the same by actors of a Ray that is started beside Spark
 ``bigdl, shuffle``   ``backend="bigdl"``: stateless Spark tasks, everything through Spark's shuffle
 ``bigdl, barrier``   ``backend="bigdl"``: a barrier stage for each group of steps, peer to peer
 ===================  ==============================================================================
@@ -25,6 +27,7 @@ from bigdl.orca.learn.pytorch import Estimator
 COLUMNS = {"feature_cols": ["point"], "label_cols": ["spiral"]}
 RUNS = {
     "spark": ("spark", {}),
+    "ray": ("ray", {}),
     "bigdl, shuffle": ("bigdl", {"transport": "shuffle"}),
     "bigdl, barrier": ("bigdl", {"transport": "barrier"}),
 }
@@ -105,12 +108,14 @@ def main(argv=None):
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=100)
     parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     arguments = parser.parse_args(argv)
 
     init_orca_context("local", cores=arguments.cores)
     frame = spirals(OrcaContext.get_spark_session(), arguments.rows)
     found = {}
-    for name, (backend, options) in RUNS.items():
+    for name in arguments.runs:
+        backend, options = RUNS[name]
         found[name] = train(frame, backend, options, arguments)
         losses = found[name]["losses"]
         print(f"{name}: loss {losses[-1]:.4f}, {found[name]['seconds']:.1f} s")
