@@ -1,7 +1,7 @@
 """AutoEstimator with and without early stopping, on scikit-learn's digits.
 
     python benchmarks/automl.py [--trials 20] [--epochs 27] [--seeds 0 1 2] [--backend local]
-        [--scheduler AsyncHyperBand] [--grace 1] [--factor 3] [--json results.json]
+        [--scheduler AsyncHyperBand] [--grace 3] [--factor 2] [--json results.json]
 
 Both sides try the same configurations of a small network, drawn by the same seed; the first trains
 each for all its epochs, the second stops those that fall behind.  ``best`` is the accuracy for the
@@ -91,8 +91,8 @@ def main(arguments=None):
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--backend", default="local", choices=["local", "ray"])
     parser.add_argument("--scheduler", default="AsyncHyperBand")
-    parser.add_argument("--grace", type=int, default=1, help="epochs that every trial gets")
-    parser.add_argument("--factor", type=int, default=3, help="one in so many trials goes on")
+    parser.add_argument("--grace", type=int, default=3, help="epochs that every trial gets")
+    parser.add_argument("--factor", type=int, default=2, help="one in so many trials goes on")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args(arguments)
 

@@ -43,7 +43,7 @@ def test_the_example_of_digits_learns(tmp_path):
     import auto_digits
 
     logs, chart = ["--logs", str(tmp_path)], ["--chart", str(tmp_path / "chart.html")]
-    sizes = ["--trials", "2", "--epochs", "2", "--backend", "local"]
+    sizes = ["--trials", "2", "--epochs", "2", "--backend", "local", "--cores", "1"]
     found = auto_digits.main([*sizes, *logs, *chart])
     assert found["accuracy"] > 0.7
     assert found["accuracy"] == pytest.approx(found["trials"]["accuracy"].max(), abs=1e-6)
@@ -54,7 +54,8 @@ def test_the_example_of_xgboost_learns(tmp_path):
     pytest.importorskip("xgboost", reason="XGBoost is not installed: bigdl[xgboost]")
     import auto_xgboost
 
-    found = auto_xgboost.main(["--trials", "3", "--backend", "local", "--logs", str(tmp_path)])
+    sizes = ["--trials", "3", "--backend", "local", "--cores", "1"]
+    found = auto_xgboost.main([*sizes, "--logs", str(tmp_path)])
     assert found["rmse"] < 65
     assert found["rmse"] == pytest.approx(found["trials"]["rmse"].min(), rel=1e-5)
 
@@ -63,7 +64,7 @@ def test_early_stopping_finds_as_good_a_model_in_fewer_epochs():
     import automl
 
     full = automl.search(10, 9, seed=0)
-    params = {"grace_period": 1, "reduction_factor": 3}
+    params = {"grace_period": 2, "reduction_factor": 2}
     early = automl.search(10, 9, seed=0, scheduler="AsyncHyperBand", params=params)
     assert early["configs"] == full["configs"]
     assert full["epochs"] == 90

@@ -73,6 +73,7 @@ def main(arguments=None):
         validation_data=test_loader,
         metric="accuracy",
         n_sampling=options.trials,
+        concurrency=options.cores,
         search_space={
             "lr": hp.loguniform(1e-4, 1e-1),
             "channels": hp.choice([4, 8, 16]),

@@ -39,6 +39,7 @@ def main(arguments=None):
         label_cols="target",
         metric="rmse",
         n_sampling=options.trials,
+        concurrency=options.cores,
         search_space={
             "n_estimators": hp.qrandint(20, 200, 20),
             "max_depth": hp.randint(1, 6),

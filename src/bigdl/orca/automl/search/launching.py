@@ -95,7 +95,8 @@ class Search:
                     run_on_ray(records, job, self.strategy, resources=self.resources, **options)
             else:
                 processes = self.concurrency or default_processes(self.resources)
-                run_locally(records, job, processes=processes)
+                threads = max(1, int(self.resources.get("cpu", 1)))
+                run_locally(records, job, processes=processes, threads=threads)
             _check_that_one_is_finished(records)
             return records
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bigdl.common.cpu import thread_scope
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.model.rows import Rows, SavedRows
 from bigdl.orca.automl.search.records import Records
@@ -22,7 +23,7 @@ from bigdl.orca.automl.search.trial import Job, TrialRun
 __all__ = ["default_processes", "run_locally"]
 
 
-def run_locally(records: Records, job: Job, *, processes: int) -> None:
+def run_locally(records: Records, job: Job, *, processes: int, threads: int = 1) -> None:
     """Run the trials that wait in the records.
 
     Parameters
@@ -31,6 +32,8 @@ def run_locally(records: Records, job: Job, *, processes: int) -> None:
     job : Job
     processes : int
         Trials at the same time; with one, they run in this process.
+    threads : int
+        Of a trial in this process; other processes have the threads of their cores.
     """
     from bigdl.common.tuning import run_trials
 
@@ -49,6 +52,7 @@ def run_locally(records: Records, job: Job, *, processes: int) -> None:
             )
         else:
             stack.enter_context(_own_random_numbers())
+            stack.enter_context(thread_scope(threads))
         run_trials(
             records.study,
             _Objective(records, job),
@@ -90,6 +94,7 @@ class _Objective:
                 break
             if records.goal.is_single and trial.should_prune():
                 break
+        records.conclude(trial, step)
         problem = records.problem(step)
         if problem is not None:
             raise UsageError(problem)

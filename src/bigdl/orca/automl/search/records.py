@@ -179,14 +179,15 @@ class Records:
         """Write down an epoch; `trial` is one that runs."""
         if self.goal.is_single:
             trial.report(step.figures[0], step.epoch)
-        # one entry, so that a reader finds figures and epochs of the same moment
-        trial.set_user_attr(
-            "result",
-            {"best": list(step.best), "epochs": step.epoch, "seconds": round(step.seconds, 3)},
-        )
+
+    def conclude(self, trial, step: Step) -> None:
+        """Write down what came of a trial, of which `step` was the last."""
+        result = {"best": list(step.best), "epochs": step.epoch, "seconds": round(step.seconds, 3)}
+        trial.set_user_attr("result", result)
 
     def end(self, trial, step: Step, *, stopped: bool) -> None:
         """Write down that a trial has ended, or was stopped early."""
+        self.conclude(trial, step)
         problem = self.problem(step)
         if problem is not None:
             self.fail(trial, problem)
@@ -303,8 +304,10 @@ class Records:
         )
 
     def close(self) -> None:
-        """Let go of the study's database."""
-        self.study._storage.remove_session()
+        """Let go of the study's database, which is one file then."""
+        storage = self.study._storage
+        storage.remove_session()
+        storage._backend.engine.dispose()
 
     def _trials(self, *states):
         found = self.study.get_trials(deepcopy=False)
