@@ -73,13 +73,15 @@ class Classifier(pl.LightningModule):
 def main(argv: list[str] | None = None) -> dict:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--pruner", choices=list(PrunerType), default=PrunerType.Median)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--storage", help="a database, such as sqlite:///digits.db")
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args(argv)
 
-    pl.seed_everything(0)
+    pl.seed_everything(options.seed)
     searched = Classifier(
         width=space.Categorical(16, 64, 128),
         activation=space.Categorical(nn.ReLU, nn.Tanh),
@@ -96,8 +98,8 @@ def main(argv: list[str] | None = None) -> dict:
         direction="maximize",
         n_trials=options.trials,
         n_parallels=options.processes,
-        sampler_kwargs={"seed": 0},
-        pruner=PrunerType.Median,
+        sampler_kwargs={"seed": options.seed},
+        pruner=options.pruner,
         storage=options.storage,
         study_name="digits" if options.storage else None,
         resume=options.resume,
