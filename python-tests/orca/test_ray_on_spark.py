@@ -2,13 +2,16 @@
 
 import os
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 import rays
+from test_context import survivors
 
 from bigdl.common.errors import UsageError
 from bigdl.orca import OrcaContext, stop_orca_context
+from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.engine.ray import RayEngine
 from bigdl.orca.engine.spark import SparkEngine
@@ -43,6 +46,56 @@ class KillNode(Callback):
             for process in (raylet.parent().parent(), raylet.parent(), raylet):
                 process.kill()
             time.sleep(60)
+
+
+@pytest.mark.timeout(600)
+def test_ray_starts_three_times_in_one_process(local_cluster):
+    other = set(keepers())
+    for number in range(3):
+        context = OrcaContext.get_ray_context()
+        assert (context.num_ray_nodes, context.ray_node_cpu_cores) == (2, 1)
+        nodes = set(keepers()) - other
+        assert len(nodes) == 2
+        below = [child for each in nodes for child in each.children(recursive=True)]
+        found = RayEngine().run(lambda worker, number=number: [number, worker.rank])
+        assert found == [[number, 0], [number, 1]]
+        context.stop()
+        assert_gone([*nodes, *below])
+
+
+def assert_gone(processes):
+    assert survivors([process.pid for process in processes], 90) == []
+
+
+def test_nodes_are_started_whatever_the_master_is_called(local_cluster, monkeypatch):
+    """On Kubernetes: first the head on the driver's address, then a node on every executor."""
+    sc = local_cluster.sparkContext
+    monkeypatch.setattr(sc, "master", "k8s://https://10.0.0.1:6443")
+    assert not SparkCluster.from_active().is_local
+    other = set(keepers())
+    context = OrcaRayContext("spark", env={"SAID_TO_NODES": "yes"})
+    info = context.init()
+    try:
+        assert not info["node_ip_address"].startswith("127.")
+        assert len(set(keepers()) - other) == 2
+        said = RayEngine().run(lambda worker: [worker.rank, os.environ.get("SAID_TO_NODES")])
+        assert said == [[0, "yes"], [1, "yes"]]
+    finally:
+        context.stop()
+    assert_gone(set(keepers()) - other)
+
+
+def test_parameter_servers_learn_on_the_executors(local_cluster, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "orca" / "ray"))
+    import parameter_server
+    import ray.cloudpickle
+
+    ray.cloudpickle.register_pickle_by_value(parameter_server)  # as a program it is __main__
+    found = parameter_server.main(["--runtime", "spark", "--steps", "60"])
+    assert set(found) == set(parameter_server.WAYS)
+    assert min(found.values()) > 0.8
+    assert "Ray on Spark:" in capsys.readouterr().out
+    OrcaContext.get_ray_context().stop()
 
 
 @pytest.mark.fault

@@ -16,6 +16,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -211,6 +212,8 @@ def _start_node(order: dict) -> None:
     )
     with keeper.stdin as line:
         line.write(json.dumps(order) + "\n")
+    # Spark uses this process again: it shall not be the parent of a dead one
+    threading.Thread(target=keeper.wait, daemon=True).start()
 
 
 def _await_nodes(nodes: int, failed: list[str]) -> None:

@@ -1,0 +1,151 @@
+"""Ray on a standalone cluster of Spark: what is killed takes its part of Ray with it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+from test_clusters_standalone import QUICK_EXECUTORS, marked
+from test_context import survivors
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
+pytestmark = [pytest.mark.slow, pytest.mark.fault, pytest.mark.timeout(600)]
+
+GONE_S = 90  # seconds; on an idle machine it takes less than 15
+
+PROGRAM = f"""
+    import json, os, sys, time
+    from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+    from bigdl.orca.engine.ray import RayEngine
+
+    init_orca_context(
+        "standalone", cores=1, memory="700m", num_nodes=2, driver_memory="1g",
+        conf={{"spark.executor.extraJavaOptions": {QUICK_EXECUTORS!r}}},
+        init_ray_on_spark=True, object_store_memory="100m",
+    )
+    sc = OrcaContext.get_spark_context()
+    context = OrcaContext.get_ray_context()
+
+    def program(worker):
+        return worker.world_size
+
+    def say(*values):
+        print(json.dumps(values), flush=True)
+
+    session = context.address_info["session_dir"]
+    say(context.num_ray_nodes, context.ray_node_cpu_cores, RayEngine().run(program),
+        sc.parallelize(range(4), 2).sum(), os.path.dirname(session))
+    sys.stdin.readline()
+    say(RayEngine().run(program, num_workers=1))
+    sys.stdin.readline()
+    stop_orca_context()
+"""
+
+
+class Cluster:
+    """The program, which runs until it is told to go on."""
+
+    def __init__(self, folder):
+        self.mark = str(folder)
+        (folder / "local").mkdir()
+        variable = f"import os; os.environ['SPARK_LOCAL_DIRS'] = {str(folder / 'local')!r}\n"
+        (folder / "program.py").write_text(variable + textwrap.dedent(PROGRAM))
+        self.process = subprocess.Popen(
+            [sys.executable, str(folder / "program.py")],
+            env={**os.environ, "BIGDL_TEST": self.mark, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=open(folder / "stderr", "w"),  # noqa: SIM115 - as long as the process
+            text=True,
+        )
+
+    def says(self):
+        """The next line of JSON that the program prints."""
+        for line in self.process.stdout:
+            if line.startswith("["):
+                return json.loads(line)
+        with open(os.path.join(self.mark, "stderr")) as file:
+            raise AssertionError(file.read()[-3000:])
+
+    def go_on(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def processes(self, *words) -> list[psutil.Process]:
+        """Those of the program whose command has all the words."""
+        found = []
+        for pid in marked(self.mark):
+            try:
+                process = psutil.Process(pid)
+                command = " ".join(process.cmdline())
+            except psutil.Error:
+                continue
+            if all(word in command for word in words):
+                found.append(process)
+        return found
+
+    def keepers(self):
+        return self.processes("_ray_node_main.py")
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.process.kill()
+    cluster.process.wait(60)
+    for process in cluster.processes():  # after a test that failed
+        process.kill()
+
+
+def test_ray_runs_on_the_executors_and_leaves_nothing(cluster):
+    nodes, cores, sizes, total, directory = cluster.says()
+    assert (nodes, cores, sizes, total) == (2, 1, [2, 2], 6)
+    assert len(cluster.keepers()) == 2
+    cluster.go_on()
+    assert cluster.says() == [[1]]
+    cluster.go_on()
+    assert cluster.process.wait(120) == 0
+    assert survivors(marked(cluster.mark), GONE_S) == []
+    assert not os.path.exists(directory)
+
+
+@pytest.mark.parametrize(
+    ("victim", "nodes_left"),
+    # both executors are of the same worker of Spark, since they are on one machine
+    [("executor.CoarseGrainedExecutorBackend", 1), ("deploy.worker.Worker", 0)],
+    ids=["executor", "worker"],
+)
+def test_a_node_goes_with_its_executor_and_others_go_on(cluster, victim, nodes_left):
+    cluster.says()
+    trees = {keeper: keeper.children(recursive=True) for keeper in cluster.keepers()}
+    assert len(trees) == 2
+    cluster.processes(f"org.apache.spark.{victim}")[0].send_signal(signal.SIGKILL)
+    give_up = time.monotonic() + GONE_S
+    while len(left := cluster.keepers()) > nodes_left and time.monotonic() < give_up:
+        time.sleep(0.2)
+    assert len(left) == nodes_left
+    for lost in set(trees) - set(left):
+        assert survivors([process.pid for process in trees[lost]], GONE_S) == []
+    if nodes_left:
+        cluster.go_on()
+        assert cluster.says() == [[1]]
+
+
+def test_nothing_lives_after_its_driver_was_killed(cluster):
+    *_, directory = cluster.says()
+    pids = marked(cluster.mark)
+    assert len(pids) > 10
+    cluster.process.kill()
+    killed = time.monotonic()
+    assert survivors(pids, GONE_S) == []
+    print(f"\nno process was left after {time.monotonic() - killed:.1f} s")
+    while os.path.exists(directory) and time.monotonic() < killed + GONE_S:
+        time.sleep(0.1)
+    assert not os.path.exists(directory)
+    assert survivors(marked(cluster.mark), GONE_S) == []
