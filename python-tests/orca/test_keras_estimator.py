@@ -254,7 +254,10 @@ def test_the_rows_of_an_orca_dataset(orca_spark, rows):
 # -- files -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["m.keras", "m.h5", "folder"])
+@pytest.mark.parametrize(
+    "name",
+    ["m.keras", *(pytest.param(name, marks=pytest.mark.slow) for name in ("m.h5", "folder"))],
+)
 def test_a_saved_model_is_loaded_without_its_creator(trained, frame, tmp_path, name):
     import tensorflow as tf
 
@@ -295,6 +298,7 @@ def test_weights_and_checkpoints_are_files(trained, frame, tmp_path):
 # -- going on --------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault
 def test_a_run_that_was_killed_equals_one_that_was_not(frame, tmp_path):
     config, options = {"dropout": 0.3}, {"epochs": 3, "batch_size": BATCH, "seed": 4, **COLUMNS}
     marker = tmp_path / "killed"
@@ -378,6 +382,8 @@ def test_callbacks_write_to_any_url(frame, tmp_path):
     assert equal(weights(other), weights(est))
 
 
+@pytest.mark.slow
+@pytest.mark.fault
 def test_callbacks_go_on_counting_after_a_loss(frame, tmp_path):
     marker = tmp_path / "killed"
 
@@ -422,6 +428,7 @@ def test_the_numbers_of_epochs_that_callbacks_see(frame):
         **COLUMNS,
     )
     assert len(found["loss"]) == 2
+    assert found["number"] == [3, 4]
     assert len(found["val_loss"]) == 1
     assert float(est.get_model().optimizer.learning_rate) == pytest.approx(0.04)
 

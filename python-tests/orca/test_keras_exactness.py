@@ -21,7 +21,9 @@ SHARDS = {"7+4": [7, 4], "9+0": [9, 0], "1+5+3": [1, 5, 3]}
 shards_param = pytest.mark.parametrize("sizes", SHARDS.values(), ids=SHARDS.keys())
 
 
-@pytest.fixture(scope="module", params=["tensorflow", "torch"])
+@pytest.fixture(
+    scope="module", params=["tensorflow", pytest.param("torch", marks=pytest.mark.slow)]
+)
 def crew(request):
     """Three processes, and the backend of Keras that they compute with."""
     with Crew(3) as crew:
@@ -103,6 +105,10 @@ def with_own_step(config):
     return made
 
 
+def eager(config):
+    return net(config, run_eagerly=True)
+
+
 def trained(worker, packed, settings):
     """The weights of a rank after a fit, the optimizer's state and the figures."""
     parts, callbacks = packed.unpack({}, 1)
@@ -179,7 +185,7 @@ def test_workers_equal_one_process(crew, sizes, creator):
     assert [entry["loss"] for entry in logs] == pytest.approx(means, rel=1e-5)
 
 
-@pytest.mark.parametrize("creator", [summed, regularized, scaled, with_own_step])
+@pytest.mark.parametrize("creator", [summed, regularized, scaled, with_own_step, eager])
 def test_whatever_the_model_is(crew, creator):
     sizes = [9, 0] if creator is summed else [5, 3, 1]
     check_equal(crew, rows_of(sizes, dtype="float32"), creator, epochs=2)
@@ -202,6 +208,24 @@ def test_weights_of_rows_and_of_classes(crew):
         return batch["w"] * np.where(batch["y"] > 0, 2.0, 0.25).astype("float32")
 
     check_equal(crew, shards, weights=weights, labels=("y", "w"), weighted=True, class_weight=table)
+
+
+def test_a_loss_that_is_divided_by_the_weights(crew):
+    def creator(config):
+        import keras
+
+        return net(config, loss=keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+
+    shards = rows_of([5, 4], dtype="float32")
+    for shard in shards:
+        shard["w"] = 1 + (shard["i"] % 3).astype("float32")
+    options = {"labels": ("y", "w"), "weighted": True}
+    check_equal(crew, shards, creator, weights=lambda batch: batch["w"], **options)
+    for shard in shards:
+        shard["w"][:] = 0
+    state, _ = fit(crew, shards, creator, epochs=1, **options)
+    for own, expected in zip(state, net({}).get_weights(), strict=False):
+        np.testing.assert_array_equal(own, expected)
 
 
 def test_metrics_of_an_epoch_do_not_depend_on_the_workers(crew):

@@ -35,6 +35,7 @@ def test_digits_are_told_apart(program):
     assert found["validation_accuracy"] == pytest.approx(found["accuracy"], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["dataframe", "xshards"])
 @pytest.mark.parametrize("program", ["ncf_keras"], indirect=True)
 def test_ncf_learns_from_made_up_ratings(program, form):

@@ -10,7 +10,7 @@ from bigdl.orca.learn.tf2 import Estimator
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
 
 # every process of Ray that meets Keras first imports it, which takes long on a busy machine
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 ROWS, BATCH = 30, 8
 

@@ -7,6 +7,7 @@ everywhere; figures of an epoch are the same on all ranks.  Those that only writ
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Sequence
@@ -62,6 +63,8 @@ class WorkerCallbacks:
     ----------
     stops_in_epoch : bool
         Whether one of them may end the training after a batch, on any rank.
+    noted : dict
+        The figures of the last epoch, with what callbacks have added, such as a learning rate.
     """
 
     def __init__(self, callbacks: Sequence[Any], model, rank: int, **params):
@@ -69,6 +72,7 @@ class WorkerCallbacks:
 
         self._callbacks = [c for c in callbacks if rank == 0 or not _writes_only(c)]
         self._numbered = [c for c in callbacks if not _writes_only(c)]
+        self.noted: dict[str, Any] = {}
         base = keras.callbacks.Callback
         self.stops_in_epoch = any(
             getattr(type(c), hook) is not getattr(base, hook)
@@ -81,15 +85,18 @@ class WorkerCallbacks:
             for folder in folders:
                 folder.upload()
 
-        if folders:
-            last = keras.callbacks.LambdaCallback(on_epoch_end=upload, on_train_end=upload)
-            self._callbacks.append(last)
-        self.list = keras.callbacks.CallbackList(
-            self._callbacks, add_history=False, add_progbar=False, model=model, **params
-        )
+        def end_epoch(epoch, logs):
+            self.noted = dict(logs)
+            upload()
 
-    def __bool__(self) -> bool:
-        return bool(self._callbacks)
+        last = keras.callbacks.LambdaCallback(on_epoch_end=end_epoch, on_train_end=upload)
+        self.list = keras.callbacks.CallbackList(
+            [*self._callbacks, last],
+            add_history=False,
+            add_progbar=False,
+            model=model,
+            **params,
+        )
 
     def numbers(self) -> str:
         """What they count and compare, as JSON."""
@@ -97,12 +104,15 @@ class WorkerCallbacks:
 
     def put_numbers(self, text: str) -> None:
         """The inverse of :meth:`numbers`, for the same callbacks."""
+        import keras
+
         found = json.loads(text)
         if len(found) != len(self._numbered):
             return
-        for callback, (kind, numbers) in zip(self._numbered, found, strict=True):
+        for callback, (kind, numbers, operations) in zip(self._numbered, found, strict=True):
             if kind == type(callback).__name__:
                 vars(callback).update(numbers)
+                vars(callback).update({k: getattr(keras.ops, o) for k, o in operations.items()})
 
 
 def _writes_only(callback) -> bool:
@@ -112,13 +122,20 @@ def _writes_only(callback) -> bool:
     )
 
 
-def _numbers(callback) -> tuple[str, dict]:
-    kinds = bool | int | float | str | None
-    own = {
+def _numbers(callback) -> tuple[str, dict, dict]:
+    """The class of a callback, its numbers, and the operations of Keras that it compares by."""
+    import keras
+
+    own = {key: value for key, value in vars(callback).items() if not key.startswith("_")}
+    numbers = {
         key: value
-        for key, value in vars(callback).items()
-        if not key.startswith("_")
-        and isinstance(value, kinds)
+        for key, value in own.items()
+        if isinstance(value, bool | int | float | str | None)
         and not (isinstance(value, float) and math.isnan(value))
     }
-    return type(callback).__name__, own
+    operations = {
+        key: value.__name__
+        for key, value in own.items()
+        if inspect.isfunction(value) and getattr(keras.ops, value.__name__, None) is value
+    }
+    return type(callback).__name__, numbers, operations

@@ -45,7 +45,7 @@ class KerasKeeper(StateKeeper):
     def _shared(self):
         model = self._built
         files = {"model.pt": dump_weights(model), "optimizer.pt": dump_optimizers(model)}
-        if self.callbacks:
+        if self.callbacks is not None:
             files["callbacks.json"] = self.callbacks.numbers().encode()
         return files
 

@@ -9,6 +9,7 @@ zeros that weighs nothing, and forgets what that has done to its own state.
 from __future__ import annotations
 
 import contextlib
+import numbers
 import resource
 import time
 from dataclasses import dataclass, replace
@@ -174,6 +175,11 @@ class KerasLoop:
             if self._validation is not None and self.settings.validates_after(number + 1):
                 entry["logs"].update(self._validate())
         self._callbacks.list.on_epoch_end(number, dict(entry["logs"]))
+        entry["logs"] = {
+            name: value if isinstance(value, list) else float(value)
+            for name, value in self._callbacks.noted.items()
+            if isinstance(value, numbers.Real | list)
+        }
         if not is_whole:
             position.partial = entry
             return

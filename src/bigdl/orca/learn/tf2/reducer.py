@@ -65,7 +65,10 @@ class GradientReducer:
         for part, gradient in zip(parts, gradients, strict=True):
             part.grad = gradient
         self._sync.reduce(parts, self.weight)
-        return [part.grad for part in parts]
+        return [
+            part.zeros() if part.grad is None and gradient is not None else part.grad
+            for part, gradient in zip(parts, gradients, strict=True)
+        ]
 
     # -- the TensorFlow backend ------------------------------------------------------------------
 
@@ -125,8 +128,10 @@ class GradientReducer:
         self._sync.reduce(parts, self.weight, [p for p, s in zip(parts, sparse, strict=True) if s])
         out = []
         for part, is_sparse in zip(parts, sparse, strict=True):
+            if part.grad is None:  # the rows of all ranks weigh nothing
+                part.grad = part.zeros()
             if is_sparse:
-                summed = part.grad.coalesce()
+                summed = part.grad.to_sparse(1).coalesce()
                 out += [summed.values().numpy(), summed.indices()[0].numpy()]
             else:
                 out.append(part.grad.numpy())
@@ -153,6 +158,12 @@ class _Part:
 
     def numel(self) -> int:
         return self.shape.numel()
+
+    def zeros(self):
+        """A gradient of nothing."""
+        import torch
+
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
 
     def detach(self):
         """Of this shape and dtype, in the memory of one element."""

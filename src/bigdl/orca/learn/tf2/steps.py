@@ -57,15 +57,13 @@ class TensorFlowSteps:
     def _trace(self, name, batch):
         import tensorflow as tf
 
-        leaves = tf.nest.flatten(batch)
-        kinds = tuple(None if t is None else (tuple(t.shape[1:]), t.dtype.name) for t in leaves)
-        key = name, kinds
+        specs = tf.nest.map_structure(_any_rows, batch)
+        key = name, repr(specs)
         if key not in self._traced:
             if name not in self._functions:
                 step = tf.autograph.experimental.do_not_convert(getattr(self._model, name))
                 # XLA would compile again for every number of rows
                 self._functions[name] = tf.function(lambda data: step(data), jit_compile=False)
-            specs = tf.nest.map_structure(_any_rows, batch)
             self._traced[key] = self._functions[name].get_concrete_function(specs)
         return self._traced[key]
 
@@ -81,7 +79,9 @@ def _tensor(value):
 def _any_rows(tensor):
     import tensorflow as tf
 
-    return None if tensor is None else tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
+    if not isinstance(tensor, tf.Tensor):  # nothing, or a ragged or sparse tensor
+        return None if tensor is None else tf.type_spec_from_value(tensor)
+    return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
 
 
 def _array(value):
