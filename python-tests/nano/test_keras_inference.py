@@ -308,3 +308,18 @@ def test_a_search_measures_scores_and_explains(model, tmp_path, capsys):
     assert type(best).__name__ == "KerasONNXRuntimeModel"
     with pytest.raises(UsageError, match="it was not tried"):
         optimizer.get_model("static_int8")
+
+
+def half_off(y_true, y_pred):
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred), -1) / 2
+
+
+def test_losses_and_metrics_of_the_user_s_own_are_evaluated():
+    model = convolutional()
+    metric = keras.metrics.MeanMetricWrapper(half_off, name="wrapped")
+    model.compile(loss=half_off, metrics=[half_off, metric])
+    found = InferenceOptimizer.trace(model, accelerator="onnxruntime")
+    x, y = images(6), np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1, 2]]
+    expected = model.evaluate(x, y, verbose=0)
+    assert len(expected) == 3
+    assert found.evaluate(x, y, verbose=0) == pytest.approx(expected, abs=1e-5)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 
-__all__ = ["compile_arguments", "compiled_like", "copied"]
+__all__ = ["compile_arguments", "compiled_like", "copied", "functions_of"]
 
 _OF_TRAINING = ("optimizer", "run_eagerly", "jit_compile", "steps_per_execution")
 
@@ -36,5 +37,19 @@ def copied(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [copied(each) for each in value]
     if isinstance(value, (keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)):
-        return type(value).from_config(value.get_config())
+        with keras.saving.custom_object_scope(functions_of(value)):
+            return type(value).from_config(value.get_config())
     return value
+
+
+def functions_of(value: Any) -> dict[str, Any]:
+    """Functions that nested Keras objects were made of, by the names that configurations use."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return {name: each for part in value for name, each in functions_of(part).items()}
+    if not hasattr(value, "get_config"):
+        return {}
+    found = [each for each in vars(value).values() if inspect.isfunction(each)]
+    named = {keras.saving.get_registered_name(each): each for each in found}
+    return named | {each.__name__: each for each in found}

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from bigdl.common.errors import UsageError, one_line
-from bigdl.nano.tf.compiled import compile_arguments
+from bigdl.nano.tf.compiled import compile_arguments, functions_of
 
 __all__ = ["Parcel", "custom_objects", "dumps", "packed", "unpacked"]
 
@@ -89,7 +89,8 @@ def packed(model: Any, compiled: bool = True) -> Parcel:
             chosen = {key: _recipes(arguments[key]) for key in _COMPILED}
             chosen["optimizer"] = _optimizer_recipe(model.optimizer)
             content = cloudpickle.dumps(chosen)
-        return Parcel(buffer.getvalue(), cloudpickle.dumps(custom_objects(model)), content)
+        objects = {**functions_of(arguments), **custom_objects(model)}
+        return Parcel(buffer.getvalue(), cloudpickle.dumps(objects), content)
     except UsageError:
         raise
     except Exception as error:
@@ -118,7 +119,8 @@ def unpacked(parcel: Parcel) -> Any:
             "classes a get_config that they can be rebuilt from"
         ) from error
     if parcel.compiled is not None:
-        _compile(model, pickle.loads(parcel.compiled))
+        with keras.saving.custom_object_scope(objects):
+            _compile(model, pickle.loads(parcel.compiled))
     return model
 
 

@@ -133,6 +133,10 @@ class AcceleratedKerasModel(keras.Model):
         """As ``__call__``."""
         return self(*args)
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As ``keras.Model.compile``, without XLA, which cannot call another runtime."""
+        super().compile(*args, **{**kwargs, "jit_compile": False})
+
     def predict(
         self,
         x: Any,
