@@ -28,6 +28,7 @@ NANO = [
     "onnxscript>=0.5",
     "nncf>=3.0,<4",
     "optuna>=4.5,<6",
+    "cmaes>=0.10",
     "torchao>=0.15",
     "matplotlib>=3.9",
     "numpy>=2.0,<3",
@@ -39,7 +40,7 @@ NANO = [
     "PyYAML>=6",
     "tqdm>=4.60",
 ]
-AUTOML = [*ORCA, "optuna>=4.5,<6", "matplotlib>=3.9"]
+AUTOML = [*ORCA, "optuna>=4.5,<6", "matplotlib>=3.9", "cmaes>=0.10"]
 XGBOOST = ["xgboost>=2.1,<4", "scikit-learn>=1.6"]
 ENCRYPTION = ["cryptography>=43"]
 INC = ["neural-compressor[pt]>=3.5", "torchao>=0.15"]
