@@ -14,6 +14,7 @@ from bigdl.common.errors import UsageError
 from bigdl.nano.tf.keras import InferenceOptimizer
 
 pytest.importorskip("tf2onnx")
+pytestmark = pytest.mark.timeout(900)
 
 ALL = [
     *("original", "static_int8", "bf16"),

@@ -23,6 +23,8 @@ from bigdl.nano.tf.keras import (
 from bigdl.nano.tf.keras.layers import Dense, Embedding, Flatten
 from bigdl.nano.tf.optimizers import SparseAdam
 
+pytestmark = pytest.mark.timeout(900)  # processes import two frameworks each
+
 ROWS = np.random.default_rng(0).integers(0, 30, (25, 2))
 TARGETS = (ROWS.sum(1) % 2).astype(np.float32)
 
