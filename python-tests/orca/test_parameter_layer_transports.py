@@ -193,3 +193,4 @@ def test_weights_that_no_executor_has_any_more_are_given_again(orca_spark):
         layer.run(steps_of(5, 20))
         weights = np.concatenate([state.weights for state in layer.states()])
     assert np.array_equal(weights, expected(2, 20)[0])
+    assert orca_spark.sparkContext.parallelize([0], 1).flatMap(folders_of_states).collect() == []

@@ -17,6 +17,7 @@ from typing import Any
 
 from bigdl.common.errors import WorkerLost, require
 from bigdl.orca.cluster.plan import quiet
+from bigdl.orca.data.feeds.spool import remove_spool
 from bigdl.orca.engine.program import job_number
 from bigdl.orca.sync.parameter_layer.kept import KeptStates, folder_of
 from bigdl.orca.sync.parameter_layer.messages import Message, pack, unpack
@@ -67,11 +68,11 @@ class BarrierTransport(Transport):
         self._given: list[RankState] = []  # by `start`, and not with the executors yet
         self._name: str | None = None  # of the states that the executors keep
         self._known: list[dict] | None = None
+        self._folders: set[str] = set()  # where states are, perhaps on other machines
 
     def rows(self):
         if self._known is None:
-            found = self._job.attempt({"stage": _DESCRIBE})
-            self._known = [unpack(data)[0] for data in found]
+            self._known = [known for known, _ in self._asked({"stage": _DESCRIBE})]
         return self._known
 
     def start(self, states):
@@ -92,9 +93,12 @@ class BarrierTransport(Transport):
         return [_state(arrays[0]) for _, arrays in self._asked({"stage": _GIVE})]
 
     def _asked(self, options, data=None):
-        """What the ranks answer."""
-        answers = self._job.attempt({**options, "name": self._name}, data)
-        found = [unpack(answer) for answer in answers]
+        """What the ranks answer: documents and arrays."""
+        found = []
+        for answer in self._job.attempt({**options, "name": self._name}, data):
+            (folder, doc), arrays = unpack(answer)
+            self._folders.add(folder)
+            found.append((doc, arrays))
         if any(doc == _LOST for doc, _ in found):
             self.keeps_state = False
             raise WorkerLost("The weights were lost with all executors that had them")
@@ -102,6 +106,8 @@ class BarrierTransport(Transport):
 
     def close(self):
         self._resources.close()
+        for folder in self._folders:  # those of other machines go when the next job begins there
+            remove_spool(folder)
 
 
 @dataclass
@@ -114,19 +120,25 @@ class GroupProgram:
     program: Callable[[int, dict], Any]
 
     def __call__(self, worker):
+        folder = folder_of(worker.local_dir, self.job, self.training)
+        doc, arrays = self._answer(worker, folder)
+        return pack([folder, doc], arrays)
+
+    def _answer(self, worker, folder):
+        """A document and arrays for the driver."""
         options = worker.options
         if options["stage"] == _DESCRIBE:
-            return pack(self._replica(worker).describe())
+            return self._replica(worker).describe(), []
         sync = TorchDistributedSync(worker)
         sync.start()
-        states = KeptStates(sync, folder_of(worker.local_dir, self.job, self.training))
+        states = KeptStates(sync, folder)
         states.keep_only(options["name"])
         steps, *given = _told(sync, worker.state())
         own = given[worker.rank] if given else states.read(options["name"])
         if own is None:
-            return pack(_LOST)
+            return _LOST, []
         if options["stage"] == _GIVE:
-            return pack(None, [own])
+            return None, [own]
         state = _state(own)
         state.begin_group()
         replica, rank = self._replica(worker), Rank(self.plan, worker.rank)
@@ -134,7 +146,7 @@ class GroupProgram:
         for step in pickle.loads(steps):
             self._step(step, rank, replica, state, sync)
         states.write(options["next"], _message(state))
-        return pack(state.records)
+        return state.records, []
 
     def _replica(self, worker):
         version = [shard.spool.nonce for shard in worker.shards.values()]
