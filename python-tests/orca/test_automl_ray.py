@@ -41,7 +41,10 @@ def test_ray_finds_what_this_machine_finds(tmp_path):
     assert est.get_best_config() == local.get_best_config()
     assert mse(est.get_best_model(), VALIDATION) == pytest.approx(table["mse"].min(), rel=1e-5)
     folder = tmp_path / "ray" / est.name / "search_00000"
-    assert sorted(path.name for path in folder.iterdir()) == ["study.db", "weights"]
+    assert {"ray", "study.db", "weights"} & {path.name for path in folder.iterdir()} == {
+        "study.db",
+        "weights",
+    }
     names = [actor.get("name", "") for actor in ray.util.list_named_actors(all_namespaces=True)]
     assert not [name for name in names if name.startswith("bigdl-search")]
 
