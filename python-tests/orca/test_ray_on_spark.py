@@ -1,5 +1,6 @@
 """Ray on the executors of a Spark cluster, each in its own JVM."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -22,13 +23,29 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]
 pytestmark = pytest.mark.slow
 
 
-def keepers():
-    """The processes beside the Ray nodes of executors."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if any(part.endswith("_ray_node_main.py") for part in process.info["cmdline"] or ())
-    ]
+def processes_of(context):
+    """The processes beside the Ray nodes of executors, and all that is below them."""
+    node = f"--address={context.address_info['address']}"
+    nodes = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(part.endswith("_ray_node_main.py") for part in process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.Error):  # others' processes come and go
+                below = process.children(recursive=True)
+                if any(node in child.cmdline() for child in below):
+                    nodes.append((process, below))
+    return [process for process, _ in nodes], [child for _, below in nodes for child in below]
+
+
+def assert_gone(*processes):
+    assert survivors([process.pid for each in processes for process in each], 90) == []
+
+
+@pytest.fixture(autouse=True)
+def _no_ray_is_left(local_cluster):
+    yield
+    rays.stop_ray()
+    if OrcaRayContext._active is not None:
+        OrcaRayContext._active.stop()
 
 
 def frame_of(spark):
@@ -50,39 +67,30 @@ class KillNode(Callback):
 
 @pytest.mark.timeout(600)
 def test_ray_starts_three_times_in_one_process(local_cluster):
-    other = set(keepers())
     for number in range(3):
         context = OrcaContext.get_ray_context()
         assert (context.num_ray_nodes, context.ray_node_cpu_cores) == (2, 1)
-        nodes = set(keepers()) - other
+        nodes, below = processes_of(context)
         assert len(nodes) == 2
-        below = [child for each in nodes for child in each.children(recursive=True)]
         found = RayEngine().run(lambda worker, number=number: [number, worker.rank])
         assert found == [[number, 0], [number, 1]]
         context.stop()
-        assert_gone([*nodes, *below])
-
-
-def assert_gone(processes):
-    assert survivors([process.pid for process in processes], 90) == []
+        assert_gone(nodes, below)
 
 
 def test_nodes_are_started_whatever_the_master_is_called(local_cluster, monkeypatch):
     """On Kubernetes: first the head on the driver's address, then a node on every executor."""
-    sc = local_cluster.sparkContext
-    monkeypatch.setattr(sc, "master", "k8s://https://10.0.0.1:6443")
+    monkeypatch.setattr(local_cluster.sparkContext, "master", "k8s://https://10.0.0.1:6443")
     assert not SparkCluster.from_active().is_local
-    other = set(keepers())
     context = OrcaRayContext("spark", env={"SAID_TO_NODES": "yes"})
     info = context.init()
-    try:
-        assert not info["node_ip_address"].startswith("127.")
-        assert len(set(keepers()) - other) == 2
-        said = RayEngine().run(lambda worker: [worker.rank, os.environ.get("SAID_TO_NODES")])
-        assert said == [[0, "yes"], [1, "yes"]]
-    finally:
-        context.stop()
-    assert_gone(set(keepers()) - other)
+    assert not info["node_ip_address"].startswith("127.")
+    nodes, below = processes_of(context)
+    assert len(nodes) == 2
+    said = RayEngine().run(lambda worker: [worker.rank, os.environ.get("SAID_TO_NODES")])
+    assert said == [[0, "yes"], [1, "yes"]]
+    context.stop()
+    assert_gone(nodes, below)
 
 
 def test_parameter_servers_learn_on_the_executors(local_cluster, monkeypatch, capsys):
@@ -95,13 +103,12 @@ def test_parameter_servers_learn_on_the_executors(local_cluster, monkeypatch, ca
     assert set(found) == set(parameter_server.WAYS)
     assert min(found.values()) > 0.8
     assert "Ray on Spark:" in capsys.readouterr().out
-    OrcaContext.get_ray_context().stop()
 
 
 @pytest.mark.fault
 def test_a_fit_goes_on_with_the_workers_that_are_left(local_cluster, caplog):
     """The epoch in which a node was lost is made again."""
-    context = OrcaContext.get_ray_context()
+    OrcaContext.get_ray_context()
     est = rays.estimator(workers=1)
     stats = est.fit(
         frame_of(local_cluster),
@@ -116,20 +123,17 @@ def test_a_fit_goes_on_with_the_workers_that_are_left(local_cluster, caplog):
     assert [entry["num_samples"] for entry in stats] == [40] * 3
     assert [entry["epoch"] for entry in stats] == [1, 2, 3]
     assert "Nodes were lost: 1 of 2 workers go on" in caplog.text
-    context.stop()
 
 
 def test_ray_runs_beside_spark_and_dies_with_it(local_cluster):
-    other = set(keepers())
     with pytest.raises(
         UsageError, match=r"3 Ray nodes were asked for .* but Spark has 2 executors"
     ):
         OrcaRayContext("spark", num_ray_nodes=3).init()
     context = OrcaContext.get_ray_context()
     assert (context.num_ray_nodes, context.ray_node_cpu_cores) == (2, 1)
-    nodes = set(keepers()) - other
+    nodes, below = processes_of(context)
     assert len(nodes) == 2
-    below = [child for each in nodes for child in each.children(recursive=True)]
 
     # the slots of Spark are free
     frame = frame_of(local_cluster)
@@ -146,10 +150,5 @@ def test_ray_runs_beside_spark_and_dies_with_it(local_cluster):
 
     # a node ends with its executor
     stop_orca_context()
-    give_up = time.monotonic() + 30
-    while (set(keepers()) - other) and time.monotonic() < give_up:
-        time.sleep(0.2)
-    assert set(keepers()) - other == set()
-    _, left = psutil.wait_procs(below, timeout=15)
-    assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
+    assert_gone(nodes, below)
     assert "RAY_AUTH_TOKEN" not in os.environ
