@@ -11,11 +11,11 @@ from bigdl.common.tuning._by_name import optuna, quietly
 from bigdl.common.tuning.lost import recover
 from bigdl.common.tuning.pruners import create_pruner
 from bigdl.common.tuning.samplers import create_sampler
+from bigdl.common.tuning.storage import open_database
 
 __all__ = ["is_in_memory", "open_study"]
 
 _DIRECTIONS = ("minimize", "maximize")
-_PATIENCE = 120  # seconds that a process waits while others write to the same SQLite file
 _log = logging.getLogger(__name__)
 
 
@@ -107,9 +107,8 @@ def _direction(direction: Any) -> str:
 def _opened(storage: Any) -> Any:
     if not isinstance(storage, str):
         return storage
-    patience = {"connect_args": {"timeout": _PATIENCE}} if storage.startswith("sqlite") else None
     try:
-        return optuna().storages.RDBStorage(storage, engine_kwargs=patience)
+        return open_database(storage)
     except Exception as error:  # of SQLAlchemy, the driver of a database, or Optuna
         raise UsageError(
             f"The storage {storage!r} cannot be opened: {error}; give a URL such as "

@@ -101,14 +101,14 @@ class Records:
         description: Mapping[str, Any],
     ):
         from bigdl.common.tuning import open_study
-        from bigdl.orca.automl.search.storage import open_storage
+        from bigdl.common.tuning.storage import open_database
 
         self.folder, self.space, self.goal, self.seed = Path(folder), space, goal, seed
         self.is_random = is_random
         self.weights_folder = self.folder / "weights"
         self.weights_folder.mkdir(exist_ok=True)
         self.study = open_study(
-            storage=open_storage(self.folder / _STUDY),
+            storage=open_database(f"sqlite:///{self.folder / _STUDY}", writes_ahead=True),
             name="search",
             directions=["minimize" if m.mode == "min" else "maximize" for m in goal.metrics],
             sampler=sampler,
