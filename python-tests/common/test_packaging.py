@@ -102,6 +102,8 @@ def test_metadata_is_lean_and_names_the_extras(wheel):
         "encryption",
         "tf",
         "friesian",
+        "automl",
+        "xgboost",
         "all",
         "dev",
         "docs",

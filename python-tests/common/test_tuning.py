@@ -268,11 +268,12 @@ def test_a_trial_that_kills_its_process_twice_is_given_up(database):
     with pytest.raises(WorkerLost, match="exit code 7"):
         run_trials(study, deadly, 2, processes=2)
 
-    assert states(study) == ["FAIL"] * 4
-    notes = [trial.user_attrs for trial in study.trials]
-    again = [note["retry_of"] for note in notes if "retry_of" in note]
-    first = [number for number, note in enumerate(notes) if "retry_of" not in note]
-    assert sorted(again) == first
+    # the search ends with the first of them, maybe before the other is tried again
+    lost = [trial for trial in study.trials if trial.state.name == "FAIL"]
+    (first, *_) = (trial for trial in lost if "retry_of" in trial.user_attrs)
+    assert first.user_attrs["retry_of"] in [trial.number for trial in lost]
+    again = [t.user_attrs["retry_of"] for t in study.trials if "retry_of" in t.user_attrs]
+    assert len(again) == len(set(again)) <= 2
 
 
 SEARCH = """

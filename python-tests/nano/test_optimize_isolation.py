@@ -44,7 +44,15 @@ def search(model, includes=("bf16", "onnxruntime_fp32"), **keywords):
 
 def workers():
     children = psutil.Process().children(recursive=True)
-    return [p for p in children if p.is_running() and "_pool_main" in " ".join(p.cmdline())]
+    return [p for p in children if "_pool_main" in _command(p)]
+
+
+def _command(process):
+    """Nothing for one that has ended, of whatever test."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
 
 
 def crash():

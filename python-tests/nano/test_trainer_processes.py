@@ -252,7 +252,15 @@ def test_arguments_that_cannot_travel_are_refused_in_one_sentence():
 
 def workers_of(pid: int) -> list[psutil.Process]:
     children = psutil.Process(pid).children(recursive=True)
-    return [child for child in children if "_launch_main" in " ".join(child.cmdline())]
+    return [child for child in children if "_launch_main" in _command(child)]
+
+
+def _command(process: psutil.Process) -> str:
+    """Nothing for one that has ended, of whatever test."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
 
 
 @pytest.mark.slow

@@ -73,6 +73,7 @@ def test_schedulers_stop_trials_early(tmp_path, scheduler, params):
     assert est.get_best_config() == {"lr": 0.05}
 
 
+@pytest.mark.slow
 def test_hyperband_pauses_trials_and_lets_them_go_on(tmp_path):
     est = search(tmp_path, backend="ray")
     space = {"lr": hp.grid_search([0.05, 1e-6, 1e-6])}
@@ -81,6 +82,7 @@ def test_hyperband_pauses_trials_and_lets_them_go_on(tmp_path):
     assert est.get_best_config() == {"lr": 0.05}
 
 
+@pytest.mark.slow
 def test_pbt_moves_the_bad_trials_to_the_good_ones(tmp_path):
     est = search(tmp_path, backend="ray", optimizer="SGD")
     fit(
@@ -104,6 +106,7 @@ def test_pbt_moves_the_bad_trials_to_the_good_ones(tmp_path):
         assert mse(est.get_model(number), VALIDATION) == pytest.approx(row["mse"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_optuna_proposes_on_ray_for_several_metrics(tmp_path):
     options = {"metric": ["mse", "mae"], "search_alg": "nsga2", "n_sampling": 3, "epochs": 1}
     found = [
@@ -113,6 +116,7 @@ def test_optuna_proposes_on_ray_for_several_metrics(tmp_path):
     assert np.allclose(found[0][COLUMNS], found[1][COLUMNS], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_searchers_of_ray_propose(tmp_path):
     from ray.tune.search.optuna import OptunaSearch
 
@@ -223,6 +227,7 @@ def test_a_search_that_was_ended_goes_on(tmp_path, kind):
     assert said.splitlines()[-1] == "['finished', 'finished', 'finished', 'lost']"
 
 
+@pytest.mark.slow
 def test_data_of_ray_is_searched_where_it_is(tmp_path):
     (x, y), (vx, vy) = rows(), VALIDATION
     frames = [pd.DataFrame({"x": list(a), "y": b}) for a, b in ((x, y), (vx, vy))]
@@ -286,6 +291,7 @@ def test_a_trial_that_no_node_has_room_for_is_refused(tmp_path):
         fit(est)
 
 
+@pytest.mark.slow
 def test_the_models_of_trials_see_their_share_of_the_cores(tmp_path):
     def threads(config):
         assert torch.get_num_threads() == 2

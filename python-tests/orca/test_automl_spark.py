@@ -29,7 +29,7 @@ def table(x, y):
     return pd.DataFrame({"i": np.arange(len(y)), "x": [row.tolist() for row in x], "y": y})
 
 
-@pytest.mark.parametrize("backend", ["local", "ray"])
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_rows_of_spark_are_searched(orca_spark, tmp_path, expected, backend):
     if backend == "ray":
         rays.active_ray()

@@ -262,8 +262,12 @@ def test_a_stopped_driver_is_waited_for(driver):
     process, address = driver
     line = address.connect(1)
     process.send_signal(signal.SIGSTOP)
-    threading.Timer(2, process.send_signal, [signal.SIGCONT]).start()
+    give_up = time.monotonic() + 60
+    while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
     started = time.monotonic()
+    threading.Timer(2, process.send_signal, [signal.SIGCONT]).start()
     assert not line.has("abort")
     assert time.monotonic() - started > 1
     assert line.get("key") == b"value"

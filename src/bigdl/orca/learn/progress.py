@@ -9,7 +9,9 @@ __all__ = ["ProgressBar", "is_interactive"]
 
 def is_interactive() -> bool:
     """Whether somebody watches: a terminal or a notebook."""
-    if "ipykernel" in sys.modules:
+    python = sys.modules.get("IPython")
+    shell = python.get_ipython() if hasattr(python, "get_ipython") else None
+    if getattr(shell, "kernel", None) is not None:  # that ipykernel is imported says nothing
         return True
     return bool(getattr(sys.stderr, "isatty", lambda: False)())
 
