@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
 
 __all__ = [
@@ -312,12 +313,7 @@ class ThreadScope:
         self._entered.pop().close()
 
     def _limit_environment(self, stack: ExitStack) -> None:
-        for name in THREAD_VARIABLES:
-            if name in os.environ:
-                stack.callback(os.environ.__setitem__, name, os.environ[name])
-            else:
-                stack.callback(os.environ.pop, name, None)
-            os.environ[name] = str(self.num_threads)
+        stack.enter_context(EnvContext(dict.fromkeys(THREAD_VARIABLES, self.num_threads)))
 
     def _limit_pools(self, stack: ExitStack) -> None:
         try:

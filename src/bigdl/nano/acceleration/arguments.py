@@ -7,7 +7,22 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["check_device", "refuse_inapplicable", "thread_count"]
+__all__ = ["INT8_METHODS", "check_device", "refuse_inapplicable", "thread_count"]
+
+INT8_METHODS: dict[str | None, dict[str | None, str]] = {
+    "openvino": {
+        None: "openvino_int8",
+        "bf16": "openvino_int8_bf16",
+        "weight_only": "openvino_int8_weight_only",
+    },
+    "onnxruntime": {
+        None: "onnxruntime_int8_qlinear",
+        "qlinear": "onnxruntime_int8_qlinear",
+        "integer": "onnxruntime_int8_integer",
+        "nncf": "onnxruntime_int8_nncf",
+    },
+}
+"""What ``method`` of ``quantize`` means for the runtimes that serve every framework."""
 
 
 def check_device(accelerator: str | None, device: str) -> None:

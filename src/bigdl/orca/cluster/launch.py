@@ -15,10 +15,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.java import JavaHome, find_java
 from bigdl.orca.cluster.spark import user_import_path
@@ -94,7 +95,7 @@ class LaunchedSpark:
         shown = SparkConf().setAll([item for item in properties.items() if item[0] != _SECRET])
         gateway, readers = None, []
         try:
-            with _environment({**environment, "JAVA_HOME": str(java.home)}):
+            with EnvContext({**environment, "JAVA_HOME": str(java.home)}):
                 gateway = _launch_gateway(shown, readers if log_output else None)
                 sc = _new_context(conf, gateway)
         except BaseException:
@@ -157,7 +158,7 @@ def attach(properties: Mapping[str, str], environment: Mapping[str, str]) -> Spa
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()
-    with _environment(environment):
+    with EnvContext(environment):
         return _new_context(SparkConf().setAll(list(properties.items())))
 
 
@@ -246,21 +247,6 @@ def local_environment(python: str) -> dict[str, str]:
         "PYSPARK_DRIVER_PYTHON": python,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the time of launching a process."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _launch_gateway(conf: Any, readers: list[threading.Thread] | None) -> Any:

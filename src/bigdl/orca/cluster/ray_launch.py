@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster.spark import user_import_path
 
@@ -122,7 +123,7 @@ class LaunchedRay:
                 **({"_node_ip_address": host} if host else {}),
                 "_temp_dir": directory,
             }
-            with _inherited({_MARK: directory, "PYTHONPATH": _import_path()}):
+            with EnvContext({_MARK: directory, "PYTHONPATH": _import_path()}):
                 context = _init(**options)
             ours = [p for p in _children() if p not in others]
             return cls(context, before, ours, directory, keeper)
@@ -179,21 +180,6 @@ def _init(**options):
         raise UsageError(f"Ray{where} cannot be started or reached: {reason}") from error
 
 
-@contextlib.contextmanager
-def _inherited(values: Mapping[str, str]):
-    """Variables for the processes that are started here, and for no others."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 def _import_path() -> str:
     """What lets other processes import what this one can."""
     return os.pathsep.join([*user_import_path(), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -220,12 +206,7 @@ def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
     from ray._private import ray_constants
     from ray._raylet import AuthenticationTokenLoader, Config
 
-    before = {name: os.environ.get(name) for name in values}
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    before = set_variables(values)
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
     (loopback,) = _ON_LOOPBACK

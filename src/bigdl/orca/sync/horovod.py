@@ -9,12 +9,12 @@ matter of timing.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from socketserver import TCPServer
 
+from bigdl.common.environment import EnvContext
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.engine.base import PeerLost
 from bigdl.orca.sync.collective import CollectiveSync, bytes_tensor, interface_of
@@ -90,8 +90,7 @@ class HorovodSync(CollectiveSync):
             self._worker.at_exit(self.stop)
             line.meet("horovod joined", self.world_size)  # the server is needed until then
 
-    @contextlib.contextmanager
-    def _environment(self, slot: Slot, address):
+    def _environment(self, slot: Slot, address) -> EnvContext:
         host, port = address
         interface = interface_of(self._worker.host)
         values = {
@@ -105,16 +104,7 @@ class HorovodSync(CollectiveSync):
             "HOROVOD_LOG_LEVEL": "fatal",  # we say ourselves who went away
             **slot.variables(),
         }
-        before = {name: os.environ.get(name) for name in values}
-        os.environ.update(values)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+        return EnvContext(values)
 
     def stop(self) -> None:
         self._groups = GradientGroups([], [])

@@ -6,6 +6,7 @@ import contextlib
 import os
 from datetime import timedelta
 
+from bigdl.common.environment import EnvContext
 from bigdl.orca.engine.base import PeerLost
 from bigdl.orca.sync.collective import CollectiveSync, bytes_tensor, interface_of
 from bigdl.orca.sync.flat import GradientGroups
@@ -150,15 +151,8 @@ def _peers():
         raise PeerLost(str(error).split("\n")[0]) from error
 
 
-@contextlib.contextmanager
-def _interface(host: str):
+def _interface(host: str) -> EnvContext:
     """Let gloo use the network interface of `host` for the time of the block."""
     name = interface_of(host)
-    previous = os.environ.get("GLOO_SOCKET_IFNAME")
-    if name and previous is None:
-        os.environ["GLOO_SOCKET_IFNAME"] = name
-    try:
-        yield
-    finally:
-        if previous is None:
-            os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    is_chosen = "GLOO_SOCKET_IFNAME" in os.environ
+    return EnvContext({} if is_chosen or not name else {"GLOO_SOCKET_IFNAME": name})

@@ -53,11 +53,13 @@ def count_texts(df: DataFrame, sources: Sequence[Source]) -> DataFrame:
 
     def partial(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         kept: list[pa.RecordBatch] = []
+        rows = 0
         for batch in batches:
             kept.append(batch)
-            if sum(each.num_rows for each in kept) >= _ROWS:
+            rows += batch.num_rows
+            if rows >= _ROWS:
                 yield from _counted(kept, places)
-                kept = []
+                kept, rows = [], 0
         if kept:
             yield from _counted(kept, places)
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.automl.hpo.lazy import Choice, Lazy, Naming, holds_spaces, take, visit
+from bigdl.nano.automl.hpo.lazy import Choice, Naming, Searchable, holds_spaces, take, visit
 
 __all__ = ["AutoObject", "args", "func", "obj"]
 
 _PLAINLY = object()
 
 
-class AutoObject(Lazy):
+class AutoObject(Searchable):
     """A call that is made when its arguments have been chosen.
 
     Parameters
@@ -36,34 +36,9 @@ class AutoObject(Lazy):
         self.kwargs = kwargs
 
     @property
-    def kwspaces(self) -> dict[str, Any]:
-        """The simple spaces inside by name."""
-        return Naming(self).spaces
-
-    @property
     def cs(self) -> dict[str, Any]:
         """The distributions of Optuna by name."""
         return {name: space.cs for name, space in self.kwspaces.items()}
-
-    @property
-    def default(self) -> Any:
-        """The object with the defaults of all spaces."""
-        return self.sample()
-
-    @property
-    def rand(self) -> Any:
-        """The object with values at random."""
-        return take(self, Choice(Naming(self), lambda name, space: space.at_random()))
-
-    def sample(self, **config: Any) -> Any:
-        """The object for some choices.
-
-        Parameters
-        ----------
-        **config
-            Values by the names of :attr:`kwspaces`; all others are the defaults.
-        """
-        return take(self, Choice.of_config(Naming(self), config))
 
     def visit(self, naming: Naming, name: str) -> None:
         if not naming.is_new(self):

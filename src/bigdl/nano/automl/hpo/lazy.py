@@ -19,7 +19,17 @@ from bigdl.common.errors import UsageError
 if TYPE_CHECKING:
     from bigdl.nano.automl.hpo.space import SimpleSpace
 
-__all__ = ["SPLITTER", "Choice", "Lazy", "Naming", "holds_spaces", "joined", "take", "visit"]
+__all__ = [
+    "SPLITTER",
+    "Choice",
+    "Lazy",
+    "Naming",
+    "Searchable",
+    "holds_spaces",
+    "joined",
+    "take",
+    "visit",
+]
 
 SPLITTER = "▁"
 """Stands in names between that of a nested space and that of its part."""
@@ -37,6 +47,35 @@ class Lazy(abc.ABC):
     @abc.abstractmethod
     def take(self, choice: Choice) -> Any:
         """The value."""
+
+
+class Searchable(Lazy):
+    """What a user can look at by itself: its spaces, and values for some choices."""
+
+    @property
+    def kwspaces(self) -> dict[str, SimpleSpace]:
+        """The simple spaces inside by name."""
+        return Naming(self).spaces
+
+    @property
+    def default(self) -> Any:
+        """The value where nothing was chosen: that of the defaults of all spaces."""
+        return self.sample()
+
+    @property
+    def rand(self) -> Any:
+        """A value at random, of Python's generator."""
+        return take(self, Choice(Naming(self), lambda name, space: space.at_random()))
+
+    def sample(self, **config: Any) -> Any:
+        """The value for some choices.
+
+        Parameters
+        ----------
+        **config
+            Values by the names of :attr:`kwspaces`; all others are the defaults.
+        """
+        return take(self, Choice.of_config(Naming(self), config))
 
 
 class Naming:

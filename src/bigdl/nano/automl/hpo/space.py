@@ -16,7 +16,15 @@ from typing import Any
 
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.automl.hpo.auto import AutoObject
-from bigdl.nano.automl.hpo.lazy import SPLITTER, Choice, Lazy, Naming, joined, take, visit
+from bigdl.nano.automl.hpo.lazy import (
+    SPLITTER,
+    Choice,
+    Naming,
+    Searchable,
+    joined,
+    take,
+    visit,
+)
 
 __all__ = [
     "SPLITTER",
@@ -35,7 +43,7 @@ __all__ = [
 _REPORTABLE = (str, int, float, bool, type(None))
 
 
-class Space(Lazy):
+class Space(Searchable):
     """Something that a search chooses.
 
     Attributes
@@ -50,31 +58,6 @@ class Space(Lazy):
     @abc.abstractmethod
     def cs(self) -> Any:
         """The distribution of Optuna, or those of the parts by name."""
-
-    @property
-    def kwspaces(self) -> dict[str, SimpleSpace]:
-        """The simple spaces inside by name."""
-        return Naming(self).spaces
-
-    @property
-    def default(self) -> Any:
-        """The value where nothing was chosen."""
-        return self.sample()
-
-    @property
-    def rand(self) -> Any:
-        """A value at random, of Python's generator."""
-        return take(self, Choice(Naming(self), lambda name, space: space.at_random()))
-
-    def sample(self, **config: Any) -> Any:
-        """The value for some choices.
-
-        Parameters
-        ----------
-        **config
-            Values by the names of :attr:`kwspaces`; all others are the defaults.
-        """
-        return take(self, Choice.of_config(Naming(self), config))
 
 
 class SimpleSpace(Space):

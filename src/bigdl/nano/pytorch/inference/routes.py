@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.arguments import check_device, refuse_inapplicable
+from bigdl.nano.acceleration.arguments import INT8_METHODS, check_device, refuse_inapplicable
 
 __all__ = ["check_device", "quantize_method", "refuse_inapplicable", "trace_method"]
 
@@ -83,17 +83,7 @@ def _bf16(accelerator, use_ipex, channels_last, device) -> str:
 
 
 _INT8 = {
-    "openvino": {
-        None: "openvino_int8",
-        "bf16": "openvino_int8_bf16",
-        "weight_only": "openvino_int8_weight_only",
-    },
-    "onnxruntime": {
-        None: "onnxruntime_int8_qlinear",
-        "qlinear": "onnxruntime_int8_qlinear",
-        "integer": "onnxruntime_int8_integer",
-        "nncf": "onnxruntime_int8_nncf",
-    },
+    **INT8_METHODS,
     "jit": {None: "jit_int8", "fx": "jit_int8"},
     None: {
         None: "static_int8",

@@ -5,25 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.arguments import check_device
+from bigdl.nano.acceleration.arguments import INT8_METHODS, check_device
 
 __all__ = ["quantize_method", "trace_method"]
 
 _ACCELERATORS = (None, "onnxruntime", "openvino")
-_INT8 = {
-    "openvino": {
-        None: "openvino_int8",
-        "bf16": "openvino_int8_bf16",
-        "weight_only": "openvino_int8_weight_only",
-    },
-    "onnxruntime": {
-        None: "onnxruntime_int8_qlinear",
-        "qlinear": "onnxruntime_int8_qlinear",
-        "integer": "onnxruntime_int8_integer",
-        "nncf": "onnxruntime_int8_nncf",
-    },
-    None: {None: "static_int8"},
-}
+_INT8 = {**INT8_METHODS, None: {None: "static_int8"}}
 
 
 def trace_method(accelerator: str | None, device: str, keywords: Mapping) -> str:

@@ -1,13 +1,13 @@
 """What Nano shares among frameworks, under the names of BigDL 2.x. Importing it changes nothing."""
 
 from bigdl.common.checks import invalidInputError, invalidOperationError
+from bigdl.common.environment import EnvContext
 from bigdl.nano.utils.common.cpu_info import (
     CPUInfo,
     _avx2_checker,
     _avx512_checker,
     _bf16_checker,
 )
-from bigdl.nano.utils.common.env_context import EnvContext
 from bigdl.nano.utils.common.functions import _flatten, deprecated, get_default_args
 from bigdl.nano.utils.common.latency import latency_calculate_helper
 from bigdl.nano.utils.common.packages import (

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import shutil
 import signal
@@ -18,6 +17,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError, first_line
 from bigdl.orca.automl.search.algorithms import Strategy
 from bigdl.orca.automl.search.records import Records
@@ -75,7 +75,7 @@ def run_on_ray(
     made = strategy.ray_scheduler(job.epochs)
     foreign = strategy.ray_searcher(records.space, records.goal)
     running, storage = Running(), remote_dir or str(records.folder)
-    with _keeper(records, job) as (keeper, name), _settings(), _quiet(), _signals():
+    with _keeper(records, job) as (keeper, name), EnvContext(_SETTINGS), _quiet(), _signals():
         draw = drawing(records, foreign)
         proposer = Proposer(records, running, keeper, name, draw, foreign, concurrency)
         first = records.goal.first
@@ -152,21 +152,6 @@ def _keeper(records: Records, job: Job):
     finally:
         with contextlib.suppress(Exception):  # Ray may be gone
             ray.kill(keeper)
-
-
-@contextlib.contextmanager
-def _settings():
-    """Tune's settings, which are variables of the environment, for a while."""
-    before = {name: os.environ.get(name) for name in _SETTINGS}
-    os.environ.update(_SETTINGS)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
 from bigdl.orca.learn.background import BackgroundWriter
-from bigdl.orca.learn.checkpoint import CheckpointDirectory
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
 from bigdl.orca.learn.pytorch.batches import Batches, planned
 from bigdl.orca.learn.pytorch.buffers import Buffers
@@ -34,6 +33,7 @@ from bigdl.orca.learn.pytorch.state import seed_everything
 from bigdl.orca.learn.pytorch.steps import counts_unevenly, step_for
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.learn.pytorch.sums import EpochSums
+from bigdl.orca.learn.run_checkpoints import fires, open_run
 from bigdl.orca.learn.trigger import TriggerState
 
 __all__ = ["FitProgram", "FitSettings", "TorchLoop"]
@@ -97,7 +97,7 @@ class TorchLoop(Iteration):
             built,
             self._buffers,
             batches,
-            self._open_directory(),
+            open_run(settings, worker, self.rank),
             inputs,
             summary=self.summary,
             writer=writer,
@@ -255,25 +255,8 @@ class TorchLoop(Iteration):
 
     # -- checkpoints ---------------------------------------------------------------------------
 
-    def _open_directory(self) -> CheckpointDirectory | None:
-        if self.settings.run_url is None:
-            return None
-        directory = CheckpointDirectory(self.settings.run_url, self.settings.keep)
-        if self.rank == 0 and not directory.is_shared():
-            raise UsageError(
-                f"The worker on {self.worker.host} does not see model_dir "
-                f"{self.settings.run_url!r}; pass a folder that the driver and all workers share"
-            )
-        return directory
-
     def _maybe_checkpoint(self, state: TriggerState):
-        trigger = self.settings.trigger
-        if trigger is None:
-            return
-        fires = bool(trigger(state))
-        if not trigger.is_reproducible:  # the ranks' answers may differ: that of rank 0 counts
-            fires = bool(self.sync.all_gather([float(fires)])[0][0])
-        if not fires:
+        if not fires(self.settings.trigger, state, self.sync):
             return
         if self._keeper.directory is None and self._is_over():
             return  # the result of the fit is the same state

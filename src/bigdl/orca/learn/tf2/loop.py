@@ -20,10 +20,10 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
 from bigdl.orca.learn.background import BackgroundWriter
-from bigdl.orca.learn.checkpoint import CheckpointDirectory
 from bigdl.orca.learn.pytorch.batches import Batches
 from bigdl.orca.learn.pytorch.figures import score_of
 from bigdl.orca.learn.pytorch.sums import EpochSums
+from bigdl.orca.learn.run_checkpoints import fires, open_run
 from bigdl.orca.learn.tf2.callbacks import WorkerCallbacks
 from bigdl.orca.learn.tf2.data import Assembly
 from bigdl.orca.learn.tf2.evaluation import evaluate_batches, figures_of, numbers_of
@@ -109,7 +109,7 @@ class KerasLoop:
             self.model,
             self._running,
             batches,
-            self._open_directory(),
+            open_run(settings, worker, self.rank),
             None if self._types is None else self._types[0],
             writer=writer,
         )
@@ -365,25 +365,8 @@ class KerasLoop:
 
     # -- checkpoints ---------------------------------------------------------------------------
 
-    def _open_directory(self) -> CheckpointDirectory | None:
-        if self.settings.run_url is None:
-            return None
-        directory = CheckpointDirectory(self.settings.run_url, self.settings.keep)
-        if self.rank == 0 and not directory.is_shared():
-            raise UsageError(
-                f"The worker on {self.worker.host} does not see model_dir "
-                f"{self.settings.run_url!r}; pass a folder that the driver and all workers share"
-            )
-        return directory
-
     def _maybe_checkpoint(self, state: TriggerState):
-        trigger = self.settings.trigger
-        if trigger is None:
-            return
-        fires = bool(trigger(state))
-        if not trigger.is_reproducible:  # the ranks' answers may differ: that of rank 0 counts
-            fires = bool(self.sync.all_gather([float(fires)])[0][0])
-        if not fires:
+        if not fires(self.settings.trigger, state, self.sync):
             return
         if self._keeper.directory is None and self._is_over():
             return  # the result of the fit is the same state

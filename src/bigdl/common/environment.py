@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-__all__ = ["EnvContext"]
+__all__ = ["EnvContext", "set_variables"]
 
 
 class EnvContext:
@@ -27,17 +27,19 @@ class EnvContext:
         self._before: list[dict[str, str | None]] = []
 
     def __enter__(self) -> EnvContext:
-        self._before.append({name: os.environ.get(name) for name in self.env})
-        _set(self.env)
+        self._before.append(set_variables(self.env))
         return self
 
     def __exit__(self, *exception) -> None:
-        _set(self._before.pop())
+        set_variables(self._before.pop())
 
 
-def _set(variables: Mapping[str, object | None]) -> None:
+def set_variables(variables: Mapping[str, object | None]) -> dict[str, str | None]:
+    """Set variables, or unset those that are None; returns what they were."""
+    before = {name: os.environ.get(name) for name in variables}
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = str(value)
+    return before
