@@ -151,6 +151,12 @@ class _Worker:
             self._cleared = True
         return True
 
+    def settle(self) -> None:
+        """Wait for a process that is dying: peers notice before its last thread is gone."""
+        if not self.ended() and _is_dying(self.process.pid):
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_GRACE)
+
     def failure(self) -> tuple[float, int, BigDLError] | None:
         """When, where and how the worker failed, if it did."""
         ended = self.ended()
@@ -195,6 +201,12 @@ class _Worker:
         return f"worker {self.rank} {cause}; {last}"
 
 
+def _is_dying(pid: int) -> bool:
+    with suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] in "ZX"
+    return False
+
+
 class _Crew:
     """The workers of one launch; a context that none of them and no descriptor leaves."""
 
@@ -235,7 +247,7 @@ class _Crew:
             if self._first_failure() is not None:
                 # a worker whose loss caused the error is seen now, if it was not yet
                 for worker in self._workers:
-                    worker.ended()
+                    worker.settle()
                 raise self._first_failure()[-1]
             if not running:
                 return [worker.outcome[1] for worker in self._workers]
