@@ -5,6 +5,7 @@ local Spark (`orca_spark`), and the tests that need real executors (`local_clust
 others, on a second one that takes its place.
 """
 
+import logging
 import os
 import sys
 import time
@@ -45,6 +46,27 @@ def needs_local_cluster(item: pytest.Item) -> bool:
     both = {"orca_spark", "local_cluster"}.issubset(fixtures)
     assert not both, f"{item.nodeid} uses orca_spark and local_cluster"
     return "local_cluster" in fixtures or item.get_closest_marker("local_cluster") is not None
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_left_as_it_was():
+    """What a test silences is heard again after it, or a later test misses its messages."""
+    before = _silenced()
+    yield
+    after = _silenced()
+    assert after == before, f"Logging was {before or 'on'}, and the test left {after or 'all on'}"
+
+
+def _silenced() -> dict[str, object]:
+    """What is off: all loggers up to a level, or one of ours."""
+    manager = logging.root.manager
+    found = {"": manager.disable} if manager.disable else {}
+    for name, logger in list(manager.loggerDict.items()):
+        if name.split(".")[0] == "bigdl" and isinstance(logger, logging.Logger):
+            level = logger.level > logging.WARNING
+            if logger.disabled or not logger.propagate or level:
+                found[name] = (logger.disabled, logger.propagate, logger.level)
+    return found
 
 
 @pytest.fixture(scope="session", autouse=True)

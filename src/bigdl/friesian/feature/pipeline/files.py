@@ -127,7 +127,8 @@ def opened(path: str, names: Sequence[str] | None = None) -> Iterator[pq.Parquet
 
     fs, inside = open_file_system(path)
     source = inside if is_local_path(path) else fs.open(inside)
-    options = {"memory_map": True} if is_local_path(path) else {}
+    # threads of Arrow may hold a Python file for a moment too long for a process that ends
+    options = {"memory_map": True} if is_local_path(path) else {"pre_buffer": False}
     try:
         file = pq.ParquetFile(
             source, read_dictionary=names, coerce_int96_timestamp_unit="us", **options

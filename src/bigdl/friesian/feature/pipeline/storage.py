@@ -115,5 +115,7 @@ def _is_file(value: Any) -> bool:
 def _table(fs: Any, path: str) -> pa.Table:
     import pyarrow.parquet as pq
 
+    # Read by threads of Arrow, the Python file may be held by one for a moment longer, and a
+    # process that ends then aborts.
     with fs.open(path, "rb") as file:
-        return pq.read_table(file)
+        return pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)

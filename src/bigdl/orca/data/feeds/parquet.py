@@ -192,14 +192,18 @@ def _reader(name, url, specs, pieces):
 def _batches(url, specs: Sequence[ColumnSpec], pieces: Sequence[_Piece]):
     """The columns of every record batch of some pieces, in the types of `specs`."""
     import pyarrow as pa
+    import pyarrow.fs as pa_fs
     import pyarrow.parquet as pq
 
     system, _ = filesystem_of(url)
+    # threads of Arrow may hold a Python file for a moment too long for a process that ends
+    ahead = not isinstance(system, pa_fs.PyFileSystem)
     opened: tuple = (None, None)
     for piece in pieces:
         if opened[0] != piece.path:
             try:
-                opened = piece.path, pq.ParquetFile(system.open_input_file(piece.path))
+                source = system.open_input_file(piece.path)
+                opened = piece.path, pq.ParquetFile(source, pre_buffer=ahead)
             except FileNotFoundError:
                 raise UsageError(
                     f"The worker on {os.uname().nodename} does not see {piece.path}; pass a path "

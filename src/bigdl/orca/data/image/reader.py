@@ -130,8 +130,13 @@ def read_chunk(files: list[str], schema: Mapping[str, SchemaField]) -> Iterator[
     parquet = require("pyarrow.parquet", "orca")
     for name in files:
         fs, inside = open_file_system(name)
-        with fs.open(inside, "rb") as source, parquet.ParquetFile(source) as file:
-            for batch in file.iter_batches(batch_size=_ROWS, columns=list(schema)):
+        # threads of Arrow may hold a Python file for a moment too long for a process that ends
+        with (
+            fs.open(inside, "rb") as source,
+            parquet.ParquetFile(source, pre_buffer=False) as file,
+        ):
+            batches = file.iter_batches(_ROWS, columns=list(schema), use_threads=False)
+            for batch in batches:
                 for record in batch.to_pylist():
                     yield decode_record(schema, record)
 
