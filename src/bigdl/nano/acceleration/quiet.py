@@ -5,19 +5,37 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 
 __all__ = ["quiet"]
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without warnings, log lines below errors and prints of exporters and quantizers.
+class _Silence:
+    """What is silenced while at least one thread wants it: settings of the whole process, which
+    threads that came and went in any order would not leave as they were."""
 
-    What goes wrong is in the exceptions that they raise. Settings of the whole process are
-    changed, so this belongs around conversions, not around inference.
-    """
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._undo = contextlib.ExitStack()
+
+    def enter(self) -> None:
+        with self._lock:
+            self._holders += 1
+            if self._holders == 1:
+                self._undo = _silenced()
+
+    def leave(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if not self._holders:
+                self._undo.close()
+
+
+def _silenced() -> contextlib.ExitStack:
+    """What undoes it."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -28,4 +46,21 @@ def quiet() -> Iterator[None]:
         stack.callback(root.removeHandler, handler)
         stack.callback(logging.disable, root.manager.disable)
         logging.disable(max(root.manager.disable, logging.WARNING))
+        return stack.pop_all()
+
+
+_silence = _Silence()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without warnings, log lines below errors and prints of exporters and quantizers.
+
+    What goes wrong is in the exceptions that they raise. Settings of the whole process are
+    changed, so this belongs around conversions, not around inference.
+    """
+    _silence.enter()
+    try:
         yield
+    finally:
+        _silence.leave()

@@ -1,0 +1,49 @@
+"""Conversions that are silent, in several threads at once."""
+
+import logging
+import sys
+import threading
+import warnings
+
+from bigdl.nano.acceleration.quiet import quiet
+
+
+def settings():
+    return sys.stdout, sys.stderr, logging.root.manager.disable, list(warnings.filters)
+
+
+def test_what_is_silenced_is_heard_again_afterwards(caplog):
+    before = settings()
+    with quiet():
+        logging.getLogger("bigdl.converter").warning("within")
+        with quiet():
+            print("never seen")
+        assert settings() != before
+    logging.getLogger("bigdl.converter").warning("after")
+    assert settings() == before
+    assert caplog.messages == ["after"]
+
+
+def test_threads_that_come_and_go_in_any_order_leave_all_as_it_was():
+    before = settings()
+    first_is_in, second_is_in = threading.Event(), threading.Event()
+    first_is_out = threading.Event()
+
+    def first():
+        with quiet():
+            first_is_in.set()
+            assert second_is_in.wait(60)
+        first_is_out.set()
+
+    def second():
+        assert first_is_in.wait(60)
+        with quiet():
+            second_is_in.set()
+            assert first_is_out.wait(60)
+
+    threads = [threading.Thread(target=run) for run in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert settings() == before
