@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -93,6 +94,72 @@ FAULTS = """
 @needs_glibc
 def test_a_tuned_process_reuses_its_memory_until_it_is_undone():
     assert python(FAULTS) == "keeps freed memory in this process | True\n"
+
+
+FITS = """
+    import os, resource, threading, time
+    from bigdl.common.memory import memory_usage
+    from bigdl.nano.runtime import keeping
+    from bigdl.nano.runtime.tuning import tuned_fit
+    def fit():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        with tuned_fit():
+            buffers = [bytearray(b"x") * (16 << 20) for _ in range(16)]
+            del buffers
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    def kept():
+        return memory_usage().anonymous - before > 200 << 20
+    before = memory_usage().anonymous
+    first = fit()
+"""
+
+
+@needs_glibc
+def test_a_fit_finds_the_memory_of_the_one_before_it_until_it_is_released():
+    program = """
+    second = fit()
+    print(second < first / 10, kept())
+    keeping.release_memory()
+    print(kept(), fit() > first / 2, threading.active_count())
+    keeping.release_memory()
+    keeping.release_memory()
+    print(kept(), threading.active_count())
+    """
+    seen = python(FITS + program).split("\n")
+    assert seen[:3] == ["True True", "False True 2", "False 1"]
+
+
+@needs_glibc
+def test_memory_that_no_fit_asks_for_is_given_back():
+    program = """
+    keeping.keep_memory(0.05)
+    until = time.monotonic() + 120
+    while kept() and time.monotonic() < until:
+        time.sleep(0.01)
+    print(kept(), fit() > first / 2)
+    """
+    assert python(FITS + program) == "False True\n"
+
+
+@needs_glibc
+def test_a_copy_of_a_process_that_keeps_memory_can_fit_and_release_it():
+    program = """
+    copy = os.fork()
+    if copy == 0:
+        fit()
+        keeping.release_memory()
+        os._exit(kept())
+    print(os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]), kept())
+    """
+    assert python(FITS + program) == "0 True\n"
+
+
+def test_a_fit_in_a_task_of_spark_leaves_nothing_behind(monkeypatch):
+    monkeypatch.setattr(tuning, "_in_task_of_spark", lambda: True)
+    before = threading.active_count()
+    with tuning.tuned_fit():
+        pass
+    assert threading.active_count() == before
 
 
 @needs_glibc

@@ -21,7 +21,7 @@ from bigdl.nano.pytorch.training.auto_lr import AutoLr
 from bigdl.nano.pytorch.training.processes import Processes
 from bigdl.nano.pytorch.training.settings import Wishes
 from bigdl.nano.pytorch.training.strategies import ProcessesStrategy, SingleProcessStrategy
-from bigdl.nano.runtime import tune
+from bigdl.nano.runtime.tuning import tuned_fit
 
 __all__ = ["Trainer"]
 
@@ -85,7 +85,7 @@ class Trainer(_lightning.Trainer):
         Whether Adam, AdamW, SGD and Adagrad use their fused implementations.
     tune_process : bool
         Whether the allocator and the thread count are those of :func:`bigdl.nano.runtime.tune`
-        during a fit.
+        during a fit; what it frees is kept for a minute, for a fit that may follow.
     bucket_cap_mb : float
         Megabytes of gradients that travel together between processes.
     algorithms : list of Callback, optional
@@ -131,7 +131,8 @@ class Trainer(_lightning.Trainer):
             callbacks = [callbacks] if not isinstance(callbacks, (list, tuple)) else callbacks
             kwargs["callbacks"] = [*callbacks, *algorithms]
         self.use_ipex = use_ipex
-        self._tune_process = tune_process and _is_on_cpu(kwargs)
+        # Of several processes each tunes itself, and this one waits.
+        self._tune_process = tune_process and processes.count == 1 and _is_on_cpu(kwargs)
         if processes.count > 1:
             kwargs["accelerator"] = "cpu"
             kwargs["strategy"] = ProcessesStrategy(processes, wishes, rates, bucket_cap_mb)
@@ -152,7 +153,7 @@ class Trainer(_lightning.Trainer):
         if not self._tune_process:
             super().fit(*args, **kwargs)
             return
-        with tune():
+        with tuned_fit():
             super().fit(*args, **kwargs)
 
     def search(

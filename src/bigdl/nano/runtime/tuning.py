@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from bigdl.common.cpu import thread_scope, topology, usable_cores
 from bigdl.common.errors import UsageError, require
 from bigdl.common.memory import tuned_allocator
+from bigdl.nano.runtime.keeping import keep_memory
 from bigdl.nano.runtime.threads import best_thread_count
 
-__all__ = ["Setting", "Tuning", "tune"]
+__all__ = ["Setting", "Tuning", "tune", "tuned_fit"]
 
 _TRIM_THRESHOLD_IN_SPARK = 128 << 20
 
@@ -143,6 +144,25 @@ def tune(
         tuning = Tuning(tuple(settings), undoing.pop_all())
     _lasting.add(tuning)
     return tuning
+
+
+@contextmanager
+def tuned_fit() -> Iterator[Tuning]:
+    """:func:`tune` for the time of a fit.
+
+    What it frees is kept for another minute, for a fit that may follow; not in a task of Spark,
+    where the executor has a limit.
+
+    Yields
+    ------
+    Tuning
+    """
+    with tune() as tuning:
+        try:
+            yield tuning
+        finally:
+            if "allocator" in tuning.applied and not _in_task_of_spark():
+                keep_memory()
 
 
 _lasting: set[Tuning] = set()  # a generator that nobody refers to would be closed, and so undone

@@ -24,7 +24,7 @@ from bigdl.nano.pytorch.training.optimizers import LearningRateRamp
 from bigdl.nano.pytorch.training.processes import BACKENDS, Processes
 from bigdl.nano.pytorch.training.settings import FastSteps, Wishes
 from bigdl.nano.pytorch.training.travel import Belongings, Changes
-from bigdl.nano.runtime import tune
+from bigdl.nano.runtime.tuning import tuned_fit
 
 __all__ = ["LoopSettings", "Parts", "run_loop"]
 
@@ -160,7 +160,7 @@ def run_loop(settings: LoopSettings, loop: Callable[..., Any], args: tuple, kwar
         What the first process returned.
     """
     if settings.processes.count == 1:
-        with tune() if settings.tune_process else nullcontext():
+        with tuned_fit() if settings.tune_process else nullcontext():
             return _run(Parts(settings), loop, args, kwargs)
     belongings = _belongings(loop, args, kwargs)
     random = _collect_rng_states(include_cuda=False)

@@ -26,6 +26,7 @@ from bigdl.common.launch import launch
 from bigdl.common.memory import tune_allocator
 from bigdl.common.scratch import scratch_directory
 from bigdl.nano.pytorch.patching.cuda import get_cuda_status, patch_cuda
+from bigdl.nano.runtime.keeping import release_memory
 
 __all__ = ["BACKENDS", "Processes"]
 
@@ -100,6 +101,7 @@ class Processes:
         UsageError
             If `fn` or `args` cannot be pickled.
         """
+        release_memory()  # the processes are about to need it, and a fork may find no thread
         room = scratch_directory("bigdl-training-")
         try:
             order = (self.count, str(room), get_cuda_status(), fn, args)
