@@ -45,13 +45,17 @@ class AutoEstimator:
     logs_dir : str
         Local folder; the search is below it in ``name``.
     resources_per_trial : dict, optional
-        ``"cpu"`` (default 1), ``"gpu"`` and further resources of Ray.
+        ``"cpu"`` (default 1 for each worker), ``"gpu"`` and further resources of Ray.
     name : str
     remote_dir : str, optional
         Folder, on storage that all nodes see, for the checkpoints of trials that a scheduler moves
         or sets back (PBT, HyperBand) on a Ray of several machines.
     backend : {"ray", "local"}, optional
         Default: Ray if it is there (or Spark, on whose nodes it can be started), else this machine.
+    workers_per_trial : int, default 1
+        Processes that train the model of a trial together, on as many nodes as it takes; on Ray,
+        of models of PyTorch.  They share `resources_per_trial` evenly, and ``"batch_size"`` is that
+        of all of them, so the number of workers changes no figure.
 
     Examples
     --------
@@ -74,6 +78,7 @@ class AutoEstimator:
         name: str | None = None,
         *,
         backend: str | None = None,
+        workers_per_trial: int = 1,
     ):
         if not isinstance(model_builder, Builder):
             raise UsageError(
@@ -88,7 +93,14 @@ class AutoEstimator:
         self.model_builder = model_builder
         self.name = name
         self.logs_dir = Path(logs_dir).expanduser()
-        self.resources_per_trial = check_resources(resources_per_trial)
+        check_count("workers_per_trial", workers_per_trial)
+        if workers_per_trial > 1 and not model_builder.takes_workers:
+            raise UsageError(
+                f"workers_per_trial={workers_per_trial} is for models of PyTorch; other models "
+                "have one worker in each trial, whose threads are resources_per_trial['cpu']"
+            )
+        self.workers_per_trial = workers_per_trial
+        self.resources_per_trial = check_resources(resources_per_trial, workers_per_trial)
         self.remote_dir = remote_dir
         self.backend = backend
         self._records: Records | None = None
@@ -104,6 +116,7 @@ class AutoEstimator:
         name: str = "auto_pytorch_estimator",
         remote_dir: str | None = None,
         backend: str | None = None,
+        workers_per_trial: int = 1,
     ) -> AutoEstimator:
         """A search for the configuration of a model of PyTorch.
 
@@ -116,7 +129,7 @@ class AutoEstimator:
             1e-3), or ``f(model, config)``.
         loss : str, nn.Module or callable
             Name of a loss of ``torch.nn``, a loss, or ``f(config)``.
-        logs_dir, resources_per_trial, name, remote_dir, backend
+        logs_dir, resources_per_trial, name, remote_dir, backend, workers_per_trial
             See :class:`AutoEstimator`.
 
         Raises
@@ -128,7 +141,13 @@ class AutoEstimator:
 
         builder = PytorchModelBuilder(model_creator, optimizer, loss)
         return AutoEstimator(
-            builder, logs_dir, resources_per_trial, remote_dir, name, backend=backend
+            builder,
+            logs_dir,
+            resources_per_trial,
+            remote_dir,
+            name,
+            backend=backend,
+            workers_per_trial=workers_per_trial,
         )
 
     @staticmethod
@@ -257,6 +276,7 @@ class AutoEstimator:
             self.resources_per_trial,
             concurrency,
             self.remote_dir,
+            self.workers_per_trial,
         )
         backend, folder = chosen_backend(self.backend), self.logs_dir / self.name
         records = search.run(folder, data, validation_data, backend=backend, resume=resume)

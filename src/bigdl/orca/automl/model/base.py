@@ -27,9 +27,13 @@ class Builder(ABC):
 
     #: dtype of floating values of the data; None leaves it to them
     floats: str | None = None
+    #: whether several workers can train a model together
+    takes_workers = False
 
     @abstractmethod
-    def build(self, config: Mapping[str, Any], *, epochs: int = 1, use_gpu: bool = False) -> Model:
+    def build(
+        self, config: Mapping[str, Any], *, epochs: int = 1, use_gpu: bool = False, sync=None
+    ) -> Model:
         """A model that has not been trained.
 
         Parameters
@@ -39,6 +43,8 @@ class Builder(ABC):
             For how many it will be trained at most.
         use_gpu : bool
             Whether the trial has a GPU.
+        sync : GradientSync, optional
+            Of a trial of several workers, where :attr:`takes_workers`.
         """
 
     @abstractmethod

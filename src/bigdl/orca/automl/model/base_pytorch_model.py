@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.automl.model.base import Builder, Model, batch_size_of, figures_of
-from bigdl.orca.automl.model.rows import Creator, Rows
+from bigdl.orca.automl.model.base import Builder, Model, figures_of
+from bigdl.orca.automl.model.pytorch_batches import (
+    Batch,
+    CommonNumbers,
+    batches_of_loader,
+    batches_of_rows,
+    loader_of,
+    part_of,
+)
+from bigdl.orca.automl.model.rows import Rows
 from bigdl.orca.automl.pytorch_utils import optimizer_creator, validate_pytorch_loss
 
 __all__ = ["PytorchBaseModel", "PytorchModelBuilder"]
@@ -35,6 +44,7 @@ class PytorchModelBuilder(Builder):
     """
 
     floats = "float32"
+    takes_workers = True
 
     def __init__(self, model_creator: Callable, optimizer_creator, loss_creator):
         import torch
@@ -48,8 +58,8 @@ class PytorchModelBuilder(Builder):
         self.optimizer_creator = _optimizer_creator(optimizer_creator)
         self.loss_creator = validate_pytorch_loss(loss_creator)
 
-    def build(self, config, *, epochs=1, use_gpu=False):
-        return PytorchBaseModel(self, config, use_gpu=use_gpu)
+    def build(self, config, *, epochs=1, use_gpu=False, sync=None):
+        return PytorchBaseModel(self, config, use_gpu=use_gpu, sync=sync)
 
     def seed(self, seed):
         import torch
@@ -84,6 +94,14 @@ class PytorchModelBuilder(Builder):
 _optimizer_creator = optimizer_creator  # a parameter has the name of the function
 
 
+@dataclass(frozen=True)
+class _Alone:
+    """The worker of a trial that has no other one."""
+
+    rank: int = 0
+    world_size: int = 1
+
+
 class PytorchBaseModel(Model):
     """A model of PyTorch in training.
 
@@ -93,16 +111,28 @@ class PytorchBaseModel(Model):
     config : dict
         ``batch_size`` (default 32) cuts arrays; ``shuffle`` (default True) says whether their rows
         are shuffled.
+    sync : GradientSync, optional
+        Of a trial of several workers, which has started.  Batches are those of all workers
+        together, and so are their updates.
     """
 
     def __init__(
-        self, builder: PytorchModelBuilder, config: Mapping[str, Any], *, use_gpu: bool = False
+        self,
+        builder: PytorchModelBuilder,
+        config: Mapping[str, Any],
+        *,
+        use_gpu: bool = False,
+        sync=None,
     ):
         import torch
 
+        from bigdl.orca.learn.pytorch.buffers import Buffers
+        from bigdl.orca.learn.pytorch.gradients import Update, may_be_sparse
         from bigdl.orca.learn.pytorch.steps import step_for
+        from bigdl.orca.sync.torch_distributed import TorchDistributedSync
 
         self.config = config
+        self._sync = TorchDistributedSync(_Alone()) if sync is None else sync
         self._device = torch.device("cuda" if use_gpu and torch.cuda.is_available() else "cpu")
         self.model = builder.module(config).to(self._device)
         self.optimizer = builder.optimizer_creator(self.model, config)
@@ -117,33 +147,43 @@ class PytorchBaseModel(Model):
                 f"The loss creator must return a loss, it returned {type(criterion).__name__}"
             )
         self._step = step_for(self.model, criterion)
+        sparse = may_be_sparse(self.model)
+        self._update = Update(self._sync, self.optimizer, sparse, sums=self._step.sums)
+        self._buffers = Buffers(self.model, self._sync)
         self._loaders: dict[int, Any] = {}
+        self._numbers = CommonNumbers() if self._is_shared else None
 
     def fit_epoch(self, data, epoch):
         self.model.train()
         batches = 0
         for batch in self._batches(data, epoch):
-            _, _, loss = self._step.forward(batch, batches)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
+            self._train(batch, batches)
             batches += 1
         if not batches:
             raise UsageError("The training data has no rows")
+        if self._is_shared:
+            self._buffers.merge()
 
     def figures(self, data, metrics):
+        """A worker predicts every so-many-th batch; the first one computes the metrics of all."""
         import torch
 
+        rank, size = self._sync.rank, self._sync.world_size
         self.model.eval()
-        outputs, targets = [], []
+        found = []
         with torch.no_grad():
-            for batch in self._batches(data, None):
-                output, target, _ = self._step.evaluate(batch, len(outputs), need_output=True)
-                outputs.append(_listed(output))
-                targets.append(_listed(target))
-        if not outputs:
-            raise UsageError("The validation data has no rows")
-        return figures_of(_joined(targets), _joined(outputs), metrics)
+            for index, batch in enumerate(self._batches(data, None)):
+                if index % size == rank:
+                    given = batch.take(0, batch.rows)
+                    output, target, _ = self._step.evaluate(given, index, need_output=True)
+                    found.append((_listed(target), _listed(output)))
+        values = [0.0] * len(metrics)
+        every = self._gathered(found)
+        if rank == 0:
+            if not every:
+                raise UsageError("The validation data has no rows")
+            values = figures_of(*map(_joined, zip(*every, strict=True)), metrics)
+        return self._sync.all_gather(values)[0]
 
     def weights(self):
         return _saved(self.model.state_dict())
@@ -154,6 +194,8 @@ class PytorchBaseModel(Model):
     def restore(self, state):
         import torch
 
+        from bigdl.orca.learn.pytorch.buffers import Buffers
+
         found = torch.load(io.BytesIO(state), map_location=self._device)
         self.model.load_state_dict(found["model"])
         rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -161,81 +203,69 @@ class PytorchBaseModel(Model):
         # the moments are of the other trial, the learning rate is this one's
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+        self._buffers = Buffers(self.model, self._sync)
 
-    def _batches(self, data, epoch: int | None) -> Iterator[tuple]:
-        """Batches of tensors ``(*features, target)``; without an epoch in order."""
+    @property
+    def _is_shared(self) -> bool:
+        """Whether other workers train the same model."""
+        return self._sync.world_size > 1
+
+    def _train(self, batch: Batch, index: int):
+        """One update from a batch, of which this worker computes its part."""
+        start, stop = part_of(batch.rows, self._sync.rank, self._sync.world_size)
+        rows = stop - start
+        self._update.begin()
+        output = target = loss = None
+        if rows:
+            output, target, loss = self._step.forward(batch.take(start, stop), index)
+        counted, total = float(rows), float(batch.rows)
+        if self._is_shared and self._is_uneven:
+            counted = self._step.denominator(output, target, rows) if rows else 0.0
+            total = sum(each for (each,) in self._sync.all_gather([counted]))
+        self._update.add(loss, counted, total)
+        self._update.step()
+        self._buffers.rows += rows
+
+    @property
+    def _is_uneven(self) -> bool:
+        """Whether the loss of a batch may be divided by something else than its rows."""
+        from bigdl.orca.learn.pytorch.steps import counts_unevenly
+
+        return counts_unevenly(self._step.criterion)
+
+    def _gathered(self, found: list) -> list | None:
+        """The results for all batches, in their order, on the first worker."""
+        import torch
+
+        if not self._is_shared:
+            return found
+        every = self._sync.gather(_saved(found))
+        if every is None:
+            return None
+        parts = [torch.load(io.BytesIO(each), map_location="cpu") for each in every]
+        return [
+            part[index] for index in range(len(parts[0])) for part in parts if index < len(part)
+        ]
+
+    def _batches(self, data, epoch: int | None) -> Iterator[Batch]:
+        """Batches of tensors; without an epoch in order."""
         if isinstance(data, Rows):
-            yield from self._of_rows(data, epoch)
-            return
-        for batch in self._loader(data):
-            features_and_target = _checked(batch)
-            yield tuple(_moved(each, self._device) for each in features_and_target)
-
-    def _of_rows(self, rows: Rows, epoch):
-        import torch
-
-        from bigdl.orca.data.feeds.batches import permutation
-
-        size, count = batch_size_of(self.config), len(rows)
-        shuffle = epoch is not None and self.config.get("shuffle", True)
-        order = permutation(count, self.config.get("seed", 0), epoch, 0) if shuffle else None
-        if len(rows.targets) != 1:
-            targets = tuple(rows.targets)
-        else:
-            (targets,) = rows.targets
-
-        def part(array, start):
-            stop = min(start + size, count)
-            # a copy in both cases: arrays that processes share cannot be written to
-            taken = array[start:stop].copy() if order is None else array[order[start:stop]]
-            return torch.from_numpy(taken).to(self._device)
-
-        for start in range(0, count, size):
-            target = (
-                tuple(part(each, start) for each in targets)
-                if isinstance(targets, tuple)
-                else part(targets, start)
-            )
-            yield *(part(each, start) for each in rows.features), target
-
-    def _loader(self, data: Creator):
-        import torch
-
+            return batches_of_rows(data, self.config, epoch, self._device)
         if id(data) not in self._loaders:
-            loader = data.make(dict(self.config))
-            if not isinstance(loader, torch.utils.data.DataLoader):
-                raise UsageError(
-                    "The function given as data must return a torch DataLoader, it returned "
-                    f"{type(loader).__name__}"
-                )
-            self._loaders[id(data)] = loader
-        return self._loaders[id(data)]
-
-
-def _checked(batch) -> list:
-    if not isinstance(batch, list | tuple) or len(batch) < 2:
-        raise UsageError(
-            f"The batches of a DataLoader must be (*features, target), got {type(batch).__name__}"
-        )
-    *features, target = batch
-    if len(features) == 1 and isinstance(features[0], list | tuple):
-        features = features[0]
-    return [*features, target]
-
-
-def _moved(value, device):
-    if isinstance(value, list | tuple):
-        return tuple(_moved(each, device) for each in value)
-    return value.to(device) if hasattr(value, "to") else value
+            self._loaders[id(data)] = loader_of(data, self.config)
+        return batches_of_loader(self._loaders[id(data)], self._device, self._numbers)
 
 
 def _listed(value) -> list:
     values = value if isinstance(value, list | tuple) else [value]
-    return [each.detach().cpu().numpy() for each in values]
+    return [each.detach().cpu() for each in values]
 
 
-def _joined(batches: list[list]) -> list[np.ndarray]:
-    return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
+def _joined(batches) -> list[np.ndarray]:
+    """Tensors of all batches, as arrays."""
+    return [
+        np.concatenate([each.numpy() for each in parts]) for parts in zip(*batches, strict=True)
+    ]
 
 
 def _saved(state) -> bytes:

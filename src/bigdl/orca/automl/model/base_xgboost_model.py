@@ -59,7 +59,7 @@ class XGBoostModelBuilder(Builder):
         """Whether targets are classes."""
         return self.model_type == "classifier"
 
-    def build(self, config, *, epochs=1, use_gpu=False):
+    def build(self, config, *, epochs=1, use_gpu=False, sync=None):
         device = {"device": "cuda"} if use_gpu else {}
         parameters = {**self.parameters, **device, **_parameters_of(config)}
         return XGBoostBaseModel(self, parameters, epochs)

@@ -37,6 +37,10 @@ class Search:
     epochs, n_sampling, seed : int
     columns : tuple
         Of frames: those of features and of targets.
+    resources : dict
+        Of a trial.
+    workers : int
+        Of a trial, which share its resources.
     """
 
     builder: Builder
@@ -50,11 +54,17 @@ class Search:
     resources: Mapping[str, float] = field(default_factory=dict)
     concurrency: int | None = None
     remote_dir: str | None = None
+    workers: int = 1
 
     @property
     def trials(self) -> int:
         """How many configurations are tried."""
         return self.n_sampling * self.space.grid_size
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """The resources of each worker of a trial."""
+        return [{k: v / self.workers for k, v in self.resources.items()}] * self.workers
 
     def run(self, folder: Path, data: Any, validation: Any, *, backend: str, resume) -> Records:
         """Run the trials that have yet to be run.
@@ -70,6 +80,11 @@ class Search:
         on_ray = backend == "ray"
         if on_ray:
             self._check_ray()
+        elif self.workers > 1:
+            raise UsageError(
+                f"workers_per_trial={self.workers} needs backend='ray'; on this machine alone a "
+                f"trial has threads, such as resources_per_trial={{'cpu': {self.workers}}}"
+            )
         with ExitStack() as stack:
             stack.enter_context(_quiet_optuna())
             pruner = None if on_ray else self.strategy.pruner(self.epochs)
@@ -92,7 +107,7 @@ class Search:
 
                 options = {"concurrency": self.concurrency, "remote_dir": self.remote_dir}
                 if records.waiting():
-                    run_on_ray(records, job, self.strategy, resources=self.resources, **options)
+                    run_on_ray(records, job, self.strategy, self.bundles, **options)
             else:
                 processes = self.concurrency or default_processes(self.resources)
                 threads = max(1, int(self.resources.get("cpu", 1)))
@@ -106,7 +121,7 @@ class Search:
         from bigdl.orca.cluster.ray import RayCluster
 
         RayCluster.of_program()
-        check_room(self.resources)
+        check_room(self.bundles)
         self.strategy.ray_scheduler(self.epochs)
 
     def _sampler(self, on_ray: bool):
@@ -127,8 +142,8 @@ class Search:
             seen = None
         else:
             seen = trial_data(validation, features, labels, name="validation_data", **how)
-        use_gpu = self.resources.get("gpu", 0) > 0
-        return Job(self.builder, train, seen, self.goal, self.epochs, self.seed, use_gpu)
+        gpus = self.bundles[0].get("gpu", 0)
+        return Job(self.builder, train, seen, self.goal, self.epochs, self.seed, gpus, self.workers)
 
     def _description(self) -> dict:
         return {
@@ -207,20 +222,35 @@ def check_count(name: str, value: Any) -> None:
         raise UsageError(f"{name} must be a positive integer, got {value!r}")
 
 
-def check_resources(resources: Mapping[str, float] | None) -> dict[str, float]:
+def check_resources(resources: Mapping[str, float] | None, workers: int = 1) -> dict[str, float]:
     """What a trial takes of the cluster.
+
+    Parameters
+    ----------
+    resources : dict, optional
+    workers : int
+        Who share it.
 
     Raises
     ------
     UsageError
-        If it is no dict of ``"cpu"``, ``"gpu"`` and further resources of Ray to numbers.
+        If it is no dict of ``"cpu"``, ``"gpu"`` and further resources of Ray to numbers, or cannot
+        be shared evenly: what is more than one is whole for Ray.
     """
-    found = {"cpu": 1, **(resources or {})} if isinstance(resources or {}, Mapping) else None
+    given = resources or {}
+    found = {"cpu": workers, **given} if isinstance(given, Mapping) else None
     if found is None or not all(_is_amount(value) for value in found.values()):
         raise UsageError(
             "resources_per_trial must be a dict of resources and amounts, such as {'cpu': 2}, got "
             f"{resources!r}"
         )
+    if workers > 1:
+        for name, amount in found.items():
+            if amount > workers and amount % workers:
+                raise UsageError(
+                    f"resources_per_trial has {amount:g} {name}, which {workers} workers of a "
+                    "trial cannot share evenly; pass a multiple of workers_per_trial"
+                )
     return found
 
 

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bigdl.common.environment import EnvContext
@@ -40,8 +40,8 @@ def run_on_ray(
     records: Records,
     job: Job,
     strategy: Strategy,
+    bundles: Sequence[Mapping[str, float]],
     *,
-    resources: Mapping[str, float],
     concurrency: int | None,
     remote_dir: str | None,
 ) -> None:
@@ -52,8 +52,8 @@ def run_on_ray(
     records : Records
     job : Job
     strategy : Strategy
-    resources : dict
-        Of a trial.
+    bundles : list of dict
+        The resources of each worker of a trial.
     concurrency : int, optional
         Trials at the same time.
     remote_dir : str, optional
@@ -71,7 +71,7 @@ def run_on_ray(
     from bigdl.orca.automl.search.ray_driver import Algorithm, Proposer, Recorder, Running, drawing
     from bigdl.orca.automl.search.ray_trial import TuneTrial
 
-    check_room(resources)
+    check_room(bundles)
     made = strategy.ray_scheduler(job.epochs)
     foreign = strategy.ray_searcher(records.space, records.goal)
     running, storage = Running(), remote_dir or str(records.folder)
@@ -82,7 +82,7 @@ def run_on_ray(
         # a scheduler that was made with a metric does not take another one
         goal = {} if getattr(made, "metric", None) else {"metric": first.name, "mode": first.mode}
         tuner = tune.Tuner(
-            tune.with_resources(TuneTrial, dict(resources)),
+            tune.with_resources(TuneTrial, _request(bundles)),
             tune_config=tune.TuneConfig(
                 **goal,
                 search_alg=Algorithm(proposer),
@@ -111,19 +111,47 @@ def run_on_ray(
         raise KeyboardInterrupt
 
 
-def check_room(resources):
-    """Refuse a trial that no node has room for; Tune would wait for one."""
+def check_room(bundles: Sequence[Mapping[str, float]]) -> None:
+    """Refuse a trial that the nodes have no room for; Tune would wait for one.
+
+    Parameters
+    ----------
+    bundles : list of dict
+        The resources of each worker of a trial, which are the same ones.
+    """
     import ray
 
     names = {"cpu": "CPU", "gpu": "GPU"}
-    needed = {names.get(name, name): amount for name, amount in resources.items()}
+    needed = {names.get(name, name): amount for name, amount in bundles[0].items() if amount}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(all(node.get(k, 0) >= v for k, v in needed.items()) for node in nodes):
-        largest = {k: max((node.get(k, 0) for node in nodes), default=0) for k in needed}
+    room = sum(
+        min((int(node.get(k, 0) / v + 1e-9) for k, v in needed.items()), default=len(bundles))
+        for node in nodes
+    )
+    if room >= len(bundles):
+        return
+    largest = {k: max((node.get(k, 0) for node in nodes), default=0) for k in needed}
+    if len(bundles) > 1:
         raise UsageError(
-            f"A trial takes {needed}, but no node of Ray has that; the most that a node has is "
-            f"{largest}; ask for less in resources_per_trial"
+            f"A trial has {len(bundles)} workers, each of which takes {needed}, but the nodes of "
+            f"Ray have room for {room}; the most that a node has is {largest}; ask for less in "
+            "resources_per_trial, or for fewer workers in workers_per_trial"
         )
+    raise UsageError(
+        f"A trial takes {needed}, but no node of Ray has that; the most that a node has is "
+        f"{largest}; ask for less in resources_per_trial"
+    )
+
+
+def _request(bundles):
+    """The resources of a trial as Tune reserves them: the first worker's are its own."""
+    from ray import tune
+
+    if len(bundles) == 1:
+        return dict(bundles[0])
+    names = {"cpu": "CPU", "gpu": "GPU"}
+    found = [{names.get(k, k): v for k, v in bundle.items() if v} for bundle in bundles]
+    return tune.PlacementGroupFactory(found, strategy="PACK")
 
 
 def _name(trial) -> str:

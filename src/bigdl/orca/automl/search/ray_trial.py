@@ -14,6 +14,8 @@ from pathlib import Path
 import ray
 from ray import tune
 
+from bigdl.common.errors import WorkerLost
+from bigdl.orca.automl.search.ray_team import Team
 from bigdl.orca.automl.search.records import write_whole
 from bigdl.orca.automl.search.trial import TrialRun
 
@@ -48,10 +50,13 @@ class Keeper:
 class TuneTrial(tune.Trainable):
     """One trial; a step is an epoch.
 
-    What fails in user code is a result, too: ``failure`` holds the traceback.
+    What fails in user code is a result, too: ``failure`` holds the traceback.  A trial of several
+    workers is run by a :class:`~bigdl.orca.automl.search.ray_team.Team`, to which this process
+    belongs.
     """
 
     def setup(self, config):
+        self._team = None
         self._begin(config)
 
     def reset_config(self, new_config):
@@ -68,7 +73,10 @@ class TuneTrial(tune.Trainable):
             step = self._started().step()
             if step.is_best:
                 ray.get(self._keeper.save.remote(self.trial_id, self._run.model.weights()))
+        except WorkerLost:  # Tune hears of it as of the loss of this process
+            raise
         except Exception:
+            self._disband()  # who knows what its other workers wait for
             failure = {"failure": traceback.format_exc(), "done": True}
             return {**dict.fromkeys(self._names(), float("nan")), **failure}
         figures = dict(zip(self._names(), step.figures, strict=True))
@@ -85,14 +93,25 @@ class TuneTrial(tune.Trainable):
         self._started().restore(state)
 
     def cleanup(self):
+        self._disband()
         self._run = None
 
-    def _started(self) -> TrialRun:
+    def _started(self) -> TrialRun | Team:
         if self._run is None:
-            (reference,) = ray.get(self._keeper.job.remote())
-            self._job = ray.get(reference).opened()
-            self._run = TrialRun(self._job, self._values)
+            reference = ray.get(self._keeper.job.remote())
+            self._job = ray.get(reference[0]).opened()
+            if self._job.workers == 1:
+                self._run = TrialRun(self._job, self._values)
+            else:
+                self._team = self._team or Team(self._job.workers)
+                self._team.begin(reference, self._job, self._values)
+                self._run = self._team
         return self._run
+
+    def _disband(self):
+        if self._team is not None:
+            self._team.close()
+            self._team = None
 
     def _names(self):
         return [metric.name for metric in self._job.goal.metrics]

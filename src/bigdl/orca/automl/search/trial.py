@@ -31,7 +31,10 @@ class Job:
     epochs : int
     seed : int
         Of the random numbers of every trial, so that trials differ by their configurations alone.
-    use_gpu : bool
+    gpus : float
+        Of each worker of a trial.
+    workers : int
+        That train the model of a trial together.
     """
 
     builder: Builder
@@ -40,7 +43,8 @@ class Job:
     goal: Goal
     epochs: int = 1
     seed: int = 0
-    use_gpu: bool = False
+    gpus: float = 0.0
+    workers: int = 1
 
     def opened(self) -> Job:
         """The same with its data at hand, in the process of a trial."""
@@ -81,15 +85,26 @@ class TrialRun:
     ----------
     job : Job
     config : dict
+    sync : GradientSync, optional
+        Of a trial of several workers, which has started.  All of them make the same calls.
     """
 
-    def __init__(self, job: Job, config: Mapping[str, Any]):
+    def __init__(self, job: Job, config: Mapping[str, Any], sync=None):
         self._job = job
-        random.seed(job.seed)
-        np.random.seed(job.seed % 2**32)
-        job.builder.seed(job.seed)
-        self.model = job.builder.build(dict(config), epochs=job.epochs, use_gpu=job.use_gpu)
+        _seed(job, job.seed)
+        self.model = job.builder.build(
+            dict(config), epochs=job.epochs, use_gpu=job.gpus > 0, sync=sync
+        )
+        if sync is not None:
+            self._become_one_of(sync)
         self._epoch, self._best, self._seconds = 0, None, 0.0
+
+    def _become_one_of(self, sync):
+        """Begin with the first worker's model, and draw other random numbers than it does."""
+        state = sync.broadcast(self.model.state() if sync.rank == 0 else None)
+        if sync.rank:
+            self.model.restore(state)
+            _seed(self._job, self._job.seed + sync.rank)
 
     def step(self) -> Step:
         """Train for one epoch and look at the result."""
@@ -117,3 +132,9 @@ class TrialRun:
             raise UsageError("The state is not one of a trial")
         self.model.restore(state["model"])
         self._epoch, self._best, self._seconds = state["epoch"], state["best"], state["seconds"]
+
+
+def _seed(job: Job, seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    job.builder.seed(seed)
