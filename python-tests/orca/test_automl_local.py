@@ -16,7 +16,7 @@ from searches import SPACE, fit, model, mse, rows, search
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl import hp
-from bigdl.orca.automl.search.records import latest_search
+from bigdl.orca.automl.search.folders import latest_search
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'bigdl[automl]'")
 
@@ -132,7 +132,7 @@ def test_optuna_proposes_and_the_seed_decides(tmp_path):
 
 def test_a_scheduler_stops_trials_early(tmp_path):
     space = {"lr": hp.grid_search([0.05, 1e-6, 1e-6, 1e-6])}
-    options = {"grace_period": 1, "reduction_factor": 4}
+    options = {"grace_period": 1, "reduction_factor": 4, "finalists": 0}
     est = fit(
         search(tmp_path),
         epochs=4,

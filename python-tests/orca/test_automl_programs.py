@@ -64,8 +64,7 @@ def test_early_stopping_finds_as_good_a_model_in_fewer_epochs():
     import automl
 
     full = automl.search(10, 9, seed=0)
-    params = {"grace_period": 2, "reduction_factor": 2}
-    early = automl.search(10, 9, seed=0, scheduler="AsyncHyperBand", params=params)
+    early = automl.search(10, 9, seed=0, scheduler="AsyncHyperBand")
     assert early["configs"] == full["configs"]
     assert full["epochs"] == 90
     assert early["epochs"] <= 0.6 * full["epochs"]

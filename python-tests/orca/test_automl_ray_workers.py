@@ -1,16 +1,9 @@
 """Trials of several workers on Ray: they find what one worker finds."""
 
-import os
-import signal
-
 import numpy as np
 import pytest
 import rays
-import torch
-from searches import SPACE, fit, model, mse, rows, search
-
-from bigdl.common.errors import UsageError
-from bigdl.orca.automl import hp
+from searches import fit, mse, rows, search
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'bigdl[automl]'")

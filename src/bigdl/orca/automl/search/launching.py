@@ -13,9 +13,10 @@ from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.model.base import Builder
 from bigdl.orca.automl.model.data import trial_data
 from bigdl.orca.automl.search.algorithms import Strategy
+from bigdl.orca.automl.search.folders import latest_search, new_search
 from bigdl.orca.automl.search.local import default_processes, run_locally
 from bigdl.orca.automl.search.objective import Goal
-from bigdl.orca.automl.search.records import Records, latest_search, new_search
+from bigdl.orca.automl.search.records import Records
 from bigdl.orca.automl.search.trial import Job
 from bigdl.orca.automl.space import SearchSpace
 
@@ -85,6 +86,7 @@ class Search:
                 f"workers_per_trial={self.workers} needs backend='ray'; on this machine alone a "
                 f"trial has threads, such as resources_per_trial={{'cpu': {self.workers}}}"
             )
+        finalists = self.strategy.finalists(self.trials)
         with ExitStack() as stack:
             stack.enter_context(_quiet_optuna())
             pruner = None if on_ray else self.strategy.pruner(self.epochs)
@@ -102,18 +104,23 @@ class Search:
             )
             stack.callback(records.close)
             records.plan(self.trials)
-            if on_ray:
-                from bigdl.orca.automl.search.ray_search import run_on_ray
-
-                options = {"concurrency": self.concurrency, "remote_dir": self.remote_dir}
-                if records.waiting():
-                    run_on_ray(records, job, self.strategy, self.bundles, **options)
-            else:
-                processes = self.concurrency or default_processes(self.resources)
-                threads = max(1, int(self.resources.get("cpu", 1)))
-                run_locally(records, job, processes=processes, threads=threads)
+            self._run_waiting(records, job, on_ray, self.strategy)
+            if records.plan_finalists(finalists):
+                self._run_waiting(records, job, on_ray, Strategy())
             _check_that_one_is_finished(records)
             return records
+
+    def _run_waiting(self, records: Records, job: Job, on_ray: bool, strategy: Strategy):
+        """Run the trials that wait; on this machine the records know who stops them."""
+        if not on_ray:
+            processes = self.concurrency or default_processes(self.resources)
+            threads = max(1, int(self.resources.get("cpu", 1)))
+            run_locally(records, job, processes=processes, threads=threads)
+        elif records.waiting():
+            from bigdl.orca.automl.search.ray_search import run_on_ray
+
+            options = {"concurrency": self.concurrency, "remote_dir": self.remote_dir}
+            run_on_ray(records, job, strategy, self.bundles, **options)
 
     def _check_ray(self):
         """Refuse what cannot work before data is moved; Ray is started if it can be."""

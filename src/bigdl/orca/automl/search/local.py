@@ -85,6 +85,7 @@ class _Objective:
         records = self._records
         config = records.draw(trial, records.proposal(trial))
         run = TrialRun(self._open_job(), config)
+        may_stop = records.goal.is_single and records.repeated(trial) is None
         while True:
             step = run.step()
             if step.is_best:
@@ -92,7 +93,7 @@ class _Objective:
             records.note(trial, step)
             if step.is_last:
                 break
-            if records.goal.is_single and trial.should_prune():
+            if may_stop and trial.should_prune():
                 break
         records.conclude(trial, step)
         problem = records.problem(step)

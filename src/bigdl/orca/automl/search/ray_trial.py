@@ -15,8 +15,8 @@ import ray
 from ray import tune
 
 from bigdl.common.errors import WorkerLost
+from bigdl.orca.automl.search.folders import write_whole
 from bigdl.orca.automl.search.ray_team import Team
-from bigdl.orca.automl.search.records import write_whole
 from bigdl.orca.automl.search.trial import TrialRun
 
 __all__ = ["KEEPER", "Keeper", "TuneTrial"]

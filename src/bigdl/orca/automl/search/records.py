@@ -14,55 +14,26 @@ has to run.  A trial has these attributes in the study:
     The traceback of a trial that failed.
 ``changed``
     Values of its configuration that the search has changed on its way.
+``finalist``
+    The number of the trial that was stopped early, and that this one repeats to the end.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.automl.search.folders import STUDY, write_whole
 from bigdl.orca.automl.search.objective import Goal
 from bigdl.orca.automl.search.trial import Step
 from bigdl.orca.automl.space import SearchSpace, plain
 
-__all__ = ["Records", "latest_search", "new_search"]
+__all__ = ["Records"]
 
-_NAME = re.compile(r"search_(\d{5})")
-_STUDY = "study.db"
 _DESCRIPTION = "search"
-
-
-def new_search(folder: Path) -> Path:
-    """A new directory for a search, readable by its owner alone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    while True:
-        number = max((number for number, _ in _searches(folder)), default=-1) + 1
-        path = folder / f"search_{number:05}"
-        try:
-            path.mkdir(mode=0o700)
-        except FileExistsError:  # of another process, just now
-            continue
-        return path
-
-
-def latest_search(folder: Path) -> Path | None:
-    """The newest search that has begun below a folder."""
-    begun = [path for _, path in sorted(_searches(folder)) if (path / _STUDY).is_file()]
-    return begun[-1] if begun else None
-
-
-def _searches(folder):
-    if not folder.is_dir():
-        return
-    for path in folder.iterdir():
-        found = _NAME.fullmatch(path.name)
-        if found and path.is_dir():
-            yield int(found[1]), path
+_FINALIST = "finalist"
 
 
 class Records:
@@ -71,7 +42,7 @@ class Records:
     Parameters
     ----------
     folder : Path
-        Of :func:`new_search`, or of a search that goes on.
+        Of :func:`~bigdl.orca.automl.search.folders.new_search`, or of a search that goes on.
     space : SearchSpace
     goal : Goal
     seed : int
@@ -108,7 +79,7 @@ class Records:
         self.weights_folder = self.folder / "weights"
         self.weights_folder.mkdir(exist_ok=True)
         self.study = open_study(
-            storage=open_database(f"sqlite:///{self.folder / _STUDY}", writes_ahead=True),
+            storage=open_database(f"sqlite:///{self.folder / STUDY}", writes_ahead=True),
             name="search",
             directions=["minimize" if m.mode == "min" else "maximize" for m in goal.metrics],
             sampler=sampler,
@@ -136,8 +107,12 @@ class Records:
     def plan(self, count: int) -> None:
         """Let trials wait until there are `count`, those that have ended included.
 
-        One that was interrupted, or whose process was lost, has not ended.
+        One that was interrupted, or whose process was lost, has not ended.  Finalists of an earlier
+        run are chosen anew when all others have ended.
         """
+        for trial in self._trials("WAITING"):
+            if self.repeated(trial) is not None:
+                self.study._storage.set_trial_state_values(trial._trial_id, state=_state("FAIL"))
         planned = {
             self.plan_of(trial)
             for trial in self.study.get_trials(deepcopy=False)
@@ -147,23 +122,57 @@ class Records:
             if number not in planned:
                 self.study.enqueue_trial({}, user_attrs={"plan": number})
 
+    def plan_finalists(self, count: int) -> int:
+        """Let the best trials that were stopped early wait again, to be trained to their end.
+
+        Parameters
+        ----------
+        count : int
+            How many there are in the whole search.
+
+        Returns
+        -------
+        int
+            How many of them wait.
+        """
+        known = {
+            self.repeated(trial)
+            for trial in self.study.get_trials(deepcopy=False)
+            if trial.state.name != "FAIL" or "error" in trial.user_attrs
+        }
+        stopped = [t for t in self._best_first(self._trials("PRUNED")) if self.repeated(t) is None]
+        added = [trial for trial in stopped[:count] if trial.number not in known]
+        for trial in added:
+            attributes = {"plan": self.plan_of(trial), _FINALIST: trial.number}
+            self.study.enqueue_trial({}, user_attrs=attributes)
+        return len(added)
+
     def waiting(self) -> int:
         """How many trials have yet to be run."""
         return len(self._trials("WAITING"))
 
     def plan_of(self, trial) -> int:
-        """A trial's number in the plan; one that repeats a lost trial has that trial's."""
+        """A trial's number in the plan; one that repeats a trial has that trial's."""
+        return self._origin(trial)["plan"]
+
+    def repeated(self, trial) -> int | None:
+        """The number of the trial that was stopped early and is trained to its end by this one."""
+        return self._origin(trial).get(_FINALIST)
+
+    def _origin(self, trial) -> Mapping[str, Any]:
+        """The attributes of a trial, or of the lost one that it stands for."""
         from bigdl.common.tuning.lost import RETRY_OF
 
         attributes = trial.user_attrs
-        if "plan" not in attributes:
-            lost = self.study.get_trials(deepcopy=False)[attributes[RETRY_OF]]
-            attributes = lost.user_attrs
-        return attributes["plan"]
+        if "plan" not in attributes and RETRY_OF in attributes:
+            attributes = self.study.get_trials(deepcopy=False)[attributes[RETRY_OF]].user_attrs
+        return attributes
 
     def proposal(self, trial) -> dict:
         """The draws of a trial: by chance, or what the sampler suggests."""
-        number = self.plan_of(trial)
+        number, repeated = self.plan_of(trial), self.repeated(trial)
+        if repeated is not None:
+            return dict(self.study.get_trials(deepcopy=False)[repeated].user_attrs["draws"])
         if self.is_random:
             return self.space.random_draws(self.seed, number)
         return self.space.suggest(trial, number)
@@ -241,9 +250,17 @@ class Records:
         return trial.user_attrs["result"]["best"]
 
     def ranked(self) -> list:
-        """Finished trials, the best one first; equal ones in their order."""
+        """Finished trials, the best one first; equal ones in their order.
+
+        Of a trial that was stopped early and is repeated the repetition counts.
+        """
+        again = {self.repeated(trial) for trial in self._trials("COMPLETE")}
+        return self._best_first([t for t in self.finished() if t.number not in again])
+
+    def _best_first(self, trials) -> list:
         metric = self.goal.first
-        found = [t for t in self.finished() if self.figures(t)[0] == self.figures(t)[0]]
+        found = [t for t in trials if "result" in t.user_attrs]
+        found = [t for t in found if self.figures(t)[0] == self.figures(t)[0]]
         return sorted(found, key=lambda t: (-metric.sign * self.figures(t)[0], t.number))
 
     def front(self) -> list:
@@ -283,6 +300,8 @@ class Records:
         paths = [*self.space.grids, *self.space.domains]
         rows = []
         for trial in self._trials("RUNNING", "COMPLETE", "PRUNED", "FAIL"):
+            if _has_not_begun(trial):
+                continue
             result = trial.user_attrs.get("result", {})
             figures = result.get("best", [None] * len(names))
             rows.append(
@@ -327,16 +346,9 @@ def _status(trial) -> str:
     return "lost" if lost else _STATUS[trial.state.name]
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there with all of its content or not at all."""
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(aside, path)
-    except BaseException:
-        os.unlink(aside)
-        raise
+def _has_not_begun(trial) -> bool:
+    """Whether a trial was given up while it waited."""
+    return trial.state.name == "FAIL" and not {"draws", "error"} & set(trial.user_attrs)
 
 
 def _state(name: str):
