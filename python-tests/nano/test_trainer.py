@@ -367,7 +367,8 @@ def test_names_of_lightning_1_are_translated():
 
 
 def test_use_ipex_is_accepted_and_says_what_it_means(caplog):
-    run = Trainer(1, True, logger=False)
+    with caplog.at_level("WARNING", "bigdl.nano.pytorch.training.settings"):
+        run = Trainer(1, True, logger=False)
     assert run.use_ipex is True
     assert "IPEX is discontinued" in caplog.text
 
