@@ -54,8 +54,8 @@ class AutoEstimator:
         Default: Ray if it is there (or Spark, on whose nodes it can be started), else this machine.
     workers_per_trial : int, default 1
         Processes that train the model of a trial together, on as many nodes as it takes; on Ray,
-        of models of PyTorch.  They share `resources_per_trial` evenly, and ``"batch_size"`` is that
-        of all of them, so the number of workers changes no figure.
+        of models of PyTorch and Keras.  They share `resources_per_trial` evenly, and
+        ``"batch_size"`` is that of all of them, so the number of workers changes no figure.
 
     Examples
     --------
@@ -96,8 +96,8 @@ class AutoEstimator:
         check_count("workers_per_trial", workers_per_trial)
         if workers_per_trial > 1 and not model_builder.takes_workers:
             raise UsageError(
-                f"workers_per_trial={workers_per_trial} is for models of PyTorch; other models "
-                "have one worker in each trial, whose threads are resources_per_trial['cpu']"
+                f"workers_per_trial={workers_per_trial} is for models of PyTorch and Keras; those "
+                "of XGBoost have one worker in each trial, whose threads are cpus_per_trial"
             )
         self.workers_per_trial = workers_per_trial
         self.resources_per_trial = check_resources(resources_per_trial, workers_per_trial)
@@ -159,6 +159,7 @@ class AutoEstimator:
         name: str = "auto_keras_estimator",
         remote_dir: str | None = None,
         backend: str | None = None,
+        workers_per_trial: int = 1,
     ) -> AutoEstimator:
         """A search for the configuration of a Keras model.
 
@@ -166,7 +167,7 @@ class AutoEstimator:
         ----------
         model_creator : callable
             ``f(config)`` returns a compiled model.
-        logs_dir, resources_per_trial, name, remote_dir, backend
+        logs_dir, resources_per_trial, name, remote_dir, backend, workers_per_trial
             See :class:`AutoEstimator`.
         """
         from bigdl.orca.automl.model.base_keras_model import KerasModelBuilder
@@ -178,6 +179,7 @@ class AutoEstimator:
             remote_dir,
             name,
             backend=backend,
+            workers_per_trial=workers_per_trial,
         )
 
     # The search ---------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl.search.objective import Metric
 
-__all__ = ["Builder", "Model", "batch_size_of", "figures_of"]
+__all__ = ["Builder", "Model", "batch_size_of", "figures_of", "part_of"]
 
 _BATCH_SIZE = 32
 
@@ -105,6 +105,11 @@ def batch_size_of(config: Mapping[str, Any]) -> int:
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
         raise UsageError(f"batch_size of a configuration must be a positive integer, got {size!r}")
     return int(size)
+
+
+def part_of(rows: int, rank: int, size: int) -> tuple[int, int]:
+    """The first row of a worker's part of a batch, and the one behind its last."""
+    return rows * rank // size, rows * (rank + 1) // size
 
 
 def figures_of(y_true: list, y_pred: list, metrics: Sequence[Metric]) -> list[float]:

@@ -35,6 +35,8 @@ class KerasModelBuilder(Builder):
         If it is no function.
     """
 
+    takes_workers = True
+
     def __init__(self, model_creator: Callable):
         if isinstance(model_creator, type) or not callable(model_creator):
             raise UsageError(
@@ -43,8 +45,13 @@ class KerasModelBuilder(Builder):
             )
         self.model_creator = model_creator
 
-    def build(self, config, *, epochs=1, use_gpu=False):
-        return KerasBaseModel(self.compiled(config), config)
+    def build(self, config, *, epochs=1, use_gpu=False, sync=None):
+        model = self.compiled(config)
+        if sync is None:
+            return KerasBaseModel(model, config)
+        from bigdl.orca.automl.model.keras_workers import SharedKerasModel
+
+        return SharedKerasModel(model, config, sync)
 
     def load(self, config, weights):
         model = self.compiled(config)
@@ -131,7 +138,7 @@ class KerasBaseModel(Model):
         """Arguments of ``fit`` and ``evaluate``."""
         if not isinstance(data, Rows):
             return {"x": self._dataset(data)}
-        return {"x": _one_or_list(data.features), "y": _one_or_list(data.targets)}
+        return {"x": one_or_list(data.features), "y": one_or_list(data.targets)}
 
     def _evaluated(self, data, metrics) -> dict[str, float]:
         size = {"batch_size": batch_size_of(self.config)} if isinstance(data, Rows) else {}
@@ -147,7 +154,7 @@ class KerasBaseModel(Model):
     def _predicted(self, data) -> tuple[list, list]:
         """Targets and predictions, in the same order."""
         if isinstance(data, Rows):
-            x = _one_or_list(data.features)
+            x = one_or_list(data.features)
             found = self.model.predict(x, batch_size=batch_size_of(self.config), verbose=0)
             return data.targets, _listed(found)
         targets, outputs = [], []
@@ -174,7 +181,8 @@ def _is_evaluators(name: str) -> bool:
     return name in Evaluator.metrics_func
 
 
-def _one_or_list(values: list):
+def one_or_list(values: list):
+    """What Keras takes for one or several inputs or targets."""
     return values[0] if len(values) == 1 else values
 
 

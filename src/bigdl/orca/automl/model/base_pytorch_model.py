@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.automl.model.base import Builder, Model, figures_of
+from bigdl.orca.automl.model.base import Builder, Model, figures_of, part_of
 from bigdl.orca.automl.model.pytorch_batches import (
     Batch,
     CommonNumbers,
     batches_of_loader,
     batches_of_rows,
     loader_of,
-    part_of,
 )
 from bigdl.orca.automl.model.rows import Rows
 from bigdl.orca.automl.pytorch_utils import optimizer_creator, validate_pytorch_loss
@@ -152,6 +151,8 @@ class PytorchBaseModel(Model):
         self._buffers = Buffers(self.model, self._sync)
         self._loaders: dict[int, Any] = {}
         self._numbers = CommonNumbers() if self._is_shared else None
+        if self._is_shared:
+            self._become_one_of_several()
 
     def fit_epoch(self, data, epoch):
         self.model.train()
@@ -204,6 +205,16 @@ class PytorchBaseModel(Model):
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         self._buffers = Buffers(self.model, self._sync)
+
+    def _become_one_of_several(self):
+        """Begin with the first worker's model, and draw other random numbers than it does."""
+        import torch
+
+        rank = self._sync.rank
+        state = self._sync.broadcast(self.state() if rank == 0 else None)
+        if rank:
+            self.restore(state)
+            torch.manual_seed(torch.initial_seed() + rank)
 
     @property
     def _is_shared(self) -> bool:

@@ -17,7 +17,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.automl.model.base import batch_size_of
 from bigdl.orca.automl.model.rows import Creator, Rows
 
-__all__ = ["Batch", "CommonNumbers", "batches_of_loader", "batches_of_rows", "loader_of", "part_of"]
+__all__ = ["Batch", "CommonNumbers", "batches_of_loader", "batches_of_rows", "loader_of"]
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,6 @@ class Batch:
 
     rows: int
     take: Callable[[int, int], tuple]
-
-
-def part_of(rows: int, rank: int, size: int) -> tuple[int, int]:
-    """The first row of a worker's part of a batch, and the one behind its last."""
-    return rows * rank // size, rows * (rank + 1) // size
 
 
 def batches_of_rows(

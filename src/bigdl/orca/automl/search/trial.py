@@ -91,20 +91,13 @@ class TrialRun:
 
     def __init__(self, job: Job, config: Mapping[str, Any], sync=None):
         self._job = job
-        _seed(job, job.seed)
+        random.seed(job.seed)
+        np.random.seed(job.seed % 2**32)
+        job.builder.seed(job.seed)
         self.model = job.builder.build(
             dict(config), epochs=job.epochs, use_gpu=job.gpus > 0, sync=sync
         )
-        if sync is not None:
-            self._become_one_of(sync)
         self._epoch, self._best, self._seconds = 0, None, 0.0
-
-    def _become_one_of(self, sync):
-        """Begin with the first worker's model, and draw other random numbers than it does."""
-        state = sync.broadcast(self.model.state() if sync.rank == 0 else None)
-        if sync.rank:
-            self.model.restore(state)
-            _seed(self._job, self._job.seed + sync.rank)
 
     def step(self) -> Step:
         """Train for one epoch and look at the result."""
@@ -132,9 +125,3 @@ class TrialRun:
             raise UsageError("The state is not one of a trial")
         self.model.restore(state["model"])
         self._epoch, self._best, self._seconds = state["epoch"], state["best"], state["seconds"]
-
-
-def _seed(job: Job, seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    job.builder.seed(seed)
