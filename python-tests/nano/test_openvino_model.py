@@ -186,9 +186,9 @@ def test_an_error_in_one_of_many_is_raised_and_the_next_call_is_right(model):
 
 def test_reshape_to_the_shapes_that_it_has_does_nothing(own):
     assert own.reshape("x[3,6],y[3,4]") == (True, None)
-    compiled = own._compiled.compiled
+    compiled = own.ov_network.compiled
     assert own.reshape("x[3,6],y[3,4]") == (True, None)
-    assert own._compiled.compiled is compiled
+    assert own.ov_network.compiled is compiled
 
 
 @pytest.mark.parametrize(
@@ -286,11 +286,11 @@ def test_the_number_of_threads_holds(thread_num):
     if len(topology().cores) < thread_num:
         pytest.skip("needs as many physical cores")
     model = OpenVINOModel(network(), thread_num=thread_num)
-    assert model.thread_num == model._compiled.num_threads == thread_num
+    assert model.thread_num == model.ov_network.num_threads == thread_num
     assert model.additional_config == {"INFERENCE_NUM_THREADS": thread_num}
     for change in (lambda: model.reshape("x[2,6],y[2,4]"), lambda: pickle.dumps(model)):
         change()
-        assert model._compiled.num_threads == thread_num
+        assert model.ov_network.num_threads == thread_num
 
 
 def test_one_thread_means_that_only_one_computes():

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["INT8_METHODS", "check_device", "refuse_inapplicable", "thread_count"]
+__all__ = [
+    "INT8_METHODS",
+    "check_accelerator",
+    "check_device",
+    "check_int8_method",
+    "check_precision",
+    "refuse_inapplicable",
+    "refuse_precision",
+    "thread_count",
+]
 
 INT8_METHODS: dict[str | None, dict[str | None, str]] = {
     "openvino": {
@@ -23,6 +32,39 @@ INT8_METHODS: dict[str | None, dict[str | None, str]] = {
     },
 }
 """What ``method`` of ``quantize`` means for the runtimes that serve every framework."""
+
+
+def refuse_precision(keywords: Mapping[str, Any]) -> None:
+    """Refuse a precision among the further keywords of ``trace``."""
+    if "precision" in keywords:
+        raise UsageError(
+            "Don't pass precision when call InferenceOptimizer.trace, otherwise you should call "
+            "InferenceOptimizer.quantize(precision=...)"
+        )
+
+
+def check_precision(precision: str) -> None:
+    """Refuse a precision that ``quantize`` does not know."""
+    if precision not in ("int8", "bf16", "fp16"):
+        raise UsageError(f"Only support 'int8', 'bf16', 'fp16' now, no support for {precision}.")
+
+
+def check_accelerator(accelerator: str | None, known: Collection[str | None]) -> None:
+    """Refuse an accelerator that a framework does not know."""
+    if accelerator not in known:
+        raise UsageError(f"Accelerator {accelerator} is invalid.")
+
+
+def check_int8_method(
+    method: str | None, known: Collection[str | None], accelerator: str | None
+) -> None:
+    """Refuse a ``method`` of ``quantize`` that an accelerator does not have for int8."""
+    if method not in known:
+        names = ", ".join(repr(name) for name in known if name)
+        raise UsageError(
+            f"method {method!r} is invalid for int8 with accelerator {accelerator!r}; leave it out"
+            + (f" or choose one of {names}" if names else "")
+        )
 
 
 def check_device(accelerator: str | None, device: str) -> None:

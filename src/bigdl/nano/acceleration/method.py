@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import abc
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bigdl.common.cpu import isa_flags
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, first_line
 from bigdl.nano.acceleration.options import BuildOptions
 
 __all__ = ["Method", "Source"]
@@ -158,6 +158,29 @@ class Method(abc.ABC):
         UsageError
             If the model, an option or the data does not fit the method.
         """
+
+    def try_out(self, call: Callable[[], Any]) -> None:
+        """Call a model that was just built.
+
+        Parameters
+        ----------
+        call : callable
+            Calls it on the sample.
+
+        Raises
+        ------
+        UsageError
+            If it does not run.
+        """
+        try:
+            call()
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"The model was converted by method {self.name!r} but does not run on the sample: "
+                f"{type(error).__name__}: {first_line(error)}"
+            ) from error
 
 
 def _is_installed(package: str) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bigdl.common.errors import UsageError
+
 __all__ = [
     "AccuracyGoal",
     "BuildOptions",
@@ -100,6 +102,46 @@ class AccuracyGoal:
     absolute: float | None = None
     max_trials: int | None = None
     timeout: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        score: Callable[[Any], float] | None,
+        criterion: Mapping | None,
+        max_trials: int | None = None,
+        timeout: float | None = None,
+    ) -> AccuracyGoal | None:
+        """The goal that a user asks for; None if there is nothing to score with.
+
+        Parameters
+        ----------
+        score : callable or None
+            What `metric` or `eval_func` mean.
+        criterion : mapping or None
+            ``{"relative": 0.01}`` by default.
+        max_trials, timeout
+            As of the attributes.
+
+        Raises
+        ------
+        UsageError
+            If the criterion is not of a known form, or stands alone.
+        """
+        if score is None:
+            if criterion is not None:
+                raise UsageError(
+                    "accuracy_criterion needs a metric or an eval_func to measure the accuracy with"
+                )
+            return None
+        criterion = dict(criterion or {"relative": 0.01})
+        higher = criterion.pop("higher_is_better", True)
+        if set(criterion) not in ({"relative"}, {"absolute"}):
+            raise UsageError(
+                "accuracy_criterion must be {'relative': 0.01} or {'absolute': 0.5}, with "
+                f"'higher_is_better' if you like, not {criterion}"
+            )
+        relative, absolute = criterion.get("relative"), criterion.get("absolute")
+        return cls(score, bool(higher), relative, absolute, max_trials, timeout or None)
 
     def drop(self, original: float, score: float) -> float:
         """How much worse a score is than the original's; negative if it is better."""

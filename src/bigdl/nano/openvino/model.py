@@ -9,12 +9,13 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.openvino.compiled import CompiledNetwork
+from bigdl.nano.openvino.facade import OpenVINOFacade
 from bigdl.nano.openvino.network import as_array
 
 __all__ = ["OpenVINOModel"]
 
 
-class OpenVINOModel:
+class OpenVINOModel(OpenVINOFacade):
     """A network in OpenVINO's format, called with arrays by position or by name.
 
     One object may be called by several threads at the same time.
@@ -63,7 +64,7 @@ class OpenVINOModel:
         *,
         cache_dir: Any = None,
     ):
-        self._compiled = CompiledNetwork(
+        self.ov_network = CompiledNetwork(
             ie_network,
             device,
             precision=precision,
@@ -93,55 +94,15 @@ class OpenVINOModel:
         UsageError
             If inputs are missing, are given twice, or do not fit.
         """
-        return _single(self._compiled.infer(self._ordered(inputs, named)))
+        return self.nano_result_of(self.nano_infer(self._ordered(inputs, named)))
 
     forward = __call__
 
-    def async_predict(
-        self, input_data: Iterable[Any], num_requests: int = 0
-    ) -> list[np.ndarray] | list[list[np.ndarray]]:
-        """Run the network on many inputs, several at a time.
+    def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
+        return self._ordered(*_call(call))
 
-        A network that is compiled with ``config={"PERFORMANCE_HINT": "THROUGHPUT"}`` gains most.
-
-        Parameters
-        ----------
-        input_data : iterable
-            Inputs of one call each: an array, a tuple or list of arrays, or a mapping of names to
-            arrays.
-        num_requests : int
-            Inferences under way at the same time; 0 means the number that OpenVINO finds best.
-
-        Returns
-        -------
-        list
-            What the calls return, in order.
-
-        Raises
-        ------
-        UsageError
-            If the inputs of one call do not fit; the message is about that call.
-        """
-        batches = (self._ordered(*_call(each)) for each in input_data)
-        return [_single(outputs) for outputs in self._compiled.infer_many(batches, num_requests)]
-
-    def reshape(self, shapes: Any) -> tuple[bool, str | None]:
-        """Give the inputs other shapes; nothing is done if they have them.
-
-        Parameters
-        ----------
-        shapes : str, mapping or sequence
-            ``"[1,3,224,224]"``, ``"x[1,3],y[?,4]"``, a mapping of names to shapes, one shape, or
-            a shape for each input. ``?`` or -1 stands for any size, ``1..8`` for a range.
-
-        Returns
-        -------
-        ok : bool
-            Whether the inputs have these shapes now. If not, the model works as before.
-        error : str or None
-            Why not.
-        """
-        return self._compiled.reshape(shapes)
+    def nano_result_of(self, results: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
+        return results[0] if len(results) == 1 else results
 
     def save(self, path: Any) -> None:
         """Write the network.
@@ -152,7 +113,7 @@ class OpenVINOModel:
             An ``.xml`` file, or a directory, which is created, for ``ov_saved_model.xml`` and
             ``.bin``.
         """
-        self._compiled.save(path)
+        self.ov_network.save(path)
 
     def pot(
         self,
@@ -212,7 +173,7 @@ class OpenVINOModel:
             sample_size=sample_size,
             **options,
         )
-        own = self._compiled
+        own = self.ov_network
         return OpenVINOModel(
             network, own.device, "int8", own.thread_num, _without_bf16(own.additional_config)
         )
@@ -221,36 +182,26 @@ class OpenVINOModel:
     def ie_network(self):
         """The ``openvino.Model``; a network or path that is set is compiled with the same
         properties."""
-        return self._compiled.network
+        return self.ov_network.network
 
     @ie_network.setter
     def ie_network(self, network: Any) -> None:
-        self._compiled.network = network
+        self.ov_network.network = network
 
     @property
     def forward_args(self) -> list[str]:
         """Names of the inputs in order."""
-        return self._compiled.input_names
+        return self.ov_network.input_names
 
     @property
     def device(self) -> str:
         """The device as OpenVINO spells it."""
-        return self._compiled.device
+        return self.ov_network.device
 
     @property
     def thread_num(self) -> int | None:
         """Threads of one inference as they were asked for."""
-        return self._compiled.thread_num
-
-    @property
-    def additional_config(self) -> dict[str, Any]:
-        """Properties of OpenVINO that the caller asked for, directly or by other parameters."""
-        return dict(self._compiled.additional_config)
-
-    @property
-    def final_config(self) -> dict[str, Any]:
-        """All properties that the network was compiled with."""
-        return dict(self._compiled.final_config)
+        return self.ov_network.thread_num
 
     def _ordered(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """One array for each input of the network."""
@@ -270,10 +221,6 @@ class OpenVINOModel:
         if missing:
             raise UsageError(f"The network also needs the input {', '.join(missing)}")
         return [as_array(each) for each in [*inputs, *(named[name] for name in rest)]]
-
-
-def _single(outputs: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
-    return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _call(given: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:

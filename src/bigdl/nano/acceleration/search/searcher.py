@@ -164,9 +164,23 @@ class Searcher(abc.ABC):
         best = results.best(kept) or ORIGINAL
         return self.get_model(best), known[best].option
 
-    @abc.abstractmethod
     def _loaded(self, trial: Trial) -> Any:
         """The model of a trial that works."""
+        if trial.method == ORIGINAL:
+            return self._original(trial)
+        directory = self._results.directory / trial.method
+        if trial.saved and directory.exists():
+            return self._read(directory)
+        method = methods(self._framework)[trial.method]
+        return self._bench.build(method, trial.threads).model
+
+    @abc.abstractmethod
+    def _original(self, trial: Trial) -> Any:
+        """The user's model, as it is returned if nothing is better."""
+
+    @abc.abstractmethod
+    def _read(self, directory: Path) -> Any:
+        """A model that a trial has saved."""
 
     def _found(self, what: str, asked: str) -> Results:
         if self._results is None:

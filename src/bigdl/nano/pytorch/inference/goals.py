@@ -31,28 +31,11 @@ def accuracy_goal(
     UsageError
         If the criterion is not of a known form, or stands alone.
     """
-    if metric is None and eval_func is None:
-        if criterion is not None:
-            raise UsageError(
-                "accuracy_criterion needs a metric or an eval_func to measure the accuracy with"
-            )
-        return None
-    criterion = dict(criterion or {"relative": 0.01})
-    higher = criterion.pop("higher_is_better", True)
-    if set(criterion) not in ({"relative"}, {"absolute"}):
-        raise UsageError(
-            "accuracy_criterion must be {'relative': 0.01} or {'absolute': 0.5}, with "
-            f"'higher_is_better' if you like, not {criterion}"
-        )
-    score = score_of(metric, data) if eval_func is None else _scored_by(eval_func)
-    return AccuracyGoal(
-        score,
-        bool(higher),
-        criterion.get("relative"),
-        criterion.get("absolute"),
-        max_trials,
-        timeout or None,
-    )
+    if eval_func is not None:
+        score = _scored_by(eval_func)
+    else:
+        score = None if metric is None else score_of(metric, data)
+    return AccuracyGoal.of(score, criterion, max_trials, timeout)
 
 
 def _scored_by(eval_func: Callable) -> Callable[[torch.nn.Module], float]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import require
+from bigdl.nano.acceleration.onnx_facade import OnnxRuntimeFacade, check_outputs, threads_of
 from bigdl.nano.acceleration.onnx_graph import compress_weights
 from bigdl.nano.acceleration.onnx_network import OnnxFile, OnnxNetwork
 from bigdl.nano.acceleration.options import BuildOptions
@@ -20,7 +21,7 @@ from bigdl.nano.pytorch.inference.structure import Structure
 __all__ = ["PytorchONNXRuntimeModel"]
 
 
-class PytorchONNXRuntimeModel(NetworkModel):
+class PytorchONNXRuntimeModel(OnnxRuntimeFacade, NetworkModel):
     """A network of ONNX Runtime that is called as the user's module is.
 
     Any number of threads may call it.
@@ -43,37 +44,16 @@ class PytorchONNXRuntimeModel(NetworkModel):
         cls, source: TorchSource, network: OnnxNetwork, method: str, options: BuildOptions
     ) -> PytorchONNXRuntimeModel:
         """The accelerated model of a source."""
-        threads = options.threads
-        if threads is None and options.onnx.session_options is not None:
-            threads = network.options.intra_op_num_threads or None
+        check_outputs(network, len(source.outputs.paths("")), source.model)
         model = cls(
             network,
             source.inputs,
             source.outputs,
             output_tensors=options.output_tensors,
             method=method,
-            threads=threads,
+            threads=threads_of(network, options),
         )
-        expected = len(source.outputs.paths(""))
-        if network.output_count != expected:
-            raise UsageError(
-                f"The network of {type(source.model).__name__} in ONNX has "
-                f"{network.output_count} outputs, but the model has {expected}"
-            )
         return model.nano_attach(source.model)
-
-    @property
-    def ortsess(self):
-        """The ``onnxruntime.InferenceSession``."""
-        return self.nano_network.session
-
-    @property
-    def session_options(self):
-        """The ``onnxruntime.SessionOptions`` that the session was made with."""
-        return self.nano_network.options
-
-    def nano_infer(self, arrays: list) -> list:
-        return self.nano_network.run(arrays)
 
     def save_to(self, directory: Path, compression: str) -> dict:
         if compression == "bf16":

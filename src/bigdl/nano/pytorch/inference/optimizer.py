@@ -8,24 +8,18 @@ from typing import Any
 
 import torch
 
-from bigdl.common.errors import UsageError, first_line
-from bigdl.nano.acceleration import (
-    AccuracyGoal,
-    BuildOptions,
-    Calibration,
-    JitOptions,
-    Method,
-    OnnxOptions,
-    OpenVINOOptions,
-    find_method,
-)
+from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration import find_method
 from bigdl.nano.acceleration.arguments import thread_count
 from bigdl.nano.pytorch.inference import routes
-from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
+from bigdl.nano.pytorch.inference.building import (
+    APPLIES_TO_ALL,
+    DEFAULTS,
+    build,
+    refuse_accelerated,
+)
 from bigdl.nano.pytorch.inference.context import InferenceContext, context_of
-from bigdl.nano.pytorch.inference.goals import accuracy_goal
 from bigdl.nano.pytorch.inference.search import Search
-from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.inference.storage import load_model, save_model
 
 __all__ = ["InferenceOptimizer"]
@@ -125,9 +119,9 @@ class InferenceOptimizer(Search):
             possible on this machine, or the model cannot be converted.
         """
         name = routes.trace_method(accelerator, use_ipex, channels_last, device, kwargs)
-        _refuse_accelerated(model, "traced or quantized")
+        refuse_accelerated(model, "traced or quantized")
         arguments = dict(locals())
-        return _build(find_method(name), arguments)
+        return build(find_method(name), arguments)
 
     @staticmethod
     def quantize(
@@ -226,12 +220,12 @@ class InferenceOptimizer(Search):
                 "InferenceOptimizer.trace(accelerator=='openvino')"
             )
         if not (name.startswith("openvino") and type(model).__name__ == "PytorchOpenVINOModel"):
-            _refuse_accelerated(model, "traced or quantized")
+            refuse_accelerated(model, "traced or quantized")
         if calib_dataloader is not None:
             warnings.warn("calib_dataloader is now called calib_data", stacklevel=2)
             calib_data = calib_data if calib_data is not None else calib_dataloader
         arguments = dict(locals())
-        return _build(find_method(name), arguments)
+        return build(find_method(name), arguments)
 
     @staticmethod
     def build(model: torch.nn.Module, method: str, **arguments: Any) -> torch.nn.Module:
@@ -256,16 +250,16 @@ class InferenceOptimizer(Search):
             As of :meth:`quantize`.
         """
         found = find_method(method)
-        _refuse_accelerated(model, "traced or quantized")
-        unknown = set(arguments) - set(_DEFAULTS)
+        refuse_accelerated(model, "traced or quantized")
+        unknown = set(arguments) - set(DEFAULTS)
         own = "onnxruntime" if found.accelerator == "onnxruntime" else "openvino"
         if unknown and found.accelerator != own:
             raise UsageError(
                 f"Method {method!r} has no argument {', '.join(map(repr, sorted(unknown)))}; it "
-                f"takes {', '.join(sorted(_APPLIES_TO_ALL))}"
+                f"takes {', '.join(sorted(APPLIES_TO_ALL))}"
             )
         rest = {key: arguments.pop(key) for key in unknown}
-        return _build(found, {**_DEFAULTS, **arguments, "model": model, "kwargs": rest})
+        return build(found, {**DEFAULTS, **arguments, "model": model, "kwargs": rest})
 
     @staticmethod
     def save(model: torch.nn.Module, path: Any, compression: str = "fp32") -> None:
@@ -371,151 +365,3 @@ class InferenceOptimizer(Search):
         from bigdl.nano.pytorch.inference.multi_instance import to_multi_instance
 
         return to_multi_instance(model, num_processes, cores_per_process, cpu_for_each_process)
-
-
-_DEFAULTS: dict[str, Any] = {
-    "input_sample": None,
-    "thread_num": None,
-    "device": "CPU",
-    "onnxruntime_session_options": None,
-    "openvino_config": None,
-    "simplification": True,
-    "jit_strict": True,
-    "jit_method": None,
-    "dynamic_axes": True,
-    "logging": True,
-    "inplace": False,
-    "weights_prepack": None,
-    "enable_onednn": False,
-    "output_tensors": True,
-    "strict_check": True,
-    "example_kwarg_inputs": None,
-    "calib_data": None,
-    "eval_func": None,
-    "metric": None,
-    "accuracy_criterion": None,
-    "timeout": None,
-    "max_trials": None,
-    "sample_size": 100,
-    "conf": None,
-    "tuning_strategy": None,
-    "q_config": None,
-    "streams": None,
-    "smooth": None,
-}
-_APPLIES_TO_ALL = {"input_sample", "thread_num", "logging", "strict_check", "example_kwarg_inputs"}
-_ACCEPTED = {"conf", "tuning_strategy", "q_config", "weights_prepack", "enable_onednn"}
-_CONVERTED = {"dynamic_axes", "output_tensors"}
-_INT8 = {
-    "calib_data",
-    "eval_func",
-    "metric",
-    "accuracy_criterion",
-    "timeout",
-    "max_trials",
-    "sample_size",
-    "smooth",
-}
-_APPLIES_TO = {
-    "openvino": {"device", "openvino_config", "streams", *_CONVERTED},
-    "onnxruntime": {"onnxruntime_session_options", "simplification", *_CONVERTED},
-    "jit": {"jit_strict", "jit_method", "inplace"},
-    None: {"inplace"},
-}
-
-
-def _build(method: Method, arguments: Mapping[str, Any]) -> torch.nn.Module:
-    method.require()
-    _refuse_inapplicable(method, arguments)
-    given = {**_DEFAULTS, **{k: v for k, v in arguments.items() if k in _DEFAULTS}}
-    model = arguments["model"]
-    source = TorchSource(
-        model, given["input_sample"], given["example_kwarg_inputs"], given["calib_data"]
-    )
-    if source.has_sample and method.name != "original":
-        source.outputs  # noqa: B018 - says what is wrong with a sample before a runtime does
-    built = method.build(source, build_options(method, given, arguments.get("kwargs") or {}))
-    if given["strict_check"] and source.has_sample and isinstance(built, AcceleratedModel):
-        _try_out(built, source, method)
-    return built
-
-
-def build_options(method: Method, given: Mapping[str, Any], rest: Mapping) -> BuildOptions:
-    """The keywords of ``quantize``, sorted."""
-    goal: AccuracyGoal | None = accuracy_goal(
-        given["metric"],
-        given["eval_func"],
-        given["calib_data"],
-        given["accuracy_criterion"],
-        given["max_trials"],
-        given["timeout"],
-    )
-    return BuildOptions(
-        threads=thread_count(given["thread_num"]),
-        streams=given["streams"],
-        dynamic_axes=given["dynamic_axes"],
-        output_tensors=given["output_tensors"],
-        inplace=given["inplace"],
-        onnx=OnnxOptions(
-            given["onnxruntime_session_options"],
-            given["simplification"],
-            dict(rest) if method.accelerator == "onnxruntime" else {},
-        ),
-        openvino=OpenVINOOptions(
-            given["device"],
-            dict(given["openvino_config"] or {}),
-            dict(rest) if method.accelerator == "openvino" else {},
-        ),
-        jit=JitOptions(given["jit_method"], given["jit_strict"]),
-        calibration=Calibration(
-            data=given["calib_data"],
-            sample_size=given["sample_size"],
-            smooth=given["smooth"],
-            goal=goal,
-        ),
-    )
-
-
-def _refuse_inapplicable(method: Method, arguments: Mapping[str, Any]) -> None:
-    applies = _APPLIES_TO_ALL | _ACCEPTED | _APPLIES_TO[method.accelerator] | {*method.arguments}
-    if method.precision == "int8":
-        applies |= _INT8
-    routes.refuse_inapplicable(
-        method.name,
-        {
-            name: (arguments[name], default)
-            for name, default in _DEFAULTS.items()
-            if name in arguments and name not in applies
-        },
-    )
-    if arguments.get("channels_last") and not method.channels_last:
-        routes.refuse_inapplicable(method.name, {"channels_last": (True, False)})
-    if arguments.get("use_ipex") and not method.ipex:
-        routes.refuse_inapplicable(method.name, {"use_ipex": (True, False)})
-    rest = arguments.get("kwargs") or {}
-    if rest and method.accelerator not in ("openvino", "onnxruntime"):
-        routes.refuse_inapplicable(method.name, {key: (v, None) for key, v in rest.items()})
-
-
-def _refuse_accelerated(model: Any, done: str) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"model should be a nn module, but a {type(model).__name__} was given")
-    if isinstance(model, AcceleratedModel):
-        raise UsageError(
-            f"Expect a nn.Module instance that is not {done} but got type {type(model)}; pass the "
-            "original model"
-        )
-
-
-def _try_out(built: AcceleratedModel, source: TorchSource, method: Method) -> None:
-    args, kwargs = source.arguments
-    try:
-        with context_of(built):
-            built(*args, **kwargs)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"The model was converted by method {method.name!r} but does not run on the sample: "
-            f"{type(error).__name__}: {first_line(error)}"
-        ) from error

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.arguments import INT8_METHODS, check_device, refuse_inapplicable
+from bigdl.nano.acceleration.arguments import (
+    INT8_METHODS,
+    check_accelerator,
+    check_device,
+    check_int8_method,
+    check_precision,
+    refuse_inapplicable,
+    refuse_precision,
+)
 
 __all__ = ["check_device", "quantize_method", "refuse_inapplicable", "trace_method"]
 
@@ -22,12 +30,8 @@ def trace_method(
     UsageError
         If no method is like this.
     """
-    if "precision" in keywords:
-        raise UsageError(
-            "Don't pass precision when call InferenceOptimizer.trace, otherwise you should call "
-            "InferenceOptimizer.quantize(precision=...)"
-        )
-    _check_accelerator(accelerator)
+    refuse_precision(keywords)
+    check_accelerator(accelerator, _ACCELERATORS)
     check_device(accelerator, device)
     if accelerator in ("openvino", "onnxruntime"):
         return f"{accelerator}_fp32"
@@ -55,9 +59,8 @@ def quantize_method(
     UsageError
         If no method is like this.
     """
-    if precision not in ("int8", "bf16", "fp16"):
-        raise UsageError(f"Only support 'int8', 'bf16', 'fp16' now, no support for {precision}.")
-    _check_accelerator(accelerator)
+    check_precision(precision)
+    check_accelerator(accelerator, _ACCELERATORS)
     if approach not in ("static", "dynamic"):
         raise UsageError(f"Approach should be 'static' or 'dynamic', {approach} is invalid.")
     if precision == "fp16" and accelerator is None:
@@ -100,12 +103,7 @@ _INT8_DYNAMIC = {"onnxruntime": "onnxruntime_int8_integer", None: "torchao_int8"
 
 def _int8(accelerator, use_ipex, channels_last, approach, method) -> str:
     known = _INT8[accelerator]
-    if method not in known:
-        names = ", ".join(repr(name) for name in known if name)
-        raise UsageError(
-            f"method {method!r} is invalid for int8 with accelerator {accelerator!r}; "
-            f"leave it out or choose one of {names}"
-        )
+    check_int8_method(method, known, accelerator)
     if approach == "dynamic":
         if accelerator not in _INT8_DYNAMIC:
             raise UsageError(
@@ -120,11 +118,6 @@ def _int8(accelerator, use_ipex, channels_last, approach, method) -> str:
     if channels_last and accelerator == "jit":
         return "jit_int8_channels_last"
     return known[method]
-
-
-def _check_accelerator(accelerator) -> None:
-    if accelerator not in _ACCELERATORS:
-        raise UsageError(f"Accelerator {accelerator} is invalid.")
 
 
 def _joined(stem: str, use_ipex: bool, channels_last: bool) -> str:

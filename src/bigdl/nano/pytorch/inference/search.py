@@ -7,6 +7,7 @@ import importlib.metadata
 import platform
 import time
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +17,7 @@ from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.method import Method
 from bigdl.nano.acceleration.registry import methods
 from bigdl.nano.acceleration.search.cache import Cache
-from bigdl.nano.acceleration.search.candidates import (
-    ORIGINAL,
-    choose,
-)
+from bigdl.nano.acceleration.search.candidates import choose
 from bigdl.nano.acceleration.search.fingerprint import fingerprint
 from bigdl.nano.acceleration.search.results import Results
 from bigdl.nano.acceleration.search.searcher import Searcher, count, counts
@@ -265,16 +263,13 @@ class Search(Searcher):
         """
         return self._best(accelerator, precision, use_ipex, accuracy_criterion)
 
-    def _loaded(self, trial: Trial) -> torch.nn.Module:
-        model = self._bench.model
-        if trial.method == ORIGINAL:
-            original = _evaluating(model)
-            remember_settings(original, Settings(threads=trial.threads))
-            return original
-        directory = self._results.directory / trial.method
-        if trial.saved and directory.exists():
-            return load_model(directory, model)
-        return self._bench.build(methods("torch")[trial.method], trial.threads).model
+    def _original(self, trial: Trial) -> torch.nn.Module:
+        original = _evaluating(self._bench.model)
+        remember_settings(original, Settings(threads=trial.threads))
+        return original
+
+    def _read(self, directory: Path) -> torch.nn.Module:
+        return load_model(directory, self._bench.model)
 
 
 def _check_model(model) -> None:

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
 
 from bigdl.common.cpu import core_count
-from bigdl.common.errors import UsageError, first_line
-from bigdl.nano.acceleration import (
-    BuildOptions,
-    Calibration,
-    Method,
-    OnnxOptions,
-    OpenVINOOptions,
-    find_method,
-    methods,
-)
-from bigdl.nano.acceleration.arguments import refuse_inapplicable, thread_count
+from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration import Method, find_method, methods
+from bigdl.nano.acceleration.arguments import thread_count
 from bigdl.nano.acceleration.search.cache import Cache
-from bigdl.nano.acceleration.search.candidates import ORIGINAL, choose
+from bigdl.nano.acceleration.search.candidates import choose
 from bigdl.nano.acceleration.search.results import Results
 from bigdl.nano.acceleration.search.searcher import Searcher, count
 from bigdl.nano.acceleration.search.trial import Plan, Trial
 from bigdl.nano.acceleration.search.views import MethodsOfBigDL2
 from bigdl.nano.acceleration.search.walk import Limits
 from bigdl.nano.tf.inference import routes
-from bigdl.nano.tf.inference.accelerated import AcceleratedKerasModel
 from bigdl.nano.tf.inference.bench import KerasBench
-from bigdl.nano.tf.inference.goals import accuracy_goal
-from bigdl.nano.tf.inference.source import KerasSource
+from bigdl.nano.tf.inference.building import DEFAULTS, build, check_model
 from bigdl.nano.tf.inference.storage import load_model, save_model
 from bigdl.nano.tf.methods import NAMES_OF_BIGDL_2
 
@@ -124,7 +115,7 @@ class InferenceOptimizer(Searcher):
             "onnxruntime_session_options": onnxruntime_session_options,
             "openvino_config": openvino_config,
         }
-        return _build(find_method(name, "keras"), model, given, kwargs)
+        return build(find_method(name, "keras"), model, given, kwargs)
 
     @staticmethod
     def quantize(
@@ -218,7 +209,7 @@ class InferenceOptimizer(Searcher):
             "batch": batch,
             "sample_size": sample_size,
         }
-        return _build(find_method(name, "keras"), model, given, kwargs)
+        return build(find_method(name, "keras"), model, given, kwargs)
 
     @staticmethod
     def build(model: keras.Model, method: str, **arguments: Any) -> keras.Model:
@@ -243,8 +234,8 @@ class InferenceOptimizer(Searcher):
             As of :meth:`quantize`.
         """
         found = find_method(method, "keras")
-        rest = {key: arguments.pop(key) for key in set(arguments) - set(_DEFAULTS)}
-        return _build(found, model, arguments, rest)
+        rest = {key: arguments.pop(key) for key in set(arguments) - set(DEFAULTS)}
+        return build(found, model, arguments, rest)
 
     def optimize(
         self,
@@ -315,7 +306,7 @@ class InferenceOptimizer(Searcher):
             If an argument makes no sense, or the original does not run on the data or the metric.
         """
         began = time.monotonic()
-        _check_model(model)
+        check_model(model)
         if direction not in ("min", "max"):
             raise UsageError(f"Only support direction 'min', 'max'. {direction!r} was given.")
         known = methods("keras")
@@ -415,111 +406,8 @@ class InferenceOptimizer(Searcher):
         """
         return load_model(path, model, device, custom_objects, thread_count(thread_num))
 
-    def _loaded(self, trial: Trial) -> keras.Model:
-        model = self._bench.model
-        if trial.method == ORIGINAL:
-            return model
-        directory = self._results.directory / trial.method
-        if trial.saved and directory.exists():
-            return load_model(directory, model)
-        return self._bench.build(methods("keras")[trial.method], trial.threads).model
+    def _original(self, trial: Trial) -> keras.Model:
+        return self._bench.model
 
-
-_DEFAULTS: dict[str, Any] = {
-    "input_spec": None,
-    "thread_num": None,
-    "device": "CPU",
-    "onnxruntime_session_options": None,
-    "openvino_config": None,
-    "x": None,
-    "y": None,
-    "eval_func": None,
-    "metric": None,
-    "accuracy_criterion": None,
-    "timeout": None,
-    "max_trials": None,
-    "batch": None,
-    "sample_size": 100,
-}
-# Programs pass their data and its batch size whatever the precision is.
-_APPLIES_TO_ALL = {"input_spec", "thread_num", "x", "y", "batch", "sample_size"}
-_INT8 = {"eval_func", "metric", "accuracy_criterion", "timeout", "max_trials"}
-_OPENVINO = {"device", "openvino_config"}
-_ONNXRUNTIME = {"onnxruntime_session_options"}
-
-
-def _build(
-    method: Method, model: Any, arguments: Mapping[str, Any], rest: Mapping[str, Any]
-) -> keras.Model:
-    _check_model(model)
-    method.require()
-    _refuse_inapplicable(method, arguments, rest)
-    given = {**_DEFAULTS, **arguments}
-    source = KerasSource(model, given["input_spec"], given["x"], given["y"], given["batch"])
-    built = method.build(source, _options(method, given, rest, source))
-    if isinstance(built, AcceleratedKerasModel):
-        _try_out(built, source, method)
-    return built
-
-
-def _options(
-    method: Method, given: Mapping[str, Any], rest: Mapping[str, Any], source: KerasSource
-) -> BuildOptions:
-    goal = accuracy_goal(
-        given["metric"],
-        given["eval_func"],
-        (given["x"], given["y"]),
-        lambda: source.inputs,
-        given["accuracy_criterion"],
-        given["max_trials"],
-        given["timeout"],
-    )
-    in_onnx = method.accelerator == "onnxruntime"
-    return BuildOptions(
-        threads=thread_count(given["thread_num"]),
-        onnx=OnnxOptions(given["onnxruntime_session_options"], True, rest if in_onnx else {}),
-        openvino=OpenVINOOptions(
-            given["device"], dict(given["openvino_config"] or {}), {} if in_onnx else rest
-        ),
-        calibration=Calibration(sample_size=given["sample_size"], goal=goal),
-    )
-
-
-def _refuse_inapplicable(
-    method: Method, arguments: Mapping[str, Any], rest: Mapping[str, Any]
-) -> None:
-    applies = set(_APPLIES_TO_ALL)
-    if method.precision == "int8":
-        applies |= _INT8
-    if method.accelerator == "openvino" or method.name == "static_int8":
-        applies |= _OPENVINO
-    if method.accelerator == "onnxruntime":
-        applies |= _ONNXRUNTIME
-    given = {
-        name: (value, _DEFAULTS[name]) for name, value in arguments.items() if name not in applies
-    }
-    if method.name in ("original", "bf16"):
-        given |= {name: (value, None) for name, value in rest.items()}
-    refuse_inapplicable(method.name, given)
-
-
-def _check_model(model: Any) -> None:
-    if not isinstance(model, keras.Model):
-        raise UsageError(f"model should be a Keras Model. A {type(model).__name__} was given.")
-    if isinstance(model, AcceleratedKerasModel):
-        raise UsageError(
-            "Expect a Keras Model that is not traced or quantized but got type "
-            f"{type(model).__name__}; pass the original model"
-        )
-
-
-def _try_out(built: AcceleratedKerasModel, source: KerasSource, method: Method) -> None:
-    try:
-        built(*source.inputs.pack(source.sample_arrays()))
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"The model was converted by method {method.name!r} but does not run on a sample: "
-            f"{type(error).__name__}: {first_line(error)}"
-        ) from error
+    def _read(self, directory: Path) -> keras.Model:
+        return load_model(directory, self._bench.model)

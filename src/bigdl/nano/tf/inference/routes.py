@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.arguments import INT8_METHODS, check_device
+from bigdl.nano.acceleration.arguments import (
+    INT8_METHODS,
+    check_accelerator,
+    check_device,
+    check_int8_method,
+    check_precision,
+    refuse_precision,
+)
 
 __all__ = ["quantize_method", "trace_method"]
 
@@ -21,12 +28,8 @@ def trace_method(accelerator: str | None, device: str, keywords: Mapping) -> str
     UsageError
         If no method is like this.
     """
-    if "precision" in keywords:
-        raise UsageError(
-            "Don't pass precision when call InferenceOptimizer.trace, otherwise you should call "
-            "InferenceOptimizer.quantize(precision=...)"
-        )
-    _check_accelerator(accelerator)
+    refuse_precision(keywords)
+    check_accelerator(accelerator, _ACCELERATORS)
     if accelerator is None:
         raise UsageError(
             "There is nothing to do without accelerator; pass accelerator='openvino' or "
@@ -46,9 +49,8 @@ def quantize_method(
     UsageError
         If no method is like this.
     """
-    if precision not in ("int8", "bf16", "fp16"):
-        raise UsageError(f"Only support 'int8', 'bf16', 'fp16' now, no support for {precision}.")
-    _check_accelerator(accelerator)
+    check_precision(precision)
+    check_accelerator(accelerator, _ACCELERATORS)
     if precision == "bf16":
         return _bf16(accelerator, device)
     if precision == "fp16":
@@ -60,12 +62,7 @@ def quantize_method(
     if approach != "static":
         raise UsageError("Only 'static' approach is supported now.")
     known = _INT8[accelerator]
-    if method not in known:
-        names = ", ".join(repr(name) for name in known if name)
-        raise UsageError(
-            f"method {method!r} is invalid for int8 with accelerator {accelerator!r}; leave it out"
-            + (f" or choose one of {names}" if names else "")
-        )
+    check_int8_method(method, known, accelerator)
     return known[method]
 
 
@@ -76,8 +73,3 @@ def _bf16(accelerator: str | None, device: str) -> str:
         raise UsageError(f"Device {device} don't support bfloat16.")
     check_device(accelerator, device)
     return "bf16" if accelerator is None else "openvino_bf16"
-
-
-def _check_accelerator(accelerator: str | None) -> None:
-    if accelerator not in _ACCELERATORS:
-        raise UsageError(f"Accelerator {accelerator} is invalid.")
