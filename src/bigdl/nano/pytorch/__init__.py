@@ -1,6 +1,6 @@
 """Nano for PyTorch: the same model, faster."""
 
-import importlib
+from bigdl.nano.lazy_names import lazy_names
 
 _HOMES = {
     "InferenceOptimizer": "bigdl.nano.pytorch.inference.optimizer",
@@ -22,12 +22,4 @@ __all__ = [
     "unpatch_torch",
 ]
 
-
-def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__():
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

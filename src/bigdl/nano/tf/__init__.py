@@ -1,6 +1,6 @@
 """Nano for TensorFlow and Keras: the same model, faster."""
 
-import importlib
+from bigdl.nano.lazy_names import lazy_names
 
 _HOMES = {
     "patch_tensorflow": "bigdl.nano.tf.patching",
@@ -9,12 +9,4 @@ _HOMES = {
 
 __all__ = ["patch_tensorflow", "unpatch_tensorflow"]
 
-
-def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__():
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -12,7 +12,7 @@ layers). Where equal images give equal features, these can be computed once for 
 =========================  ======================================================================
 """
 
-import importlib
+from bigdl.nano.lazy_names import lazy_names
 
 _HOMES = {
     "CachedFeatures": "bigdl.nano.pytorch.frozen.cache",
@@ -30,12 +30,4 @@ __all__ = [
     "accelerate_frozen_prefix",
 ]
 
-
-def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__():
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,6 +1,6 @@
 """Inference of PyTorch models: accelerated models, and the optimizer that makes them."""
 
-import importlib
+from bigdl.nano.lazy_names import lazy_names
 
 _HOMES = {
     "InferenceOptimizer": "bigdl.nano.pytorch.inference.optimizer",
@@ -9,8 +9,4 @@ _HOMES = {
 
 __all__ = ["InferenceOptimizer", "Pipeline"]
 
-
-def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,6 +1,6 @@
 """Keras models that train in several processes, and their accelerated inference."""
 
-import importlib
+from bigdl.nano.lazy_names import lazy_names
 
 _HOMES = {
     "InferenceOptimizer": "bigdl.nano.tf.inference.optimizer",
@@ -24,12 +24,4 @@ __all__ = [
     "nano_multiprocessing_loss",
 ]
 
-
-def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__():
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,47 @@
+"""Names of a package whose modules are imported when somebody asks for them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["lazy_names"]
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, str], otherwise: str | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package (PEP 562).
+
+    Parameters
+    ----------
+    package : str
+        Its ``__name__``.
+    homes : mapping of str to str
+        The module of each name.
+    otherwise : str, optional
+        A module that all other names are looked up in.
+
+    Returns
+    -------
+    tuple of two functions
+    """
+
+    def find(name: str) -> Any:
+        missing = AttributeError(f"module {package!r} has no attribute {name!r}")
+        if name in homes:
+            return getattr(importlib.import_module(homes[name]), name)
+        if otherwise is None or name.startswith("__"):
+            raise missing
+        try:
+            return getattr(importlib.import_module(otherwise), name)
+        except AttributeError:
+            raise missing from None
+
+    def names() -> list[str]:
+        others = () if otherwise is None else dir(importlib.import_module(otherwise))
+        return sorted({*vars(sys.modules[package]), *homes, *others})
+
+    return find, names
