@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from bigdl.common.tuning import (
 )
 from bigdl.nano.automl.hpo.lazy import Choice, Naming, take
 
-__all__ = ["LastSearch", "SearchArguments"]
+__all__ = ["LastSearch", "SearchArguments", "Searches"]
 
 _OF_STUDY = (
     "storage",
@@ -260,6 +261,57 @@ class LastSearch:
         if not any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
             raise UsageError("No trial has finished, so there is no best one")
         return study.best_trial
+
+
+class Searches(abc.ABC):
+    """What can be asked of an object that searches, in every framework.
+
+    Attributes
+    ----------
+    study : optuna.Study or None
+        Of the last search.
+    """
+
+    def __init__(self) -> None:
+        self._last = LastSearch()
+
+    @property
+    def study(self) -> Any:
+        return self._last.study
+
+    def search_summary(self) -> Any:
+        """Print the number of trials and the best of them.
+
+        Returns
+        -------
+        optuna.Study
+
+        Raises
+        ------
+        UsageError
+            If nothing was searched.
+        """
+        return self._last.summary()
+
+    @abc.abstractmethod
+    def end_search(self, use_trial_id: int = -1) -> Any:
+        """Make the model of a trial, not trained.
+
+        Parameters
+        ----------
+        use_trial_id : int
+            Number of the trial; -1 is the best one.
+
+        Returns
+        -------
+        LightningModule or keras.Model
+            An object that stands for a Keras model is this one from now on.
+
+        Raises
+        ------
+        UsageError
+            If nothing was searched, or there is no such trial.
+        """
 
 
 def _sampler(wanted: Mapping[str, Any], naming: Naming) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.automl.pytorch.objective import LATENCY, TrainerObjective
-from bigdl.nano.automl.searching import LastSearch, SearchArguments
+from bigdl.nano.automl.searching import SearchArguments, Searches
 
 __all__ = ["HPOSearcher"]
 
@@ -15,7 +15,7 @@ _OF_FIT = ("train_dataloaders", "val_dataloaders", "datamodule", "ckpt_path")
 _MODES = ("best", "last")
 
 
-class HPOSearcher:
+class HPOSearcher(Searches):
     """Searches the hyper-parameters of models that a Trainer trains.
 
     Each trial trains a model of its own with a trainer of its own, which has the arguments of the
@@ -29,11 +29,6 @@ class HPOSearcher:
     num_processes : int
         Processes that train one trial's model together; by default as the Trainer says.
 
-    Attributes
-    ----------
-    study : optuna.Study or None
-        Of the last search.
-
     Raises
     ------
     UsageError
@@ -41,17 +36,13 @@ class HPOSearcher:
     """
 
     def __init__(self, trainer: Any, num_processes: int | None = None):
+        super().__init__()
         if not getattr(trainer, "hpo_arguments", None):
             raise UsageError("HPOSearcher needs a Trainer that was made with use_hpo=True")
         self._arguments = dict(trainer.hpo_arguments)
         if num_processes is not None:
             self._arguments["num_processes"] = num_processes
-        self._last = LastSearch()
         self._subject: Any = None
-
-    @property
-    def study(self) -> Any:
-        return self._last.study
 
     def search(
         self,
@@ -85,37 +76,7 @@ class HPOSearcher:
         self._last.run(objective, arguments, n_parallels)
         return self.study.best_trials if len(metrics) > 1 else self.end_search()
 
-    def search_summary(self) -> Any:
-        """Print the number of trials and the best of them.
-
-        Returns
-        -------
-        optuna.Study
-
-        Raises
-        ------
-        UsageError
-            If nothing was searched.
-        """
-        return self._last.summary()
-
     def end_search(self, use_trial_id: int = -1) -> Any:
-        """A model with the parameters of a trial, not trained.
-
-        Parameters
-        ----------
-        use_trial_id : int
-            Number of the trial; -1 is the best one.
-
-        Returns
-        -------
-        LightningModule
-
-        Raises
-        ------
-        UsageError
-            If nothing was searched, or there is no such trial.
-        """
         return self._last.best(self._subject, use_trial_id)["model"]
 
     def _check(

@@ -9,7 +9,7 @@ from typing import Any
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.automl.hpo.auto import AutoObject
 from bigdl.nano.automl.hpo.lazy import Choice, Lazy, Naming, holds_spaces, take
-from bigdl.nano.automl.searching import LastSearch, SearchArguments
+from bigdl.nano.automl.searching import SearchArguments, Searches
 from bigdl.nano.automl.tf.keras.building import (
     build_model,
     functional,
@@ -24,31 +24,22 @@ from bigdl.nano.automl.tf.names import original
 __all__ = ["Model", "Searchable", "SearchableClass", "Sequential"]
 
 
-class Searchable:
+class Searchable(Searches):
     """A Keras model with search spaces, and everything a Keras model has once they are chosen.
 
     Arguments of layers, of :meth:`compile` and of the training may be spaces of
     :mod:`bigdl.nano.automl.hpo.space`. :meth:`search` tries values for them; :meth:`end_search`
     makes the best model, or :meth:`fit` does, which trains it. From then on ``predict``,
     ``evaluate``, ``save`` and all else are the model's own.
-
-    Attributes
-    ----------
-    study : optuna.Study or None
-        Of the last search.
     """
 
     def __init__(self, recipe: Callable[[], AutoObject]):
+        super().__init__()
         self._recipe = recipe
         self._compiled: dict[str, Any] = {}
         self._model: Any = None
-        self._last = LastSearch()
         self._fit_spaces: dict[str, Any] = {}
         self._fit_settled: dict[str, Any] = {}
-
-    @property
-    def study(self) -> Any:
-        return self._last.study
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Record how the model is compiled in each trial.
@@ -114,38 +105,7 @@ class Searchable:
         }
         self._model = None
 
-    def search_summary(self) -> Any:
-        """Print the number of trials and the best of them.
-
-        Returns
-        -------
-        optuna.Study
-
-        Raises
-        ------
-        UsageError
-            If nothing was searched.
-        """
-        return self._last.summary()
-
     def end_search(self, use_trial_id: int = -1) -> Any:
-        """Make the model of a trial, compiled and not trained.
-
-        Parameters
-        ----------
-        use_trial_id : int
-            Number of the trial; -1 is the best one.
-
-        Returns
-        -------
-        keras.Model
-            Which this object is from now on.
-
-        Raises
-        ------
-        UsageError
-            If nothing was searched, or there is no such trial.
-        """
         made = self._last.best(self._subject(self._fit_spaces), use_trial_id)
         self._fit_settled = made["fit"]
         self._model = build_model(made)
