@@ -19,16 +19,15 @@ from bigdl.orca.learn.pytorch.fit_settings import FitSettings
 from bigdl.orca.learn.pytorch.layer_options import LayerOptions
 from bigdl.orca.learn.pytorch.layer_replica import trained_parameters
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.state import dumps, isolated_rng, load_into, loads
+from bigdl.orca.learn.pytorch.state import dumps, isolated_rng, load_into
 from bigdl.orca.learn.pytorch.steps import step_for
 from bigdl.orca.sync.parameter_layer.optimizers import (
     check_optimizer,
-    cut_state,
     groups_of,
     joined_state,
 )
 from bigdl.orca.sync.parameter_layer.plan import LayerPlan
-from bigdl.orca.sync.parameter_layer.state import RankState
+from bigdl.orca.sync.parameter_layer.state import RankState, states_of
 
 __all__ = ["LayerModel"]
 
@@ -95,25 +94,14 @@ class LayerModel:
 
     def states(self, plan: LayerPlan, residuals: Sequence | None = None) -> list[RankState]:
         """The model and optimizer as they are now, cut for the ranks of a plan."""
-        geometry = plan.geometry
-        vector = geometry.flatten([p.detach().numpy() for p in self._parameters])
+        vector = plan.geometry.flatten([p.detach().numpy() for p in self._parameters])
         state = self.built.optimizer.state_dict()["state"]
         buffers = {
             number: buffer.numpy().copy()
             for number, buffer in enumerate(self._buffers)
             if buffer.numpy().tobytes() != self._initial[number].tobytes()
         }
-        if residuals is None or len(residuals) != plan.owners:
-            residuals = [None] * plan.owners
-        return [
-            RankState(
-                vector[low:high].copy(),
-                cut_state(state, geometry, rank),
-                {n: b for n, b in buffers.items() if n % plan.owners == rank},
-                None if residuals[rank] is None else residuals[rank].numpy(),
-            )
-            for rank, (low, high) in enumerate(geometry.bounds)
-        ]
+        return states_of(plan, vector, state, buffers, residuals)
 
     def take(self, states: Sequence[RankState], plan: LayerPlan) -> None:
         """The inverse of :meth:`states`."""
@@ -146,7 +134,7 @@ class LayerModel:
         if "scheduler.pt" in files and built.scheduler is not None:
             load_into(built.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
 
-    def files(self, states: Sequence[RankState]) -> dict[str, bytes]:
+    def files(self) -> dict[str, bytes]:
         """What a checkpoint holds of the model and the optimizer: the slices of all ranks."""
         built = self.built
         found = {
@@ -155,16 +143,4 @@ class LayerModel:
         }
         if built.scheduler is not None:
             found["scheduler.pt"] = dumps(built.scheduler.state_dict())
-        if any(state.residual is not None for state in states):
-            import torch
-
-            found["residuals.pt"] = dumps(
-                [torch.from_numpy(np.array(state.residual)) for state in states]
-            )
         return found
-
-    @staticmethod
-    def residuals(snapshot: Snapshot | None) -> list | None:
-        """What encoding had taken from the gradients of every rank."""
-        data = None if snapshot is None else snapshot.files.get("residuals.pt")
-        return None if data is None else loads(data)

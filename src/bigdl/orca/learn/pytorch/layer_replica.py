@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
-from bigdl.orca.learn.pytorch.data import TensorShard, open_batches
+from bigdl.orca.learn.pytorch.data import open_batches
 from bigdl.orca.learn.pytorch.device import precision_of
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
+from bigdl.orca.learn.pytorch.layer_rows import LayerRows, Place
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.state import load_into, seed_everything
 from bigdl.orca.learn.pytorch.steps import counts_unevenly, step_for
@@ -27,18 +26,6 @@ __all__ = ["ReplicaProgram", "TorchReplica", "trained_parameters"]
 def trained_parameters(optimizer) -> list:
     """The parameters of an optimizer, in the order of the flat vector."""
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-@dataclass
-class _Place:
-    """What a loader wants to know of its worker."""
-
-    rank: int
-    world_size: int
-    closers: list[Callable[[], None]] = field(default_factory=list)
-
-    def at_exit(self, close: Callable[[], None]) -> None:
-        self.closers.append(close)
 
 
 @dataclass
@@ -79,7 +66,7 @@ class TorchReplica:
     def __init__(self, program: ReplicaProgram, rank: int, shards: dict):
         import torch
 
-        self._program, self._settings, self._rank = program, program.settings, rank
+        self._settings, self._rank = program.settings, rank
         seed_everything(self._settings.seed)  # creators may draw what is no weight
         built = program.parts.build(training=True)
         load_into(built.model, program.model)
@@ -94,9 +81,9 @@ class TorchReplica:
         )
         self._is_uneven = settings.weighted or counts_unevenly(built.criterion)
         self._precision = precision_of(settings.precision, torch.device("cpu"))
-        self._place = _Place(rank, program.ranks)
+        self._place = Place(rank, program.ranks)
         config = program.parts.config
-        self._data = open_batches(
+        data = open_batches(
             shards["data"],
             settings.feature_cols,
             settings.label_cols,
@@ -104,30 +91,15 @@ class TorchReplica:
             config,
             settings.batch_size,
         )
-        if program.sampling == "window" and not isinstance(self._data, TensorShard):
-            raise UsageError(
-                "sampling='window' needs rows that are side by side, and a DataLoader is read "
-                "sample by sample; leave sampling= out or pass arrays"
-            )
-        # a replica that is made again elsewhere shuffles alike: free memory must not matter
         memory = config.get("shuffle_memory")
-        self._window = 0 if memory is None else self._data.window(memory)
-        self._order: tuple[int, Any] = (-1, None)
+        self._rows = LayerRows(data, settings, rank, program.sampling, memory)
 
     def describe(self) -> dict:
-        data = self._data
-        return {
-            "rows": data.rows,
-            "fingerprint": data.fingerprint,
-            "drop_last": bool(data.drop_last),
-            "window": self._window,
-            "inputs": data.inputs,
-        }
+        return self._rows.describe()
 
     def close(self) -> None:
         """End what the data has started."""
-        while self._place.closers:
-            self._place.closers.pop()()
+        self._place.close()
 
     def compute(
         self, step: Step, weights: np.ndarray, buffers: Mapping[int, np.ndarray]
@@ -137,7 +109,7 @@ class TorchReplica:
         rows = stop - start
         if not rows:
             return Contribution(record={"loss": 0.0, "counted": 0.0})
-        batch = self._batch(step, start, stop)
+        batch = self._rows.batch(step, start, stop)
         fetched = time.perf_counter()
         before = self._load(weights, buffers)
         mixed = np.random.SeedSequence([self._settings.seed, step.epoch, step.number])
@@ -160,25 +132,6 @@ class TorchReplica:
         }
         after = [buffer.numpy() for buffer in self._buffers]
         return Contribution(gradient, counted, rows, absent, changed(before, after), record)
-
-    def _batch(self, step, start, stop):
-        settings = self._settings
-        if step.epoch != self._order[0]:
-            order = self._data.order(
-                settings.shuffle, settings.seed, step.epoch, self._rank, self._window, tuple
-            )
-            self._order = step.epoch, order
-        order = self._order[1]
-        if self._program.sampling == "exact":
-            return self._data.batch(start, stop, order)
-        rows = self._data.rows
-        key = [settings.seed, step.epoch, step.number, self._rank]
-        first = int(np.random.default_rng(key).integers(rows))
-        places = (first + np.arange(stop - start)) % rows
-        if order is not None:
-            whole = order if isinstance(order, np.ndarray) else order[0:rows]
-            places = whole[places]
-        return self._data.batch(0, stop - start, places)
 
     def _load(self, weights, buffers) -> list[np.ndarray]:
         """Bring the model where the step begins; returns the buffers as they are there."""

@@ -17,7 +17,7 @@ from bigdl.orca.learn.pytorch.layer_options import LayerOptions, check_callbacks
 from bigdl.orca.learn.pytorch.layer_replica import ReplicaProgram
 from bigdl.orca.learn.pytorch.training import Training
 
-__all__ = ["LayerTraining", "Opening"]
+__all__ = ["LayerTraining", "Opening", "open_transport", "validate_by"]
 
 
 @dataclass
@@ -59,12 +59,12 @@ class LayerTraining(Training):
         with contextlib.ExitStack() as opened:
             opened.callback(bar.close)
             transport = opened.enter_context(
-                _transport(options, engine, plan, replicas, FeedGroup(feeds))
+                open_transport(options, engine, plan, replicas, FeedGroup(feeds))
             )
             validate = None
             if validation is not None:
                 job = opened.enter_context(_validation_job(engine, parts, settings, validation))
-                validate = _validate_by(job, policy)
+                validate = validate_by(job, policy)
             loop = LayerLoop(
                 model,
                 plan,
@@ -81,7 +81,19 @@ class LayerTraining(Training):
             return loop.fit()
 
 
-def _transport(options, engine, plan, program, feed):
+def open_transport(options: LayerOptions, engine, plan, program, feed: FeedGroup):
+    """The transport that was chosen.
+
+    Parameters
+    ----------
+    options : LayerOptions
+    engine : Engine
+    plan : LayerPlan
+    program : callable
+        ``program(rank, shards)`` makes a replica.
+    feed : FeedGroup
+        Of one feed.
+    """
     if options.transport == "barrier":
         from bigdl.orca.sync.parameter_layer.barrier import BarrierTransport
 
@@ -116,7 +128,9 @@ def _validation_job(engine, parts, settings, feed):
     return engine.open(program, feed, keep_spools=True)
 
 
-def _validate_by(job, policy):
+def validate_by(job, policy):
+    """A function of weights that evaluates them by a job, as often as the policy allows."""
+
     def validate(weights):
         while True:
             try:

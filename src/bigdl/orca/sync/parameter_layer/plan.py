@@ -66,6 +66,10 @@ class LayerPlan:
         computed does not depend on it.
     max_drop : float
         If more than this share of the contributions to a step is late, the step is discarded.
+    slack : float
+        Added to the L2 norm that a gradient has; default as in ``torch.nn.utils.clip_grad_norm_``.
+    with_norms : bool
+        Let the optimizer look at norms of whole parameters, whatever its class says.
     """
 
     sizes: tuple[int, ...]
@@ -78,6 +82,8 @@ class LayerPlan:
     norm: float | None = None
     slices: int | None = None
     max_drop: float = 1.0
+    slack: float = 1e-6
+    with_norms: bool = False
 
     @property
     def owners(self) -> int:
@@ -91,7 +97,7 @@ class LayerPlan:
     @property
     def needs_norms(self) -> bool:
         """Whether the optimizer looks at norms of whole parameters."""
-        return getattr(self.optimizer, "needs_norms", False)
+        return self.with_norms or getattr(self.optimizer, "needs_norms", False)
 
     @property
     def needs_statistics(self) -> bool:

@@ -21,7 +21,6 @@ from bigdl.orca.sync.parameter_layer.state import RankState
 
 __all__ = ["Contribution", "Rank", "Replica", "Sum"]
 
-_SMALL = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 _BLOCK = 1 << 15  # numbers that are summed at a time: what is read twice stays in the cache
 
 
@@ -296,7 +295,8 @@ class Rank:
                 squares += np.frombuffer(data, np.float64)
             scale = 1.0
             if plan.norm is not None:
-                scale = min(1.0, plan.norm / (float(np.sqrt(squares[0])) + _SMALL))
+                found_norm = float(np.sqrt(squares[0])) + plan.slack
+                scale = plan.norm / max(found_norm, plan.norm)
                 if scale < 1.0:
                     found.gradient *= np.float32(scale)
             if plan.needs_norms:

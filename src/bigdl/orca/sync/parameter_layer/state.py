@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from bigdl.orca.sync.parameter_layer.messages import Message, unpack
+from bigdl.orca.sync.parameter_layer.optimizers import cut_state
+from bigdl.orca.sync.parameter_layer.plan import LayerPlan
 
-__all__ = ["RankState"]
+__all__ = ["RankState", "states_of"]
 
 
 @dataclass
@@ -90,3 +93,38 @@ class RankState:
         ]
         buffers = {number: arrays[place].copy() for number, place in doc["buffers"]}
         return cls(arrays[0].copy(), optimizer, buffers, residual, doc["records"], doc["is_halted"])
+
+
+def states_of(
+    plan: LayerPlan,
+    vector: np.ndarray,
+    optimizer: Mapping[int, Mapping],
+    buffers: Mapping[int, np.ndarray],
+    residuals: Sequence[np.ndarray] | None = None,
+) -> list[RankState]:
+    """The states of all owners of slices, cut from those of a whole model.
+
+    Parameters
+    ----------
+    plan : LayerPlan
+    vector : ndarray of float32
+        All parameters.
+    optimizer : mapping of int to mapping
+        The state of every parameter by its number.
+    buffers : mapping of int to ndarray
+        Those that have changed since the start.
+    residuals : sequence of ndarray, optional
+        Of every rank; those of another number of ranks are of no use.
+    """
+    geometry, owners = plan.geometry, plan.owners
+    if residuals is None or len(residuals) != owners:
+        residuals = [None] * owners
+    return [
+        RankState(
+            vector[low:high].copy(),
+            cut_state(optimizer, geometry, rank),
+            {n: b for n, b in buffers.items() if n % owners == rank},
+            residuals[rank],
+        )
+        for rank, (low, high) in enumerate(geometry.bounds)
+    ]

@@ -1,0 +1,354 @@
+"""Groups of steps by the parameter layer, and the state that they leave: of every framework."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import WorkerLost
+from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.learn.checkpoint import CheckpointDirectory, Snapshot
+from bigdl.orca.learn.failure import FailurePolicy
+from bigdl.orca.learn.position import Position
+from bigdl.orca.learn.pytorch.batches import planned
+from bigdl.orca.learn.pytorch.layer_figures import LayerFigures
+from bigdl.orca.learn.pytorch.layer_options import LayerOptions
+from bigdl.orca.learn.pytorch.state import dumps, loads
+from bigdl.orca.learn.pytorch.sums import EpochSums
+from bigdl.orca.learn.trigger import TriggerState
+from bigdl.orca.sync.parameter_layer.plan import LayerPlan, Step
+from bigdl.orca.sync.parameter_layer.stragglers import StragglerLimit
+from bigdl.orca.sync.parameter_layer.transport import Transport
+
+__all__ = ["LayerGroups"]
+
+logger = logging.getLogger("bigdl.orca")
+
+_RESIDUALS = "residuals.pt"
+
+
+class LayerGroups(ABC):
+    """The driver's part of a fit by the parameter layer, but for what an epoch is.
+
+    :meth:`begin` opens the rows and puts the ranks where a snapshot is; then epochs are made, of
+    groups of steps, until :meth:`_is_over`.  Whenever a worker is lost, the fit goes back to the
+    newest snapshot.
+
+    Parameters
+    ----------
+    model : LayerModel or KerasLayerModel
+    plan : LayerPlan
+    transport : Transport
+    options : LayerOptions
+    cluster : SparkCluster
+    settings : FitSettings or KerasFitSettings
+    policy : FailurePolicy
+    on_progress : callable
+
+    Attributes
+    ----------
+    position : Position
+    stop : bool
+        Whether a callback has ended the training.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        plan: LayerPlan,
+        transport: Transport,
+        options: LayerOptions,
+        cluster: SparkCluster,
+        settings: Any,
+        *,
+        policy: FailurePolicy,
+        on_progress: Callable[[dict], None],
+    ):
+        self._layer, self._layer_plan, self._transport = model, plan, transport
+        self._options, self._cluster = options, cluster
+        self.settings, self._policy, self._on_progress = settings, policy, on_progress
+        self.position, self.stop, self.size = Position(), False, plan.ranks
+        self._directory = None
+        if settings.run_url is not None:
+            self._directory = CheckpointDirectory(settings.run_url, settings.keep)
+        self._limit = StragglerLimit(options.stragglers)
+        self._figures = self._no_figures()
+
+    def begin(self, start: Snapshot | None) -> None:
+        """Open the rows, and bring the ranks where the fit starts."""
+        self._insist(self._open_rows)
+        self._is_current = True  # whether the driver's model is that of the ranks
+        self._latest = self._insist(lambda: self._begin(start))
+
+    # -- what a framework says -----------------------------------------------------------------
+
+    @abstractmethod
+    def _epoch(self) -> None:
+        """Go on to the end of the epoch."""
+
+    @abstractmethod
+    def _no_figures(self) -> LayerFigures:
+        """The figures of an epoch that has not begun."""
+
+    @abstractmethod
+    def _pass_step(self) -> None:
+        """Let schedules count a step."""
+
+    @abstractmethod
+    def _kept(self) -> dict[str, bytes]:
+        """Files of a checkpoint besides those of the model."""
+
+    @abstractmethod
+    def _put_kept(self, files: dict[str, bytes]) -> None:
+        """The inverse of :meth:`_kept`."""
+
+    def _after_group(  # noqa: B027 - few want to know
+        self, steps: list[Step], seconds: float
+    ) -> None:
+        """Take note of a group that was made."""
+
+    @property
+    def _epoch_steps(self) -> int:
+        """Steps of an epoch."""
+        return self._plan.steps
+
+    def _place(self) -> tuple[int, int]:
+        """The pass over the rows that the next step belongs to, and its number in there."""
+        return self.position.epoch, self.position.step
+
+    @property
+    def _epochs_of_fit(self) -> int:
+        """Epochs that the fit is to make, for the progress bar."""
+        return (self.settings.goal.epochs or 0) - self.settings.goal.first
+
+    # -- the fit -------------------------------------------------------------------------------
+
+    def _train(self) -> list | None:
+        """Make all epochs; returns the ranks' states, or None where a snapshot has them."""
+        while True:
+            try:
+                while not self._is_over():
+                    self._epoch()
+                return None if self._is_saved() else self._pull()
+            except WorkerLost as error:
+                self._go_back(error)
+
+    def _finish(self, states: list | None) -> Snapshot:
+        """The final state."""
+        if not self.settings.goal.is_reached(self.position):
+            self.position.ends[self.settings.goal.key] = self.position.counted
+        if states is not None:
+            self._save(states)
+        return self._latest
+
+    def _is_saved(self) -> bool:
+        """Whether the newest snapshot is what the fit ends with."""
+        known = self._latest.manifest
+        is_newest = known == {**known, **self.position.to_json()}
+        return is_newest and self.settings.goal.is_reached(self.position)
+
+    def _is_over(self) -> bool:
+        return self.settings.goal.is_reached(self.position) or self.stop
+
+    def _groups_of_epoch(self) -> bool:
+        """Make the groups that are left of the epoch; returns whether it is whole now."""
+        position = self.position
+        while position.step < self._epoch_steps and not self._is_over():
+            if self._group() and position.step < self._epoch_steps:
+                self._save(self._pull())
+        return position.step == self._epoch_steps
+
+    def _save_if_due(self, loss: float | None, score: float | None) -> None:
+        """Write a checkpoint after an epoch, if the trigger says so."""
+        trigger, position = self.settings.trigger, self.position
+        if trigger is not None and trigger(
+            TriggerState(
+                epoch=position.epoch,
+                step=position.global_step,
+                epoch_finished=True,
+                loss=loss,
+                score=score,
+            )
+        ):
+            self._save(self._pull())
+
+    # -- groups --------------------------------------------------------------------------------
+
+    def _group(self) -> bool:
+        """A group of steps; returns whether a checkpoint is due after it."""
+        if self._options.min_workers is not None:
+            self._fit_slices_to_slots()
+        steps, is_due = self._next_steps()
+        started = time.perf_counter()
+        self._is_current = False
+        records = self._run(steps)
+        seconds = time.perf_counter() - started
+        self._figures.add(records, seconds)
+        for sources in (record["sources"] for record in records[0]):
+            self._limit.add(sources)
+        self._after_group(steps, seconds)
+        position = self.position
+        self._on_progress(
+            {
+                "epoch": position.epoch - self.settings.goal.first,
+                "epochs": self._epochs_of_fit,
+                "step": position.step,
+                "steps": self._epoch_steps,
+                "loss": self._figures.mean(),
+            }
+        )
+        return is_due
+
+    def _run(self, steps: list[Step]) -> list[list[dict]]:
+        """Run steps until all of them are made; returns their records.
+
+        A step that was discarded is made again, with those after it, and waits for everybody then:
+        so no step is discarded twice.
+        """
+        found: list[list[dict]] = [[] for _ in range(self._layer_plan.owners)]
+        while steps:
+            records = self._asked(
+                functools.partial(self._transport.run, steps),
+                f"the group of {len(steps)} steps is run again",
+            )
+            made = sum(not record["is_void"] for record in records[0])
+            for all_of_owner, own in zip(found, records, strict=True):
+                all_of_owner += own[:made]
+            steps = steps[made:]
+            if steps:
+                logger.info("Step %d is discarded: too many were late", steps[0].number)
+                self._figures.dropped["discarded_steps"] += 1
+                steps = [replace(steps[0], limit=None), *steps[1:]]
+        return found
+
+    def _asked(self, call, consequence: str):
+        """Call the transport; again if a worker is lost meanwhile and that has changed nothing."""
+        while True:
+            try:
+                return call()
+            except WorkerLost as error:
+                if not self._transport.keeps_state:
+                    raise
+                self._policy.forgive(error)
+                logger.warning("%s; %s", error, consequence)
+
+    def _fit_slices_to_slots(self) -> None:
+        """Cut the weights in as many slices as tasks can run at once."""
+        plan, fewest = self._layer_plan, self._options.min_workers
+        slices = min(plan.ranks, max(fewest, self._cluster.slots()))
+        if slices == plan.owners:
+            return
+        logger.info("The weights are cut in %d slices instead of %d", slices, plan.owners)
+        self._pull()
+        self._layer_plan = replace(plan, slices=slices)
+        self._transport.recut(self._layer.states(self._layer_plan))
+
+    def _next_steps(self) -> tuple[list[Step], bool]:
+        """The steps up to the end of the group, the epoch or the fit, or up to a checkpoint.
+
+        Position and schedule move along, so every step has the hyper-parameters that it would have
+        in a group of its own.
+        """
+        position, ranks = self.position, self.size
+        steps: list[Step] = []
+        while len(steps) < self._options.group_size:
+            turn, number = self._place()
+            ranges = [self._plan.batch(number, rank)[:2] for rank in range(ranks)]
+            hyper, limit = self._layer.hyper(), self._limit.seconds
+            steps.append(Step(turn, number, hyper, tuple(ranges), limit))
+            position.step += 1
+            position.global_step += 1
+            self._pass_step()
+            if position.step == self._epoch_steps:
+                break
+            trigger = self.settings.trigger
+            if trigger is not None and trigger(TriggerState(position.epoch, position.global_step)):
+                return steps, True
+            if self.settings.goal.is_reached(position):
+                break
+        return steps, False
+
+    # -- states --------------------------------------------------------------------------------
+
+    def _open_rows(self):
+        known = self._transport.rows()
+        self._plan, self._batches = planned(self.settings, known)
+        self._inputs = next((each["inputs"] for each in known if each["inputs"]), None)
+
+    def _begin(self, snapshot: Snapshot | None) -> Snapshot:
+        """Put the ranks where a snapshot is; the driver's model is there already."""
+        manifest = {} if snapshot is None else snapshot.manifest
+        self.position = Position.of(manifest)
+        self._figures = self._no_figures()
+        if self.position.step and not self.position.partial:
+            self._batches.check(manifest, 0)
+            self._figures.of_ranks = [EpochSums(**values) for values in manifest["sums"]]
+            self._figures.dropped.update(manifest.get("dropped", {}))
+        files = {} if snapshot is None else snapshot.files
+        self._put_kept(files)
+        states = self._layer.states(self._layer_plan, _residuals(files))
+        self._transport.start(states)
+        self._is_current = True
+        return self._snapshot(states) if snapshot is None else snapshot
+
+    def _pull(self) -> list:
+        """Bring the state of the ranks to the driver's model."""
+        states = self._asked(self._transport.states, "the state is asked for again")
+        if not self._is_current:
+            self._layer.take(states, self._layer_plan)
+            self._is_current = True
+        return states
+
+    def _save(self, states):
+        self._latest = self._snapshot(states)
+        if self._directory is not None:
+            self._directory.write(self._latest)
+
+    def _snapshot(self, states) -> Snapshot:
+        position = self.position
+        manifest = {**position.to_json(), **vars(self._batches), "inputs": self._inputs}
+        if position.step:
+            manifest["sums"] = [own.to_json() for own in self._figures.of_ranks]
+            manifest["rows_since_merge"] = [0] * self.size
+            manifest["dropped"] = dict(self._figures.dropped)
+        files = {**self._layer.files(), **self._kept()}
+        if any(state.residual is not None for state in states):
+            import torch
+
+            kept = [torch.from_numpy(np.array(state.residual)) for state in states]
+            files[_RESIDUALS] = dumps(kept)
+        return Snapshot(manifest, files)
+
+    def _go_back(self, error: WorkerLost) -> None:
+        """Start again from the newest state that is known."""
+        self._policy.forgive(error)
+        logger.warning("%s; going on from %s", error, self._latest.position)
+        self.stop = False  # a callback that wanted to stop is asked again
+
+        def begin():
+            self._layer.load(self._latest)
+            self._begin(self._latest)
+
+        self._insist(begin)
+
+    def _insist(self, function):
+        """Call until no worker is lost meanwhile, as often as the policy allows."""
+        while True:
+            try:
+                return function()
+            except WorkerLost as error:
+                self._policy.forgive(error)
+                logger.warning("%s; trying again", error)
+
+
+def _residuals(files: dict[str, bytes]) -> list | None:
+    """What encoding had taken from the gradients of every rank."""
+    data = files.get(_RESIDUALS)
+    return None if data is None else [residual.numpy() for residual in loads(data)]
