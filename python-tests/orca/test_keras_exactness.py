@@ -22,7 +22,11 @@ shards_param = pytest.mark.parametrize("sizes", SHARDS.values(), ids=SHARDS.keys
 
 
 @pytest.fixture(
-    scope="module", params=["tensorflow", pytest.param("torch", marks=pytest.mark.slow)]
+    scope="module",
+    params=[
+        "tensorflow",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "jax")),
+    ],
 )
 def crew(request):
     """Three processes, and the backend of Keras that they compute with."""
@@ -95,9 +99,10 @@ def with_own_step(config):
     import keras
 
     class Halved(keras.Model):
-        def train_step(self, data):
+        def train_step(self, *given):
+            *state, data = given  # JAX hands the state from step to step
             x, y = data[:2]
-            return super().train_step((x, y / 2))
+            return super().train_step(*state, (x, y / 2))
 
     model = net(config)
     made = Halved(model.inputs[0], model.outputs[0])

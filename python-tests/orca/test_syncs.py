@@ -147,6 +147,48 @@ def test_ranks_get_the_same_bits(together):
     assert all(other == first for other in others)
 
 
+def test_arrays_are_summed_into_memory_of_their_own(together):
+    def use(sync):
+        arrays = [
+            *(
+                np.float32(sync.rank + 1),
+                np.arange(12.0).reshape(4, 3).T,
+                np.empty((0, 2), "float32"),
+            ),
+            *(np.ones(5, "float32"), np.full(70, float(sync.rank))),
+        ]
+        arrays = [np.asarray(array) for array in arrays]
+        for array in arrays:
+            array.flags.writeable = False
+        found = []
+        for bucket in (1 << 22, 8):
+            flat._BUCKET = bucket
+            found.append(sync.sum_arrays(arrays, [0.5, 0.25, 0.25][sync.rank]))
+        first, second = found
+        assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+        assert not any(np.shares_memory(a, b) for a, b in zip(first, arrays, strict=True))
+        return [(each.dtype.name, each.tolist()) for each in first]
+
+    expected = [
+        *(
+            ("float32", 1.75),
+            ("float64", np.arange(12.0).reshape(4, 3).T.tolist()),
+            ("float32", []),
+        ),
+        *(("float32", [1.0] * 5), ("float64", [0.75] * 70)),
+    ]
+    assert together(use) == [expected] * 3
+
+
+def test_arrays_of_a_rank_without_rows_do_not_count(together):
+    def use(sync):
+        value = float("nan") if sync.rank == 1 else 2.0
+        (found,) = sync.sum_arrays([np.full(3, value, "float32")], [0.5, 0.0, 0.5][sync.rank])
+        return found.tolist()
+
+    assert together(use) == [[2.0] * 3] * 3
+
+
 def test_ranks_agree_where_some_have_sparse_gradients(together):
     def use(sync):
         out = []

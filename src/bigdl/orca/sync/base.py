@@ -75,3 +75,15 @@ class GradientSync(ABC):
         A parameter that has a gradient on no rank of weight above 0 keeps None, as in a single
         process, so an optimizer leaves it alone.
         """
+
+    @abstractmethod
+    def sum_arrays(self, arrays: Sequence, weight: float) -> list:
+        """The sums over the ranks of ``weight * array``, as arrays in memory of their own.
+
+        Parameters
+        ----------
+        arrays : sequence of numpy.ndarray
+            Of float32 or float64; of the same shapes and types on every rank. They are only read.
+        weight : float
+            0 for a rank that takes part with zeros, whatever its arrays are.
+        """

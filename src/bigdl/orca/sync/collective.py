@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 from bigdl.orca.sync.base import GradientSync
-from bigdl.orca.sync.flat import DENSE, NONE, GradientGroups, layout, weighted
+from bigdl.orca.sync.flat import DENSE, NONE, GradientGroups, layout, summed, weighted
 
 __all__ = ["CollectiveSync", "bytes_tensor", "interface_of"]
 
@@ -98,6 +98,11 @@ class CollectiveSync(GradientSync):
             buckets.reduce(weight)
         if self._groups.sparse:
             self._reduce_sparse(self._groups.sparse, weight)
+
+    def sum_arrays(self, arrays, weight):
+        if self.world_size == 1:
+            return [array * weight for array in arrays]
+        return summed(arrays, weight, self._start_sum)
 
     def _reduce_sparse(self, parameters, weight):
         """The ranks first tell each other what they have, so that they agree on the layout."""

@@ -9,13 +9,14 @@ instead.)  How a bucket is summed over the ranks is somebody else's: see
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["NONE", "FlatBuckets", "GradientGroups", "layout", "weighted"]
+__all__ = ["NONE", "FlatBuckets", "GradientGroups", "layout", "summed", "weighted"]
 
 _BUCKET = 4 << 20  # elements of one all-reduce
+_ALIGNED = 64  # bytes: TensorFlow and XLA take memory that begins so as it is
 NONE, SPARSE, DENSE = 0, 1, 2  # what a rank has as gradient of a parameter
 
 
@@ -109,6 +110,59 @@ class FlatBuckets:
                     parameter.grad = view.clone()
                 else:
                     parameter.grad.copy_(view)
+
+
+def summed(arrays: Sequence, weight: float, start_sum: Callable) -> list:
+    """Do :meth:`GradientSync.sum_arrays` in flat buffers of one call, whose parts are given away.
+
+    So every number is copied once, while the bucket before it is on its way.
+
+    Parameters
+    ----------
+    arrays : sequence of numpy.ndarray
+    weight : float
+    start_sum : callable
+        See :class:`FlatBuckets`.
+    """
+    out, waits, weight = [None] * len(arrays), [], float(weight)
+    for dtype in dict.fromkeys(array.dtype for array in arrays):
+        members = [i for i, array in enumerate(arrays) if array.dtype == dtype]
+        pieces, more = _start_sums([arrays[i] for i in members], weight, start_sum)
+        waits += more
+        for i, piece in zip(members, pieces, strict=True):
+            out[i] = piece
+    for wait in waits:
+        wait()
+    return out
+
+
+def _start_sums(arrays, weight, start_sum) -> tuple[list, list[Callable]]:
+    """The parts of a buffer that will be the sums, and what waits for them."""
+    import numpy as np
+    import torch
+
+    step = _ALIGNED // arrays[0].itemsize
+    sizes = [-(-array.size // step) * step for array in arrays]
+    flat = torch.empty(sum(sizes), dtype=getattr(torch, arrays[0].dtype.name))
+    memory = flat.numpy()
+    pieces, waits, sent, begin = [], [], 0, 0
+    for array, size in zip(arrays, sizes, strict=True):
+        piece, given = memory[begin : begin + array.size], array.reshape(-1)
+        for first in range(0, array.size, _BUCKET):
+            part = piece[first : first + _BUCKET]
+            if weight:
+                np.multiply(given[first : first + _BUCKET], weight, out=part)
+            else:
+                part.fill(0)
+            if begin + first + part.size - sent >= _BUCKET:
+                waits.append(start_sum(flat[sent : begin + first + part.size]))
+                sent = begin + first + part.size
+        pieces.append(piece.reshape(array.shape))
+        memory[begin + array.size : begin + size] = 0  # is sent, too
+        begin += size
+    if begin > sent:
+        waits.append(start_sum(flat[sent:]))
+    return pieces, waits
 
 
 def _check_dense(gradient, parameter):

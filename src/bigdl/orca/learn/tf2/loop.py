@@ -279,6 +279,7 @@ class KerasLoop:
         started = time.perf_counter()
         self.reducer.weight = self._weight(part)
         logs = self._steps.train(part.batch) if part.rows else self._step_along()
+        self.reducer.check()
         figures = numbers_of(logs)
         step_s = time.perf_counter() - started
         position.step += 1

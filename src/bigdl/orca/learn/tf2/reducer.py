@@ -6,8 +6,9 @@ Keras does in ``apply``, see the gradients of the whole batch, and a model with 
 its own needs no change.  (``tf.distribute`` cannot do this: ``fit`` of Keras 3 fails under
 ``MultiWorkerMirroredStrategy``.)
 
-With TensorFlow it is a ``tf.numpy_function`` inside the graph of the training step, which calls the
-GradientSync that PyTorch uses, too; so gradients travel in the same flat buckets.
+With TensorFlow it is a ``tf.numpy_function`` inside the graph of the training step, with JAX an
+``io_callback`` inside the compiled step. They call the GradientSync that PyTorch uses, too, with
+the memory of the gradients, which is copied once, into the buckets that travel.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from bigdl.orca.learn.tf2.jax_steps import called_back, intercept_stateless
 from bigdl.orca.learn.tf2.state import optimizers_of
 
 __all__ = ["GradientReducer"]
+
+_SUMMED = ("float32", "float64")  # others are widened first
 
 
 class GradientReducer:
@@ -34,7 +40,7 @@ class GradientReducer:
     weight : float
         Of this rank's loss in that of the batch; 0 for a rank that takes part with zeros.
     failure : BaseException or None
-        What went wrong inside a graph, where TensorFlow makes another exception of it.
+        What went wrong inside a graph, where the backend makes another exception of it.
     """
 
     def __init__(self, sync, batch_rows: int):
@@ -49,14 +55,24 @@ class GradientReducer:
 
         if self._sync.world_size == 1:
             return
-        in_graph = keras.backend.backend() == "tensorflow"
+        intercept, reduce = {
+            "tensorflow": (_intercept, self._in_graph),
+            "torch": (_intercept, self._of_tensors),
+            "jax": (intercept_stateless, self._in_step),
+        }[keras.backend.backend()]
         for optimizer in optimizers_of(model):
-            _intercept(optimizer, self._in_graph if in_graph else self._of_tensors)
+            intercept(optimizer, reduce)
 
     def detach(self, model) -> None:
         """Leave the optimizers as they came."""
         for optimizer in optimizers_of(model):
-            vars(optimizer).pop("apply", None)
+            for name in ("apply", "stateless_apply"):
+                vars(optimizer).pop(name, None)
+
+    def check(self) -> None:
+        """Raise what went wrong in the last step, where the step could not."""
+        if self.failure is not None:
+            raise self.failure
 
     # -- the torch backend -----------------------------------------------------------------------
 
@@ -89,7 +105,7 @@ class GradientReducer:
 
         def reduce(*arrays):
             try:
-                return self._reduce_arrays(kinds, sparse, arrays)
+                return self._sum_of_all(kinds, sparse, arrays)
             except BaseException as error:
                 self.failure = error
                 raise
@@ -111,32 +127,68 @@ class GradientReducer:
         """Whether few of a table's rows can be in a batch, as far as all ranks know."""
         return variable.shape[0] > 2 * self._batch_rows
 
-    def _reduce_arrays(self, kinds, sparse, arrays) -> list:
+    def _sum_of_all(self, kinds, sparse, arrays) -> list:
+        """The sums of what a graph has sent, in its order."""
+        given, dense, tables = iter(arrays), [], []
+        for kind, is_sparse in zip(kinds, sparse, strict=True):
+            values = np.asarray(next(given))
+            if is_sparse:
+                tables.append((kind, values, next(given)))
+            else:
+                dense.append(values)
+        sums = iter(self._sync.sum_arrays(dense, self.weight) if dense else ())
+        rows = iter(self._sum_of_rows(tables) if tables else ())
+        return [
+            each for is_sparse in sparse for each in (next(rows) if is_sparse else [next(sums)])
+        ]
+
+    def _sum_of_rows(self, tables) -> list[list]:
+        """The values and indices of the rows that any rank has."""
         import torch
 
-        parts = self._parts_of([(shape, getattr(torch, kind), None) for shape, kind in kinds])
-        given = iter(arrays)
-        for part, is_sparse in zip(parts, sparse, strict=True):
-            # copied: the array may be a view of TensorFlow's memory, and the sum is written to it
-            values = torch.from_numpy(next(given).copy())
-            if is_sparse:
-                indices = torch.from_numpy(next(given).copy()).reshape(1, -1)
-                values = torch.sparse_coo_tensor(
-                    indices, values.reshape(-1, *part.shape[1:]), part.shape, check_invariants=False
-                )
-            part.grad = values
-        self._sync.reduce(parts, self.weight, [p for p, s in zip(parts, sparse, strict=True) if s])
+        parts = self._parts_of(
+            [(shape, getattr(torch, dtype), None) for (shape, dtype), *_ in tables]
+        )
+        for part, (_, values, indices) in zip(parts, tables, strict=True):
+            # copied: the memory is TensorFlow's, and the sum is written to it
+            rows = torch.from_numpy(values.copy()).reshape(-1, *part.shape[1:])
+            places = torch.from_numpy(indices.copy()).reshape(1, -1)
+            part.grad = torch.sparse_coo_tensor(places, rows, part.shape, check_invariants=False)
+        self._sync.reduce(parts, self.weight, parts)
         out = []
-        for part, is_sparse in zip(parts, sparse, strict=True):
+        for part in parts:
             if part.grad is None:  # the rows of all ranks weigh nothing
                 part.grad = part.zeros()
-            if is_sparse:
-                summed = part.grad.to_sparse(1).coalesce()
-                out += [summed.values().numpy(), summed.indices()[0].numpy()]
-            else:
-                out.append(part.grad.numpy())
+            summed = part.grad.to_sparse(1).coalesce()
+            out.append([summed.values().numpy(), summed.indices()[0].numpy()])
             part.grad = None
         return out
+
+    # -- the JAX backend -------------------------------------------------------------------------
+
+    def _in_step(self, gradients: Sequence, variables: Sequence) -> list:
+        from keras import ops
+
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        kinds = [gradients[i].dtype.name for i in present]
+        sent = [
+            gradients[i] if kind in _SUMMED else ops.cast(gradients[i], "float32")
+            for i, kind in zip(present, kinds, strict=True)
+        ]
+        back = called_back(self._sum_or_zeros, sent)
+        out = list(gradients)
+        for i, kind, value in zip(present, kinds, back, strict=True):
+            out[i] = ops.cast(value, kind)
+        return out
+
+    def _sum_or_zeros(self, *arrays) -> list:
+        """What is raised here would meet the next training of this process, too."""
+        if self.failure is None:
+            try:
+                return self._sync.sum_arrays(arrays, self.weight)
+            except BaseException as error:
+                self.failure = error
+        return [np.zeros_like(array) for array in arrays]
 
     def _parts_of(self, kinds: Sequence[tuple]) -> list[_Part]:
         key = tuple(kinds)
@@ -191,4 +243,4 @@ def _wide(tensor):
     """In a dtype that gradients are summed in."""
     import tensorflow as tf
 
-    return tensor if tensor.dtype in (tf.float32, tf.float64) else tf.cast(tensor, tf.float32)
+    return tensor if tensor.dtype.name in _SUMMED else tf.cast(tensor, tf.float32)

@@ -7,10 +7,11 @@ import os
 import sys
 
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.learn.tf2.jax_steps import limit_threads
 
-__all__ = ["backend_of_program", "seed_keras", "use_backend"]
+__all__ = ["backend_of_program", "check_backend", "seed_keras", "use_backend"]
 
-_BACKENDS = ("tensorflow", "torch")
+_BACKENDS = ("tensorflow", "torch", "jax")
 
 
 def backend_of_program() -> str:
@@ -26,9 +27,24 @@ def backend_of_program() -> str:
     if name not in _BACKENDS:
         raise UsageError(
             f"Keras computes with {name!r} here, which workers cannot train with; set "
-            'KERAS_BACKEND to "tensorflow" or "torch" before Keras is imported'
+            'KERAS_BACKEND to "tensorflow", "torch" or "jax" before Keras is imported'
         )
     return name
+
+
+def check_backend(given: str | None) -> None:
+    """Refuse a ``backend`` of an Estimator that cannot train with the backend of Keras.
+
+    Raises
+    ------
+    UsageError
+        For JAX.
+    """
+    if given in ("bigdl", "horovod") and backend_of_program() == "jax":
+        raise UsageError(
+            f"backend={given!r} does not train Keras models that compute with JAX; use "
+            "backend='spark' or 'ray', whose updates are the same"
+        )
 
 
 def use_backend(name: str, config: dict | None = None, threads: int | None = None) -> None:
@@ -50,6 +66,9 @@ def use_backend(name: str, config: dict | None = None, threads: int | None = Non
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = name
+    if name == "jax":
+        require("jax", "jax")
+        limit_threads(threads)
     keras = require("keras", "tf")
     own = keras.backend.backend()
     if own != name:

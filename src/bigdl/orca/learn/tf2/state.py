@@ -23,7 +23,7 @@ __all__ = [
 
 
 def array_of(value) -> np.ndarray:
-    """A variable or tensor of either backend, or a number, as an array."""
+    """A variable or tensor of any backend, or a number, as an array."""
     value = getattr(value, "value", value)  # of a variable of Keras
     if hasattr(value, "detach"):
         value = value.detach().cpu()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from bigdl.orca.learn.tf2.jax_steps import JaxSteps
+
 __all__ = ["steps_of"]
 
 
@@ -17,13 +19,14 @@ def steps_of(model):
 
     Returns
     -------
-    TensorFlowSteps or TorchSteps
+    TensorFlowSteps, TorchSteps or JaxSteps
         ``train(batch)`` and ``test(batch)`` of a batch ``(x, y, sample_weight)`` of torch tensors,
         arrays or tensors of TensorFlow give a dict of numbers; ``predict(x)`` gives arrays.
     """
     import keras
 
-    return TorchSteps(model) if keras.backend.backend() == "torch" else TensorFlowSteps(model)
+    steps = {"tensorflow": TensorFlowSteps, "torch": TorchSteps, "jax": JaxSteps}
+    return steps[keras.backend.backend()](model)
 
 
 class TensorFlowSteps:
