@@ -1,1 +1,1 @@
-"""Helpers of Nano: :mod:`.common` for all frameworks."""
+"""Helpers of Nano: :mod:`.common` for all frameworks, :mod:`.pytorch` and :mod:`.tf` for one."""
