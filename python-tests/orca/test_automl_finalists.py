@@ -5,6 +5,7 @@ from searches import SPACE, fit, model, search
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl import hp
+from bigdl.orca.automl.search.algorithms import Strategy
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'bigdl[automl]'")
 
@@ -21,7 +22,7 @@ def halved(est, finalists=None, **options):
 
 
 def test_the_best_of_the_stopped_trials_is_trained_to_its_end(tmp_path):
-    table = halved(search(tmp_path / "default")).trials()
+    table = halved(search(tmp_path / "halved"), 1).trials()
     assert table["status"].tolist() == ["finished", *["stopped early"] * 3, "finished"]
     assert table["epochs"].tolist() == [4, 1, 1, 1, 4]
     assert table["config/lr"][4] == 0.01
@@ -69,6 +70,19 @@ def test_a_search_that_was_interrupted_among_its_finalists_goes_on(tmp_path):
     finished = table.query("status == 'finished'")
     assert sorted(finished["config/lr"]) == [1e-6, 0.01, 0.05]
     assert finished["epochs"].tolist() == [4, 4, 4]
+
+
+def test_a_tenth_of_the_trials_are_finalists_by_default():
+    strategy = Strategy(scheduler="AsyncHyperBand")
+    assert [strategy.finalists(count) for count in (3, 10, 20, 100)] == [0, 1, 2, 10]
+    assert Strategy(scheduler="hyperband").finalists(100) == 0
+    assert Strategy().finalists(100) == 0
+
+
+def test_trials_are_compared_after_a_ninth_of_their_epochs_by_default(tmp_path):
+    options = {"epochs": 18, "n_sampling": 1, "search_space": GRID, "scheduler": "asha"}
+    table = fit(search(tmp_path), **options).trials()
+    assert table["epochs"].tolist() == [18, 2, 2, 2]
 
 
 @pytest.mark.parametrize("finalists", [-1, 1.5, True, "all"])

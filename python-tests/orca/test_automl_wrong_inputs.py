@@ -27,6 +27,11 @@ X, Y = rows()
         ({"name": "a/b"}, "name must be the name of a folder"),
         ({"resources_per_trial": {"cpu": "two"}}, "resources_per_trial must be a dict"),
         ({"resources_per_trial": 2}, "resources_per_trial must be a dict"),
+        ({"workers_per_trial": 0}, "workers_per_trial must be a positive integer"),
+        (
+            {"workers_per_trial": 2, "resources_per_trial": {"cpu": 3}},
+            "3 cpu, which 2 workers of a trial cannot share evenly",
+        ),
     ],
     ids=lambda value: None if isinstance(value, str) else "-".join(value),
 )
@@ -124,6 +129,12 @@ def test_an_estimator_is_fitted_once(tmp_path):
 def test_an_estimator_is_made_by_its_constructors():
     with pytest.raises(UsageError, match="from_torch or from_keras"):
         AutoEstimator(model)
+
+
+def test_this_machine_alone_has_one_worker_in_a_trial(tmp_path):
+    with pytest.raises(UsageError, match="workers_per_trial=2 needs backend='ray'"):
+        fit(search(tmp_path, workers_per_trial=2))
+    assert not any(tmp_path.iterdir())
 
 
 def test_domains_that_are_no_space_are_refused_before_a_search_begins(tmp_path):

@@ -11,7 +11,12 @@ xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed: bigdl
 sklearn_metrics = pytest.importorskip("sklearn.metrics")
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'bigdl[automl]'")
 
-from bigdl.orca.automl.xgboost import AutoXGBClassifier, AutoXGBRegressor  # noqa: E402
+from bigdl.orca.automl.auto_estimator import AutoEstimator  # noqa: E402
+from bigdl.orca.automl.xgboost import (  # noqa: E402
+    AutoXGBClassifier,
+    AutoXGBRegressor,
+    XGBoostModelBuilder,
+)
 
 SPACE = {"max_depth": hp.grid_search([1, 3])}
 
@@ -143,6 +148,12 @@ def test_lr_is_the_learning_rate(tmp_path):
     [
         (lambda path: AutoXGBRegressor(cpus_per_trial=0), "cpus_per_trial must be"),
         (
+            lambda path: AutoEstimator(
+                XGBoostModelBuilder("regressor", 1, {}), workers_per_trial=2
+            ),
+            "is for models of PyTorch and Keras",
+        ),
+        (
             lambda path: fit(
                 AutoXGBRegressor, path, numbers(), None, search_space={"n_estimators": 0}
             ),
@@ -163,7 +174,7 @@ def test_lr_is_the_learning_rate(tmp_path):
             "takes arrays, DataFrames",
         ),
     ],
-    ids=["cpus", "trees", "no mode", "no metric", "function"],
+    ids=["cpus", "workers", "trees", "no mode", "no metric", "function"],
 )
 def test_wrong_arguments_say_what_is_wrong(tmp_path, call, message):
     with pytest.raises(UsageError, match=message):

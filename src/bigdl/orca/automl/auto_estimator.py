@@ -241,8 +241,9 @@ class AutoEstimator:
             ``"hyperband"``; on Ray also ``"pbt"`` and the other ones of ``ray.tune``.
         scheduler_params : dict, optional
             Arguments of the scheduler, such as ``grace_period``; ``max_t`` is `epochs` by default.
-            ASHA has ``finalists``, too: so many of the trials that it has stopped, the best ones,
-            are trained to their end when all others are done; default 15 % of the trials.
+            ASHA by default compares trials after a ninth of `epochs` and lets one of two go on.  It
+            has ``finalists``, too: so many of the trials that it has stopped, the best ones, are
+            trained to their end when all others are done; default 10 % of the trials.
         feature_cols, label_cols : str or list of str, optional
             Columns of frames; the model takes an argument for each feature.
         concurrency : int, optional

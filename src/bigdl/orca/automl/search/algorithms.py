@@ -28,9 +28,12 @@ _SCHEDULERS = {
     "fifo": "fifo",
 }
 _FINALISTS = "finalists"
-# Of 20 configurations of a network, each for 27 epochs, successive halving loses the best one in
-# one search of five; with 3 finalists it lost it in none of 40 (benchmarks/automl.py).
-_FINALIST_PART = 0.15
+# Ray's ASHA compares after one epoch and lets one trial of four go on, which is for thousands of
+# trials: of 20 it often loses the best one. These numbers cost half of the epochs of full trials
+# and seldom lose it (benchmarks/automl.py, on two problems).
+_GRACE_PART = 9
+_REDUCTION = 2
+_FINALIST_PART = 0.1
 
 
 @dataclass(frozen=True)
@@ -147,12 +150,13 @@ def pruner_of(scheduler: Any, params: Mapping[str, Any] | None, epochs: int) -> 
         )
     for name in ("time_attr", "metric", "mode"):  # there is one of each only
         params.pop(name, None)
-    if kind == "asha":
-        params.pop(_FINALISTS, None)
-    grace, factor = params.pop("grace_period", 1), params.pop("reduction_factor", None)
     longest = params.pop("max_t", epochs)
     if kind == "asha":
-        given = {"min_resource": grace, "reduction_factor": factor or 4}
+        params.pop(_FINALISTS, None)
+        params = {**_asha_defaults(longest), **params}
+    grace, factor = params.pop("grace_period", 1), params.pop("reduction_factor", None)
+    if kind == "asha":
+        given = {"min_resource": grace, "reduction_factor": factor}
         found = create_pruner("SuccessiveHalving", **given)
     elif kind == "hyperband":
         given = {"min_resource": grace, "max_resource": longest, "reduction_factor": factor or 3}
@@ -213,6 +217,8 @@ def scheduler_of(scheduler: Any, params: Mapping[str, Any] | None, epochs: int) 
         "grace_period": 1,
         "perturbation_interval": max(1, epochs // 4),
     }
+    if _SCHEDULERS.get(name) == "asha":
+        every.update(_asha_defaults(params.get("max_t", epochs)))
     params = {**{key: value for key, value in every.items() if key in taken}, **params}
     try:
         return tune.create_scheduler(name, **params)
@@ -220,6 +226,12 @@ def scheduler_of(scheduler: Any, params: Mapping[str, Any] | None, epochs: int) 
         raise UsageError(
             f"scheduler {scheduler!r} cannot be made of {params!r}: {error}"
         ) from error
+
+
+def _asha_defaults(longest) -> dict[str, int]:
+    """Of ASHA's parameters for trials of so many epochs."""
+    grace = max(1, longest // _GRACE_PART) if isinstance(longest, int) else 1
+    return {"grace_period": grace, "reduction_factor": _REDUCTION}
 
 
 def foreign_searcher(search_alg: Any, params: Mapping[str, Any] | None, space, goal) -> Any:
