@@ -341,6 +341,24 @@ def test_a_script_trains_its_own_classes_and_functions(backend, tmp_path):
     assert "home 4" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
+def test_a_process_that_keeps_the_memory_of_a_fit_can_be_copied_for_the_next(tmp_path):
+    path = tmp_path / "script.py"
+    program = textwrap.dedent(SCRIPT.format(pause=0, arguments="2, distributed_backend='fork'"))
+    first = "Trainer(max_epochs=1, logger=False, enable_checkpointing=False)"
+    fit = f"{first}.fit(module, DataLoader(rows))"
+    path.write_text(program.replace("run = ", f"{fit}\nrun = "))
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    done = subprocess.run(
+        [sys.executable, path],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | one_thread,
+    )
+    assert "home 4" in done.stdout, done.stderr
+
+
 def test_a_process_with_threads_is_not_copied():
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, args=(60,))

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import ExitStack
+from pathlib import Path
 
 from bigdl.common.memory import tuned_allocator
 
@@ -47,6 +49,7 @@ class _Kept:
         if timer is not None:
             timer.cancel()
             timer.join()
+            _wait_until_gone(timer)
 
     def unlock_in_fork(self) -> None:
         """In a copy of the process, which has no thread that would end the context."""
@@ -58,6 +61,14 @@ class _Kept:
             if threading.current_thread() is self._timer:  # no fit has ended since
                 self._timer = None
                 self._context.close()
+
+
+def _wait_until_gone(thread: threading.Thread) -> None:
+    """Wait for the system, by whose count of threads a fork is refused; Python is done first."""
+    entry = Path(f"/proc/self/task/{thread.native_id}")
+    give_up = time.monotonic() + 1
+    while entry.exists() and time.monotonic() < give_up:
+        time.sleep(0.001)
 
 
 _kept = _Kept()
