@@ -16,15 +16,17 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.tf2.remote import redirect
 
-__all__ = ["WorkerCallbacks", "as_callbacks"]
+__all__ = ["BATCH_HOOKS", "WorkerCallbacks", "as_callbacks"]
 
 _WRITERS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore", "RemoteMonitor")
-_BATCH_HOOKS = (
+
+BATCH_HOOKS = (
     "on_batch_begin",
     "on_batch_end",
     "on_train_batch_begin",
     "on_train_batch_end",
 )
+"""Hooks that are called in an epoch."""
 
 
 def as_callbacks(given) -> list:
@@ -77,7 +79,7 @@ class WorkerCallbacks:
         self.stops_in_epoch = any(
             getattr(type(c), hook) is not getattr(base, hook)
             for c in callbacks
-            for hook in _BATCH_HOOKS
+            for hook in BATCH_HOOKS
         )
         folders = [f for f in map(redirect, self._callbacks) if f is not None]
 

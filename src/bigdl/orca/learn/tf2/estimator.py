@@ -12,10 +12,17 @@ from bigdl.orca.learn.checkpoint import CheckpointDirectory
 from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.pytorch.old_keywords import take_old, warn_once
 from bigdl.orca.learn.tf2.keras_estimator import KerasEstimator
+from bigdl.orca.learn.tf2.runtime import check_backend
 
 __all__ = ["Estimator", "KerasEstimator"]
 
-_BACKENDS = {"spark": "spark", "ray": "ray", "tf2": "ray", "horovod": "horovod"}
+_BACKENDS = {
+    "spark": "spark",
+    "ray": "ray",
+    "tf2": "ray",
+    "horovod": "horovod",
+    "bigdl": "bigdl",
+}
 
 
 class Estimator:
@@ -41,7 +48,7 @@ class Estimator:
     ) -> KerasEstimator:
         """An Estimator that trains a Keras model on a cluster (API of BigDL 2.x).
 
-        The workers compute with the backend of Keras that the driver has, TensorFlow or torch.
+        The workers compute with the backend of Keras that the driver has: TensorFlow, torch or JAX.
 
         Parameters
         ----------
@@ -63,7 +70,9 @@ class Estimator:
         backend : str, optional
             ``"spark"``: workers are the tasks of one Spark barrier stage. ``"ray"`` (also
             ``"tf2"``): actors of Ray, which live from one call to the next. ``"horovod"``:
-            gradients meet by Horovod. Results are the same. Default: Ray if that is what
+            gradients meet by Horovod. ``"bigdl"``: synchronous SGD on ordinary Spark jobs
+            (:mod:`bigdl.orca.sync.parameter_layer`), for the optimizers SGD, Adam, AdamW, Adagrad
+            and RMSprop. Results are the same. Default: Ray if that is what
             ``init_orca_context(runtime="ray")`` has started, else Spark.
         cpu_binding : bool
             Accepted for compatibility: workers get threads of their own, not cores.
@@ -88,6 +97,7 @@ class Estimator:
             For an argument that cannot work.
         """
         take_old("from_keras", old, known=_ARGUMENTS)
+        check_backend(backend)
         backend = _backend(backend)
         if config is not None and not isinstance(config, dict):
             raise UsageError(f"config must be a dict, got {type(config).__name__}")
@@ -156,11 +166,6 @@ class Estimator:
 def _backend(given: str | None) -> str:
     if given is None:
         given = "spark" if _has_spark() else "ray"
-    if given == "bigdl":
-        raise UsageError(
-            "The bigdl backend trains PyTorch models only; use backend='spark' for Keras, which "
-            "needs no other cluster"
-        )
     if given not in _BACKENDS:
         raise UsageError(
             f"Only horovod, ray and spark backends are supported for now, got backend: {given!r}; "

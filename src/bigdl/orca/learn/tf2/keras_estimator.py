@@ -11,6 +11,13 @@ from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.progress import is_interactive
 from bigdl.orca.learn.pytorch.old_keywords import take_old, warn_once
+from bigdl.orca.learn.pytorch.weighted import with_weight
+from bigdl.orca.learn.tf2.arguments import (
+    check_batch_size,
+    check_class_weight,
+    check_frequency,
+    history,
+)
 from bigdl.orca.learn.tf2.callbacks import as_callbacks
 from bigdl.orca.learn.tf2.feeds import as_keras_feed, kind_of_input, prediction_input
 from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings, KerasFitSettings
@@ -34,10 +41,12 @@ class KerasEstimator(KerasFiles):
         backend="spark",
     ):
         from bigdl.orca.learn.pytorch.backends import sync_of
+        from bigdl.orca.learn.tf2.layer_training import KerasLayerTraining
         from bigdl.orca.learn.tf2.training import KerasTraining
 
         self._sync = sync_of(backend)
-        super().__init__(parts, KerasTraining(model_dir, self._sync, num_to_keep))
+        training = KerasLayerTraining if backend == "bigdl" else KerasTraining
+        super().__init__(parts, training(model_dir, self._sync, num_to_keep))
         self._backend = backend
         self._workers_per_node = workers_per_node
         self._log_to_driver = log_to_driver
@@ -68,6 +77,12 @@ class KerasEstimator(KerasFiles):
         checkpoint_trigger: Trigger | str | None = None,
         weight_col: str | None = None,
         profile: bool = False,
+        transport: str | None = None,
+        group_size: int | None = None,
+        compression: str | None = None,
+        sampling: str | None = None,
+        drop_stragglers: dict | None = None,
+        min_workers: int | None = None,
         **old,
     ) -> dict:
         """Train the model; another call goes on where this one ended.
@@ -121,7 +136,11 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             Column of the rows' weights (``sample_weight`` of Keras).
         profile : bool
             Add ``profile``: per epoch, mean seconds per batch of fetching and of the step, and
-            the most memory that each worker has had, in bytes.
+            the most memory that each worker has had, in bytes. With ``backend="bigdl"`` also the
+            phases of a step.
+        transport, group_size, compression, sampling, drop_stragglers, min_workers
+            Of ``backend="bigdl"``: how a training goes through the parameter layer; see
+            :meth:`bigdl.orca.learn.pytorch.pytorch_estimator.PyTorchEstimator.fit`.
         **old
             Keywords of earlier releases.
 
@@ -130,7 +149,8 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         dict
             A list per figure, with an entry for each epoch, of all workers together: ``loss``, the
             compiled metrics, and with validation ``val_loss`` and so on. Also ``epochs``, ``steps``
-            and ``verbose``.
+            and ``verbose``. `drop_stragglers` adds ``dropped_contributions``, ``dropped_rows`` and
+            ``discarded_steps``.
 
         Raises
         ------
@@ -142,10 +162,23 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             When workers were lost more often than `max_failures` allows.
         """
         from bigdl.orca.learn.position import Goal
+        from bigdl.orca.learn.pytorch.layer_options import layer_options
+        from bigdl.orca.learn.pytorch.layer_training import Opening
         from bigdl.orca.learn.tf2.parts import Packed
         from bigdl.orca.learn.tf2.training import OnItsWay
 
         take_old("fit", old, known=_FIT)
+        layer = layer_options(
+            self._backend,
+            {
+                "transport": transport,
+                "group_size": group_size,
+                "compression": compression,
+                "sampling": sampling,
+                "drop_stragglers": drop_stragglers,
+                "min_workers": min_workers,
+            },
+        )
         self._parts.need()
         callbacks = as_callbacks(callbacks)
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
@@ -163,9 +196,9 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
                 check_positive(name, value)
         engine = self._engine()
         config = self._data_config(data_config)
-        label_cols = _with_weight(label_cols, weight_col)
+        label_cols = with_weight(label_cols, weight_col)
         feed, columns = self._training_feed(data, validation_data, feature_cols, label_cols, config)
-        batch_size = _batch_size(batch_size, columns)
+        batch_size = check_batch_size(batch_size, columns)
         settings = KerasFitSettings(
             goal=Goal(epochs=count),
             batch_size=batch_size,
@@ -179,15 +212,15 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             ),
             initial_epoch=first,
             steps_per_epoch=steps_per_epoch,
-            validation_freq=_frequency(validation_freq),
-            class_weight=_class_weight(class_weight),
+            validation_freq=check_frequency(validation_freq),
+            class_weight=check_class_weight(class_weight),
             shuffle=bool(config.get("shuffle", True)),
             drop_last=bool(config.get("drop_last", False)),
             trigger=trigger,
             verbose=verbose,
         )
         figures = self._training.fit(
-            lambda program: engine.open(program, feed),
+            Opening(engine, feed, layer),
             OnItsWay(Packed.of(self._parts, callbacks), config),
             settings,
             seed=seed,
@@ -195,7 +228,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             policy=FailurePolicy.of(max_failures),
             show_progress=bool(verbose) and is_interactive(),
         )
-        return _history(figures, {"verbose": verbose, "epochs": epochs}, profile)
+        return history(figures, {"verbose": verbose, "epochs": epochs}, profile)
 
     def _training_feed(self, data, validation_data, feature_cols, label_cols, config):
         from bigdl.orca.data.feeds.group import FeedGroup
@@ -272,10 +305,10 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         callbacks = as_callbacks(callbacks)
         engine = self._engine()
         config = self._data_config(data_config)
-        label_cols = _with_weight(label_cols, weight_col)
+        label_cols = with_weight(label_cols, weight_col)
         feed = as_keras_feed(data, feature_cols, label_cols, config)
         settings = EvaluationSettings(
-            _batch_size(batch_size, feed),
+            check_batch_size(batch_size, feed),
             feed.feature_cols,
             feed.label_cols,
             num_steps,
@@ -385,56 +418,6 @@ RayXShards or a ray.data.Dataset
         if data_config is not None and not isinstance(data_config, dict):
             raise UsageError(f"data_config must be a dict, got {type(data_config).__name__}")
         return {**self._parts.config, **(data_config or {})}
-
-
-def _history(figures: list[dict], params: dict, profile: bool) -> dict:
-    """The figures of the epochs as Keras's History has them, and what it was asked for."""
-    found: dict[str, Any] = {**params, "steps": figures[-1]["steps"] if figures else None}
-    for entry in figures:
-        for name, value in entry["logs"].items():
-            found.setdefault(name, []).append(value)
-    if profile:
-        kept = ("mean_train_epoch_s", "mean_fetch_s", "mean_fwd_s", "peak_memory_bytes")
-        names = ("epoch_s", "mean_fetch_s", "mean_step_s", "peak_memory_bytes")
-        found["profile"] = [
-            {name: entry["profile"][key] for name, key in zip(names, kept, strict=True)}
-            for entry in figures
-        ]
-    return found
-
-
-def _batch_size(given, feed) -> int | None:
-    if given is None and feed.kind == "DataLoader":
-        return None
-    return check_positive("batch_size", given)
-
-
-def _with_weight(label_cols, weight_col):
-    """The label columns with that of the weights last."""
-    if weight_col is None:
-        return label_cols
-    if not isinstance(weight_col, str):
-        raise UsageError(f"weight_col should be the name of a column, got {weight_col!r}")
-    labels = [label_cols] if isinstance(label_cols, str) else list(label_cols or ())
-    if not labels:
-        raise UsageError("weight_col needs label_cols; pass the names of the target columns")
-    return [*labels, weight_col]
-
-
-def _class_weight(given):
-    if given is None:
-        return None
-    if not isinstance(given, dict) or not all(isinstance(v, int | float) for v in given.values()):
-        raise UsageError(f"class_weight should be a dict of class to weight, got {given!r}")
-    return given
-
-
-def _frequency(given):
-    if isinstance(given, int) and not isinstance(given, bool):
-        return check_positive("validation_freq", given)
-    if isinstance(given, list | tuple | set) and all(isinstance(n, int) for n in given):
-        return sorted(given)
-    raise UsageError(f"validation_freq should be an integer or a list of epochs, got {given!r}")
 
 
 _FIT = tuple(inspect.signature(KerasEstimator.fit).parameters)

@@ -13,7 +13,7 @@ from bigdl.orca.learn.pytorch.data import open_batches, open_loader, shuffle_mem
 from bigdl.orca.learn.tf2.data import Assembly, made_up
 from bigdl.orca.learn.tf2.sources import PlannedSource
 
-__all__ = ["ColumnRows", "build_for", "exchange", "open_rows"]
+__all__ = ["ColumnRows", "build_for", "exchange", "open_columns", "open_rows"]
 
 
 def exchange(sync, own: Any) -> list:
@@ -40,22 +40,66 @@ def open_rows(worker, shard, settings, config: dict, sync):
     -------
     ColumnRows or bigdl.orca.learn.tf2.datasets.DatasetRows
     """
-    features, labels = settings.feature_cols, settings.label_cols
-    if not isinstance(shard, LoaderShard):
-        data = open_batches(shard, features, labels, worker, config, settings.batch_size)
-        return ColumnRows(data, config, worker)
-    import cloudpickle
+    if isinstance(shard, LoaderShard):
+        from bigdl.orca.learn.tf2.datasets import DatasetRows, is_dataset
 
-    from bigdl.orca.learn.tf2.datasets import DatasetRows, is_dataset
+        made = _made(shard, settings, config, worker)
+        if is_dataset(made):
+            return DatasetRows(made, sync)
+        return ColumnRows(_opened(made, shard, settings, config, worker), config, worker)
+    features, labels = settings.feature_cols, settings.label_cols
+    data = open_batches(shard, features, labels, worker, config, settings.batch_size)
+    return ColumnRows(data, config, worker)
+
+
+def open_columns(shard, settings, config: dict, place):
+    """The same for who must reach rows by number.
+
+    Parameters
+    ----------
+    shard, settings, config
+        See :func:`open_rows`.
+    place : Worker or bigdl.orca.learn.pytorch.layer_rows.Place
+
+    Returns
+    -------
+    TensorShard or bigdl.orca.learn.pytorch.loading.LoaderBatches
+
+    Raises
+    ------
+    UsageError
+        For a dataset.
+    """
+    if not isinstance(shard, LoaderShard):
+        features, labels = settings.feature_cols, settings.label_cols
+        return open_batches(shard, features, labels, place, config, settings.batch_size)
+    from bigdl.orca.learn.tf2.datasets import is_dataset
+
+    made = _made(shard, settings, config, place)
+    if is_dataset(made):
+        raise UsageError(
+            "backend='bigdl' reads rows by number, and a tf.data.Dataset can only be read from its "
+            "beginning; pass a DataFrame, XShards, arrays or a torch DataLoader, or use "
+            "backend='spark'"
+        )
+    return _opened(made, shard, settings, config, place)
+
+
+def _made(shard, settings, config, worker):
+    """What the function given as data makes in this worker."""
+    import cloudpickle
 
     made = cloudpickle.loads(shard.payload())
     if callable(made) and not hasattr(made, "__getitem__"):
         given = {**config, "rank": worker.rank, "size": worker.world_size}
         made = made(given, settings.batch_size)
-    if is_dataset(made):
-        return DatasetRows(made, sync)
+    return made
+
+
+def _opened(made, shard, settings, config, worker):
+    """The batches of a loader."""
     loader = _loader(made, config, max(1, (settings.batch_size or 1) // worker.world_size))
-    return ColumnRows(open_loader(loader, shard, features, labels, worker), config, worker)
+    return open_loader(loader, shard, settings.feature_cols, settings.label_cols, worker)
 
 
 def _loader(made, config, batch_size):

@@ -175,7 +175,7 @@ class KerasParts:
             )
         return model
 
-    def build_on_driver(self, seed: int):
+    def build_on_driver(self, seed: int, *, training: bool = False):
         """The model as workers build it under this seed; the driver's generators stay as they are.
 
         Keras takes the seeds of its initializers from the module random.
@@ -183,7 +183,7 @@ class KerasParts:
         backend_of_program()
         state = random.getstate()
         with isolated_rng(seed):
-            model = self.build()
+            model = self.build(training=training)
         random.setstate(state)
         return model
 

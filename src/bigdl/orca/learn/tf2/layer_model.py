@@ -1,0 +1,171 @@
+"""The driver's own Keras model of a training by the parameter layer.
+
+It makes no steps.  Its optimizer is there for its schedule and for what callbacks set, and model
+and optimizer get the state of the ranks when somebody wants to have it: a checkpoint, a validation,
+a callback.  It also turns what the ranks' metrics have added up to into figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.learn.checkpoint import Snapshot
+from bigdl.orca.learn.pytorch.layer_options import LayerOptions
+from bigdl.orca.learn.tf2.evaluation import numbers_of
+from bigdl.orca.learn.tf2.layer_optimizer import LayerOptimizer, check_trainable
+from bigdl.orca.learn.tf2.layer_replica import running_weights, zeros_of
+from bigdl.orca.learn.tf2.opening import build_for
+from bigdl.orca.learn.tf2.parts import KerasParts, fit_divisor
+from bigdl.orca.learn.tf2.state import (
+    array_of,
+    dump_optimizers,
+    dump_weights,
+    optimizers_of,
+    put_optimizers,
+    put_weights,
+)
+from bigdl.orca.sync.parameter_layer.optimizers import joined_state
+from bigdl.orca.sync.parameter_layer.plan import LayerPlan
+from bigdl.orca.sync.parameter_layer.state import RankState, states_of
+
+__all__ = ["KerasLayerModel"]
+
+
+class KerasLayerModel:
+    """What a training by the parameter layer is about, on the driver.
+
+    Parameters
+    ----------
+    parts : KerasParts
+    seed : int
+    snapshot : Snapshot, optional
+        What to start from.
+
+    Raises
+    ------
+    UsageError
+        For a model that the parameter layer cannot train.
+
+    Attributes
+    ----------
+    model : keras.Model
+    sums : bool
+        Whether the loss adds up over the rows.
+    start : bytes
+        The weights at the start.
+    """
+
+    def __init__(self, parts: KerasParts, seed: int, snapshot: Snapshot | None):
+        self.model = parts.build_on_driver(seed, training=True)
+        self._check()
+        self._weights = list(self.model.trainable_weights)
+        check_trainable(self._weights)
+        self.optimizer = LayerOptimizer(self.model.optimizer, self._weights)
+        self.sums = fit_divisor(self.model) == "none"
+        self._running = running_weights(self.model)
+        if snapshot is not None:
+            self.load(snapshot)
+        self.start = dump_weights(self.model)
+        self._initial = [np.array(array_of(weight)) for weight in self._running]
+
+    def _check(self):
+        model = self.model
+        if model.optimizer is None or len(optimizers_of(model)) > 1:
+            raise UsageError(
+                f"backend='bigdl' trains with the one optimizer of model.compile, {model.name} has "
+                f"{len(optimizers_of(model)) if model.optimizer else 'none there'}; use "
+                "backend='spark'"
+            )
+        if not model.built:
+            raise UsageError(
+                "backend='bigdl' needs to know the weights before it reads the rows, and the model "
+                "has none until it is told the shape of its input; give it a keras.Input, or call "
+                "model.build in the model creator"
+            )
+
+    def build_for(self, form) -> None:
+        """Make the variables of the metrics, for batches of a form that a replica described."""
+        build_for(self.model, zeros_of(form))
+        if self.sums and self.model.losses:
+            raise UsageError(
+                "A loss with reduction='sum' does not go with regularization, which every worker "
+                "would add; use reduction='sum_over_batch_size'"
+            )
+
+    def plan(self, ranks: int, options: LayerOptions) -> LayerPlan:
+        """The plan of a training of this model."""
+        optimizer = self.optimizer
+        return LayerPlan(
+            tuple(int(np.prod(weight.shape)) for weight in self._weights),
+            optimizer.groups,
+            optimizer.sliced,
+            ranks,
+            options.compression,
+            self.sums,
+            optimizer.clamp,
+            optimizer.norm,
+            max_drop=1.0 if options.stragglers is None else options.stragglers.max_drop_percentage,
+            slack=0.0,
+            with_norms=optimizer.with_norms,
+        )
+
+    def hyper(self) -> tuple[dict, ...]:
+        """The numbers of the optimizer for the next step."""
+        return self.optimizer.hyper()
+
+    # -- figures -------------------------------------------------------------------------------
+
+    def figures(self, added: Sequence[Sequence[float]]) -> dict:
+        """The figures of metrics to whose states so much was added since they were reset."""
+        model = self.model
+        model.reset_metrics()
+        for variable, numbers in zip(model.metrics_variables, added, strict=True):
+            own = array_of(variable)
+            more = np.asarray(numbers, "float64").reshape(own.shape)
+            variable.assign((own.astype("float64") + more).astype(own.dtype))
+        return numbers_of(model.get_metrics_result())
+
+    # -- the state of the ranks ----------------------------------------------------------------
+
+    def vector(self, plan: LayerPlan) -> np.ndarray:
+        """The trainable weights as they are now."""
+        return plan.geometry.flatten([array_of(weight) for weight in self._weights])
+
+    def states(self, plan: LayerPlan, residuals: Sequence | None = None) -> list[RankState]:
+        """The model and optimizer as they are now, cut for the ranks of a plan."""
+        buffers = {
+            number: np.array(array_of(weight))
+            for number, weight in enumerate(self._running)
+            if array_of(weight).tobytes() != self._initial[number].tobytes()
+        }
+        return states_of(plan, self.vector(plan), self.optimizer.state(), buffers, residuals)
+
+    def take(self, states: Sequence[RankState], plan: LayerPlan) -> None:
+        """The inverse of :meth:`states`."""
+        geometry = plan.geometry
+        vector = np.concatenate([state.weights for state in states])
+        for weight, part in zip(self._weights, geometry.parts(vector), strict=True):
+            weight.assign(part.reshape(weight.shape))
+        merged = dict(enumerate(self._initial))
+        for state in states:
+            merged.update(state.buffers)
+        for number, weight in enumerate(self._running):
+            weight.assign(merged[number])
+        shapes = [tuple(weight.shape) for weight in self._weights]
+        found = joined_state([state.optimizer for state in states], geometry, shapes)
+        self.optimizer.put_state(found)
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Take over a checkpoint, of this or of another backend."""
+        put_weights(self.model, snapshot.files["model.pt"])
+        if "optimizer.pt" in snapshot.files:
+            put_optimizers(self.model, snapshot.files["optimizer.pt"])
+
+    def files(self) -> dict[str, bytes]:
+        """What a checkpoint holds of the model and the optimizer: the slices of all ranks."""
+        return {"model.pt": dump_weights(self.model), "optimizer.pt": dump_optimizers(self.model)}
