@@ -161,8 +161,8 @@ def test_arrays_are_summed_into_memory_of_their_own(together):
         for array in arrays:
             array.flags.writeable = False
         found = []
-        for bucket in (1 << 22, 8):
-            flat._BUCKET = bucket
+        for piece in (1 << 20, 8):
+            flat._PIECE = piece
             found.append(sync.sum_arrays(arrays, [0.5, 0.25, 0.25][sync.rank]))
         first, second = found
         assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))

@@ -16,6 +16,7 @@ from bigdl.common.errors import UsageError
 __all__ = ["NONE", "FlatBuckets", "GradientGroups", "layout", "summed", "weighted"]
 
 _BUCKET = 4 << 20  # elements of one all-reduce
+_PIECE = 1 << 20  # the same of arrays, whose copying is all that overlaps
 _ALIGNED = 64  # bytes: TensorFlow and XLA take memory that begins so as it is
 NONE, SPARSE, DENSE = 0, 1, 2  # what a rank has as gradient of a parameter
 
@@ -148,13 +149,13 @@ def _start_sums(arrays, weight, start_sum) -> tuple[list, list[Callable]]:
     pieces, waits, sent, begin = [], [], 0, 0
     for array, size in zip(arrays, sizes, strict=True):
         piece, given = memory[begin : begin + array.size], array.reshape(-1)
-        for first in range(0, array.size, _BUCKET):
-            part = piece[first : first + _BUCKET]
+        for first in range(0, array.size, _PIECE):
+            part = piece[first : first + _PIECE]
             if weight:
-                np.multiply(given[first : first + _BUCKET], weight, out=part)
+                np.multiply(given[first : first + _PIECE], weight, out=part)
             else:
                 part.fill(0)
-            if begin + first + part.size - sent >= _BUCKET:
+            if begin + first + part.size - sent >= _PIECE:
                 waits.append(start_sum(flat[sent : begin + first + part.size]))
                 sent = begin + first + part.size
         pieces.append(piece.reshape(array.shape))
