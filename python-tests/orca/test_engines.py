@@ -1,5 +1,6 @@
 """What ``Engine.run`` promises on every engine: results, messages, output, errors, lost workers."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -288,9 +289,10 @@ def assert_leaves(pid: int, block) -> None:
     """The worker is gone, or idle after an error that a collective gave it."""
     give_up = time.monotonic() + WAIT_S
     while faults.is_running(pid) and time.monotonic() < give_up:
-        process = psutil.Process(pid)
-        if block is blocked_in_a_collective and process.cpu_percent(0.3) < 50:
-            return
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends just now
+            process = psutil.Process(pid)
+            if block is blocked_in_a_collective and process.cpu_percent(0.3) < 50:
+                return
         time.sleep(0.1)
     assert not faults.is_running(pid)
 

@@ -1,5 +1,6 @@
 """Ray as Orca starts it: its names, what it refuses, and that nothing of it is left behind."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import faults
 import pytest
 import rays
 
@@ -36,14 +38,12 @@ def test_the_context_has_its_old_names(context):
 def test_ray_listens_on_the_loopback_interface_only(context):
     import psutil
 
-    ours = psutil.Process().children(recursive=True)
     directory = Path(context.address_info["session_dir"])
-    ports = [
-        connection.laddr.ip
-        for process in ours
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    ]
+    ports = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # Ray's idle workers come and go
+            found = process.net_connections("tcp")
+            ports += [each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN]
     assert directory.exists()
     assert ports
     assert {ip.removeprefix("::ffff:") for ip in ports} == {"127.0.0.1"}
@@ -165,9 +165,12 @@ def test_ray_dies_with_a_driver_that_is_killed(tmp_path):
     )
     pids = json.loads(done.stdout.splitlines()[-1])
     assert pids
-    left = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    left = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left.append(psutil.Process(pid))
     _, alive = psutil.wait_procs(left, timeout=120)  # its agents look for the head for a while
-    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    assert [p.pid for p in alive if faults.is_running(p.pid)] == []
 
 
 @pytest.mark.slow
@@ -197,7 +200,7 @@ def test_ctrl_c_ends_the_workers_and_leaves_ray_usable(tmp_path):
             except KeyboardInterrupt:
                 interrupted = True
         ended = time.monotonic()
-        while psutil.pid_exists(pids[0]) and time.monotonic() - ended < 5:
+        while psutil.pid_exists(pids[0]) and time.monotonic() - ended < 60:
             time.sleep(0.05)
         again = RayEngine().run(lambda worker: worker.rank)
         print(json.dumps([interrupted, psutil.pid_exists(pids[0]), again]))
@@ -229,7 +232,7 @@ def test_a_program_connects_to_a_ray_that_runs_already(tmp_path):
         stop_orca_context()
         '''
         done = subprocess.run([sys.executable, "-c", textwrap.dedent(second), address],
-                              capture_output=True, text=True)
+                              capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr
         print(json.dumps([with_own, done.stdout.splitlines()[-1], ray.cluster_resources()["CPU"]]))
         """,

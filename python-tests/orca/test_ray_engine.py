@@ -33,10 +33,10 @@ def test_waiting_workers_hold_no_cpu(engine):
     import ray
 
     engine.run(pid_of)
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + 60
     while ray.available_resources().get("CPU") != 2 and time.monotonic() < give_up:
         time.sleep(0.05)
-    assert ray.available_resources()["CPU"] == 2
+    assert ray.available_resources().get("CPU") == 2
 
 
 def test_cpus_that_others_use_are_waited_for_but_not_for_ever(engine):

@@ -31,9 +31,17 @@ def processes_of(context):
         if any(part.endswith("_ray_node_main.py") for part in process.info["cmdline"] or ()):
             with contextlib.suppress(psutil.Error):  # others' processes come and go
                 below = process.children(recursive=True)
-                if any(node in child.cmdline() for child in below):
+                if any(node in command_of(child) for child in below):
                     nodes.append((process, below))
     return [process for process, _ in nodes], [child for _, below in nodes for child in below]
+
+
+def command_of(process):
+    """The words of a command; none of a process that has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def assert_gone(*processes):
