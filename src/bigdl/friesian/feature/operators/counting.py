@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from bigdl.friesian.feature.operators.vocabulary import Source
 
-__all__ = ["count_texts", "pays"]
+__all__ = ["count_texts", "gathered", "pays"]
 
 _COLUMNS = 8  # from which it is faster than rows of Spark
-_ROWS = 1 << 18  # that are counted together
+_ROWS, _BYTES = 1 << 18, 1 << 28  # from which batches are enough to be worked on together
 
 
 def pays(df: DataFrame, sources: Sequence[Source]) -> bool:
@@ -52,16 +52,8 @@ def count_texts(df: DataFrame, sources: Sequence[Source]) -> DataFrame:
     places = [(i, names.index(name)) for i, source in enumerate(sources) for name in source.columns]
 
     def partial(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        kept: list[pa.RecordBatch] = []
-        rows = 0
-        for batch in batches:
-            kept.append(batch)
-            rows += batch.num_rows
-            if rows >= _ROWS:
-                yield from _counted(kept, places)
-                kept, rows = [], 0
-        if kept:
-            yield from _counted(kept, places)
+        for table in gathered(batches):
+            yield from _counted(table, places)
 
     found = df.select(*(col(name).alias(f"c{i}") for i, name in enumerate(names)))
     found = found.mapInArrow(partial, "source int, value string, count bigint")
@@ -73,13 +65,24 @@ def count_texts(df: DataFrame, sources: Sequence[Source]) -> DataFrame:
     return found.filter(limits)
 
 
-def _counted(
-    batches: list[pa.RecordBatch], places: Sequence[tuple[int, int]]
-) -> Iterator[pa.RecordBatch]:
+def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches together, so that a value that occurs in several is looked at once."""
+    import pyarrow as pa
+
+    kept: list[pa.RecordBatch] = []
+    for batch in batches:
+        kept.append(batch)
+        if sum(each.num_rows for each in kept) >= _ROWS or sum(b.nbytes for b in kept) >= _BYTES:
+            yield pa.Table.from_batches(kept)
+            kept = []
+    if kept:
+        yield pa.Table.from_batches(kept)
+
+
+def _counted(table: pa.Table, places: Sequence[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    table = pa.Table.from_batches(batches)
     for source, column in places:
         counts = pc.value_counts(table.column(column).drop_null())
         values, numbers = counts.flatten()

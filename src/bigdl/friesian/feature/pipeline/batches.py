@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -72,6 +72,13 @@ class Batch:
                 made[cell.output] = self._columns[cell.inputs[0]]
         columns = {**self._columns, **made}
         return Batch({name: columns[name] for name in fitted.after if name in columns}, self.rows)
+
+    def behind(self, fitted: Iterable[Fitted]) -> Batch:
+        """The batch behind all of some steps."""
+        batch = self
+        for each in fitted:
+            batch = batch.after(each)
+        return batch
 
     def _work(self, cell: Cell) -> Callable[[], Values]:
         inputs = [self._columns[name] for name in cell.inputs]

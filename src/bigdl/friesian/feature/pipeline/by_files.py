@@ -93,6 +93,4 @@ class Transform:
 
     def _tables(self, rows: Rows) -> Iterator[Any]:
         for batch in rows.batches(self.schema):
-            for each in self.fitted:
-                batch = batch.after(each)
-            yield table_of(batch)
+            yield table_of(batch.behind(self.fitted))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bigdl.friesian.feature.operators.columns import col, is_fractional, is_integral, type_of
+from bigdl.friesian.feature.pipeline.in_batches import mapped, together
 from bigdl.friesian.feature.pipeline.learning import Program
 from bigdl.friesian.feature.pipeline.requests import (
     Counts,
@@ -50,9 +51,13 @@ def transformed(
     """
     check_schema(schema_of(df), schema, inputs_of(fitted))
     df = df.select(*(col(name) for name in schema if name in df.columns))
-    for each in fitted:
-        run = each.step.training if is_training else each.step.catalyst
-        df = run(df, each.before, each.state)
+    for in_batches, run in together(df, fitted, is_training):
+        if in_batches:
+            df = mapped(df, run)
+            continue
+        for each in run:
+            method = each.step.training if is_training else each.step.catalyst
+            df = method(df, each.before, each.state)
     return df
 
 

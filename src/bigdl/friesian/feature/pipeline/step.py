@@ -152,6 +152,10 @@ class Step(ABC):
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         """The step on a DataFrame, which may lack columns that the step does not read."""
 
+    def pays_in_batches(self, state: State) -> bool:
+        """Whether ``catalyst`` is slower than a way through Arrow batches and back."""
+        return False
+
     def training(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         """:meth:`catalyst` on the very rows that the state was learned from."""
         return self.catalyst(df, before, state)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.feature.pipeline import kinds
+from bigdl.friesian.feature.operators.dictionary import DRIVER_KEYS
+from bigdl.friesian.feature.pipeline import in_batches, kinds
 from bigdl.friesian.feature.pipeline.requests import Counts, Request
 from bigdl.friesian.feature.pipeline.step import (
     Cell,
     Field,
+    Fitted,
     Function,
     Schema,
     State,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["CategoryEncode", "Encode", "EncodeTokens", "Vocabulary"]
 
 _FAST = "xxhash64"
+_JOINED_COLUMNS = 6  # that are joined faster than they go through Arrow
 
 
 class Vocabulary:
@@ -208,15 +211,34 @@ class CategoryEncode(Step):
             return EncodeTokens(vocabulary, self.sep, self.sort_for_array, self.keep_most_frequent)
         return Encode(vocabulary, self.oov_buckets)
 
+    def pays_in_batches(self, state: State) -> bool:
+        return len(self._fit_in_workers(state)) == len(self.columns) and self._are_many()
+
+    def _are_many(self) -> bool:
+        count = sum(len(each["src_cols"]) for each in self.columns)
+        return self.broadcast and not self.do_split and count > _JOINED_COLUMNS
+
+    def _fit_in_workers(self, state: State) -> list[dict[str, Any]]:
+        return [each for each in self.columns if len(state[each["col_name"]]) <= DRIVER_KEYS]
+
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+        small = self._fit_in_workers(state)
+        if small and self._are_many() and in_batches.can_travel(df):
+            df = in_batches.mapped(df, [Fitted(replace(self, columns=small), before, state)])
+            rest = [each for each in self.columns if each not in small]
+        else:
+            rest = self.columns
+        return self._joined(df, rest, state)
+
+    def _joined(self, df: DataFrame, columns: list[dict[str, Any]], state: State) -> DataFrame:
         from bigdl.friesian.feature.operators import lookup
 
         learned = {
             each["col_name"]: on_spark.learned(df.sparkSession, state[each["col_name"]])
-            for each in self.columns
+            for each in columns
         }
         dictionaries = {
-            name: learned[each["col_name"]] for each in self.columns for name in each["src_cols"]
+            name: learned[each["col_name"]] for each in columns for name in each["src_cols"]
         }
         if self.do_split:
             return lookup.encode_tokens(
@@ -227,8 +249,6 @@ class CategoryEncode(Step):
                 self.sort_for_array,
                 self.keep_most_frequent,
             )
-        if self.broadcast and len(dictionaries) > on_spark.JOINED_COLUMNS:
-            df, dictionaries = on_spark.encoded(df, dictionaries, self.oov_buckets)
         return lookup.encode(df, dictionaries, self.broadcast, self.oov_buckets)
 
 
