@@ -140,8 +140,10 @@ def plain_side(spark, source, target):
     for name in NUMBERS:
         low, high = df.agg(F.min(name), F.max(name)).first()
         df = df.withColumn(name, ((F.col(name) - low) / (high - low)).cast("float"))
+    whole = df  # the values are counted in front of all joins
     for name in CATEGORIES:
-        counts = df.where(F.col(name).isNotNull()).groupBy(name).count().where(f"count >= {LEAST}")
+        counts = whole.where(F.col(name).isNotNull()).groupBy(name).count()
+        counts = counts.where(f"count >= {LEAST}")
         order = Window.orderBy(F.col("count").desc(), name)
         ids = counts.select(name, F.row_number().over(order).alias("id"))
         df = df.join(F.broadcast(ids), name, "left").drop(name).withColumnRenamed("id", name)
