@@ -159,7 +159,7 @@ def test_a_backend_that_cannot_train_it_is_refused(crew, backend):
 COMMON = """
 import sys
 import numpy as np
-from bigdl.common.errors import WorkerError
+from bigdl.common.errors import UsageError
 from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
 from bigdl.orca.learn.tf2 import Estimator
 
@@ -188,7 +188,7 @@ ON_SPARK = """
 init_orca_context("local", cores=2)
 try:
     estimator(backend="spark", config={"broken": True}).fit(data)
-except WorkerError as error:
+except UsageError as error:
     assert "division by zero" in str(error), error
 else:
     raise AssertionError("it was trained")
