@@ -22,8 +22,7 @@ __all__ = ["SharedKerasModel"]
 
 @dataclass(frozen=True)
 class _Batch:
-    """A batch of all workers; ``take(start, stop)`` gives ``(x, y)`` of some of its rows, and
-    weights of them if there are any."""
+    """A batch of all workers; ``take(start, stop)`` gives ``(x, y, weights)`` of some rows."""
 
     rows: int
     take: Callable[[int, int], tuple]
