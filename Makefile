@@ -22,7 +22,7 @@ install: $(VENV)/.installed ## create .venv and install BigDL in it with everyth
 $(VENV)/.installed: setup.py constraints.txt pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) -e '.[orca,java,ray,nano,tf,automl,xgboost,inc,encryption,dev,docs]'
+	$(PIP) -e '.[orca,java,ray,nano,tf,jax,automl,xgboost,inc,encryption,dev,docs]'
 	touch $@
 
 demo: install ## train, evaluate and predict on a Spark DataFrame in local mode

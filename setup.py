@@ -44,6 +44,7 @@ AUTOML = [*ORCA, "optuna>=4.5,<6", "matplotlib>=3.9", "cmaes>=0.10"]
 XGBOOST = ["xgboost>=2.1,<4", "scikit-learn>=1.6"]
 ENCRYPTION = ["cryptography>=43"]
 INC = ["neural-compressor[pt]>=3.5", "torchao>=0.15"]
+JAX = ["jax>=0.10,<0.11", "keras>=3.12,<4"]
 TF = ["tensorflow>=2.20,<3", "keras>=3.12,<4", "tf2onnx>=1.17", "numpy>=2.0,<3"]
 FRIESIAN = ORCA
 
@@ -57,8 +58,11 @@ EXTRAS = {
     "xgboost": XGBOOST,
     "encryption": ENCRYPTION,
     "tf": TF,
+    "jax": JAX,
     "friesian": FRIESIAN,
-    "all": sorted({*ORCA, *JAVA, *RAY, *NANO, *AUTOML, *XGBOOST, *ENCRYPTION, *TF, *FRIESIAN}),
+    "all": sorted(
+        {*ORCA, *JAVA, *RAY, *NANO, *AUTOML, *XGBOOST, *ENCRYPTION, *TF, *JAX, *FRIESIAN}
+    ),
     "dev": [
         "build>=1.2",
         "hypothesis>=6.100",
