@@ -1,0 +1,107 @@
+"""A function on actors of Ray that form a job of Horovod."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from bigdl.common.errors import UsageError, require
+
+if TYPE_CHECKING:
+    from bigdl.orca.engine.worker import Worker
+    from bigdl.orca.ray import OrcaRayContext
+
+__all__ = ["HorovodRayRunner"]
+
+
+class HorovodRayRunner:
+    """Runs a function in processes of Ray between ``hvd.init()`` and ``hvd.shutdown()``.
+
+    What the function does is up to the user: ``hvd.rank()``, ``hvd.DistributedOptimizer`` and the
+    rest of ``horovod.torch`` work in it. To train a model, ``Estimator.from_torch`` with
+    ``backend="horovod"`` takes less code, and recovers from losses.
+
+    Parameters
+    ----------
+    ray_ctx : OrcaRayContext, optional
+        Default: the Ray of this process.
+    worker_cls : type, optional
+        A class, one object of which is made in each process and given to the function.
+    worker_param : dict, optional
+        Keyword arguments for `worker_cls`.
+    workers_per_node : int, default 1
+
+    Raises
+    ------
+    UsageError
+        Without an active Ray, or for an argument that cannot work.
+    """
+
+    def __init__(
+        self,
+        ray_ctx: OrcaRayContext | None = None,
+        worker_cls: type | None = None,
+        worker_param: dict[str, Any] | None = None,
+        workers_per_node: int = 1,
+    ):
+        from bigdl.orca.engine.ray import RayEngine
+
+        if worker_cls is not None and not isinstance(worker_cls, type):
+            raise UsageError(f"worker_cls should be a class or None, got {worker_cls!r}")
+        if worker_param and worker_cls is None:
+            raise UsageError("worker_param are arguments of worker_cls; give that, too")
+        if ray_ctx is not None and not ray_ctx.initialized:
+            ray_ctx.init()
+        self._engine = RayEngine(workers_per_node=workers_per_node)
+        self._made = worker_cls and (worker_cls, dict(worker_param or {}))
+
+    def run(self, func: Callable) -> list:
+        """Call a function once in every process.
+
+        Parameters
+        ----------
+        func : callable
+            Without arguments, or with `worker_cls` of the object. It travels by value, as what it
+            returns does.
+
+        Returns
+        -------
+        list
+            What it returned, by rank.
+
+        Raises
+        ------
+        MissingExtraError
+            If Horovod is not installed here.
+        WorkerError
+            If it raised, with the traceback of the worker.
+        WorkerLost
+            If a process went away.
+        """
+        from bigdl.orca.sync.horovod import require_horovod
+
+        require_horovod()
+        pickle = require("cloudpickle", "orca")
+        return [pickle.loads(each) for each in self._engine.run(_program(func, self._made))]
+
+
+def _program(func: Callable, made: tuple[type, dict] | None) -> Callable[[Worker], bytes]:
+    def program(worker: Worker) -> bytes:
+        import cloudpickle
+        import horovod.torch as hvd
+
+        from bigdl.orca.sync.horovod import HorovodSync
+
+        sync = HorovodSync(worker)
+        sync.start()
+        if worker.world_size == 1:
+            hvd.init()
+        try:
+            objects = [] if made is None else [made[0](**made[1])]
+            return cloudpickle.dumps(func(*objects))
+        finally:
+            sync.stop()
+            if worker.world_size == 1:
+                hvd.shutdown()
+
+    return program
