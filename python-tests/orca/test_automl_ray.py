@@ -61,7 +61,11 @@ def keepers():
     ("scheduler", "params"),
     [
         ("AsyncHyperBand", {"grace_period": 1, "reduction_factor": 4}),
-        ("median_stopping_rule", {"grace_period": 1, "min_samples_required": 1}),
+        pytest.param(
+            "median_stopping_rule",
+            {"grace_period": 1, "min_samples_required": 1},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_schedulers_stop_trials_early(tmp_path, scheduler, params):
@@ -175,6 +179,7 @@ def test_failures_of_trials_are_told(tmp_path):
     assert est.trials()["failure"][0] == "ArithmeticError: not eight"
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_trial_whose_process_is_killed_is_tried_again(tmp_path):
     marker = tmp_path / "killed"

@@ -62,7 +62,12 @@ def test_keras_models_are_searched(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "metric"), [("Regressor", "rmse"), ("Classifier", "logloss")], ids=str
+    ("kind", "metric"),
+    [
+        pytest.param("Regressor", "rmse", marks=pytest.mark.slow),
+        ("Classifier", "logloss"),
+    ],
+    ids=str,
 )
 def test_models_of_xgboost_are_searched(tmp_path, kind, metric):
     xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed: bigdl[xgboost]")
