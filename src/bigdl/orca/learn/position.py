@@ -34,6 +34,11 @@ class Goal:
             return position.global_step >= self.steps
         return position.epoch >= (self.epochs or 0)
 
+    def is_begun(self, position: Position) -> bool:
+        """Whether some of this fit is done already, as in one that is resumed."""
+        is_within_epoch = position.step > 0 and position.partial is None
+        return position.counted > self.first or is_within_epoch
+
     def last_epoch(self, position: Position, batches: int, accumulate: int = 1) -> int:
         """The epoch that ends the run, where an epoch has so many batches.
 
@@ -98,6 +103,13 @@ class Position:
     def counted(self) -> int:
         """Epochs that have figures, an unfinished one included."""
         return self.epoch + (self.partial is not None)
+
+    def close_epoch(self, entry: dict) -> None:
+        """Count the epoch that has these figures as finished."""
+        self.history.append(entry)
+        self.partial = None
+        self.epoch += 1
+        self.step = 0
 
     def figures(self, first: int, last: int) -> list[dict]:
         """Figures of the epochs after `first`, up to `last`."""

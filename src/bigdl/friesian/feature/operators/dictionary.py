@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["DRIVER_KEYS", "Dictionary", "Shipped"]
+__all__ = ["DRIVER_KEYS", "Dictionary", "Shipped", "shared"]
 
 # Keys that are collected, which is some 30 MB of short strings.  In a Python worker they take about
 # ten times as much.
@@ -123,10 +123,7 @@ class Shipped:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
-        data = sink.getvalue().to_pybytes()
-        # Spark Connect has no broadcasts: there the bytes travel with the function.
-        context = getattr(spark, "_sc", None)
-        self._data = _Bytes(data) if context is None else context.broadcast(data)
+        self._data = shared(sink.getvalue().to_pybytes(), spark)
 
     def find(self, keys: pa.Array) -> pa.Array:
         """The value of every key; null where there is none."""
@@ -142,14 +139,21 @@ class Shipped:
         return self._data._bigdl_unpacked
 
 
-class _Bytes:
-    """Bytes in the place of a broadcast."""
+def shared(value: Any, spark: Any) -> Any:
+    """A broadcast: Spark sends the value to each worker once, whose process unpacks it once."""
+    context = getattr(spark, "_sc", None)
+    # Spark Connect has no broadcasts: there it travels with the function.
+    return _Carried(value) if context is None else context.broadcast(value)
 
-    def __init__(self, value: bytes):
+
+class _Carried:
+    """What is in the place of a broadcast."""
+
+    def __init__(self, value: Any):
         self.value = value
 
     def __reduce__(self):
-        return _Bytes, (self.value,)
+        return _Carried, (self.value,)
 
 
 def _unpack(data: bytes) -> tuple[Callable, pa.Array]:

@@ -90,9 +90,8 @@ class Cut:
         import numpy as np
         import pyarrow as pa
 
-        for batch in rows.batches(self.schema):
-            for each in self.fitted:
-                batch = batch.after(each)
+        for rows_of_piece in rows.batches(self.schema):
+            batch = rows_of_piece.behind(self.fitted)
             missing = [name for name in self.step.columns if name not in batch]
             if missing:
                 raise UsageError(

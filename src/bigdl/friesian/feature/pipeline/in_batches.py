@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.friesian.feature.operators.counting import gathered
+from bigdl.friesian.feature.operators.dictionary import shared
 from bigdl.friesian.feature.pipeline.step import Fitted, Step
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def mapped(df: DataFrame, fitted: Sequence[Fitted]) -> DataFrame:
         StructField(name, _spark_type(made[name]) if name in made else types[name])
         for name in [*names, *others]
     ]
-    steps = _shared(list(fitted), df.sparkSession)
+    steps = shared(list(fitted), df.sparkSession)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -107,15 +108,3 @@ def _spark_type(kind: str) -> Any:
     from pyspark.sql.types import DataType
 
     return DataType.fromDDL(kind)
-
-
-def _shared(value: Any, spark: Any) -> Any:
-    """A value that Spark sends to each worker once, and that a worker's process unpacks once."""
-    context = getattr(spark, "_sc", None)
-    # Spark Connect has no broadcasts: there it travels with the function.
-    return _Carried(value) if context is None else context.broadcast(value)
-
-
-class _Carried:
-    def __init__(self, value: Any):
-        self.value = value

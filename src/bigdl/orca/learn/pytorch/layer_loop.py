@@ -129,11 +129,7 @@ class LayerLoop(LayerGroups, Runner):
         self.call("after_val_epoch")
 
     def _close_epoch(self, entry):
-        position = self.position
-        position.history.append(entry)
-        position.partial = None
-        position.epoch += 1
-        position.step = 0
+        self.position.close_epoch(entry)
         self._figures = self._no_figures()
         self._layer.built.step_scheduler_after_epoch(self, entry)
 

@@ -184,11 +184,7 @@ class TorchLoop(Iteration):
         return self._buffers.merged()
 
     def _close_epoch(self, entry):
-        position = self.position
-        position.history.append(entry)
-        position.partial = None
-        position.epoch += 1
-        position.step = 0
+        self.position.close_epoch(entry)
         self._sums = EpochSums()
         self._built.step_scheduler_after_epoch(self, entry)
 

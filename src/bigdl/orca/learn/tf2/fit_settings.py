@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bigdl.orca.learn.position import Goal
+from bigdl.orca.learn.position import Goal, Position
 from bigdl.orca.learn.trigger import EveryEpoch, Trigger
 
 __all__ = ["EvaluationSettings", "KerasFitSettings"]
@@ -65,6 +65,10 @@ class KerasFitSettings:
     run_url: str | None = None
     keep: int = 2
     verbose: int | str = 1
+
+    def epoch_number(self, position: Position) -> int:
+        """The number of the current epoch, as callbacks count."""
+        return position.epoch - self.goal.first + self.initial_epoch
 
     def validates_after(self, epoch: int) -> bool:
         """Whether the epoch with this number (from 1) is followed by a validation."""

@@ -94,7 +94,7 @@ class KerasLayerLoop(LayerGroups):
         hooks, optimizer = self._callbacks.list, self.model.optimizer
         self.model.stop_training = False
         hooks.on_train_begin()
-        if self._is_within_fit:
+        if self.settings.goal.is_begun(self.position):
             self._restore_callbacks()
         if self.position.partial:  # an earlier fit ended inside this epoch
             self._close_epoch(self.position.partial)
@@ -105,20 +105,9 @@ class KerasLayerLoop(LayerGroups):
         hooks.on_train_end()
         return self._finish(states)
 
-    @property
-    def _number(self) -> int:
-        """The number of the current epoch, as callbacks count."""
-        return self.position.epoch - self.settings.goal.first + self.settings.initial_epoch
-
-    @property
-    def _is_within_fit(self) -> bool:
-        """Whether some of this fit is done already."""
-        position = self.position
-        is_begun = position.step > 0 and position.partial is None
-        return position.counted > self.settings.goal.first or is_begun
-
     def _epoch(self):
-        number, hooks = self._number, self._callbacks.list
+        number = self.settings.epoch_number(self.position)
+        hooks = self._callbacks.list
         hooks.on_epoch_begin(number)
         self._groups_of_epoch()
         entry = self._entry()
@@ -168,11 +157,7 @@ class KerasLayerLoop(LayerGroups):
         self._transport.start(self._layer.states(self._layer_plan, residuals))
 
     def _close_epoch(self, entry):
-        position = self.position
-        position.history.append(entry)
-        position.partial = None
-        position.epoch += 1
-        position.step = 0
+        self.position.close_epoch(entry)
         self._figures = self._no_figures()
 
     # -- what the groups ask -------------------------------------------------------------------

@@ -135,7 +135,7 @@ class KerasLoop:
         """Train to the end; rank 0 returns where the final state is."""
         self.model.stop_training = False
         self._callbacks.list.on_train_begin()
-        if self._is_within_fit and self._keeper.callback_numbers:
+        if self.settings.goal.is_begun(self.position) and self._keeper.callback_numbers:
             self._callbacks.put_numbers(self._keeper.callback_numbers)
         if self.position.partial:  # an earlier fit ended inside this epoch
             self._close_epoch(self.position.partial)
@@ -150,20 +150,8 @@ class KerasLoop:
             self.position.ends[self.settings.goal.key] = self.position.counted
         return {"checkpoint": self._keeper.finish(self.position, self._sums)}
 
-    @property
-    def _number(self) -> int:
-        """The number of the current epoch, as callbacks count."""
-        return self.position.epoch - self.settings.goal.first + self.settings.initial_epoch
-
-    @property
-    def _is_within_fit(self) -> bool:
-        """Whether some of this fit is done already."""
-        position = self.position
-        is_begun = position.step > 0 and position.partial is None
-        return position.counted > self.settings.goal.first or is_begun
-
     def _epoch(self):
-        position, number = self.position, self._number
+        position, number = self.position, self.settings.epoch_number(self.position)
         self._callbacks.list.on_epoch_begin(number)
         if not position.step:
             self.model.reset_metrics()
@@ -254,11 +242,7 @@ class KerasLoop:
             to_variable(variable, value)
 
     def _close_epoch(self, entry):
-        position = self.position
-        position.history.append(entry)
-        position.partial = None
-        position.epoch += 1
-        position.step = 0
+        self.position.close_epoch(entry)
         self._sums = EpochSums()
 
     def _is_over(self) -> bool:
