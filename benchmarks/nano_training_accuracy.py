@@ -38,6 +38,23 @@ SIDES = {
 }
 
 
+class Spoken(nn.Module):
+    """Scores of ten digits from spectrograms (N, 1, 64, 46)."""
+
+    def __init__(self, widths=(16, 32, 64, 64)):
+        super().__init__()
+        given, layers = 1, []
+        for made in widths:
+            layers += [nn.Conv2d(given, made, 3, padding=1, bias=False), nn.BatchNorm2d(made)]
+            layers += [nn.ReLU(), nn.MaxPool2d(2)]
+            given = made
+        self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.classify = nn.Sequential(nn.Dropout(0.2), nn.Linear(given, 10))
+
+    def forward(self, spectrograms):
+        return self.classify(self.features(spectrograms))
+
+
 class Classifier(pytorch_lightning.LightningModule):
     """A network that learns classes."""
 
@@ -90,7 +107,7 @@ def spoken_case(seed, options):
         torch.from_numpy(np.sort(np.concatenate(each))) for each in zip(*halves, strict=True)
     )
     x = (x - x[train].mean()) / x[train].std()
-    return (x[train], y[train]), (x[test], y[test]), Convolutional
+    return (x[train], y[train]), (x[test], y[test]), Spoken
 
 
 CASES = {"digits": digits_case, "spoken": spoken_case}

@@ -226,6 +226,7 @@ def _opened(transport, plan, program, feed):
     from bigdl.orca.sync.parameter_layer.barrier import BarrierTransport
     from bigdl.orca.sync.parameter_layer.shuffle import ShuffleTransport
 
+    # more threads would be more than the machine has cores for, and spin while they wait
     if transport == "barrier":
-        return BarrierTransport(SparkEngine(), plan, program, feed)
-    return ShuffleTransport(SparkCluster.from_active(), plan, program, feed)
+        return BarrierTransport(SparkEngine(), plan, program, feed, threads=1)
+    return ShuffleTransport(SparkCluster.from_active(), plan, program, feed, threads=1)
