@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from alone import rows_of, union_batches
 from crew import Crew
+from engines import with_horovod
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.position import Goal
@@ -12,6 +13,7 @@ from bigdl.orca.learn.tf2.evaluation import EvaluateProgram
 from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings, KerasFitSettings
 from bigdl.orca.learn.tf2.loop import KerasLoop
 from bigdl.orca.learn.tf2.parts import KerasParts, Packed
+from bigdl.orca.sync.horovod import HorovodSync
 from bigdl.orca.sync.torch_distributed import TorchDistributedSync
 
 # every process that meets Keras first imports it, which takes long on a busy machine
@@ -21,17 +23,21 @@ SHARDS = {"7+4": [7, 4], "9+0": [9, 0], "1+5+3": [1, 5, 3]}
 shards_param = pytest.mark.parametrize("sizes", SHARDS.values(), ids=SHARDS.keys())
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "tensorflow",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "jax")),
-    ],
-)
+BACKENDS = [
+    pytest.param(("tensorflow", TorchDistributedSync), id="tensorflow"),
+    *(
+        pytest.param((name, TorchDistributedSync), id=name, marks=pytest.mark.slow)
+        for name in ("torch", "jax")
+    ),
+    *with_horovod(*((f"{name}-horovod", (name, HorovodSync)) for name in ("tensorflow", "torch"))),
+]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
 def crew(request):
-    """Three processes, and the backend of Keras that they compute with."""
+    """Three processes, the backend of Keras that they compute with, and how gradients meet."""
     with Crew(3) as crew:
-        crew.backend = request.param
+        crew.backend, crew.sync = request.param
         yield crew
 
 
@@ -114,11 +120,10 @@ def eager(config):
     return net(config, run_eagerly=True)
 
 
-def trained(worker, packed, settings):
+def trained(worker, packed, settings, sync):
     """The weights of a rank after a fit, the optimizer's state and the figures."""
     parts, callbacks = packed.unpack({}, 1)
-    sync = TorchDistributedSync(worker)
-    loop = KerasLoop(worker, sync, parts, settings, callbacks, {})
+    loop = KerasLoop(worker, sync(worker), parts, settings, callbacks, {})
     loop.fit()
     state = [np.array(v) for v in (*loop.model.get_weights(),)]
     state += [np.asarray(v.numpy() if hasattr(v, "numpy") else v) for v in _variables(loop.model)]
@@ -142,8 +147,9 @@ def fit(crew, shards, creator=net, callbacks=(), **settings):
     """Train on a crew; state and figures of rank 0, after a look that all ranks agree."""
     payload = cloudpickle.dumps((KerasParts(creator), list(callbacks)))
     packed, settings = Packed(crew.backend, payload), settings_of(**settings)
+    sync = crew.sync
     outcomes, _ = crew.run(
-        lambda worker: trained(worker, packed, settings), [{"data": s} for s in shards]
+        lambda worker: trained(worker, packed, settings, sync), [{"data": s} for s in shards]
     )
     for state, _ in outcomes[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(outcomes[0][0], state, strict=True))
@@ -277,9 +283,7 @@ def test_running_averages_are_merged(crew):
 def test_evaluation_does_not_depend_on_the_workers(crew):
     rows = rows_of([11], dtype="float32")[0]
     packed = Packed(crew.backend, cloudpickle.dumps((KerasParts(net), [])))
-    program = EvaluateProgram(
-        packed, {}, EvaluationSettings(4, ("x",), ("y",)), 1, TorchDistributedSync
-    )
+    program = EvaluateProgram(packed, {}, EvaluationSettings(4, ("x",), ("y",)), 1, crew.sync)
     found = []
     for count in (1, 2, 3):
         shards = [{"shard": {k: v[i::count] for k, v in rows.items()}} for i in range(count)]
