@@ -11,12 +11,13 @@ import logging
 import os
 import threading
 
-__all__ = ["exchange", "fits_barrier", "is_cached", "is_deterministic", "quiet"]
+__all__ = ["exchange", "fits_barrier", "is_cached", "is_deterministic", "is_switched_off", "quiet"]
 
 logger = logging.getLogger("bigdl.orca")
 
 
-def _switched_off() -> bool:
+def is_switched_off() -> bool:
+    """Whether no plan may be looked at."""
     return os.environ.get("BIGDL_NO_PLAN_INSPECTION", "") not in ("", "0")
 
 
@@ -31,7 +32,7 @@ def is_deterministic(frame) -> bool:
 
     A limit takes the rows that come first over the network, although Spark calls it deterministic.
     """
-    if _switched_off():
+    if is_switched_off():
         return True
     try:
         plan = frame._jdf.queryExecution().optimizedPlan()
@@ -60,7 +61,7 @@ def fits_barrier(frame, num_tasks: int) -> bool | None:
     Every RDD of the stage must have `num_tasks` partitions: coalesce, union and limit are refused
     (SPARK-24820), also behind a cache.
     """
-    if _switched_off():
+    if is_switched_off():
         return None
     try:
         rdds = [frame._jdf.queryExecution().toRdd()]
@@ -120,7 +121,7 @@ def quiet(sc):
 
 
 def _silence(sc):
-    if _switched_off():
+    if is_switched_off():
         return
     try:
         log4j = sc._jvm.org.apache.logging.log4j

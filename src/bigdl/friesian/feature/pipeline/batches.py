@@ -14,7 +14,17 @@ if TYPE_CHECKING:
 
     from bigdl.friesian.feature.pipeline.step import Cell, Fitted, Function
 
-__all__ = ["Batch", "Factored", "batch_of", "crossed", "factored", "flat", "normal"]
+__all__ = [
+    "Batch",
+    "Factored",
+    "Values",
+    "batch_of",
+    "crossed",
+    "cut",
+    "factored",
+    "flat",
+    "normal",
+]
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,10 @@ class Batch:
 
     def __getitem__(self, name: str) -> Values:
         return self._columns[name]()
+
+    def select(self, names: Iterable[str]) -> Batch:
+        """The batch with some of its columns."""
+        return Batch({name: self._columns[name] for name in names}, self.rows)
 
     def after(self, fitted: Fitted) -> Batch:
         """The batch behind a step."""
@@ -135,6 +149,13 @@ def flat(column: Values) -> pa.Array:
     if not isinstance(column, Factored):
         return column
     return column.values.take(pa.array(column.codes))
+
+
+def cut(column: Values, start: int, rows: int) -> Values:
+    """The values of some rows."""
+    if not isinstance(column, Factored):
+        return column.slice(start, rows)
+    return Factored(column.values, column.codes[start : start + rows])
 
 
 def crossed(columns: list[Factored]) -> tuple[list[pa.Array], np.ndarray]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bigdl.friesian.feature.operators.columns import col, is_fractional, is_integral, type_of
+from bigdl.friesian.feature.pipeline.counting import count_texts, pays
 from bigdl.friesian.feature.pipeline.in_batches import mapped, together
 from bigdl.friesian.feature.pipeline.learning import Program
 from bigdl.friesian.feature.pipeline.requests import (
@@ -17,6 +18,7 @@ from bigdl.friesian.feature.pipeline.requests import (
     Request,
     TargetSums,
 )
+from bigdl.friesian.feature.pipeline.scans import from_files, from_rows
 from bigdl.friesian.feature.pipeline.step import Field, Fitted, Schema, check_schema, inputs_of
 
 if TYPE_CHECKING:
@@ -104,23 +106,32 @@ def _answers(df: DataFrame, asked: Mapping[Any, Request]) -> dict[Any, Any]:
 def _counts_and_figures(
     df: DataFrame, counts: Mapping[Any, Counts], figures: Mapping[Any, Request]
 ) -> dict[Any, Any]:
-    """The figures are observed while the values are counted."""
+    """The figures are observed while the values are counted, if rows of Spark are counted."""
     from pyspark.sql import Observation
 
+    found = _counts_of_files(df, counts)
+    rest = {key: each for key, each in counts.items() if key not in found}
     columns = [each for request in figures.values() for each in _figures(df, request)]
     named = [each.alias(f"f{i}") for i, each in enumerate(columns)]
-    if not counts:
+    if not rest:
         row = df.agg(*named).first().asDict() if named else {}
-        return _read_figures(figures, row)
+        return found | _read_figures(figures, row)
     observation = Observation() if named else None
     if observation is not None:
         df = df.observe(observation, *named)
-    found: dict[Any, Any] = {}
     # cells with several values and others cannot be exploded by the same expression
-    for separator in dict.fromkeys(each.separator for each in counts.values()):
-        mine = {key: each for key, each in counts.items() if each.separator == separator}
+    for separator in dict.fromkeys(each.separator for each in rest.values()):
+        mine = {key: each for key, each in rest.items() if each.separator == separator}
         found |= _counts(df, mine, separator)
     return found | _read_figures(figures, observation.get if observation is not None else {})
+
+
+def _counts_of_files(df: DataFrame, counts: Mapping[Any, Counts]) -> dict[Any, pa.Table]:
+    """Those of texts that stand in files as they are; nothing if that does not pay or work."""
+    texts = {key: each for key, each in counts.items() if each.separator is None}
+    requests = list(texts.values())
+    counted = count_texts(df, requests, from_files) if pays(df, requests) else None
+    return {} if counted is None else _tables(counted, dict.fromkeys(texts, "value"))
 
 
 def _counts(
@@ -128,21 +139,24 @@ def _counts(
 ) -> dict[Any, pa.Table]:
     import re
 
-    import pyarrow.compute as pc
-
-    from bigdl.friesian.feature.operators.counting import count_texts, pays
     from bigdl.friesian.feature.operators.vocabulary import Source, count_values
 
-    sources = [
-        Source(str(i), each.columns, each.at_least) for i, each in enumerate(counts.values())
-    ]
-    if separator is None and pays(df, sources):
-        counted, fields = count_texts(df, sources), ["value"] * len(sources)
-    else:
-        counted, fields = count_values(df, sources, separator and re.escape(separator))
+    requests = list(counts.values())
+    if separator is None and pays(df, requests):
+        counted = count_texts(df, requests, from_rows)
+        return _tables(counted, dict.fromkeys(counts, "value"))
+    sources = [Source(str(i), each.columns, each.at_least) for i, each in enumerate(requests)]
+    counted, fields = count_values(df, sources, separator and re.escape(separator))
+    return _tables(counted, dict(zip(counts, fields, strict=True)))
+
+
+def _tables(counted: DataFrame, fields: Mapping[Any, str]) -> dict[Any, pa.Table]:
+    """The counts of each request, given the column that its values are in."""
+    import pyarrow.compute as pc
+
     table = counted.toArrow()
     found = {}
-    for i, (key, field) in enumerate(zip(counts, fields, strict=True)):
+    for i, (key, field) in enumerate(fields.items()):
         mine = table.filter(pc.equal(table["source"], i))
         found[key] = mine.select([field, "count"]).rename_columns(["value", "count"])
     return found

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bigdl.friesian.feature.operators.counting import gathered
 from bigdl.friesian.feature.operators.dictionary import shared
+from bigdl.friesian.feature.pipeline import scans
+from bigdl.friesian.feature.pipeline.batches import Batch, Values, batch_of, cut, flat
 from bigdl.friesian.feature.pipeline.step import Fitted, Step
 
 if TYPE_CHECKING:
@@ -77,8 +78,6 @@ def mapped(df: DataFrame, fitted: Sequence[Fitted]) -> DataFrame:
     """
     from pyspark.sql.types import StructField, StructType
 
-    from bigdl.friesian.feature.pipeline.batches import batch_of
-
     types = {each.name: each.dataType for each in df.schema}
     made = {cell.output: cell.field.kind for each in fitted for cell in each.cells}
     others = [name for name in types if name not in fitted[0].before]
@@ -90,18 +89,19 @@ def mapped(df: DataFrame, fitted: Sequence[Fitted]) -> DataFrame:
     ]
     steps = shared(list(fitted), df.sparkSession)
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
+    def run(batch: Batch) -> Iterator[pa.RecordBatch]:
+        found = batch.select(known).behind(steps.value)
+        columns = [found[name] for name in names] + [batch[name] for name in others]
+        yield from _record_batches([*names, *others], columns, batch.rows)
 
-        from bigdl.friesian.feature.pipeline.batches import flat
+    return scans.map_batches(df, run, StructType(fields))
 
-        for table in gathered(batches):
-            batch = batch_of({name: table[name] for name in known}).behind(steps.value)
-            columns = [flat(batch[name]) for name in names]
-            found = pa.table(columns + [table[name] for name in others], [*names, *others])
-            yield from found.to_batches(max_chunksize=_ROWS)
 
-    return df.mapInArrow(run, StructType(fields))
+def _record_batches(names: list[str], columns: list[Values], rows: int) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    for start in range(0, rows, _ROWS):
+        yield pa.record_batch([flat(cut(each, start, _ROWS)) for each in columns], names)
 
 
 def _spark_type(kind: str) -> Any:
