@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from alone import largest_difference
+from executors import Executors
 from slices import (
     ROWS,
     KilledOnce,
@@ -81,33 +82,6 @@ class Shrink(Callback):
             self.cluster.give_back()
         elif runner.epochs == 1:
             self.cluster.take()
-
-
-class Executors:
-    """The executors of the application, as Spark's own dynamic allocation would change them."""
-
-    def __init__(self, spark):
-        self.sc = spark.sparkContext._jsc.sc()
-        self.spark = spark
-
-    def give_back(self):
-        ids = self.sc.schedulerBackend().getExecutorIds()
-        assert self.sc.killExecutor(ids.apply(0))
-        self._await(1)
-
-    def take(self):
-        """Spark lost count of those that it began with, so it is asked more than once."""
-        self._await(2, lambda: self.sc.requestExecutors(1))
-
-    def count(self):
-        return self.sc.schedulerBackend().getExecutorIds().size()
-
-    def _await(self, count, ask=lambda: None):
-        end = time.monotonic() + 120
-        while self.count() != count:
-            assert time.monotonic() < end
-            ask()
-            time.sleep(0.5)
 
 
 @pytest.fixture
