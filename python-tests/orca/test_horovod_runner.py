@@ -56,6 +56,27 @@ class TestWithHorovod:
 
         assert HorovodRayRunner().run(size) == [1]
 
+    @pytest.mark.parametrize("processes", [1, 2])
+    def test_a_program_of_horovod_begins_and_ends_it_by_itself(self, processes):
+        def program():
+            import horovod.torch as hvd
+            import torch
+
+            hvd.init()
+            torch.manual_seed(hvd.rank())
+            model = torch.nn.Linear(2, 1)
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), 0.1), named_parameters=model.named_parameters()
+            )
+            model(torch.randn(4, 2)).pow(2).mean().backward()
+            optimizer.step()
+            hvd.shutdown()
+            return model.weight.tolist()
+
+        found = HorovodRayRunner(workers_per_node=processes).run(program)
+        assert found == [found[0]] * processes
+
     def test_objects_are_made_once_in_each_process(self):
         class Greeter:
             def __init__(self, word):
