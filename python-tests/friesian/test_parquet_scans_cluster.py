@@ -1,0 +1,24 @@
+"""Executors of a cluster read columns of Parquet files without rows of Spark."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bigdl.friesian.feature.pipeline import scans
+from bigdl.friesian.feature.pipeline.batches import flat
+
+
+def same(batch):
+    yield pa.record_batch({name: flat(batch[name]) for name in batch.names})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_executors_look_into_files_and_read_them(local_cluster, tmp_path):
+    for part in range(3):
+        rows = range(part * 50, part * 50 + 50)
+        table = pa.table({"text": [f"text {n % 7}" for n in rows], "row": rows})
+        pq.write_table(table, tmp_path / f"{part}.parquet", row_group_size=20)
+    df = local_cluster.read.parquet(str(tmp_path))
+    found = scans.from_files(df, same, df.schema)
+    assert found.toArrow().equals(df.toArrow())
