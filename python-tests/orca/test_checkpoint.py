@@ -19,7 +19,7 @@ from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.pytorch.loop import FitSettings
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.training import Training
+from bigdl.orca.learn.training import Training
 from bigdl.orca.learn.trigger import EveryEpoch, SeveralIteration, Trigger
 from bigdl.orca.sync.torch_distributed import TorchDistributedSync
 

@@ -20,8 +20,8 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data import XShards
 from bigdl.orca.learn.checkpoint import CheckpointDirectory
 from bigdl.orca.learn.failure import FailurePolicy
+from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.position import Goal
-from bigdl.orca.learn.pytorch.layer_options import LayerOptions
 from bigdl.orca.learn.tf2 import Estimator
 from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings, KerasFitSettings
 from bigdl.orca.learn.tf2.layer_loop import KerasLayerLoop

@@ -27,8 +27,8 @@ from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSetti
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
 from bigdl.orca.learn.pytorch.gradients import Clipping
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.state import dumps, loads
-from bigdl.orca.learn.pytorch.training import Training
+from bigdl.orca.learn.state import dumps, loads
+from bigdl.orca.learn.training import Training
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.orca.sync.torch_distributed import TorchDistributedSync
 

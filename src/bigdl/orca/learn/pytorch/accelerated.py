@@ -19,8 +19,8 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.inference.runtimes import nano_files
+from bigdl.orca.learn.prediction.shipping import Ready, Shipped, Snapshot, digest_of
 from bigdl.orca.learn.pytorch.sampling import SAMPLE_ROWS, Sample
-from bigdl.orca.learn.pytorch.shipping import Ready, Shipped, Snapshot, digest_of
 
 __all__ = ["AUTO_METHODS", "LARGEST_ERROR", "Saved", "ship_accelerated"]
 
@@ -168,7 +168,7 @@ def _digest_of_files(files: dict[str, bytes]) -> str:
 def _original(snapshot: Snapshot):
     import torch
 
-    from bigdl.orca.learn.pytorch.state import isolated_rng
+    from bigdl.orca.learn.state import isolated_rng
 
     with isolated_rng(0):
         return snapshot.ready(torch.device("cpu")).model

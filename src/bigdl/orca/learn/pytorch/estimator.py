@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.learn.checkpoint import CheckpointDirectory
+from bigdl.orca.learn.device import check_precision
 from bigdl.orca.learn.estimator import check_positive
+from bigdl.orca.learn.old_keywords import take_old
 from bigdl.orca.learn.pytorch.callbacks import ModelCheckpoint
-from bigdl.orca.learn.pytorch.device import check_precision
-from bigdl.orca.learn.pytorch.old_keywords import take_old
 from bigdl.orca.learn.pytorch.pytorch_estimator import PyTorchEstimator
 from bigdl.orca.learn.pytorch.training_operator import check_operator
 

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.data.tensors import TensorShard, open_batches
+from bigdl.orca.learn.device import device_of, move, precision_of, to_cpu, to_device
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
-from bigdl.orca.learn.pytorch.data import TensorShard, open_batches
-from bigdl.orca.learn.pytorch.device import device_of, move, precision_of, to_cpu, to_device
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.runner import BatchesOfWorker, Runner
-from bigdl.orca.learn.pytorch.state import dumps, load_into, loads, seed_everything
 from bigdl.orca.learn.pytorch.steps import step_for
+from bigdl.orca.learn.state import dumps, load_into, loads, seed_everything
 
 __all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_shard"]
 

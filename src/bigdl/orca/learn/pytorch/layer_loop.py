@@ -9,16 +9,16 @@ from types import SimpleNamespace
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.learn.checkpoint import Snapshot
 from bigdl.orca.learn.failure import FailurePolicy
-from bigdl.orca.learn.pytorch.figures import score_of, validation_names
+from bigdl.orca.learn.figures import score_of, validation_names
+from bigdl.orca.learn.layer_fit.figures import LayerFigures
+from bigdl.orca.learn.layer_fit.groups import LayerGroups
+from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
 from bigdl.orca.learn.pytorch.group_phases import GroupPhases
-from bigdl.orca.learn.pytorch.layer_figures import LayerFigures
-from bigdl.orca.learn.pytorch.layer_groups import LayerGroups
 from bigdl.orca.learn.pytorch.layer_model import LayerModel
-from bigdl.orca.learn.pytorch.layer_options import LayerOptions
 from bigdl.orca.learn.pytorch.runner import Runner
-from bigdl.orca.learn.pytorch.state import dumps, loads
 from bigdl.orca.learn.pytorch.summaries import StepSummary
+from bigdl.orca.learn.state import dumps, loads
 from bigdl.orca.sync.parameter_layer.plan import LayerPlan
 from bigdl.orca.sync.parameter_layer.transport import Transport
 

@@ -14,13 +14,13 @@ import numpy as np
 
 from bigdl.common.errors import require
 from bigdl.orca.learn.checkpoint import Snapshot
+from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
-from bigdl.orca.learn.pytorch.layer_options import LayerOptions
 from bigdl.orca.learn.pytorch.layer_replica import trained_parameters
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.state import dumps, isolated_rng, load_into
 from bigdl.orca.learn.pytorch.steps import step_for
+from bigdl.orca.learn.state import dumps, isolated_rng, load_into
 from bigdl.orca.sync.parameter_layer.optimizers import (
     check_optimizer,
     groups_of,

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bigdl.orca.learn.data.tensors import open_batches
+from bigdl.orca.learn.device import precision_of
+from bigdl.orca.learn.layer_fit.rows import LayerRows, Place
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
-from bigdl.orca.learn.pytorch.data import open_batches
-from bigdl.orca.learn.pytorch.device import precision_of
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
-from bigdl.orca.learn.pytorch.layer_rows import LayerRows, Place
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.state import load_into, seed_everything
 from bigdl.orca.learn.pytorch.steps import counts_unevenly, step_for
+from bigdl.orca.learn.state import load_into, seed_everything
 from bigdl.orca.sync.parameter_layer.buffers import changed
 from bigdl.orca.sync.parameter_layer.plan import Step
 from bigdl.orca.sync.parameter_layer.rank import Contribution
@@ -40,7 +40,7 @@ class ReplicaProgram:
         State dict at the start; parameters are replaced in every step, other things are not.
     ranks : int
     sampling : str
-        See :class:`~.layer_options.LayerOptions`.
+        See :class:`~bigdl.orca.learn.layer_fit.options.LayerOptions`.
     """
 
     parts: ModelParts

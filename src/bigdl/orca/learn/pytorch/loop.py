@@ -16,24 +16,24 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
 from bigdl.orca.learn.background import BackgroundWriter
+from bigdl.orca.learn.data.batches import Batches, planned
+from bigdl.orca.learn.data.tensors import open_batches, shuffle_memory
+from bigdl.orca.learn.device import device_of, move, precision_of
+from bigdl.orca.learn.figures import score_of, validation_names
+from bigdl.orca.learn.keeper import StateKeeper
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
-from bigdl.orca.learn.pytorch.batches import Batches, planned
-from bigdl.orca.learn.pytorch.buffers import Buffers
-from bigdl.orca.learn.pytorch.data import open_batches, shuffle_memory
-from bigdl.orca.learn.pytorch.device import device_of, move, precision_of
 from bigdl.orca.learn.pytorch.evaluation import EvaluationSettings, evaluate_shard
-from bigdl.orca.learn.pytorch.figures import score_of, validation_names
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
 from bigdl.orca.learn.pytorch.gradients import Update, may_be_sparse
 from bigdl.orca.learn.pytorch.iteration import Iteration
-from bigdl.orca.learn.pytorch.keeper import StateKeeper
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.runner import BatchesOfWorker
-from bigdl.orca.learn.pytorch.state import seed_everything
 from bigdl.orca.learn.pytorch.steps import counts_unevenly, step_for
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.orca.learn.pytorch.sums import EpochSums
 from bigdl.orca.learn.run_checkpoints import fires, open_run
+from bigdl.orca.learn.running import Buffers
+from bigdl.orca.learn.state import seed_everything
+from bigdl.orca.learn.sums import EpochSums
 from bigdl.orca.learn.trigger import TriggerState
 
 __all__ = ["FitProgram", "FitSettings", "TorchLoop"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.figures import figure_of
+from bigdl.orca.learn.figures import figure_of
 from bigdl.orca.learn.pytorch.lightning import configured, is_lightning
 
 __all__ = ["Built", "ModelParts"]

@@ -11,7 +11,10 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed, kind_of
 from bigdl.orca.learn.estimator import check_positive
+from bigdl.orca.learn.evaluating import run_evaluation
 from bigdl.orca.learn.failure import FailurePolicy
+from bigdl.orca.learn.figures import as_returned, epoch_as_returned
+from bigdl.orca.learn.old_keywords import take_old
 from bigdl.orca.learn.pytorch.arguments import (
     check_accumulation,
     check_not_accelerated,
@@ -20,9 +23,6 @@ from bigdl.orca.learn.pytorch.arguments import (
     takes_over_prediction,
 )
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
-from bigdl.orca.learn.pytorch.evaluating import run_evaluation
-from bigdl.orca.learn.pytorch.figures import as_returned, epoch_as_returned
-from bigdl.orca.learn.pytorch.old_keywords import take_old
 from bigdl.orca.learn.pytorch.options import EstimatorOptions
 from bigdl.orca.learn.pytorch.weighted import check_weighted, with_weight
 from bigdl.orca.learn.trigger import EveryEpoch, Trigger
@@ -46,9 +46,9 @@ class PyTorchEstimator(EstimatorOptions):
         num_to_keep=2,
         backend="spark",
     ):
-        from bigdl.orca.learn.pytorch.backends import sync_of
-        from bigdl.orca.learn.pytorch.layer_training import LayerTraining
-        from bigdl.orca.learn.pytorch.training import Training
+        from bigdl.orca.learn.backends import sync_of
+        from bigdl.orca.learn.layer_fit.training import LayerTraining
+        from bigdl.orca.learn.training import Training
 
         sync = sync_of(backend)
         training = LayerTraining if backend == "bigdl" else Training
@@ -184,11 +184,11 @@ Ray also RayXShards or a ray.data.Dataset
         WorkerLost
             When workers were lost more often than `max_failures` allows.
         """
+        from bigdl.orca.learn.backends import is_on_ray
+        from bigdl.orca.learn.layer_fit.options import layer_options
+        from bigdl.orca.learn.layer_fit.training import Opening
         from bigdl.orca.learn.position import Goal
-        from bigdl.orca.learn.pytorch.backends import is_on_ray
         from bigdl.orca.learn.pytorch.fit_settings import FitSettings
-        from bigdl.orca.learn.pytorch.layer_options import layer_options
-        from bigdl.orca.learn.pytorch.layer_training import Opening
 
         take_old("fit", old, known=_FIT)
         layer = layer_options(
@@ -406,9 +406,9 @@ RayXShards or a ray.data.Dataset
             dropped), a dense vector for several, nested arrays for more dimensions; several
             outputs without `output_cols` as an array of vectors.
         """
-        from bigdl.orca.learn.pytorch.backends import cluster_of
-        from bigdl.orca.learn.pytorch.predict_shards import opened, predict_any
-        from bigdl.orca.learn.pytorch.shipping import Shipped
+        from bigdl.orca.learn.backends import cluster_of
+        from bigdl.orca.learn.prediction.shards import opened, predict_any
+        from bigdl.orca.learn.prediction.shipping import Shipped
 
         self._need_model()
         check_positive("batch_size", batch_size)
@@ -450,8 +450,8 @@ RayXShards or a ray.data.Dataset
         self, accelerate, data, weights, feature_cols, batch_size, inputs, cluster
     ) -> tuple[Any, Any]:
         """What to ship instead of the model, if anything, and what is known of the inputs."""
+        from bigdl.orca.learn.prediction.shards import threads_of_task
         from bigdl.orca.learn.pytorch.accelerated import ship_accelerated
-        from bigdl.orca.learn.pytorch.predict_shards import threads_of_task
         from bigdl.orca.learn.pytorch.sampling import sample_of
 
         sample = sample_of(data, self._parts.config, feature_cols, cluster)
@@ -476,7 +476,7 @@ RayXShards or a ray.data.Dataset
 
         The workers of Ray that wait for programs end, too.
         """
-        from bigdl.orca.learn.pytorch.backends import end_workers
+        from bigdl.orca.learn.backends import end_workers
 
         self._shipped = self._shipped_fast = None
         end_workers(self._backend)
@@ -484,7 +484,7 @@ RayXShards or a ray.data.Dataset
     # -- helpers -------------------------------------------------------------------------------
 
     def _engine(self, min_workers=None):
-        from bigdl.orca.learn.pytorch.backends import engine_of
+        from bigdl.orca.learn.backends import engine_of
 
         return engine_of(self._backend, self._workers_per_node, self._log_to_driver, min_workers)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.learn.checkpoint import CheckpointDirectory
 from bigdl.orca.learn.estimator import check_positive
-from bigdl.orca.learn.pytorch.old_keywords import take_old, warn_once
+from bigdl.orca.learn.old_keywords import take_old, warn_once
 from bigdl.orca.learn.tf2.keras_estimator import KerasEstimator
 from bigdl.orca.learn.tf2.runtime import check_backend
 

@@ -9,8 +9,8 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.failure import FailurePolicy
+from bigdl.orca.learn.old_keywords import take_old, warn_once
 from bigdl.orca.learn.progress import is_interactive
-from bigdl.orca.learn.pytorch.old_keywords import take_old, warn_once
 from bigdl.orca.learn.pytorch.weighted import with_weight
 from bigdl.orca.learn.tf2.arguments import (
     check_batch_size,
@@ -40,7 +40,7 @@ class KerasEstimator(KerasFiles):
         num_to_keep=2,
         backend="spark",
     ):
-        from bigdl.orca.learn.pytorch.backends import sync_of
+        from bigdl.orca.learn.backends import sync_of
         from bigdl.orca.learn.tf2.layer_training import KerasLayerTraining
         from bigdl.orca.learn.tf2.training import KerasTraining
 
@@ -161,9 +161,9 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         WorkerLost
             When workers were lost more often than `max_failures` allows.
         """
+        from bigdl.orca.learn.layer_fit.options import layer_options
+        from bigdl.orca.learn.layer_fit.training import Opening
         from bigdl.orca.learn.position import Goal
-        from bigdl.orca.learn.pytorch.layer_options import layer_options
-        from bigdl.orca.learn.pytorch.layer_training import Opening
         from bigdl.orca.learn.tf2.parts import Packed
         from bigdl.orca.learn.tf2.training import OnItsWay
 
@@ -358,8 +358,8 @@ RayXShards or a ray.data.Dataset
             ``Dense(1)`` gives it), nested arrays for more; several outputs without `output_cols`
             as an array of vectors.
         """
-        from bigdl.orca.learn.pytorch.backends import cluster_of
-        from bigdl.orca.learn.pytorch.predict_shards import opened, predict_any, threads_of_task
+        from bigdl.orca.learn.backends import cluster_of
+        from bigdl.orca.learn.prediction.shards import opened, predict_any, threads_of_task
 
         self._parts.need()
         size = 32 if batch_size is None else check_positive("batch_size", batch_size)
@@ -380,7 +380,7 @@ RayXShards or a ray.data.Dataset
 
     def _ship(self, names, sc, threads):
         """Broadcast the model, unless it is what was broadcast last."""
-        from bigdl.orca.learn.pytorch.shipping import Shipped, digest_of
+        from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
         from bigdl.orca.learn.tf2.parts import Packed
         from bigdl.orca.learn.tf2.shipping import KerasSnapshot
 
@@ -402,7 +402,7 @@ RayXShards or a ray.data.Dataset
 
         The workers of Ray that wait for programs end, too.
         """
-        from bigdl.orca.learn.pytorch.backends import end_workers
+        from bigdl.orca.learn.backends import end_workers
 
         self._shipped = None
         end_workers(self._backend)
@@ -410,7 +410,7 @@ RayXShards or a ray.data.Dataset
     # -- helpers -------------------------------------------------------------------------------
 
     def _engine(self):
-        from bigdl.orca.learn.pytorch.backends import engine_of
+        from bigdl.orca.learn.backends import engine_of
 
         return engine_of(self._backend, self._workers_per_node, self._log_to_driver)
 

@@ -12,9 +12,9 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.learn.checkpoint import Snapshot
 from bigdl.orca.learn.failure import FailurePolicy
-from bigdl.orca.learn.pytorch.figures import score_of
-from bigdl.orca.learn.pytorch.layer_groups import LayerGroups
-from bigdl.orca.learn.pytorch.layer_options import LayerOptions
+from bigdl.orca.learn.figures import score_of
+from bigdl.orca.learn.layer_fit.groups import LayerGroups
+from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.tf2.callbacks import BATCH_HOOKS, WorkerCallbacks
 from bigdl.orca.learn.tf2.fit_settings import KerasFitSettings
 from bigdl.orca.learn.tf2.layer_figures import KerasLayerFigures

@@ -13,7 +13,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.checkpoint import Snapshot
-from bigdl.orca.learn.pytorch.layer_options import LayerOptions
+from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.tf2.evaluation import numbers_of
 from bigdl.orca.learn.tf2.layer_optimizer import LayerOptimizer, check_trainable
 from bigdl.orca.learn.tf2.layer_replica import running_weights, zeros_of

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bigdl.orca.learn.pytorch.layer_rows import LayerRows, Place
-from bigdl.orca.learn.pytorch.state import seed_everything
+from bigdl.orca.learn.layer_fit.rows import LayerRows, Place
+from bigdl.orca.learn.state import seed_everything
 from bigdl.orca.learn.tf2.data import Assembly
 from bigdl.orca.learn.tf2.evaluation import numbers_of
 from bigdl.orca.learn.tf2.fit_settings import KerasFitSettings
@@ -50,7 +50,7 @@ class KerasReplicaProgram:
         Weights at the start; trainable ones are replaced in every step, others are not.
     ranks : int
     sampling : str
-        See :class:`~bigdl.orca.learn.pytorch.layer_options.LayerOptions`.
+        See :class:`~bigdl.orca.learn.layer_fit.options.LayerOptions`.
     """
 
     packed: Packed

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.learn.estimator import check_positive
+from bigdl.orca.learn.layer_fit.training import open_transport, validate_by
 from bigdl.orca.learn.progress import ProgressBar
-from bigdl.orca.learn.pytorch.layer_training import open_transport, validate_by
 from bigdl.orca.learn.tf2.evaluation import EvaluateProgram
 from bigdl.orca.learn.tf2.layer_loop import KerasLayerLoop, check_callbacks
 from bigdl.orca.learn.tf2.layer_model import KerasLayerModel

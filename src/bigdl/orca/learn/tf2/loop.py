@@ -20,10 +20,10 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
 from bigdl.orca.learn.background import BackgroundWriter
-from bigdl.orca.learn.pytorch.batches import Batches
-from bigdl.orca.learn.pytorch.figures import score_of
-from bigdl.orca.learn.pytorch.sums import EpochSums
+from bigdl.orca.learn.data.batches import Batches
+from bigdl.orca.learn.figures import score_of
 from bigdl.orca.learn.run_checkpoints import fires, open_run
+from bigdl.orca.learn.sums import EpochSums
 from bigdl.orca.learn.tf2.callbacks import WorkerCallbacks
 from bigdl.orca.learn.tf2.data import Assembly
 from bigdl.orca.learn.tf2.evaluation import evaluate_batches, figures_of, numbers_of

@@ -8,8 +8,8 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.batches import BatchPlan
 from bigdl.orca.data.feeds.shard import LoaderShard
-from bigdl.orca.learn.pytorch.batches import Batches, planned
-from bigdl.orca.learn.pytorch.data import open_batches, open_loader, shuffle_memory
+from bigdl.orca.learn.data.batches import Batches, planned
+from bigdl.orca.learn.data.tensors import open_batches, open_loader, shuffle_memory
 from bigdl.orca.learn.tf2.data import Assembly, made_up
 from bigdl.orca.learn.tf2.sources import PlannedSource
 
@@ -59,11 +59,11 @@ def open_columns(shard, settings, config: dict, place):
     ----------
     shard, settings, config
         See :func:`open_rows`.
-    place : Worker or bigdl.orca.learn.pytorch.layer_rows.Place
+    place : Worker or bigdl.orca.learn.layer_fit.rows.Place
 
     Returns
     -------
-    TensorShard or bigdl.orca.learn.pytorch.loading.LoaderBatches
+    TensorShard or bigdl.orca.learn.data.loading.LoaderBatches
 
     Raises
     ------
@@ -105,7 +105,7 @@ def _opened(made, shard, settings, config, worker):
 def _loader(made, config, batch_size):
     from torch.utils.data import DataLoader, Dataset
 
-    from bigdl.orca.learn.pytorch.loading import as_loader
+    from bigdl.orca.learn.data.loading import as_loader
 
     if not isinstance(made, DataLoader | Dataset):
         raise UsageError(

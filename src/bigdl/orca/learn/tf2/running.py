@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigdl.orca.learn.pytorch.buffers import Buffers
+from bigdl.orca.learn.running import Buffers
 from bigdl.orca.learn.tf2.state import tensor_of, to_variable
 
 __all__ = ["RunningState", "merge_metrics"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.device import device_of_task, precision_of, to_device
+from bigdl.orca.learn.device import device_of_task, precision_of, to_device
 
 __all__ = ["Ready", "Shipped", "Snapshot", "cached_model", "digest_of"]
 
@@ -68,7 +68,7 @@ class Snapshot:
     @classmethod
     def of(cls, parts, weights: bytes, precision: str = "fp32") -> Snapshot:
         """The model of an Estimator's parts with these weights."""
-        from bigdl.orca.learn.pytorch.state import load_into
+        from bigdl.orca.learn.state import load_into
 
         parts = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
         if not parts.is_instance:
@@ -79,7 +79,7 @@ class Snapshot:
 
     def ready(self, device) -> Ready:
         """The model, in a process and on a device."""
-        from bigdl.orca.learn.pytorch.state import load_into
+        from bigdl.orca.learn.state import load_into
 
         model = self.parts.build_model()
         if self.weights is not None:
@@ -140,7 +140,7 @@ class Shipped:
         """The model, on the driver and its CPU."""
         import torch
 
-        from bigdl.orca.learn.pytorch.state import isolated_rng
+        from bigdl.orca.learn.state import isolated_rng
 
         with isolated_rng(0):
             return _load(self.broadcast.value, torch.device("cpu"))

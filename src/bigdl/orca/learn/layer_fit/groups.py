@@ -15,13 +15,13 @@ import numpy as np
 from bigdl.common.errors import WorkerLost
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.learn.checkpoint import CheckpointDirectory, Snapshot
+from bigdl.orca.learn.data.batches import planned
 from bigdl.orca.learn.failure import FailurePolicy
+from bigdl.orca.learn.layer_fit.figures import LayerFigures
+from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.position import Position
-from bigdl.orca.learn.pytorch.batches import planned
-from bigdl.orca.learn.pytorch.layer_figures import LayerFigures
-from bigdl.orca.learn.pytorch.layer_options import LayerOptions
-from bigdl.orca.learn.pytorch.state import dumps, loads
-from bigdl.orca.learn.pytorch.sums import EpochSums
+from bigdl.orca.learn.state import dumps, loads
+from bigdl.orca.learn.sums import EpochSums
 from bigdl.orca.learn.trigger import TriggerState
 from bigdl.orca.sync.parameter_layer.plan import LayerPlan, Step
 from bigdl.orca.sync.parameter_layer.stragglers import StragglerLimit

@@ -23,7 +23,7 @@ def dumps(value) -> bytes:
     """Tensors and plain containers as the bytes of ``torch.save``; all tensors on the CPU."""
     import torch
 
-    from bigdl.orca.learn.pytorch.device import to_cpu
+    from bigdl.orca.learn.device import to_cpu
 
     buffer = io.BytesIO()
     torch.save(to_cpu(value) if torch.cuda.is_available() else value, buffer)

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from bigdl.orca.learn.background import BackgroundWriter
 from bigdl.orca.learn.checkpoint import CheckpointDirectory, Snapshot
+from bigdl.orca.learn.data.batches import Batches
 from bigdl.orca.learn.position import Position
-from bigdl.orca.learn.pytorch.batches import Batches
-from bigdl.orca.learn.pytorch.buffers import Buffers
 from bigdl.orca.learn.pytorch.parts import Built
-from bigdl.orca.learn.pytorch.state import capture_rng, dumps, load_into, loads, restore_rng
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.orca.learn.pytorch.sums import EpochSums
+from bigdl.orca.learn.running import Buffers
+from bigdl.orca.learn.state import capture_rng, dumps, load_into, loads, restore_rng
+from bigdl.orca.learn.sums import EpochSums
 
 __all__ = ["StateKeeper"]
 

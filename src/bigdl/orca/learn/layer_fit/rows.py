@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.data import TensorShard
+from bigdl.orca.learn.data.tensors import TensorShard
 from bigdl.orca.sync.parameter_layer.plan import Step
 
 __all__ = ["LayerRows", "Place"]
@@ -41,7 +41,7 @@ class LayerRows:
     settings : FitSettings or KerasFitSettings
     rank : int
     sampling : str
-        See :class:`~.layer_options.LayerOptions`.
+        See :class:`~bigdl.orca.learn.layer_fit.options.LayerOptions`.
     memory : int, optional
         Bytes that shuffled rows may take; default all rows.  A replica that is made again elsewhere
         shuffles alike, so it must not depend on what is free.

@@ -19,7 +19,7 @@ from bigdl.orca.learn.position import Goal, Position
 from bigdl.orca.learn.progress import ProgressBar
 from bigdl.orca.learn.pytorch.loop import FitProgram, FitSettings
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.state import dumps, isolated_rng
+from bigdl.orca.learn.state import dumps, isolated_rng
 
 __all__ = ["Training"]
 

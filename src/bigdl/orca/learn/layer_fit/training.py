@@ -9,13 +9,13 @@ from typing import Any
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.engine.causes import NoRows
+from bigdl.orca.learn.layer_fit.options import LayerOptions, check_callbacks
 from bigdl.orca.learn.progress import ProgressBar
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 from bigdl.orca.learn.pytorch.layer_loop import LayerLoop
 from bigdl.orca.learn.pytorch.layer_model import LayerModel
-from bigdl.orca.learn.pytorch.layer_options import LayerOptions, check_callbacks
 from bigdl.orca.learn.pytorch.layer_replica import ReplicaProgram
-from bigdl.orca.learn.pytorch.training import Training
+from bigdl.orca.learn.training import Training
 
 __all__ = ["LayerTraining", "Opening", "open_transport", "validate_by"]
 
@@ -41,7 +41,7 @@ class Opening:
 
 
 class LayerTraining(Training):
-    """:class:`~bigdl.orca.learn.pytorch.training.Training` by the parameter layer."""
+    """:class:`~bigdl.orca.learn.training.Training` by the parameter layer."""
 
     def _train(self, open_job, program, start, policy, show_progress):
         options, settings, parts = open_job.layer, program.settings, program.parts

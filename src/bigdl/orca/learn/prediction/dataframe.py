@@ -17,8 +17,8 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import column_spec, convert, decode, float_dtype
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
-from bigdl.orca.learn.pytorch.output_columns import Output, OutputColumns
-from bigdl.orca.learn.pytorch.shipping import Ready, Shipped, cached_model
+from bigdl.orca.learn.prediction.output_columns import Output, OutputColumns
+from bigdl.orca.learn.prediction.shipping import Ready, Shipped, cached_model
 
 __all__ = ["converted_columns", "decode_columns", "predict_dataframe", "run_model"]
 

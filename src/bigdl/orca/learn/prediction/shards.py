@@ -21,8 +21,8 @@ from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import float_dtype
 from bigdl.orca.data.feeds.values import columns_of, is_frame
-from bigdl.orca.learn.pytorch.predict import predict_dataframe, run_model
-from bigdl.orca.learn.pytorch.shipping import cached_model
+from bigdl.orca.learn.prediction.dataframe import predict_dataframe, run_model
+from bigdl.orca.learn.prediction.shipping import cached_model
 
 __all__ = [
     "checked_arrays",
@@ -50,7 +50,7 @@ def predict_any(
     ----------
     data : pyspark.sql.DataFrame, SparkXShards, str, pandas.DataFrame or arrays
     shipped, config, feature_cols, batch_size, output_cols, known
-        See :func:`~bigdl.orca.learn.pytorch.predict.predict_dataframe`.
+        See :func:`~bigdl.orca.learn.prediction.dataframe.predict_dataframe`.
     cluster : SparkCluster or RayCluster
 
     Raises
@@ -67,7 +67,7 @@ def predict_any(
         )
     is_tensors = type(data).__module__.startswith("torch")
     if kind in ON_RAY:
-        from bigdl.orca.learn.pytorch.predict_ray import predict_ray
+        from bigdl.orca.learn.prediction.ray import predict_ray
 
         return predict_ray(data, kind, shipped, config, feature_cols, batch_size, output_cols)
     if kind not in ("SparkXShards", "array") or is_tensors:

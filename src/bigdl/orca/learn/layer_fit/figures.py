@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from bigdl.orca.learn.pytorch.sums import EpochSums
+from bigdl.orca.learn.sums import EpochSums
 
 __all__ = ["PHASES", "LayerFigures"]
 
