@@ -7,32 +7,34 @@ import logging
 from bigdl.common.errors import WorkerLost
 from bigdl.orca.learn.failure import FailurePolicy
 
-__all__ = ["run_evaluation"]
+__all__ = ["evaluated"]
 
 logger = logging.getLogger("bigdl.orca")
 
 
-def run_evaluation(job, weights: bytes, metric_names, policy: FailurePolicy) -> dict:
-    """Run an EvaluateProgram until it has ended or the policy gives up.
+def evaluated(job, weights: bytes | None, policy: FailurePolicy) -> dict:
+    """Run a program that evaluates until it has ended or the policy gives up.
 
     Parameters
     ----------
     job : Job
-        Of the engine; closed at the end.
-    weights : bytes
-        State dict of the model.
-    metric_names : iterable of str
-        For a table without rows, whose figures are None.
-    """
-    from bigdl.orca.engine.spark import NoRows
+        Of the engine.
+    weights : bytes or None
+        Of the model; None for one that is built by the workers.
+    policy : FailurePolicy
 
-    with job:
-        while True:
-            try:
-                return job.attempt(state=weights)[0]
-            except NoRows:
-                nothing = {"num_samples": 0, "val_loss": None, **dict.fromkeys(metric_names)}
-                return {"figures": nothing, "workers": [nothing], "profile": {}}
-            except WorkerLost as error:
-                reason = policy.forgive(error)
-                logger.warning("%s; evaluating again (%s)", error, reason)
+    Returns
+    -------
+    dict
+        The result of rank 0.
+
+    Raises
+    ------
+    NoRows
+        If there is nothing to evaluate.
+    """
+    while True:
+        try:
+            return job.attempt(state=weights)[0]
+        except WorkerLost as error:
+            logger.warning("%s; evaluating again (%s)", error, policy.forgive(error))

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from bigdl.orca.learn.background import BackgroundWriter
 from bigdl.orca.learn.checkpoint import CheckpointDirectory, Snapshot
 from bigdl.orca.learn.data.batches import Batches
 from bigdl.orca.learn.position import Position
-from bigdl.orca.learn.pytorch.parts import Built
-from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.orca.learn.running import Buffers
-from bigdl.orca.learn.state import capture_rng, dumps, load_into, loads, restore_rng
+from bigdl.orca.learn.running import RunningState
+from bigdl.orca.learn.state import dumps, loads
 from bigdl.orca.learn.sums import EpochSums
 
 __all__ = ["StateKeeper"]
 
 
-class StateKeeper:
+class StateKeeper(ABC):
     """Snapshots of one training; every rank has one and they act together.
 
     Parameters
     ----------
     worker, sync
         Of the program.
-    built : Built
+    built : Built or keras.Model
         The model and what belongs to it.
-    buffers : Buffers
+    running : RunningState
     batches : Batches
     directory : CheckpointDirectory, optional
         Where rank 0 writes; without one the snapshots go to the driver.
     inputs : list, optional
         ``TensorShard.inputs``; kept for prediction.
-    summary : StepSummary, optional
     writer : BackgroundWriter, optional
         Writes into the directory while the training goes on.
     """
@@ -43,18 +42,17 @@ class StateKeeper:
         self,
         worker,
         sync,
-        built: Built,
-        buffers: Buffers,
+        built: Any,
+        running: RunningState,
         batches: Batches,
         directory: CheckpointDirectory | None,
         inputs: list | None,
         *,
-        summary: StepSummary | None = None,
         writer: BackgroundWriter | None = None,
     ):
         self._worker, self._sync, self._built = worker, sync, built
-        self._buffers, self._batches, self._inputs = buffers, batches, inputs
-        self._summary, self._writer = summary, writer or BackgroundWriter()
+        self._running, self._batches, self._inputs = running, batches, inputs
+        self._writer = writer or BackgroundWriter()
         self.directory = directory
         self._saved: dict | None = None  # position of the newest checkpoint
         self._name: str | None = None
@@ -72,47 +70,31 @@ class StateKeeper:
         if not position.step or position.partial:
             return position, EpochSums()
         self._batches.check(manifest, self._sync.rank)
-        self._restore_own(files.get("buffers.pt"), self._buffers.put)
-        self._buffers.rows = manifest["rows_since_merge"][self._sync.rank]
+        self._restore_own(files.get("buffers.pt"), self._running.put)
+        self._running.rows = manifest["rows_since_merge"][self._sync.rank]
         return position, EpochSums(**manifest["sums"][self._sync.rank])
 
     # -- what the framework keeps ----------------------------------------------------------------
 
+    @abstractmethod
     def _initial(self) -> dict[str, bytes]:
         """The files of a training that begins."""
-        return {"model.pt": dumps(self._built.model.state_dict())}
 
+    @abstractmethod
     def _shared(self) -> dict[str, bytes]:
         """The files of what is the same on every rank."""
-        built = self._built
-        files = {
-            "model.pt": dumps(built.model.state_dict()),
-            "optimizer.pt": dumps(built.optimizer.state_dict()),
-        }
-        if built.scheduler is not None:
-            files["scheduler.pt"] = dumps(built.scheduler.state_dict())
-        if self._summary is not None:
-            files["summary.pt"] = dumps(self._summary.take())
-        return files
 
+    @abstractmethod
     def _put_shared(self, files: dict[str, bytes]) -> None:
         """The inverse of :meth:`_shared`, and of :meth:`_initial`."""
-        built = self._built
-        load_into(built.model, files["model.pt"])
-        if "optimizer.pt" in files:
-            load_into(built.optimizer, files["optimizer.pt"], "optimizer's state", "optimizer")
-        if "scheduler.pt" in files and built.scheduler is not None:
-            load_into(built.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
-        if self._summary is not None and "summary.pt" in files:
-            self._summary.put(loads(files["summary.pt"]))
 
+    @abstractmethod
     def _own(self) -> dict:
         """What is this rank's alone."""
-        return capture_rng()
 
+    @abstractmethod
     def _put_own(self, state: dict) -> None:
         """The inverse of :meth:`_own`."""
-        restore_rng(state)
 
     # --------------------------------------------------------------------------------------------
 
@@ -182,12 +164,12 @@ class StateKeeper:
         manifest = {**position.to_json(), **vars(self._batches), "inputs": self._inputs}
         files = {"rng.pt": sync.gather(dumps(self._own()))}
         if position.step:
-            everyone = sync.all_gather([*sums.values(), float(self._buffers.rows)])
+            everyone = sync.all_gather([*sums.values(), float(self._running.rows)])
             manifest["sums"] = [EpochSums(*values[:-1]).to_json() for values in everyone]
             manifest["rows_since_merge"] = [int(values[-1]) for values in everyone]
             if sync.world_size > 1:
-                files["buffers.pt"] = sync.gather(dumps(self._buffers.own()))
-        with self._buffers.merged():
+                files["buffers.pt"] = sync.gather(dumps(self._running.own()))
+        with self._running.merged():
             shared = self._shared() if sync.rank == 0 else {}
         if sync.rank != 0:
             return None

@@ -1,23 +1,24 @@
-"""BatchNorm statistics and other buffers, which every worker makes from its own rows."""
+"""Statistics of a model that every worker makes from its own rows, such as BatchNorm's."""
 
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 
-__all__ = ["Buffers"]
+__all__ = ["RunningState"]
 
 
-class Buffers:
-    """The buffers of a model, merged over the workers at the end of every epoch.
+class RunningState(ABC):
+    """What layers change besides the weights, merged over the workers at every epoch's end.
 
-    A floating buffer becomes the mean over the workers, weighted by the rows that each has seen
-    since the last merge; an integer one (a counter) becomes the largest.  A buffer that no worker
+    A floating value becomes the mean over the workers, weighted by the rows that each has seen
+    since the last merge; an integer one (a counter) becomes the largest.  A value that no worker
     has changed, such as a mask or a positional encoding, is left alone to the last bit.
 
     Parameters
     ----------
-    model : torch.nn.Module
-        Of equal buffers on all ranks.
+    model : torch.nn.Module or keras.Model
+        Of equal values on all ranks.
     sync : GradientSync
 
     Attributes
@@ -31,24 +32,23 @@ class Buffers:
         self.rows = 0
         self._merged = self.own()
 
+    @abstractmethod
     def own(self) -> list:
-        """A copy of this worker's buffers."""
-        return [buffer.clone() for buffer in self._model.buffers()]
+        """A copy of this worker's values, as tensors."""
 
+    @abstractmethod
     def put(self, values: list) -> None:
-        """Set this worker's buffers, e.g. to what :meth:`own` gave."""
-        for buffer, value in zip(self._model.buffers(), values, strict=True):
-            buffer.copy_(value)
+        """Set this worker's values, e.g. to what :meth:`own` gave."""
 
     def merge(self) -> None:
-        """Make the buffers of all workers equal; a collective."""
+        """Make the values of all workers equal; a collective."""
         self.put(self._merge())
         self.rows = 0
         self._merged = self.own()
 
     @contextlib.contextmanager
     def merged(self):
-        """Have merged buffers for the time of the block; a collective.
+        """Have merged values for the time of the block; a collective.
 
         What a checkpoint holds does not depend on when it is taken, and to take it does not change
         the run.

@@ -1,4 +1,4 @@
-"""The state of a PyTorch training as bytes and back, loadable with ``weights_only=True``."""
+"""The state of a training as bytes of torch and back, loadable with ``weights_only=True``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import contextlib
 import io
 import random
 
-from bigdl.common.errors import UsageError
-
 __all__ = [
     "capture_rng",
     "dumps",
     "isolated_rng",
-    "load_into",
     "loads",
     "restore_rng",
     "seed_everything",
@@ -35,22 +32,6 @@ def loads(data: bytes):
     import torch
 
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-
-
-def load_into(part, data: bytes, what: str = "weights", whose: str = "model") -> None:
-    """Load the bytes of a state dict into a model, optimizer or scheduler.
-
-    Raises
-    ------
-    UsageError
-        If it is the state of something else.
-    """
-    try:
-        part.load_state_dict(loads(data))
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
-        text = " ".join(str(error).split())
-        text = text if len(text) < 500 else f"{text[:500]}..."
-        raise UsageError(f"The {what} do not fit the {whose}: {text}") from error
 
 
 def seed_everything(seed: int, rank: int = 0) -> None:

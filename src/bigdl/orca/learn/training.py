@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import secrets
+from abc import ABC, abstractmethod
 from dataclasses import replace
+from typing import Any
 
 from bigdl.common.errors import UsageError, WorkerLost
-from bigdl.orca.engine.spark import NoRows
+from bigdl.orca.engine.causes import NoRows
 from bigdl.orca.learn.checkpoint import (
     CheckpointDirectory,
     Snapshot,
@@ -17,16 +19,14 @@ from bigdl.orca.learn.checkpoint import (
 from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.position import Goal, Position
 from bigdl.orca.learn.progress import ProgressBar
-from bigdl.orca.learn.pytorch.loop import FitProgram, FitSettings
-from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.state import dumps, isolated_rng
+from bigdl.orca.learn.run_settings import RunSettings
 
 __all__ = ["Training"]
 
 logger = logging.getLogger("bigdl.orca")
 
 
-class Training:
+class Training(ABC):
     """The state that an Estimator carries from one call to the next.
 
     Parameters
@@ -71,20 +71,23 @@ class Training:
         self._seed = snapshot.manifest.get("seed", self._seed)
         self._epochs, self._steps = self.position.counted, self.position.global_step
 
-    def weights(self, parts: ModelParts) -> bytes:
-        """The state dict of the model; before the first fit the one that it would start from."""
-        if self.snapshot is not None:
-            return self.snapshot.files["model.pt"]
-        with isolated_rng(self.seed):
-            return dumps(parts.build_model().state_dict())
+    # -- what a framework says -----------------------------------------------------------------
+
+    @abstractmethod
+    def weights(self, parts: Any) -> bytes:
+        """The model's weights; before the first fit those that it would start from."""
+
+    @abstractmethod
+    def _program(self, parts: Any, settings: RunSettings):
+        """What the workers run."""
 
     # -- fit -----------------------------------------------------------------------------------
 
     def fit(
         self,
         open_job,
-        parts: ModelParts,
-        settings: FitSettings,
+        parts: Any,
+        settings: RunSettings,
         *,
         seed: int | None,
         resume: str | None,
@@ -97,6 +100,8 @@ class Training:
         ----------
         open_job : callable
             ``open_job(program)`` gives the engine's Job.
+        parts : ModelParts or bigdl.orca.learn.tf2.training.OnItsWay
+        settings : RunSettings
 
         Returns
         -------
@@ -135,10 +140,6 @@ class Training:
         self._epochs = end
         self._steps = figures[-1]["global_step"] if figures else self.position.global_step
         return figures
-
-    def _program(self, parts, settings):
-        """What the workers run."""
-        return FitProgram(parts, settings, self._sync)
 
     def _load(self, resume) -> None:
         """Take over the checkpoint that `resume` names, if there is one."""

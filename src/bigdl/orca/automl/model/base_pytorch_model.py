@@ -125,9 +125,9 @@ class PytorchBaseModel(Model):
     ):
         import torch
 
+        from bigdl.orca.learn.pytorch.buffers import Buffers
         from bigdl.orca.learn.pytorch.gradients import Update, may_be_sparse
         from bigdl.orca.learn.pytorch.steps import step_for
-        from bigdl.orca.learn.running import Buffers
         from bigdl.orca.sync.torch_distributed import TorchDistributedSync
 
         self.config = config
@@ -195,7 +195,7 @@ class PytorchBaseModel(Model):
     def restore(self, state):
         import torch
 
-        from bigdl.orca.learn.running import Buffers
+        from bigdl.orca.learn.pytorch.buffers import Buffers
 
         found = torch.load(io.BytesIO(state), map_location=self._device)
         self.model.load_state_dict(found["model"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.batches import BatchPlan
-from bigdl.orca.learn.pytorch.fit_settings import FitSettings
+from bigdl.orca.learn.run_settings import RunSettings
 
 __all__ = ["Batches", "planned"]
 
@@ -50,12 +50,12 @@ class Batches:
             )
 
 
-def planned(settings: FitSettings, known: Sequence[dict]) -> tuple[BatchPlan, Batches]:
+def planned(settings: RunSettings, known: Sequence[dict]) -> tuple[BatchPlan, Batches]:
     """The batches of a run.
 
     Parameters
     ----------
-    settings : FitSettings
+    settings : RunSettings
     known : sequence of dict
         For every worker ``rows``, ``fingerprint``, ``window`` and ``drop_last`` of its data.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.data.tensors import TensorShard
+from bigdl.orca.learn.run_settings import RunSettings
 from bigdl.orca.sync.parameter_layer.plan import Step
 
 __all__ = ["LayerRows", "Place"]
@@ -38,7 +39,7 @@ class LayerRows:
     Parameters
     ----------
     data : TensorShard or LoaderBatches
-    settings : FitSettings or KerasFitSettings
+    settings : RunSettings
     rank : int
     sampling : str
         See :class:`~bigdl.orca.learn.layer_fit.options.LayerOptions`.
@@ -52,7 +53,9 @@ class LayerRows:
         If the data cannot be sampled like that.
     """
 
-    def __init__(self, data: Any, settings: Any, rank: int, sampling: str, memory: int | None):
+    def __init__(
+        self, data: Any, settings: RunSettings, rank: int, sampling: str, memory: int | None
+    ):
         if sampling == "window" and not isinstance(data, TensorShard):
             raise UsageError(
                 "sampling='window' needs rows that are side by side, and a DataLoader is read "

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.engine.causes import NoRows
-from bigdl.orca.learn.layer_fit.options import LayerOptions, check_callbacks
+from bigdl.orca.learn.evaluating import evaluated
+from bigdl.orca.learn.layer_fit.groups import LayerGroups, LayerRun
+from bigdl.orca.learn.layer_fit.model import LayerModel
+from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.progress import ProgressBar
-from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
-from bigdl.orca.learn.pytorch.layer_loop import LayerLoop
-from bigdl.orca.learn.pytorch.layer_model import LayerModel
-from bigdl.orca.learn.pytorch.layer_replica import ReplicaProgram
+from bigdl.orca.learn.run_settings import RunSettings
 from bigdl.orca.learn.training import Training
 
-__all__ = ["LayerTraining", "Opening", "open_transport", "validate_by"]
+__all__ = ["LayerTraining", "Opening"]
 
 
 @dataclass
@@ -41,47 +43,72 @@ class Opening:
 
 
 class LayerTraining(Training):
-    """:class:`~bigdl.orca.learn.training.Training` by the parameter layer."""
+    """:class:`~bigdl.orca.learn.training.Training` by the parameter layer.
+
+    The program of a fit does not run; a framework says what takes its place.
+    """
+
+    # -- what a framework says -----------------------------------------------------------------
+
+    @abstractmethod
+    def _unpacked(self, program: Any) -> tuple[Any, Sequence[Any]]:
+        """The parts of a program's model and its callbacks, if the parameter layer takes them."""
+
+    @abstractmethod
+    def _model(self, parts: Any, settings: RunSettings, start) -> LayerModel:
+        """The driver's own model."""
+
+    @abstractmethod
+    def _replicas(self, program: Any, parts: Any, model: LayerModel, ranks: int, sampling: str):
+        """``replicas(rank, shards)`` makes a replica in a rank."""
+
+    @abstractmethod
+    def _evaluation(self, program: Any, parts: Any, feed):
+        """The program that evaluates weights on the validation data."""
+
+    @abstractmethod
+    def _loop(self, run: LayerRun, parts: Any, callbacks: Sequence[Any]) -> LayerGroups:
+        """The loop of epochs; its method ``fit`` gives the final state."""
+
+    # ------------------------------------------------------------------------------------------
 
     def _train(self, open_job, program, start, policy, show_progress):
-        options, settings, parts = open_job.layer, program.settings, program.parts
-        check_callbacks(settings.callbacks, settings.accumulate)
-        model = LayerModel(parts, settings, start)
-        engine = open_job.engine
+        options, settings, engine = open_job.layer, program.settings, open_job.engine
+        parts, callbacks = self._unpacked(program)
+        model = self._model(parts, settings, start)
         ranks = engine.num_workers
         options.check(ranks)
-        plan = model.plan(ranks, options, settings.clipping)
-        of_ranks = replace(settings, callbacks=(), metrics=(), trigger=None)
-        replicas = ReplicaProgram(parts, of_ranks, model.start, ranks, options.sampling)
+        plan = model.plan(ranks, options)
+        replicas = self._replicas(program, parts, model, ranks, options.sampling)
         feeds = dict(open_job.feed.feeds)
         validation = feeds.pop("validation", None)
         bar = ProgressBar(show_progress)
         with contextlib.ExitStack() as opened:
             opened.callback(bar.close)
             transport = opened.enter_context(
-                open_transport(options, engine, plan, replicas, FeedGroup(feeds))
+                _open_transport(options, engine, plan, replicas, FeedGroup(feeds))
             )
             validate = None
             if validation is not None:
-                job = opened.enter_context(_validation_job(engine, parts, settings, validation))
-                validate = validate_by(job, policy)
-            loop = LayerLoop(
+                evaluation = self._evaluation(program, parts, validation)
+                job = opened.enter_context(engine.open(evaluation, validation, keep_spools=True))
+                validate = _validate_by(job, policy)
+            run = LayerRun(
                 model,
                 plan,
                 transport,
                 options,
                 engine.cluster,
                 settings,
-                parts.config,
                 start,
-                validate=validate,
-                policy=policy,
-                on_progress=bar.update,
+                policy,
+                bar.update,
+                validate,
             )
-            return loop.fit()
+            return self._loop(run, parts, callbacks).fit()
 
 
-def open_transport(options: LayerOptions, engine, plan, program, feed: FeedGroup):
+def _open_transport(options: LayerOptions, engine, plan, program, feed: FeedGroup):
     """The transport that was chosen.
 
     Parameters
@@ -106,38 +133,13 @@ def open_transport(options: LayerOptions, engine, plan, program, feed: FeedGroup
     return ShuffleTransport(cluster, plan, program, feed, threads=threads)
 
 
-def _validation_job(engine, parts, settings, feed):
-    """A job that evaluates weights on the validation data, again and again."""
-    from bigdl.orca.sync.torch_distributed import TorchDistributedSync
-
-    evaluation = EvaluationSettings(
-        settings.batch_size,
-        settings.metrics,
-        per_worker=settings.per_worker,
-        precision=settings.precision,
-        weighted=settings.weighted,
-    )
-    program = EvaluateProgram(
-        replace(parts, optimizer=None, scheduler_creator=None),
-        evaluation,
-        feed.feature_cols,
-        feed.label_cols,
-        (),
-        TorchDistributedSync,
-    )
-    return engine.open(program, feed, keep_spools=True)
-
-
-def validate_by(job, policy):
+def _validate_by(job, policy):
     """A function of weights that evaluates them by a job, as often as the policy allows."""
 
     def validate(weights):
-        while True:
-            try:
-                return job.attempt(state=weights)[0]
-            except NoRows:
-                raise UsageError("The validation data has no rows") from None
-            except WorkerLost as error:
-                policy.forgive(error)
+        try:
+            return evaluated(job, weights, policy)
+        except NoRows:
+            raise UsageError("The validation data has no rows") from None
 
     return validate

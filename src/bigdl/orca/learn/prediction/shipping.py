@@ -8,83 +8,37 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, Protocol
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.device import device_of_task, precision_of, to_device
+from bigdl.orca.learn.device import device_of_task
 
-__all__ = ["Ready", "Shipped", "Snapshot", "cached_model", "digest_of"]
+__all__ = ["Ready", "Shippable", "Shipped", "cached_model", "digest_of"]
 
 _CACHE_BYTES = 2 << 30
 _models: OrderedDict[tuple, tuple] = OrderedDict()  # of this Python worker, with their bytes
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(Protocol):
     """A model where it computes.
 
     Attributes
     ----------
-    model : torch.nn.Module
-    device : torch.device
-    precision : str
-        ``"fp32"`` or ``"bf16"``.
     squeezes : bool
         Whether trailing dimensions of size 1 of its outputs are dropped.
     """
 
-    model: Any
-    device: Any
-    precision: str
-    squeezes: ClassVar[bool] = True
+    squeezes: bool
 
-    def __call__(self, batch: list):
+    def __call__(self, batch: list) -> Any:
         """What the model returns for a batch of numpy columns."""
-        import torch
-
-        columns = to_device([_tensor(column) for column in batch], self.device)
-        with torch.no_grad(), precision_of(self.precision, self.device)():
-            return self.model(*columns)
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A model on its way to the tasks: anything with a method ``ready`` can take its place.
-
-    Attributes
-    ----------
-    parts : ModelParts
-    weights : bytes or None
-        State dict of the model; None if the model carries its weights itself.
-    precision : str
-        ``"bf16"`` computes in bfloat16 where torch's autocast does; predictions are float32.
-    """
-
-    parts: Any
-    weights: bytes | None
-    precision: str = "fp32"
-
-    @classmethod
-    def of(cls, parts, weights: bytes, precision: str = "fp32") -> Snapshot:
-        """The model of an Estimator's parts with these weights."""
-        from bigdl.orca.learn.state import load_into
-
-        parts = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
-        if not parts.is_instance:
-            return cls(parts, weights, precision)
-        parts = replace(parts, model=parts.build_model())
-        load_into(parts.model, weights)
-        return cls(parts, None, precision)
+class Shippable(Protocol):
+    """A model that can be pickled; every framework has its own."""
 
     def ready(self, device) -> Ready:
         """The model, in a process and on a device."""
-        from bigdl.orca.learn.state import load_into
-
-        model = self.parts.build_model()
-        if self.weights is not None:
-            load_into(model, self.weights)
-        return Ready(model.eval().to(device), device, self.precision)
 
 
 class Shipped:
@@ -92,11 +46,10 @@ class Shipped:
 
     Parameters
     ----------
-    snapshot : Snapshot
-        Or another object that can be pickled and has its method ``ready``.
+    model : Shippable
     sc : pyspark.SparkContext
     origin : tuple
-        What the snapshot was made of, for :meth:`is_of`.
+        What the model was made of, for :meth:`is_of`.
 
     Attributes
     ----------
@@ -105,12 +58,12 @@ class Shipped:
     broadcast : pyspark.Broadcast
     """
 
-    def __init__(self, snapshot, sc, origin: tuple = ()):
+    def __init__(self, model: Shippable, sc, origin: tuple = ()):
         import cloudpickle
 
         self._origin = sc, *origin
         try:
-            data = cloudpickle.dumps(snapshot)
+            data = cloudpickle.dumps(model)
         except Exception as error:
             raise UsageError(
                 f"The model cannot be shipped to the workers, since it refers to something that "
@@ -119,16 +72,6 @@ class Shipped:
         self.digest = digest_of(data)
         self.broadcast = sc.broadcast(data)
 
-    @classmethod
-    def of(
-        cls, parts, weights: bytes, sc, precision: str, previous: Shipped | None = None
-    ) -> Shipped:
-        """Broadcast a model, unless it is what was broadcast last."""
-        origin = parts, digest_of(weights)
-        if previous is not None and previous.is_of(sc, *origin):
-            return previous
-        return cls(Snapshot.of(parts, weights, precision), sc, origin)
-
     def is_of(self, *origin) -> bool:
         """Whether it was made of the same, a SparkContext first."""
         return len(origin) == len(self._origin) and all(
@@ -136,7 +79,7 @@ class Shipped:
             for old, new in zip(self._origin, origin, strict=True)
         )
 
-    def load(self):
+    def load(self) -> Ready:
         """The model, on the driver and its CPU."""
         import torch
 
@@ -155,7 +98,7 @@ def digest_of(*pieces: bytes) -> str:
 
 
 def cached_model(digest: str, broadcast) -> Ready:
-    """The model of a snapshot, from this Python worker's cache of those used last."""
+    """The model of a broadcast, from this Python worker's cache of those used last."""
     device = device_of_task()
     key = digest, str(device)
     if key in _models:
@@ -173,11 +116,3 @@ def _load(data: bytes, device) -> Ready:
     import cloudpickle
 
     return cloudpickle.loads(data).ready(device)
-
-
-def _tensor(column):
-    import torch
-
-    if isinstance(column, dict):
-        return {key: _tensor(value) for key, value in column.items()}
-    return torch.tensor(column)

@@ -20,18 +20,18 @@ from bigdl.orca.learn.data.batches import Batches, planned
 from bigdl.orca.learn.data.tensors import open_batches, shuffle_memory
 from bigdl.orca.learn.device import device_of, move, precision_of
 from bigdl.orca.learn.figures import score_of, validation_names
-from bigdl.orca.learn.keeper import StateKeeper
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
+from bigdl.orca.learn.pytorch.buffers import Buffers
 from bigdl.orca.learn.pytorch.evaluation import EvaluationSettings, evaluate_shard
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
 from bigdl.orca.learn.pytorch.gradients import Update, may_be_sparse
 from bigdl.orca.learn.pytorch.iteration import Iteration
+from bigdl.orca.learn.pytorch.keeper import TorchKeeper
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.runner import BatchesOfWorker
 from bigdl.orca.learn.pytorch.steps import counts_unevenly, step_for
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.learn.run_checkpoints import fires, open_run
-from bigdl.orca.learn.running import Buffers
 from bigdl.orca.learn.state import seed_everything
 from bigdl.orca.learn.sums import EpochSums
 from bigdl.orca.learn.trigger import TriggerState
@@ -91,7 +91,7 @@ class TorchLoop(Iteration):
         self._is_uneven = self._is_uneven or settings.weighted
         self._buffers = Buffers(self.model, sync)
         self.summary = StepSummary() if settings.summary else None
-        self._keeper = StateKeeper(
+        self._keeper = TorchKeeper(
             worker,
             sync,
             built,
@@ -99,9 +99,9 @@ class TorchLoop(Iteration):
             batches,
             open_run(settings, worker, self.rank),
             inputs,
-            summary=self.summary,
             writer=writer,
         )
+        self._keeper.summary = self.summary
         self.position, self._sums = self._keeper.restore()
         self.first_epoch = settings.goal.first
         self.num_epochs = settings.goal.last_epoch(

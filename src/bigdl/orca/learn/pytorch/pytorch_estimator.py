@@ -10,8 +10,8 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed, kind_of
+from bigdl.orca.learn.arguments import with_weight
 from bigdl.orca.learn.estimator import check_positive
-from bigdl.orca.learn.evaluating import run_evaluation
 from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.figures import as_returned, epoch_as_returned
 from bigdl.orca.learn.old_keywords import take_old
@@ -24,7 +24,7 @@ from bigdl.orca.learn.pytorch.arguments import (
 )
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
 from bigdl.orca.learn.pytorch.options import EstimatorOptions
-from bigdl.orca.learn.pytorch.weighted import check_weighted, with_weight
+from bigdl.orca.learn.pytorch.weighted import check_weighted
 from bigdl.orca.learn.trigger import EveryEpoch, Trigger
 
 __all__ = ["PyTorchEstimator"]
@@ -47,11 +47,11 @@ class PyTorchEstimator(EstimatorOptions):
         backend="spark",
     ):
         from bigdl.orca.learn.backends import sync_of
-        from bigdl.orca.learn.layer_fit.training import LayerTraining
-        from bigdl.orca.learn.training import Training
+        from bigdl.orca.learn.pytorch.layer_training import TorchLayerTraining
+        from bigdl.orca.learn.pytorch.training import TorchTraining
 
         sync = sync_of(backend)
-        training = LayerTraining if backend == "bigdl" else Training
+        training = TorchLayerTraining if backend == "bigdl" else TorchTraining
         super().__init__(parts, training(model_dir, sync, num_to_keep))
         self._backend = backend
         # refuses now what would fail later, and gives the names
@@ -318,7 +318,11 @@ Ray also RayXShards or a ray.data.Dataset
             ``num_samples``, ``val_loss`` (with a loss), and each metric under its name as a
             tensor. On a table without rows the figures are nan.
         """
-        from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
+        from bigdl.orca.learn.pytorch.evaluation import (
+            EvaluateProgram,
+            EvaluationSettings,
+            run_evaluation,
+        )
 
         given = take_old("evaluate", old, {"validation_metrics": "metrics"}, _EVALUATE)
         metrics, names = self._metrics, self._metric_names
@@ -408,7 +412,7 @@ RayXShards or a ray.data.Dataset
         """
         from bigdl.orca.learn.backends import cluster_of
         from bigdl.orca.learn.prediction.shards import opened, predict_any
-        from bigdl.orca.learn.prediction.shipping import Shipped
+        from bigdl.orca.learn.pytorch.shipping import ship
 
         self._need_model()
         check_positive("batch_size", batch_size)
@@ -431,9 +435,7 @@ RayXShards or a ray.data.Dataset
                 accelerate, data, weights, feature_cols, batch_size, inputs, cluster
             )
         if shipped is None:
-            shipped = Shipped.of(
-                parts, weights, cluster.broadcaster, self._precision, self._shipped
-            )
+            shipped = ship(parts, weights, cluster.broadcaster, self._precision, self._shipped)
             self._shipped = shipped
         return predict_any(
             data,

@@ -32,7 +32,7 @@ from bigdl.orca.learn.tf2.keeper import KerasKeeper
 from bigdl.orca.learn.tf2.opening import build_for, exchange, open_rows
 from bigdl.orca.learn.tf2.parts import KerasParts, Packed, fit_divisor
 from bigdl.orca.learn.tf2.reducer import GradientReducer
-from bigdl.orca.learn.tf2.running import RunningState
+from bigdl.orca.learn.tf2.running import RunningWeights
 from bigdl.orca.learn.tf2.runtime import seed_keras
 from bigdl.orca.learn.tf2.sources import Part
 from bigdl.orca.learn.tf2.state import seed_states, tensor_of, to_variable
@@ -101,7 +101,7 @@ class KerasLoop:
         self._spread_seeds()
         self.reducer.attach(self.model)
         self._steps = steps_of(self.model)
-        self._running = RunningState(self.model, sync)
+        self._running = RunningWeights(self.model, sync)
         self._initial_metrics = [tensor_of(v) for v in self.model.metrics_variables]
         self._keeper = KerasKeeper(
             worker,
