@@ -1,9 +1,8 @@
 """Imports point one way: common <- orca.{cluster,data,engine,sync} <- orca.learn <- orca.automl.
 
 ``nano`` stands on ``common`` alone, ``friesian`` on ``common`` and the public names of ``orca``,
-and only ``orca.learn`` and ``orca.inference`` may call ``nano``.  What the Estimators share knows of
-no framework, and none of them imports another's.  An import inside a function counts like one at
-the top.
+and only ``orca.learn`` and ``orca.inference`` may call ``nano``.  What Estimators share knows of no
+framework, and none imports from another's.  An import inside a function counts like one at the top.
 """
 
 import ast
