@@ -1,10 +1,26 @@
-"""Arguments that the Estimators of all frameworks take."""
+"""Arguments that the Estimators of all frameworks take, checked."""
 
 from __future__ import annotations
 
+import os
+
 from bigdl.common.errors import UsageError
 
-__all__ = ["with_weight"]
+__all__ = ["config_of", "location_of", "with_weight"]
+
+
+def config_of(config: dict | None) -> dict:
+    """A copy of the ``config`` that creators get."""
+    if config is not None and not isinstance(config, dict):
+        raise UsageError(f"config must be a dict, got {type(config).__name__}")
+    return dict(config or {})
+
+
+def location_of(model_dir: str | os.PathLike | None) -> str | None:
+    """``model_dir`` as a str."""
+    if model_dir is not None and not isinstance(model_dir, str | os.PathLike):
+        raise UsageError(f"model_dir should be a path or URL, got {type(model_dir).__name__}")
+    return None if model_dir is None else os.fspath(model_dir)
 
 
 def with_weight(label_cols, weight_col) -> list:

@@ -162,8 +162,7 @@ class LayerGroups(ABC):
 
     def _finish(self, states: list | None) -> Snapshot:
         """The final state."""
-        if not self.settings.goal.is_reached(self.position):
-            self.position.ends[self.settings.goal.key] = self.position.counted
+        self.position.end_fit(self.settings.goal)
         if states is not None:
             self._save(states)
         return self._latest

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import float_dtype
 from bigdl.orca.data.feeds.values import columns_of, is_frame
 from bigdl.orca.learn.prediction.dataframe import predict_dataframe, run_model
-from bigdl.orca.learn.prediction.shipping import cached_model
 
 __all__ = [
     "checked_arrays",
@@ -186,17 +184,11 @@ def _joined(pieces):
 
 def predictor(shipped, config, feature_cols, batch_size, output_cols, threads):
     """What predicts the shards of a partition, for ``RDD.mapPartitions``."""
-    snapshot = shipped.digest, shipped.broadcast
-    floats, names, paths = float_dtype(config), list(feature_cols), tuple(sys.path)
+    model_of_task = shipped.in_task(threads)
+    floats, names = float_dtype(config), list(feature_cols)
 
     def predict(shards):
-        for path in reversed(paths):
-            if path not in sys.path and os.path.exists(path):
-                sys.path.insert(0, path)
-        from bigdl.common.cpu import thread_scope
-
-        with thread_scope(threads):
-            model = cached_model(*snapshot)
+        with model_of_task() as model:
             for shard in shards:
                 try:
                     columns = columns_of(shard, names, None, floats, with_labels=False)

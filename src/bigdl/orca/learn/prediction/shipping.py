@@ -6,14 +6,19 @@ and each Python worker keeps the few models that it used last.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
+import os
+import sys
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.device import device_of_task
 
-__all__ = ["Ready", "Shippable", "Shipped", "cached_model", "digest_of"]
+__all__ = ["Ready", "Shippable", "Shipped", "digest_of"]
 
 _CACHE_BYTES = 2 << 30
 _models: OrderedDict[tuple, tuple] = OrderedDict()  # of this Python worker, with their bytes
@@ -79,6 +84,17 @@ class Shipped:
             for old, new in zip(self._origin, origin, strict=True)
         )
 
+    def in_task(self, threads: int) -> Callable[[], contextlib.AbstractContextManager[Ready]]:
+        """What gives the model to a task for a block; it can be pickled.
+
+        Parameters
+        ----------
+        threads : int
+            Of torch in the task.
+        """
+        paths = tuple(sys.path)  # user modules that the model's pickle refers to
+        return functools.partial(_in_task, self.digest, self.broadcast, paths, threads)
+
     def load(self) -> Ready:
         """The model, on the driver and its CPU."""
         import torch
@@ -97,7 +113,18 @@ def digest_of(*pieces: bytes) -> str:
     return digest.hexdigest()
 
 
-def cached_model(digest: str, broadcast) -> Ready:
+@contextlib.contextmanager
+def _in_task(digest: str, broadcast, paths: tuple[str, ...], threads: int) -> Iterator[Ready]:
+    for path in reversed(paths):
+        if path not in sys.path and os.path.exists(path):
+            sys.path.insert(0, path)
+    from bigdl.common.cpu import thread_scope
+
+    with thread_scope(threads):
+        yield _cached(digest, broadcast)
+
+
+def _cached(digest: str, broadcast) -> Ready:
     """The model of a broadcast, from this Python worker's cache of those used last."""
     device = device_of_task()
     key = digest, str(device)

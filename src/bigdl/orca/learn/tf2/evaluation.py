@@ -7,11 +7,12 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
+from bigdl.orca.learn.data.batches import exchange
 from bigdl.orca.learn.evaluating import evaluated
 from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.tf2.data import Assembly
 from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings
-from bigdl.orca.learn.tf2.opening import build_for, exchange, open_rows
+from bigdl.orca.learn.tf2.opening import build_for, open_rows
 from bigdl.orca.learn.tf2.parts import Packed
 from bigdl.orca.learn.tf2.running import merge_metrics
 from bigdl.orca.learn.tf2.runtime import seed_keras

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from bigdl.common.errors import UsageError
@@ -13,14 +12,7 @@ from bigdl.orca.learn.data.tensors import open_batches, open_loader, shuffle_mem
 from bigdl.orca.learn.tf2.data import Assembly, made_up
 from bigdl.orca.learn.tf2.sources import PlannedSource
 
-__all__ = ["ColumnRows", "build_for", "exchange", "open_columns", "open_rows"]
-
-
-def exchange(sync, own: Any) -> list:
-    """JSON-able values of every rank, on every rank; a collective."""
-    gathered = sync.gather(json.dumps(own).encode())
-    both = None if gathered is None else b"[" + b",".join(gathered) + b"]"
-    return json.loads(sync.broadcast(both))
+__all__ = ["ColumnRows", "build_for", "open_columns", "open_rows"]
 
 
 def open_rows(worker, shard, settings, config: dict, sync):
