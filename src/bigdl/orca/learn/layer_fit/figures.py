@@ -24,8 +24,10 @@ class LayerFigures:
     Parameters
     ----------
     ranks : int
-    weighted, sums : bool
-        See :class:`~bigdl.orca.learn.pytorch.iteration.Iteration`.
+    weighted : bool
+        Whether rows count their weights instead of 1.
+    sums : bool
+        Whether the loss adds up over the rows.
 
     Attributes
     ----------

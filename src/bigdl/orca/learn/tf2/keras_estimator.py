@@ -21,7 +21,7 @@ from bigdl.orca.learn.tf2.arguments import (
 from bigdl.orca.learn.tf2.callbacks import as_callbacks
 from bigdl.orca.learn.tf2.feeds import as_keras_feed, kind_of_input
 from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings, KerasFitSettings
-from bigdl.orca.learn.tf2.predicting import KerasPredictor
+from bigdl.orca.learn.tf2.predictor import KerasPredictor
 from bigdl.orca.learn.trigger import EveryEpoch, Trigger
 
 __all__ = ["KerasEstimator"]
