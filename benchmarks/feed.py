@@ -69,7 +69,7 @@ def _epochs_program(columns):
 
         from bigdl.common.memory import memory_usage
         from bigdl.orca.data.feeds.batches import permutation
-        from bigdl.orca.learn.pytorch.data import TensorShard
+        from bigdl.orca.learn.data.tensors import TensorShard
 
         model = torch.nn.Linear(8, 1)  # memory is counted from here on
         before = memory_usage()

@@ -1,8 +1,8 @@
 """Imports point one way: common <- orca.{cluster,data,engine,sync} <- orca.learn <- orca.automl.
 
 ``nano`` stands on ``common`` alone, ``friesian`` on ``common`` and the public names of ``orca``,
-and only ``orca.learn`` and ``orca.inference`` may call ``nano``.  An import inside a function
-counts like one at the top.
+and only ``orca.learn`` and ``orca.inference`` may call ``nano``.  What Estimators share knows of no
+framework, and none imports from another's.  An import inside a function counts like one at the top.
 """
 
 import ast
@@ -19,6 +19,16 @@ BELOW_LEARN = {
     "may": ["bigdl.common", "bigdl.orca"],
     "never": ["bigdl.orca.learn", "bigdl.orca.automl"],
 }
+
+
+def part_of_learn(*others: str) -> dict[str, list[str]]:
+    """What an Estimator may import, but for those of other frameworks."""
+    return {
+        "may": ["bigdl.common", "bigdl.orca", "bigdl.nano"],
+        "never": ["bigdl.orca.automl", *others],
+    }
+
+
 # The longest matching name is the layer of a module.
 LAYERS = {
     "bigdl.common": {"may": ["bigdl.common"]},
@@ -26,10 +36,10 @@ LAYERS = {
     "bigdl.orca.data": BELOW_LEARN,
     "bigdl.orca.engine": BELOW_LEARN,
     "bigdl.orca.sync": BELOW_LEARN,
-    "bigdl.orca.learn": {
-        "may": ["bigdl.common", "bigdl.orca", "bigdl.nano"],
-        "never": ["bigdl.orca.automl"],
-    },
+    "bigdl.orca.learn": part_of_learn("bigdl.orca.learn.pytorch", "bigdl.orca.learn.tf2"),
+    "bigdl.orca.learn.nnframes": part_of_learn("bigdl.orca.learn.tf2"),
+    "bigdl.orca.learn.pytorch": part_of_learn("bigdl.orca.learn.tf2"),
+    "bigdl.orca.learn.tf2": part_of_learn("bigdl.orca.learn.pytorch"),
     "bigdl.orca.inference": {
         "may": ["bigdl.common", "bigdl.orca", "bigdl.nano"],
         "never": ["bigdl.orca.learn", "bigdl.orca.automl"],
@@ -123,6 +133,8 @@ def test_imports_point_one_way():
         ("bigdl.orca.sync.base", "def f():\n    import bigdl.orca.automl.hp"),
         ("bigdl.orca.data.shard", "importlib.import_module('bigdl.orca.learn')"),
         ("bigdl.orca.learn.metrics", "from bigdl.orca.automl import hp"),
+        ("bigdl.orca.learn.training", "from bigdl.orca.learn.pytorch.loop import FitProgram"),
+        ("bigdl.orca.learn.tf2.loop", "from bigdl.orca.learn.pytorch import Estimator"),
         ("bigdl.orca.cluster.spark", "from bigdl.nano.pytorch import Trainer"),
         ("bigdl.nano.pytorch", "from bigdl.orca import init_orca_context"),
         ("bigdl.friesian.feature", "from bigdl.orca.data import _internal"),

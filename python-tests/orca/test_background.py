@@ -7,7 +7,7 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.background import BackgroundWriter
-from bigdl.orca.learn.pytorch.device import check_precision, move, precision_of, to_cpu, to_device
+from bigdl.orca.learn.device import check_precision, move, precision_of, to_cpu, to_device
 from bigdl.orca.learn.pytorch.parts import Built
 
 

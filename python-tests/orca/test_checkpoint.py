@@ -19,7 +19,7 @@ from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.pytorch.loop import FitSettings
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.training import Training
+from bigdl.orca.learn.pytorch.training import TorchTraining
 from bigdl.orca.learn.trigger import EveryEpoch, SeveralIteration, Trigger
 from bigdl.orca.sync.torch_distributed import TorchDistributedSync
 
@@ -199,7 +199,7 @@ class Run:
     def __init__(self, crew, model_dir=None, shards=SHARDS):
         self._crew = crew
         self.shards = [{"data": shard} for shard in shards]
-        self.training = Training(
+        self.training = TorchTraining(
             None if model_dir is None else str(model_dir), TorchDistributedSync
         )
         self.jobs = 0
@@ -518,7 +518,7 @@ def test_a_run_without_checkpoints_starts_afresh(crew, whole, tmp_path):
 def test_a_checkpoint_of_another_model_is_refused(crew, tmp_path):
     run = Run(crew, tmp_path)
     run.fit(1)
-    other = Training(str(tmp_path), TorchDistributedSync)
+    other = TorchTraining(str(tmp_path), TorchDistributedSync)
     parts = ModelParts(lambda config: nn.Linear(4, 1).double(), optimizer, nn.MSELoss())
     settings = FitSettings(Goal(2), BATCH, 0, ["x"], ["y"])
     with pytest.raises(UsageError, match="The weights do not fit the model: Error"):

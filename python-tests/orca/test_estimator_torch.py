@@ -668,7 +668,8 @@ def test_lightning_is_not_imported():
         "import sys, torch\n"
         "from bigdl.orca.learn.pytorch import Estimator\n"
         "est = Estimator.from_torch(model=torch.nn.Linear(1, 1), loss=torch.nn.MSELoss())\n"
-        "from bigdl.orca.learn.pytorch import loop, predict, training\n"
+        "from bigdl.orca.learn.prediction import shards\n"
+        "from bigdl.orca.learn.pytorch import loop, predictor, training\n"
         "print([m for m in sys.modules if 'lightning' in m and not m.startswith('bigdl.')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -17,7 +17,7 @@ from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 from bigdl.orca.learn.pytorch.loop import FitSettings, TorchLoop
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.state import dumps
+from bigdl.orca.learn.state import dumps
 
 SHARDS = {"7+4": [7, 4], "9+0": [9, 0], "1+5+3": [1, 5, 3]}
 shards_param = pytest.mark.parametrize("sizes", SHARDS.values(), ids=SHARDS.keys())

@@ -22,8 +22,8 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.spool import SpoolWriter
 from bigdl.orca.engine.intake import reopen
-from bigdl.orca.learn.pytorch.data import open_batches
-from bigdl.orca.learn.pytorch.loading import LoaderBatches, as_loader
+from bigdl.orca.learn.data.loading import LoaderBatches, as_loader
+from bigdl.orca.learn.data.tensors import open_batches
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROWS = 23

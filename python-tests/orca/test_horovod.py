@@ -11,7 +11,7 @@ from engines import HAS_HOROVOD
 
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.engine import SparkEngine
-from bigdl.orca.learn.pytorch.backends import is_on_ray
+from bigdl.orca.learn.backends import is_on_ray
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "install-horovod.sh"
 

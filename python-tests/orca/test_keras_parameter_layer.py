@@ -20,8 +20,9 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data import XShards
 from bigdl.orca.learn.checkpoint import CheckpointDirectory
 from bigdl.orca.learn.failure import FailurePolicy
+from bigdl.orca.learn.layer_fit.groups import LayerRun
+from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.position import Goal
-from bigdl.orca.learn.pytorch.layer_options import LayerOptions
 from bigdl.orca.learn.tf2 import Estimator
 from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings, KerasFitSettings
 from bigdl.orca.learn.tf2.layer_loop import KerasLayerLoop
@@ -179,19 +180,18 @@ def fitted(shards, creator, *, callbacks=(), start=None, group=3, options=None, 
             for rank, shard in enumerate(shards)
         ]
         with Here(plan, replicas) as transport:
-            loop = KerasLayerLoop(
+            run = LayerRun(
                 model,
                 plan,
                 transport,
                 options,
                 None,
                 settings,
-                list(callbacks),
                 start,
-                validate=None,
-                policy=FailurePolicy.of(0),
+                FailurePolicy.of(0),
                 on_progress=lambda _: None,
             )
+            loop = KerasLayerLoop(run, list(callbacks))
             return loop, loop.fit()
 
 

@@ -9,9 +9,10 @@ from alone import largest_difference, rows_of
 from torch import nn
 
 from bigdl.common.errors import MissingExtraError
+from bigdl.orca.learn import old_keywords
 from bigdl.orca.learn.metrics import MAE, MSE
 from bigdl.orca.learn.optimizers import Adam
-from bigdl.orca.learn.pytorch import Estimator, TrainingOperator, old_keywords
+from bigdl.orca.learn.pytorch import Estimator, TrainingOperator
 from bigdl.orca.learn.pytorch.callbacks import (
     MainCallback,
     ModelCheckpoint,

@@ -27,8 +27,8 @@ from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSetti
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
 from bigdl.orca.learn.pytorch.gradients import Clipping
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.state import dumps, loads
-from bigdl.orca.learn.pytorch.training import Training
+from bigdl.orca.learn.pytorch.training import TorchTraining
+from bigdl.orca.learn.state import dumps, loads
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.orca.sync.torch_distributed import TorchDistributedSync
 
@@ -74,7 +74,7 @@ class Run:
     def __init__(
         self, crew, model_dir=None, sizes=SIZES, model=net, optimizer=sgd, loss=None, **parts
     ):
-        self.training = Training(model_dir and str(model_dir), TorchDistributedSync)
+        self.training = TorchTraining(model_dir and str(model_dir), TorchDistributedSync)
         self.parts = ModelParts(model, optimizer, loss or nn.MSELoss(), **parts)
         self._crew, self._shards = crew, shards_of(sizes)
 

@@ -7,7 +7,7 @@ import torch
 from bigdl.orca.data.feeds.columns import Leaf
 from bigdl.orca.data.feeds.shard import Shard
 from bigdl.orca.data.feeds.spool import SpoolWriter
-from bigdl.orca.learn.pytorch.data import TensorShard
+from bigdl.orca.learn.data.tensors import TensorShard
 
 ROWS = 31
 NAMES = ("a", "b", "c", "d", "e", "f", "g", "h")

@@ -111,6 +111,11 @@ class Position:
         self.epoch += 1
         self.step = 0
 
+    def end_fit(self, goal: Goal) -> None:
+        """Note where a fit has ended, if that is before its goal."""
+        if not goal.is_reached(self):
+            self.ends[goal.key] = self.counted
+
     def figures(self, first: int, last: int) -> list[dict]:
         """Figures of the epochs after `first`, up to `last`."""
         everything = [*self.history, *([self.partial] if self.partial else [])]

@@ -6,12 +6,13 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.checkpoint import CheckpointDirectory
+from bigdl.orca.learn.run_settings import RunSettings
 from bigdl.orca.learn.trigger import Trigger, TriggerState
 
 __all__ = ["fires", "open_run"]
 
 
-def open_run(settings: Any, worker: Any, rank: int) -> CheckpointDirectory | None:
+def open_run(settings: RunSettings, worker: Any, rank: int) -> CheckpointDirectory | None:
     """The folder of this run, or None without a ``model_dir``.
 
     Raises

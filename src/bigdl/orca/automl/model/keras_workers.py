@@ -72,7 +72,7 @@ class SharedKerasModel(KerasBaseModel):
         from bigdl.orca.learn.tf2.opening import build_for
         from bigdl.orca.learn.tf2.parts import fit_divisor
         from bigdl.orca.learn.tf2.reducer import GradientReducer
-        from bigdl.orca.learn.tf2.running import RunningState
+        from bigdl.orca.learn.tf2.running import RunningWeights
         from bigdl.orca.learn.tf2.state import (
             dump_optimizers,
             dump_weights,
@@ -90,7 +90,7 @@ class SharedKerasModel(KerasBaseModel):
         self._spread_seeds()
         self._reducer = GradientReducer(self._sync, batch_size_of(self.config))
         self._reducer.attach(self.model)
-        self._running = RunningState(self.model, self._sync)
+        self._running = RunningWeights(self.model, self._sync)
         self._steps = steps_of(self.model)
 
     def _spread_seeds(self):

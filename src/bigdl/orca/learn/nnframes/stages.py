@@ -127,7 +127,7 @@ class NNModel(Model, ModelParams, _Storable):
     # -- files ---------------------------------------------------------------------------------
 
     def _files(self) -> dict[str, bytes]:
-        from bigdl.orca.learn.pytorch.state import dumps
+        from bigdl.orca.learn.state import dumps
 
         model = self.getModel()
         parts = {"preprocessing": self._preprocessing, "model": _with_empty_weights(model, "meta")}
@@ -135,7 +135,7 @@ class NNModel(Model, ModelParams, _Storable):
 
     @classmethod
     def _from_files(cls, files, unpickled):
-        from bigdl.orca.learn.pytorch.state import loads
+        from bigdl.orca.learn.state import loads
 
         parts = unpickled(files["parts.pkl"])
         model = _with_empty_weights(parts["model"], "cpu")

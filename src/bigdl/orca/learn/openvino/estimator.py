@@ -99,7 +99,7 @@ class OpenvinoEstimator(BaseEstimator):
             For arguments that cannot work.
         """
         from bigdl.orca.cluster.spark import SparkCluster
-        from bigdl.orca.learn.pytorch.predict_shards import opened, predict_any, threads_of_task
+        from bigdl.orca.learn.prediction.shards import opened, predict_any, threads_of_task
 
         check_positive("batch_size", batch_size)
         cluster = SparkCluster.from_active()
@@ -123,7 +123,7 @@ class OpenvinoEstimator(BaseEstimator):
         )
 
     def _ship(self, network: Network, sc):
-        from bigdl.orca.learn.pytorch.shipping import Shipped
+        from bigdl.orca.learn.prediction.shipping import Shipped
 
         origin = (repr(sorted(network.config.items())), str(network.order), network.threads)
         if self._shipped is None or not self._shipped.is_of(sc, *origin):

@@ -15,7 +15,7 @@ __all__ = ["Network"]
 
 @dataclass(frozen=True)
 class Network:
-    """A network, in the place of the PyTorch Estimator's ``Snapshot``.
+    """A network, which is :class:`~bigdl.orca.learn.prediction.shipping.Shippable`.
 
     Attributes
     ----------

@@ -19,8 +19,9 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.inference.runtimes import nano_files
+from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
 from bigdl.orca.learn.pytorch.sampling import SAMPLE_ROWS, Sample
-from bigdl.orca.learn.pytorch.shipping import Ready, Shipped, Snapshot, digest_of
+from bigdl.orca.learn.pytorch.shipping import TorchReady, TorchSnapshot
 
 __all__ = ["AUTO_METHODS", "LARGEST_ERROR", "Saved", "ship_accelerated"]
 
@@ -45,7 +46,7 @@ _COMPARED_ROWS = 64  # calibration wants more
 
 @dataclass(frozen=True)
 class Saved:
-    """A saved model on its way to the tasks, in place of a :class:`Snapshot`.
+    """A saved model on its way to the tasks, in place of a :class:`TorchSnapshot`.
 
     Attributes
     ----------
@@ -53,7 +54,7 @@ class Saved:
         Of the directory that ``InferenceOptimizer.save`` wrote.
     threads : int
         Of the model in a task.
-    original : Snapshot, optional
+    original : TorchSnapshot, optional
         Where the directory holds weights only.
     sample : tuple, optional
         Arguments of the original, where the directory holds weights of another precision.
@@ -61,10 +62,10 @@ class Saved:
 
     files: dict[str, bytes]
     threads: int
-    original: Snapshot | None = None
+    original: TorchSnapshot | None = None
     sample: tuple | None = None
 
-    def ready(self, device) -> Ready:
+    def ready(self, device) -> TorchReady:
         """The model; it computes on the CPU wherever it is."""
         import torch
 
@@ -76,7 +77,7 @@ class Saved:
         model = InferenceOptimizer.load(
             files, original, input_sample=self.sample, thread_num=self.threads
         )
-        return Ready(model.eval(), cpu, "fp32")
+        return TorchReady(model.eval(), cpu, "fp32")
 
 
 def ship_accelerated(
@@ -127,7 +128,7 @@ def ship_accelerated(
         return previous
     from bigdl.common.cpu import thread_scope
 
-    snapshot = Snapshot.of(parts, weights, precision)
+    snapshot = TorchSnapshot.of(parts, weights, precision)
     batches = sample.batches(batch_size)
     # graphs are compiled for the number of threads that there is now
     with thread_scope(threads):
@@ -165,10 +166,10 @@ def _digest_of_files(files: dict[str, bytes]) -> str:
     return digest_of(*(each for piece in pieces for each in piece))
 
 
-def _original(snapshot: Snapshot):
+def _original(snapshot: TorchSnapshot):
     import torch
 
-    from bigdl.orca.learn.pytorch.state import isolated_rng
+    from bigdl.orca.learn.state import isolated_rng
 
     with isolated_rng(0):
         return snapshot.ready(torch.device("cpu")).model
@@ -247,7 +248,7 @@ def _outputs(model, batches) -> list:
     return [torch.as_tensor(leaf).float().numpy() for leaves in results for leaf in leaves]
 
 
-def _complete(files, threads, snapshot: Snapshot, sample: tuple) -> tuple[Saved, Ready]:
+def _complete(files, threads, snapshot: TorchSnapshot, sample: tuple) -> tuple[Saved, TorchReady]:
     """The files, with the original if they alone make no model; and that model."""
     saved = Saved(files, threads)
     try:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Callable
 
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.learn.arguments import config_of, location_of
+from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.checkpoint import CheckpointDirectory
+from bigdl.orca.learn.device import check_precision
 from bigdl.orca.learn.estimator import check_positive
+from bigdl.orca.learn.old_keywords import take_old
 from bigdl.orca.learn.pytorch.callbacks import ModelCheckpoint
-from bigdl.orca.learn.pytorch.device import check_precision
-from bigdl.orca.learn.pytorch.old_keywords import take_old
 from bigdl.orca.learn.pytorch.pytorch_estimator import PyTorchEstimator
 from bigdl.orca.learn.pytorch.training_operator import check_operator
 
@@ -21,13 +22,6 @@ __all__ = ["Estimator", "PyTorchEstimator"]
 logger = logging.getLogger("bigdl.orca")
 
 _INTERVALS = {None: None, "batch": "step", "epoch": "epoch", "manual": "manual"}
-_BACKENDS = {
-    "spark": "spark",
-    "bigdl": "bigdl",
-    "ray": "ray",
-    "torch_distributed": "ray",
-    "horovod": "horovod",
-}
 
 
 class Estimator:
@@ -121,18 +115,7 @@ class Estimator:
             For an argument that cannot work.
         """
         take_old("from_torch", old, known=_ARGUMENTS)
-        if backend not in _BACKENDS:
-            raise UsageError(
-                "Only horovod, ray and spark backends are supported for now, got backend: "
-                f"{backend!r}; use backend='spark'"
-            )
-        backend = _BACKENDS[backend]
-        if backend == "ray":
-            require("ray", "ray")
-        if backend == "horovod":
-            from bigdl.orca.sync.horovod import require_horovod
-
-            require_horovod()
+        backend = backend_of(backend, {"torch_distributed": "ray"})
         check_operator(training_operator_cls)
         if scheduler_step_freq not in _INTERVALS:
             raise UsageError(
@@ -141,10 +124,7 @@ class Estimator:
             )
         if initialization_hook is not None and not callable(initialization_hook):
             raise UsageError("initialization_hook must be a function without arguments")
-        if model_dir is not None and not isinstance(model_dir, str | os.PathLike):
-            raise UsageError(f"model_dir should be a path or URL, got {type(model_dir).__name__}")
-        if config is not None and not isinstance(config, dict):
-            raise UsageError(f"config must be a dict, got {type(config).__name__}")
+        model_dir, config = location_of(model_dir), config_of(config)
         require("torch", "orca")
         from bigdl.orca.learn.pytorch.parts import ModelParts
 
@@ -153,7 +133,7 @@ class Estimator:
             optimizer,
             loss,
             scheduler_creator,
-            dict(config or {}),
+            config,
             _INTERVALS[scheduler_step_freq],
             initialization_hook,
         )
@@ -164,7 +144,7 @@ class Estimator:
             metrics=metrics,
             workers_per_node=check_positive("workers_per_node", workers_per_node),
             use_tqdm=use_tqdm,
-            model_dir=None if model_dir is None else os.fspath(model_dir),
+            model_dir=model_dir,
             log_to_driver=log_to_driver,
             precision=check_precision(precision),
             num_to_keep=check_positive("num_to_keep", num_to_keep),

@@ -9,15 +9,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.data.tensors import TensorShard, open_batches
+from bigdl.orca.learn.device import device_of, move, precision_of, to_cpu, to_device
+from bigdl.orca.learn.evaluating import evaluated
+from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
-from bigdl.orca.learn.pytorch.data import TensorShard, open_batches
-from bigdl.orca.learn.pytorch.device import device_of, move, precision_of, to_cpu, to_device
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.runner import BatchesOfWorker, Runner
-from bigdl.orca.learn.pytorch.state import dumps, load_into, loads, seed_everything
+from bigdl.orca.learn.pytorch.state import load_into
 from bigdl.orca.learn.pytorch.steps import step_for
+from bigdl.orca.learn.state import dumps, loads, seed_everything
 
-__all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_shard"]
+__all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_shard", "run_evaluation"]
 
 
 @dataclass(frozen=True)
@@ -221,3 +224,25 @@ class EvaluateProgram:
         runner.epoch_stats = runner.metrics_stats = found["figures"]
         runner.call("after_val_epoch")
         return found
+
+
+def run_evaluation(job, weights: bytes, metric_names, policy: FailurePolicy) -> dict:
+    """Run an EvaluateProgram until it has ended or the policy gives up.
+
+    Parameters
+    ----------
+    job : Job
+        Of the engine; closed at the end.
+    weights : bytes
+        State dict of the model.
+    metric_names : iterable of str
+        For a table without rows, whose figures are None.
+    """
+    from bigdl.orca.engine.causes import NoRows
+
+    with job:
+        try:
+            return evaluated(job, weights, policy)
+        except NoRows:
+            nothing = {"num_samples": 0, "val_loss": None, **dict.fromkeys(metric_names)}
+            return {"figures": nothing, "workers": [nothing], "profile": {}}

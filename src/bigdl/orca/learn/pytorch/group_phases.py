@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bigdl.common.drawing import Scale, svg, text, write_drawing
-from bigdl.orca.learn.pytorch.layer_figures import PHASES
+from bigdl.orca.learn.layer_fit.figures import PHASES
 
 __all__ = ["PHASE_TAGS", "GroupPhases", "draw_phases", "phase_summary"]
 

@@ -3,83 +3,47 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
-from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.common.errors import UsageError
 from bigdl.orca.learn.checkpoint import Snapshot
-from bigdl.orca.learn.failure import FailurePolicy
-from bigdl.orca.learn.pytorch.figures import score_of, validation_names
-from bigdl.orca.learn.pytorch.fit_settings import FitSettings
+from bigdl.orca.learn.figures import score_of, validation_names
+from bigdl.orca.learn.layer_fit.figures import LayerFigures
+from bigdl.orca.learn.layer_fit.groups import LayerGroups, LayerRun
+from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.group_phases import GroupPhases
-from bigdl.orca.learn.pytorch.layer_figures import LayerFigures
-from bigdl.orca.learn.pytorch.layer_groups import LayerGroups
-from bigdl.orca.learn.pytorch.layer_model import LayerModel
-from bigdl.orca.learn.pytorch.layer_options import LayerOptions
 from bigdl.orca.learn.pytorch.runner import Runner
-from bigdl.orca.learn.pytorch.state import dumps, loads
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.orca.sync.parameter_layer.plan import LayerPlan
-from bigdl.orca.sync.parameter_layer.transport import Transport
+from bigdl.orca.learn.state import dumps, loads
 
-__all__ = ["LayerLoop"]
+__all__ = ["TorchLayerLoop", "check_callbacks"]
+
+_OF_STEPS = ("before_train_iter", "after_train_iter", "before_iter", "after_iter")
 
 
-class LayerLoop(LayerGroups, Runner):
+class TorchLayerLoop(LayerGroups, Runner):
     """A fit by the parameter layer; what callbacks see as their runner.
 
     Parameters
     ----------
-    model : LayerModel
-    plan : LayerPlan
-    transport : Transport
-    options : LayerOptions
-    cluster : SparkCluster
-    settings : FitSettings
+    run : LayerRun
     config : dict
-    start : Snapshot, optional
-    validate : callable, optional
-        ``validate(weights)`` gives what an evaluation of these weights found.
-    policy : FailurePolicy
-    on_progress : callable
     """
 
-    def __init__(
-        self,
-        model: LayerModel,
-        plan: LayerPlan,
-        transport: Transport,
-        options: LayerOptions,
-        cluster: SparkCluster,
-        settings: FitSettings,
-        config: dict,
-        start: Snapshot | None,
-        *,
-        validate: Callable[[bytes], dict] | None,
-        policy: FailurePolicy,
-        on_progress: Callable[[dict], None],
-    ):
-        place = SimpleNamespace(rank=0, world_size=plan.ranks)
+    def __init__(self, run: LayerRun, config: dict):
+        settings = run.settings
+        place = SimpleNamespace(rank=0, world_size=run.plan.ranks)
         Runner.__init__(self, place, config, settings.callbacks)
-        LayerGroups.__init__(
-            self,
-            model,
-            plan,
-            transport,
-            options,
-            cluster,
-            settings,
-            policy=policy,
-            on_progress=on_progress,
-        )
-        self._validate = validate
-        built = model.built
+        LayerGroups.__init__(self, run)
+        built = run.model.built
         self.model, self.optimizer = built.model, built.optimizer
         self.criterion, self.scheduler = built.criterion, built.scheduler
         self.device = next(self.model.parameters()).device
         self._summary = StepSummary() if settings.summary else None
         self._phases = GroupPhases() if settings.summary else None
-        self.begin(start)
+        self.begin(run.start)
         self.first_epoch = settings.goal.first
         self.num_epochs = settings.goal.last_epoch(self.position, self._plan.steps)
 
@@ -129,8 +93,7 @@ class LayerLoop(LayerGroups, Runner):
         self.call("after_val_epoch")
 
     def _close_epoch(self, entry):
-        self.position.close_epoch(entry)
-        self._figures = self._no_figures()
+        super()._close_epoch(entry)
         self._layer.built.step_scheduler_after_epoch(self, entry)
 
     @property
@@ -171,3 +134,21 @@ class LayerLoop(LayerGroups, Runner):
         for kept, name in ((self._summary, "summary.pt"), (self._phases, "phases.pt")):
             if kept is not None and name in files:
                 kept.put(loads(files[name]))
+
+
+def check_callbacks(callbacks: Sequence[Any], accumulate: int) -> None:
+    """Refuse what the steps of the parameter layer do not do."""
+    for callback in callbacks:
+        kind = type(callback)
+        hooks = [h for h in _OF_STEPS if getattr(kind, h, None) is not getattr(Callback, h)]
+        if isinstance(callback, MainCallback) or hooks:
+            what = "is a MainCallback" if not hooks else f"has {', '.join(hooks)}"
+            raise UsageError(
+                f"{kind.__name__} {what}, but the steps of backend='bigdl' run in Spark tasks that "
+                "call no callbacks; use hooks of epochs, or backend='spark'"
+            )
+    if accumulate > 1:
+        raise UsageError(
+            "accumulate_grad_batches does not go with backend='bigdl'; pass a batch_size that is "
+            f"{accumulate} times as large, which is the same update"
+        )

@@ -8,7 +8,6 @@ to go on, whether to write a checkpoint) is computed from figures that are equal
 from __future__ import annotations
 
 import copy
-import json
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -16,25 +15,24 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
 from bigdl.orca.learn.background import BackgroundWriter
+from bigdl.orca.learn.data.batches import Batches, exchange, planned
+from bigdl.orca.learn.data.tensors import open_batches, shuffle_memory
+from bigdl.orca.learn.device import device_of, move, precision_of
+from bigdl.orca.learn.figures import score_of, validation_names
+from bigdl.orca.learn.loop import WorkerLoop
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
-from bigdl.orca.learn.pytorch.batches import Batches, planned
 from bigdl.orca.learn.pytorch.buffers import Buffers
-from bigdl.orca.learn.pytorch.data import open_batches, shuffle_memory
-from bigdl.orca.learn.pytorch.device import device_of, move, precision_of
 from bigdl.orca.learn.pytorch.evaluation import EvaluationSettings, evaluate_shard
-from bigdl.orca.learn.pytorch.figures import score_of, validation_names
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
 from bigdl.orca.learn.pytorch.gradients import Update, may_be_sparse
 from bigdl.orca.learn.pytorch.iteration import Iteration
-from bigdl.orca.learn.pytorch.keeper import StateKeeper
+from bigdl.orca.learn.pytorch.keeper import TorchKeeper
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.runner import BatchesOfWorker
-from bigdl.orca.learn.pytorch.state import seed_everything
 from bigdl.orca.learn.pytorch.steps import counts_unevenly, step_for
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.orca.learn.pytorch.sums import EpochSums
-from bigdl.orca.learn.run_checkpoints import fires, open_run
-from bigdl.orca.learn.trigger import TriggerState
+from bigdl.orca.learn.run_checkpoints import open_run
+from bigdl.orca.learn.state import seed_everything
 
 __all__ = ["FitProgram", "FitSettings", "TorchLoop"]
 
@@ -52,7 +50,7 @@ class FitProgram:
             return TorchLoop(worker, self.sync(worker), self.parts, self.settings).fit()
 
 
-class TorchLoop(Iteration):
+class TorchLoop(Iteration, WorkerLoop):
     """One worker's part of a fit."""
 
     def __init__(self, worker, sync, parts: ModelParts, settings: FitSettings):
@@ -91,7 +89,7 @@ class TorchLoop(Iteration):
         self._is_uneven = self._is_uneven or settings.weighted
         self._buffers = Buffers(self.model, sync)
         self.summary = StepSummary() if settings.summary else None
-        self._keeper = StateKeeper(
+        self._keeper = TorchKeeper(
             worker,
             sync,
             built,
@@ -99,9 +97,9 @@ class TorchLoop(Iteration):
             batches,
             open_run(settings, worker, self.rank),
             inputs,
-            summary=self.summary,
             writer=writer,
         )
+        self._keeper.summary = self.summary
         self.position, self._sums = self._keeper.restore()
         self.first_epoch = settings.goal.first
         self.num_epochs = settings.goal.last_epoch(
@@ -122,9 +120,7 @@ class TorchLoop(Iteration):
         while not self._is_over():
             self._epoch()
         self.call("after_run")
-        if not self.settings.goal.is_reached(self.position):
-            self.position.ends[self.settings.goal.key] = self.position.counted
-        return {"checkpoint": self._keeper.finish(self.position, self._sums)}
+        return self._finish()
 
     def _epoch(self):
         position = self.position
@@ -135,7 +131,7 @@ class TorchLoop(Iteration):
             while not self._iteration(order):
                 pass
             if position.step < self._plan.steps:
-                self._maybe_checkpoint(TriggerState(position.epoch, position.global_step))
+                self._checkpoint_in_epoch()
         is_whole = position.step == self._plan.steps
         if is_whole:
             self._buffers.merge()
@@ -153,15 +149,7 @@ class TorchLoop(Iteration):
             position.partial = entry
             return
         self._close_epoch(entry)
-        self._maybe_checkpoint(
-            TriggerState(
-                epoch=position.epoch,
-                step=position.global_step,
-                epoch_finished=True,
-                loss=entry["train_loss"],
-                score=score_of(entry),
-            )
-        )
+        self._checkpoint_after_epoch(entry["train_loss"], score_of(entry))
 
     def _validate(self, entry):
         self.call("before_val_epoch")
@@ -184,8 +172,7 @@ class TorchLoop(Iteration):
         return self._buffers.merged()
 
     def _close_epoch(self, entry):
-        self.position.close_epoch(entry)
-        self._sums = EpochSums()
+        super()._close_epoch(entry)
         self._built.step_scheduler_after_epoch(self, entry)
 
     def _is_over(self) -> bool:
@@ -216,7 +203,7 @@ class TorchLoop(Iteration):
                 or self._data.has_label(self.criterion.ignore_index)
             ),
         }
-        everyone = self._exchange(own)
+        everyone = exchange(self.sync, own)
         self._plan, batches = planned(settings, everyone)
         if not sum(e["validation"] for e in everyone):
             raise UsageError("The validation data has no rows")
@@ -231,12 +218,6 @@ class TorchLoop(Iteration):
         size = self.settings.batch_size
         return open_batches(shard, features, labels, self.worker, self.config, size)
 
-    def _exchange(self, own: dict) -> list[dict]:
-        """JSON-able values of every rank, on every rank."""
-        gathered = self.sync.gather(json.dumps(own).encode())
-        both = None if gathered is None else b"[" + b",".join(gathered) + b"]"
-        return json.loads(self.sync.broadcast(both))
-
     def _order(self):
         settings, plan = self.settings, copy.copy(self._plan)
         steps = range(self.position.step, plan.steps)
@@ -248,12 +229,3 @@ class TorchLoop(Iteration):
             self._keeper.windows[self.rank],
             lambda: (plan.batch(step, self.rank)[:2] for step in steps),
         )
-
-    # -- checkpoints ---------------------------------------------------------------------------
-
-    def _maybe_checkpoint(self, state: TriggerState):
-        if not fires(self.settings.trigger, state, self.sync):
-            return
-        if self._keeper.directory is None and self._is_over():
-            return  # the result of the fit is the same state
-        self._keeper.save(self.position, self._sums)

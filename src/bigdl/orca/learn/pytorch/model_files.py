@@ -23,9 +23,10 @@ from bigdl.orca.learn.checkpoint import (
     write_bytes,
 )
 from bigdl.orca.learn.estimator import BaseEstimator
+from bigdl.orca.learn.old_keywords import take_old
 from bigdl.orca.learn.position import Position
-from bigdl.orca.learn.pytorch.old_keywords import take_old
-from bigdl.orca.learn.pytorch.state import dumps, isolated_rng, load_into, loads
+from bigdl.orca.learn.pytorch.state import load_into
+from bigdl.orca.learn.state import dumps, isolated_rng, loads
 
 __all__ = ["ModelFiles"]
 

@@ -12,13 +12,13 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.gradients import Clipping
 from bigdl.orca.learn.pytorch.group_phases import PHASE_TAGS, draw_phases, phase_summary
 from bigdl.orca.learn.pytorch.model_files import ModelFiles
-from bigdl.orca.learn.pytorch.state import loads
 from bigdl.orca.learn.pytorch.summaries import (
     TRAIN_TAGS,
     EventFiles,
     train_summary,
     validation_summary,
 )
+from bigdl.orca.learn.state import loads
 
 __all__ = ["EstimatorOptions"]
 

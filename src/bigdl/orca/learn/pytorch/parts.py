@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.figures import figure_of
+from bigdl.orca.learn.figures import figure_of
 from bigdl.orca.learn.pytorch.lightning import configured, is_lightning
+from bigdl.orca.learn.pytorch.state import load_into
+from bigdl.orca.learn.state import dumps
 
 __all__ = ["Built", "ModelParts"]
 
@@ -41,6 +43,24 @@ class Built:
     monitor: str | None = None
     frequency: int = 1
     interval: str = "epoch"
+
+    def files(self) -> dict[str, bytes]:
+        """The states of model, optimizer and scheduler, as a checkpoint holds them."""
+        found = {
+            "model.pt": dumps(self.model.state_dict()),
+            "optimizer.pt": dumps(self.optimizer.state_dict()),
+        }
+        if self.scheduler is not None:
+            found["scheduler.pt"] = dumps(self.scheduler.state_dict())
+        return found
+
+    def load(self, files: dict[str, bytes]) -> None:
+        """Take over what :meth:`files` gave; that of the model may be alone."""
+        load_into(self.model, files["model.pt"])
+        if "optimizer.pt" in files:
+            load_into(self.optimizer, files["optimizer.pt"], "optimizer's state", "optimizer")
+        if "scheduler.pt" in files and self.scheduler is not None:
+            load_into(self.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
 
     def step_scheduler_after_update(self, runner) -> None:
         """Step the scheduler after an update, if it is its turn."""

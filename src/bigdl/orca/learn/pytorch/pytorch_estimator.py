@@ -1,36 +1,33 @@
-"""The PyTorch Estimator: the verbs fit, evaluate and predict."""
+"""The PyTorch Estimator: the verbs fit and evaluate."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed, kind_of
+from bigdl.orca.learn.arguments import with_weight
 from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.failure import FailurePolicy
+from bigdl.orca.learn.figures import as_returned, epoch_as_returned
+from bigdl.orca.learn.old_keywords import take_old
 from bigdl.orca.learn.pytorch.arguments import (
     check_accumulation,
-    check_not_accelerated,
     measures_of,
     shows_progress,
-    takes_over_prediction,
 )
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
-from bigdl.orca.learn.pytorch.evaluating import run_evaluation
-from bigdl.orca.learn.pytorch.figures import as_returned, epoch_as_returned
-from bigdl.orca.learn.pytorch.old_keywords import take_old
-from bigdl.orca.learn.pytorch.options import EstimatorOptions
-from bigdl.orca.learn.pytorch.weighted import check_weighted, with_weight
+from bigdl.orca.learn.pytorch.predictor import TorchPredictor
+from bigdl.orca.learn.pytorch.weighted import check_weighted
 from bigdl.orca.learn.trigger import EveryEpoch, Trigger
 
 __all__ = ["PyTorchEstimator"]
 
 
-class PyTorchEstimator(EstimatorOptions):
+class PyTorchEstimator(TorchPredictor):
     """A PyTorch model with the verbs of scikit-learn; made by :meth:`Estimator.from_torch`."""
 
     def __init__(
@@ -46,23 +43,19 @@ class PyTorchEstimator(EstimatorOptions):
         num_to_keep=2,
         backend="spark",
     ):
-        from bigdl.orca.learn.pytorch.backends import sync_of
-        from bigdl.orca.learn.pytorch.layer_training import LayerTraining
-        from bigdl.orca.learn.pytorch.training import Training
+        from bigdl.orca.learn.backends import sync_of
+        from bigdl.orca.learn.pytorch.layer_training import TorchLayerTraining
+        from bigdl.orca.learn.pytorch.training import TorchTraining
 
         sync = sync_of(backend)
-        training = LayerTraining if backend == "bigdl" else Training
-        super().__init__(parts, training(model_dir, sync, num_to_keep))
-        self._backend = backend
+        training = TorchLayerTraining if backend == "bigdl" else TorchTraining
+        super().__init__(parts, training(model_dir, sync, num_to_keep), backend, precision)
         # refuses now what would fail later, and gives the names
         self._metrics, self._metric_names = measures_of(metrics)
-        self._precision = precision
         self._workers_per_node = workers_per_node
         self._use_tqdm = use_tqdm
         self._log_to_driver = log_to_driver
         self._sync = sync
-        self._shipped = None  # what predict has broadcast last
-        self._shipped_fast = None  # the same of an accelerated model
 
     # -- fit -----------------------------------------------------------------------------------
 
@@ -184,11 +177,11 @@ Ray also RayXShards or a ray.data.Dataset
         WorkerLost
             When workers were lost more often than `max_failures` allows.
         """
+        from bigdl.orca.learn.backends import is_on_ray
+        from bigdl.orca.learn.layer_fit.options import layer_options
+        from bigdl.orca.learn.layer_fit.training import Opening
         from bigdl.orca.learn.position import Goal
-        from bigdl.orca.learn.pytorch.backends import is_on_ray
         from bigdl.orca.learn.pytorch.fit_settings import FitSettings
-        from bigdl.orca.learn.pytorch.layer_options import layer_options
-        from bigdl.orca.learn.pytorch.layer_training import Opening
 
         take_old("fit", old, known=_FIT)
         layer = layer_options(
@@ -318,7 +311,11 @@ Ray also RayXShards or a ray.data.Dataset
             ``num_samples``, ``val_loss`` (with a loss), and each metric under its name as a
             tensor. On a table without rows the figures are nan.
         """
-        from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
+        from bigdl.orca.learn.pytorch.evaluation import (
+            EvaluateProgram,
+            EvaluationSettings,
+            run_evaluation,
+        )
 
         given = take_old("evaluate", old, {"validation_metrics": "metrics"}, _EVALUATE)
         metrics, names = self._metrics, self._metric_names
@@ -357,134 +354,10 @@ Ray also RayXShards or a ray.data.Dataset
         figures = as_returned(found["figures"])
         return {**figures, "profile": found["profile"]} if profile else figures
 
-    # -- predict -------------------------------------------------------------------------------
-
-    def predict(
-        self,
-        data,
-        batch_size: int = 32,
-        feature_cols: str | Sequence[str] | None = None,
-        output_cols: str | Sequence[str] | None = None,
-        profile: bool = False,
-        callbacks: Sequence[Any] | None = None,
-        *,
-        accelerate: str | os.PathLike | None = None,
-    ):
-        """`data` with predictions, lazily: all its columns, rows and their order are kept.
-
-        The precision is that of the Estimator, and a machine with GPUs computes on them; the
-        predictions are float32. With `accelerate`, the model runs in another runtime on the CPU.
-
-        Parameters
-        ----------
-        data : Spark DataFrame, SparkXShards, str, pandas DataFrame or arrays; with Ray also \
-RayXShards or a ray.data.Dataset
-            Arrays are an ndarray, or a tuple or dict of them; a str is a path of Parquet files.
-            Of one dict, array or tuple the result is the predictions alone.
-        batch_size : int
-            Rows of one forward pass.
-        feature_cols : str or list of str
-        output_cols : str or list of str, optional
-            Names for the model's outputs, one each; default one column ``prediction``, and for a
-            model that returns a dict one column per key.
-        profile : bool
-            Accepted for compatibility: nothing has run when this returns.
-        callbacks : MainCallback, optional
-            Its ``on_pred_forward`` makes the outputs; prediction calls no other hooks.
-        accelerate : str, optional
-            A method of Nano, e.g. ``"openvino_int8"``; ``"auto"`` for the fastest of several whose
-            outputs differ from the model's by at most 5 % (relative, Euclidean); or a directory
-            that ``InferenceOptimizer.save`` wrote. The model is converted, calibrated and compared
-            once, on the driver, with up to 256 rows of the first partitions; it stays as it is.
-            The tasks need the packages of the method, and for ``inductor_*`` the driver's kind of
-            processor. Another call with the same model and kind of rows converts nothing.
-
-        Returns
-        -------
-        pyspark.sql.DataFrame
-            With ``prediction``: float for one number per row (trailing dimensions of size 1 are
-            dropped), a dense vector for several, nested arrays for more dimensions; several
-            outputs without `output_cols` as an array of vectors.
-        """
-        from bigdl.orca.learn.pytorch.backends import cluster_of
-        from bigdl.orca.learn.pytorch.predict_shards import opened, predict_any
-        from bigdl.orca.learn.pytorch.shipping import Shipped
-
-        self._need_model()
-        check_positive("batch_size", batch_size)
-        parts = self._parts
-        if takes_over_prediction(callbacks):
-            check_not_accelerated(accelerate)
-            from bigdl.orca.learn.pytorch.predicting import predicting_parts
-
-            parts = predicting_parts(parts, *as_callbacks(callbacks))
-        feature_cols = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
-        output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
-        cluster = cluster_of(self._backend, data)
-        weights = self._training.weights(self._parts)
-        data = opened(data, cluster)
-        snapshot = self._training.snapshot
-        inputs = None if snapshot is None else snapshot.manifest.get("inputs")
-        shipped = None
-        if accelerate is not None:
-            shipped, inputs = self._accelerated(
-                accelerate, data, weights, feature_cols, batch_size, inputs, cluster
-            )
-        if shipped is None:
-            shipped = Shipped.of(
-                parts, weights, cluster.broadcaster, self._precision, self._shipped
-            )
-            self._shipped = shipped
-        return predict_any(
-            data,
-            shipped,
-            self._parts.config,
-            feature_cols,
-            batch_size,
-            output_cols,
-            inputs,
-            cluster,
-        )
-
-    def _accelerated(
-        self, accelerate, data, weights, feature_cols, batch_size, inputs, cluster
-    ) -> tuple[Any, Any]:
-        """What to ship instead of the model, if anything, and what is known of the inputs."""
-        from bigdl.orca.learn.pytorch.accelerated import ship_accelerated
-        from bigdl.orca.learn.pytorch.predict_shards import threads_of_task
-        from bigdl.orca.learn.pytorch.sampling import sample_of
-
-        sample = sample_of(data, self._parts.config, feature_cols, cluster)
-        if sample is None:  # there are no rows
-            return None, inputs
-        shipped = ship_accelerated(
-            accelerate,
-            sample,
-            self._parts,
-            weights,
-            precision=self._precision,
-            batch_size=batch_size,
-            threads=threads_of_task(cluster),
-            sc=cluster.broadcaster,
-            previous=self._shipped_fast,
-        )
-        self._shipped_fast = shipped
-        return shipped, sample.leaves
-
-    def shutdown(self, force: bool = False) -> None:
-        """Let go of what prediction has broadcast; frames that were predicted stay valid.
-
-        The workers of Ray that wait for programs end, too.
-        """
-        from bigdl.orca.learn.pytorch.backends import end_workers
-
-        self._shipped = self._shipped_fast = None
-        end_workers(self._backend)
-
     # -- helpers -------------------------------------------------------------------------------
 
     def _engine(self, min_workers=None):
-        from bigdl.orca.learn.pytorch.backends import engine_of
+        from bigdl.orca.learn.backends import engine_of
 
         return engine_of(self._backend, self._workers_per_node, self._log_to_driver, min_workers)
 

@@ -17,8 +17,8 @@ from bigdl.orca.data.feeds import kind_of
 from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import float_dtype
 from bigdl.orca.data.feeds.values import columns_of, is_frame
-from bigdl.orca.learn.pytorch.predict import converted_columns, decode_columns
-from bigdl.orca.learn.pytorch.predict_shards import checked_arrays, rows_of_columns
+from bigdl.orca.learn.prediction.dataframe import converted_columns, decode_columns
+from bigdl.orca.learn.prediction.shards import checked_arrays, rows_of_columns
 
 __all__ = ["SAMPLE_ROWS", "Sample", "sample_of"]
 

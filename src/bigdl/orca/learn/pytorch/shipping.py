@@ -1,27 +1,19 @@
-"""A model on its way from the driver to the tasks that predict.
-
-The plan of a DataFrame owns an immutable snapshot of the model (a broadcast that nobody destroys),
-and each Python worker keeps the few models that it used last.
-"""
+"""A PyTorch model on its way to the tasks that predict."""
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.device import device_of_task, precision_of, to_device
+from bigdl.orca.learn.device import precision_of, to_device
+from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
+from bigdl.orca.learn.pytorch.state import load_into
 
-__all__ = ["Ready", "Shipped", "Snapshot", "cached_model", "digest_of"]
-
-_CACHE_BYTES = 2 << 30
-_models: OrderedDict[tuple, tuple] = OrderedDict()  # of this Python worker, with their bytes
+__all__ = ["TorchReady", "TorchSnapshot", "ship"]
 
 
 @dataclass(frozen=True)
-class Ready:
+class TorchReady:
     """A model where it computes.
 
     Attributes
@@ -49,8 +41,8 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """A model on its way to the tasks: anything with a method ``ready`` can take its place.
+class TorchSnapshot:
+    """A model on its way to the tasks.
 
     Attributes
     ----------
@@ -66,10 +58,8 @@ class Snapshot:
     precision: str = "fp32"
 
     @classmethod
-    def of(cls, parts, weights: bytes, precision: str = "fp32") -> Snapshot:
+    def of(cls, parts, weights: bytes, precision: str = "fp32") -> TorchSnapshot:
         """The model of an Estimator's parts with these weights."""
-        from bigdl.orca.learn.pytorch.state import load_into
-
         parts = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
         if not parts.is_instance:
             return cls(parts, weights, precision)
@@ -77,102 +67,32 @@ class Snapshot:
         load_into(parts.model, weights)
         return cls(parts, None, precision)
 
-    def ready(self, device) -> Ready:
+    def ready(self, device) -> TorchReady:
         """The model, in a process and on a device."""
-        from bigdl.orca.learn.pytorch.state import load_into
-
         model = self.parts.build_model()
         if self.weights is not None:
             load_into(model, self.weights)
-        return Ready(model.eval().to(device), device, self.precision)
+        return TorchReady(model.eval().to(device), device, self.precision)
 
 
-class Shipped:
-    """A model as prediction ships it; what a DataFrame's plan holds of it never changes.
+def ship(parts, weights: bytes, sc, precision: str, previous: Shipped | None = None) -> Shipped:
+    """Broadcast a model, unless it is what was broadcast last.
 
     Parameters
     ----------
-    snapshot : Snapshot
-        Or another object that can be pickled and has its method ``ready``.
+    parts : ModelParts
+    weights : bytes
+        State dict of the model.
     sc : pyspark.SparkContext
-    origin : tuple
-        What the snapshot was made of, for :meth:`is_of`.
-
-    Attributes
-    ----------
-    digest : str
-        Of what was broadcast.
-    broadcast : pyspark.Broadcast
+    precision : str
+        See :class:`TorchSnapshot`.
+    previous : Shipped, optional
+        What was broadcast last.
     """
-
-    def __init__(self, snapshot, sc, origin: tuple = ()):
-        import cloudpickle
-
-        self._origin = sc, *origin
-        try:
-            data = cloudpickle.dumps(snapshot)
-        except Exception as error:
-            raise UsageError(
-                f"The model cannot be shipped to the workers, since it refers to something that "
-                f"cannot be pickled ({error}); create such objects inside the model creator instead"
-            ) from error
-        self.digest = digest_of(data)
-        self.broadcast = sc.broadcast(data)
-
-    @classmethod
-    def of(
-        cls, parts, weights: bytes, sc, precision: str, previous: Shipped | None = None
-    ) -> Shipped:
-        """Broadcast a model, unless it is what was broadcast last."""
-        origin = parts, digest_of(weights)
-        if previous is not None and previous.is_of(sc, *origin):
-            return previous
-        return cls(Snapshot.of(parts, weights, precision), sc, origin)
-
-    def is_of(self, *origin) -> bool:
-        """Whether it was made of the same, a SparkContext first."""
-        return len(origin) == len(self._origin) and all(
-            old is new or (isinstance(old, str | int) and old == new)
-            for old, new in zip(self._origin, origin, strict=True)
-        )
-
-    def load(self):
-        """The model, on the driver and its CPU."""
-        import torch
-
-        from bigdl.orca.learn.pytorch.state import isolated_rng
-
-        with isolated_rng(0):
-            return _load(self.broadcast.value, torch.device("cpu"))
-
-
-def digest_of(*pieces: bytes) -> str:
-    """SHA-256, in hexadecimal, of bytes one after the other."""
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
-
-
-def cached_model(digest: str, broadcast) -> Ready:
-    """The model of a snapshot, from this Python worker's cache of those used last."""
-    device = device_of_task()
-    key = digest, str(device)
-    if key in _models:
-        _models.move_to_end(key)
-        return _models[key][0]
-    data = broadcast.value
-    model = _load(data, device)
-    _models[key] = (model, len(data))
-    while len(_models) > 1 and sum(size for _, size in _models.values()) > _CACHE_BYTES:
-        _models.popitem(last=False)
-    return model
-
-
-def _load(data: bytes, device) -> Ready:
-    import cloudpickle
-
-    return cloudpickle.loads(data).ready(device)
+    origin = parts, digest_of(weights)
+    if previous is not None and previous.is_of(sc, *origin):
+        return previous
+    return Shipped(TorchSnapshot.of(parts, weights, precision), sc, origin)
 
 
 def _tensor(column):

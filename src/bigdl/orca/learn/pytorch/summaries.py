@@ -7,8 +7,8 @@ import tempfile
 import time
 
 from bigdl.common.errors import MissingExtraError, UsageError
+from bigdl.orca.learn.old_keywords import warn_once
 from bigdl.orca.learn.pytorch.callbacks.tensorboard import upload, writer_class
-from bigdl.orca.learn.pytorch.old_keywords import warn_once
 
 __all__ = ["TRAIN_TAGS", "EventFiles", "StepSummary", "train_summary", "validation_summary"]
 

@@ -9,24 +9,10 @@ import inspect
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.steps import PlainStep, counts_unevenly
 
-__all__ = ["WeightedStep", "check_weighted", "with_weight"]
+__all__ = ["WeightedStep", "check_weighted"]
 
 # their means are not over the rows or the elements
 _OTHER_MEANS = ("CTCLoss", "AdaptiveLogSoftmaxWithLoss")
-
-
-def with_weight(label_cols, weight_col) -> list:
-    """The label columns of a feed, with that of the weights behind them."""
-    if weight_col is None:
-        return label_cols
-    if not isinstance(weight_col, str):
-        raise UsageError(f"weight_col should be the name of one column, got {weight_col!r}")
-    labels = [label_cols] if isinstance(label_cols, str) else list(label_cols or ())
-    if not labels:
-        raise UsageError("weight_col needs label_cols; pass the names of the target columns")
-    if weight_col in labels:
-        raise UsageError(f"weight_col {weight_col!r} is one of label_cols; name another column")
-    return [*labels, weight_col]
 
 
 def check_weighted(loss, metrics) -> None:

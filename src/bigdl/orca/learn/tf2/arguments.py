@@ -6,7 +6,7 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.estimator import check_positive
-from bigdl.orca.learn.pytorch.layer_figures import PHASES
+from bigdl.orca.learn.layer_fit.figures import PHASES
 
 __all__ = ["check_batch_size", "check_class_weight", "check_frequency", "history"]
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.batches import Batches
+from bigdl.orca.learn.data.batches import Batches
 from bigdl.orca.learn.tf2.data import with_class_weight
 from bigdl.orca.learn.tf2.sources import Part
 

@@ -8,21 +8,15 @@ import sys
 from collections.abc import Callable
 
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.learn.arguments import config_of, location_of
+from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.checkpoint import CheckpointDirectory
 from bigdl.orca.learn.estimator import check_positive
-from bigdl.orca.learn.pytorch.old_keywords import take_old, warn_once
+from bigdl.orca.learn.old_keywords import take_old, warn_once
 from bigdl.orca.learn.tf2.keras_estimator import KerasEstimator
 from bigdl.orca.learn.tf2.runtime import check_backend
 
 __all__ = ["Estimator", "KerasEstimator"]
-
-_BACKENDS = {
-    "spark": "spark",
-    "ray": "ray",
-    "tf2": "ray",
-    "horovod": "horovod",
-    "bigdl": "bigdl",
-}
 
 
 class Estimator:
@@ -98,11 +92,10 @@ class Estimator:
         """
         take_old("from_keras", old, known=_ARGUMENTS)
         check_backend(backend)
-        backend = _backend(backend)
-        if config is not None and not isinstance(config, dict):
-            raise UsageError(f"config must be a dict, got {type(config).__name__}")
-        if model_dir is not None and not isinstance(model_dir, str | os.PathLike):
-            raise UsageError(f"model_dir should be a path or URL, got {type(model_dir).__name__}")
+        if backend is None:
+            backend = "spark" if _has_spark() else "ray"
+        backend = backend_of(backend, {"tf2": "ray"})
+        config, model_dir = config_of(config), location_of(model_dir)
         if cpu_binding and backend == "spark":
             raise UsageError("cpu_binding should not be True when using spark backend")
         if backend == "horovod" and model_creator is not None and compile_args_creator is None:
@@ -118,7 +111,7 @@ class Estimator:
         require("keras", "tf")
         from bigdl.orca.learn.tf2.parts import KerasParts
 
-        parts = KerasParts(model_creator, compile_args_creator, dict(config or {}))
+        parts = KerasParts(model_creator, compile_args_creator, config)
         parts.check()
         if instances:
             parts = parts.with_instance(instances[0], custom_objects)
@@ -126,7 +119,7 @@ class Estimator:
             parts,
             workers_per_node=check_positive("workers_per_node", workers_per_node),
             log_to_driver=log_to_driver,
-            model_dir=None if model_dir is None else os.fspath(model_dir),
+            model_dir=model_dir,
             num_to_keep=check_positive("num_to_keep", num_to_keep),
             backend=backend,
         )
@@ -161,24 +154,6 @@ class Estimator:
         if not found:
             raise UsageError(f"There is no checkpoint in {checkpoint_dir!r}; pass a model_dir")
         return fs.unstrip_protocol(max(found)[1]) if "://" in checkpoint_dir else max(found)[1]
-
-
-def _backend(given: str | None) -> str:
-    if given is None:
-        given = "spark" if _has_spark() else "ray"
-    if given not in _BACKENDS:
-        raise UsageError(
-            f"Only horovod, ray and spark backends are supported for now, got backend: {given!r}; "
-            "use backend='spark'"
-        )
-    backend = _BACKENDS[given]
-    if backend == "ray":
-        require("ray", "ray")
-    if backend == "horovod":
-        from bigdl.orca.sync.horovod import require_horovod
-
-        require_horovod()
-    return backend
 
 
 def _has_spark() -> bool:

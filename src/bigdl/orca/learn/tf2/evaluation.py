@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
-from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
+from bigdl.orca.learn.data.batches import exchange
+from bigdl.orca.learn.evaluating import evaluated
 from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.tf2.data import Assembly
 from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings
-from bigdl.orca.learn.tf2.opening import build_for, exchange, open_rows
+from bigdl.orca.learn.tf2.opening import build_for, open_rows
 from bigdl.orca.learn.tf2.parts import Packed
 from bigdl.orca.learn.tf2.running import merge_metrics
 from bigdl.orca.learn.tf2.runtime import seed_keras
@@ -19,9 +20,6 @@ from bigdl.orca.learn.tf2.state import array_of, put_weights, tensor_of
 from bigdl.orca.learn.tf2.steps import steps_of
 
 __all__ = ["EvaluateProgram", "evaluate_batches", "figures_of", "numbers_of", "run_evaluation"]
-
-
-logger = logging.getLogger("bigdl.orca")
 
 
 def evaluate_batches(model, steps, batches, sync, callbacks=None) -> dict[str, float]:
@@ -149,10 +147,7 @@ def run_evaluation(job, weights: bytes, policy: FailurePolicy) -> dict:
     from bigdl.orca.engine.causes import NoRows
 
     with job:
-        while True:
-            try:
-                return job.attempt(state=weights or None)[0]
-            except NoRows:
-                raise UsageError("The data to evaluate has no rows") from None
-            except WorkerLost as error:
-                logger.warning("%s; evaluating again (%s)", error, policy.forgive(error))
+        try:
+            return evaluated(job, weights or None, policy)
+        except NoRows:
+            raise UsageError("The data to evaluate has no rows") from None

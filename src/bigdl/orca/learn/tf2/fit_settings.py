@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from bigdl.orca.learn.position import Goal, Position
-from bigdl.orca.learn.trigger import EveryEpoch, Trigger
+from bigdl.orca.learn.position import Position
+from bigdl.orca.learn.run_settings import RunSettings
 
 __all__ = ["EvaluationSettings", "KerasFitSettings"]
 
@@ -33,37 +33,25 @@ class EvaluationSettings:
 
 
 @dataclass
-class KerasFitSettings:
+class KerasFitSettings(RunSettings):
     """The arguments of ``fit``; callbacks travel with the model.
 
     Attributes
     ----------
-    goal : Goal
-        Where to stop; counted on from fit to fit.
+    validation : EvaluationSettings
     initial_epoch : int
         Number of the first epoch of this fit, for callbacks.
     steps_per_epoch : int, optional
         Batches of an epoch; default all rows once.
-    validation : EvaluationSettings
     validation_freq : int or sequence of int
         Validate after every so many epochs, or after those with these numbers (from 1).
-    trigger, run_url, keep
-        See :class:`bigdl.orca.learn.pytorch.fit_settings.FitSettings`.
     """
 
-    goal: Goal
-    batch_size: int
-    seed: int
     validation: EvaluationSettings
     initial_epoch: int = 0
     steps_per_epoch: int | None = None
     validation_freq: int | Sequence[int] = 1
     class_weight: dict[int, float] | None = None
-    shuffle: bool = True
-    drop_last: bool = False
-    trigger: Trigger | None = field(default_factory=EveryEpoch)
-    run_url: str | None = None
-    keep: int = 2
     verbose: int | str = 1
 
     def epoch_number(self, position: Position) -> int:

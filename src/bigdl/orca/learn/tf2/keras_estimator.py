@@ -1,4 +1,4 @@
-"""The Keras Estimator: the verbs fit, evaluate and predict."""
+"""The Keras Estimator: the verbs fit and evaluate."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.arguments import with_weight
 from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.failure import FailurePolicy
+from bigdl.orca.learn.old_keywords import take_old
 from bigdl.orca.learn.progress import is_interactive
-from bigdl.orca.learn.pytorch.old_keywords import take_old, warn_once
-from bigdl.orca.learn.pytorch.weighted import with_weight
 from bigdl.orca.learn.tf2.arguments import (
     check_batch_size,
     check_class_weight,
@@ -19,15 +19,15 @@ from bigdl.orca.learn.tf2.arguments import (
     history,
 )
 from bigdl.orca.learn.tf2.callbacks import as_callbacks
-from bigdl.orca.learn.tf2.feeds import as_keras_feed, kind_of_input, prediction_input
+from bigdl.orca.learn.tf2.feeds import as_keras_feed, kind_of_input
 from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings, KerasFitSettings
-from bigdl.orca.learn.tf2.model_files import KerasFiles
+from bigdl.orca.learn.tf2.predictor import KerasPredictor
 from bigdl.orca.learn.trigger import EveryEpoch, Trigger
 
 __all__ = ["KerasEstimator"]
 
 
-class KerasEstimator(KerasFiles):
+class KerasEstimator(KerasPredictor):
     """A Keras model with the verbs of scikit-learn; made by :meth:`Estimator.from_keras`."""
 
     def __init__(
@@ -40,17 +40,15 @@ class KerasEstimator(KerasFiles):
         num_to_keep=2,
         backend="spark",
     ):
-        from bigdl.orca.learn.pytorch.backends import sync_of
+        from bigdl.orca.learn.backends import sync_of
         from bigdl.orca.learn.tf2.layer_training import KerasLayerTraining
         from bigdl.orca.learn.tf2.training import KerasTraining
 
         self._sync = sync_of(backend)
         training = KerasLayerTraining if backend == "bigdl" else KerasTraining
-        super().__init__(parts, training(model_dir, self._sync, num_to_keep))
-        self._backend = backend
+        super().__init__(parts, training(model_dir, self._sync, num_to_keep), backend)
         self._workers_per_node = workers_per_node
         self._log_to_driver = log_to_driver
-        self._shipped = None  # what predict has broadcast last
 
     # -- fit -----------------------------------------------------------------------------------
 
@@ -161,9 +159,9 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         WorkerLost
             When workers were lost more often than `max_failures` allows.
         """
+        from bigdl.orca.learn.layer_fit.options import layer_options
+        from bigdl.orca.learn.layer_fit.training import Opening
         from bigdl.orca.learn.position import Goal
-        from bigdl.orca.learn.pytorch.layer_options import layer_options
-        from bigdl.orca.learn.pytorch.layer_training import Opening
         from bigdl.orca.learn.tf2.parts import Packed
         from bigdl.orca.learn.tf2.training import OnItsWay
 
@@ -320,97 +318,10 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         found = run_evaluation(engine.open(program, feed), weights, FailurePolicy.of(max_failures))
         return {f"validation_{name}": value for name, value in found.items()}
 
-    # -- predict -------------------------------------------------------------------------------
-
-    def predict(
-        self,
-        data,
-        batch_size: int | None = 32,
-        verbose: int | str = 1,
-        steps: int | None = None,
-        callbacks: Sequence[Any] | None = None,
-        data_config: dict | None = None,
-        feature_cols: str | Sequence[str] | None = None,
-        min_partition_num: int | None = None,
-        output_cols: str | Sequence[str] | None = None,
-    ):
-        """`data` with predictions, lazily: all its columns, rows and their order are kept.
-
-        Parameters
-        ----------
-        data : Spark DataFrame, SparkXShards, str, pandas DataFrame or arrays; with Ray also \
-RayXShards or a ray.data.Dataset
-            Of one array, tuple or dict the result is the predictions alone.
-        batch_size : int
-            Rows of one forward pass.
-        verbose, steps, callbacks, data_config, min_partition_num
-            Accepted for compatibility: all rows are predicted where they are, later.
-        feature_cols : str or list of str
-        output_cols : str or list of str, optional
-            Names for the model's outputs, one each; default one column ``prediction``, and for a
-            model that returns a dict one column per key.
-
-        Returns
-        -------
-        pyspark.sql.DataFrame, or in the form of the input
-            With ``prediction``: of a Spark DataFrame a float where the model gives one number
-            without a dimension per row, a dense vector for one dimension (also of one number, as
-            ``Dense(1)`` gives it), nested arrays for more; several outputs without `output_cols`
-            as an array of vectors.
-        """
-        from bigdl.orca.learn.pytorch.backends import cluster_of
-        from bigdl.orca.learn.pytorch.predict_shards import opened, predict_any, threads_of_task
-
-        self._parts.need()
-        size = 32 if batch_size is None else check_positive("batch_size", batch_size)
-        for name, value in (("steps", steps), ("callbacks", callbacks)):
-            if value:
-                warn_once(f"predict({name}=) has no effect: all rows are predicted, by tasks")
-        names = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
-        output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
-        data = prediction_input(data)
-        cluster = cluster_of(self._backend, data)
-        data = opened(data, cluster)
-        snapshot = self._training.snapshot
-        inputs = None if snapshot is None else snapshot.manifest.get("inputs")
-        shipped = self._ship(names, cluster.broadcaster, threads_of_task(cluster))
-        return predict_any(
-            data, shipped, self._parts.config, names, size, output_cols, inputs, cluster
-        )
-
-    def _ship(self, names, sc, threads):
-        """Broadcast the model, unless it is what was broadcast last."""
-        from bigdl.orca.learn.pytorch.shipping import Shipped, digest_of
-        from bigdl.orca.learn.tf2.parts import Packed
-        from bigdl.orca.learn.tf2.shipping import KerasSnapshot
-
-        weights = self._training.weights(self._parts)
-        if not weights:
-            raise UsageError(
-                "The model has no weights yet, since it does not know the shape of its input; fit "
-                "or load it first, or give it an Input"
-            )
-        origin = self._parts, digest_of(weights, repr((names, threads)).encode())
-        if self._shipped is None or not self._shipped.is_of(sc, *origin):
-            packed = Packed.of(self._parts)
-            snapshot = KerasSnapshot(packed, weights, names, self._parts.config, threads)
-            self._shipped = Shipped(snapshot, sc, origin)
-        return self._shipped
-
-    def shutdown(self) -> None:
-        """Let go of what prediction has broadcast; frames that were predicted stay valid.
-
-        The workers of Ray that wait for programs end, too.
-        """
-        from bigdl.orca.learn.pytorch.backends import end_workers
-
-        self._shipped = None
-        end_workers(self._backend)
-
     # -- helpers -------------------------------------------------------------------------------
 
     def _engine(self):
-        from bigdl.orca.learn.pytorch.backends import engine_of
+        from bigdl.orca.learn.backends import engine_of
 
         return engine_of(self._backend, self._workers_per_node, self._log_to_driver)
 

@@ -6,13 +6,13 @@ import json
 
 import numpy as np
 
-from bigdl.orca.learn.pytorch.layer_figures import LayerFigures
+from bigdl.orca.learn.layer_fit.figures import LayerFigures
 
 __all__ = ["KerasLayerFigures"]
 
 
 class KerasLayerFigures(LayerFigures):
-    """:class:`~bigdl.orca.learn.pytorch.layer_figures.LayerFigures`, and what metrics add up to.
+    """:class:`~bigdl.orca.learn.layer_fit.figures.LayerFigures`, and what metrics add up to.
 
     Parameters
     ----------

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.learn.checkpoint import Snapshot
-from bigdl.orca.learn.failure import FailurePolicy
-from bigdl.orca.learn.pytorch.figures import score_of
-from bigdl.orca.learn.pytorch.layer_groups import LayerGroups
-from bigdl.orca.learn.pytorch.layer_options import LayerOptions
+from bigdl.orca.learn.figures import score_of
+from bigdl.orca.learn.layer_fit.groups import LayerGroups, LayerRun
 from bigdl.orca.learn.tf2.callbacks import BATCH_HOOKS, WorkerCallbacks
-from bigdl.orca.learn.tf2.fit_settings import KerasFitSettings
 from bigdl.orca.learn.tf2.layer_figures import KerasLayerFigures
-from bigdl.orca.learn.tf2.layer_model import KerasLayerModel
 from bigdl.orca.learn.tf2.state import dump_weights
-from bigdl.orca.sync.parameter_layer.plan import LayerPlan
-from bigdl.orca.sync.parameter_layer.transport import Transport
 
 __all__ = ["KerasLayerLoop", "check_callbacks"]
 
@@ -33,50 +26,16 @@ class KerasLayerLoop(LayerGroups):
 
     Parameters
     ----------
-    model : KerasLayerModel
-    plan : LayerPlan
-    transport : Transport
-    options : LayerOptions
-    cluster : SparkCluster
-    settings : KerasFitSettings
+    run : LayerRun
     callbacks : sequence of keras.callbacks.Callback
-    start : Snapshot, optional
-    validate : callable, optional
-        ``validate(weights)`` gives the figures of these weights.
-    policy : FailurePolicy
-    on_progress : callable
     """
 
-    def __init__(
-        self,
-        model: KerasLayerModel,
-        plan: LayerPlan,
-        transport: Transport,
-        options: LayerOptions,
-        cluster: SparkCluster,
-        settings: KerasFitSettings,
-        callbacks: Sequence[Any],
-        start: Snapshot | None,
-        *,
-        validate: Callable[[bytes], dict] | None,
-        policy: FailurePolicy,
-        on_progress: Callable[[dict], None],
-    ):
-        super().__init__(
-            model,
-            plan,
-            transport,
-            options,
-            cluster,
-            settings,
-            policy=policy,
-            on_progress=on_progress,
-        )
-        self.model = model.model
-        self._validate = validate
+    def __init__(self, run: LayerRun, callbacks: Sequence[Any]):
+        super().__init__(run)
+        self.model, settings = run.model.model, run.settings
         self._callbacks: WorkerCallbacks | None = None
         self._numbers = b""  # what callbacks had counted
-        self.begin(start)
+        self.begin(run.start)
         self._callbacks = WorkerCallbacks(
             callbacks,
             self.model,
@@ -155,10 +114,6 @@ class KerasLayerLoop(LayerGroups):
     def _push(self, residuals):
         """Give the ranks the weights that a callback has set."""
         self._transport.start(self._layer.states(self._layer_plan, residuals))
-
-    def _close_epoch(self, entry):
-        self.position.close_epoch(entry)
-        self._figures = self._no_figures()
 
     # -- what the groups ask -------------------------------------------------------------------
 

@@ -1,8 +1,7 @@
 """The driver's own Keras model of a training by the parameter layer.
 
-It makes no steps.  Its optimizer is there for its schedule and for what callbacks set, and model
-and optimizer get the state of the ranks when somebody wants to have it: a checkpoint, a validation,
-a callback.  It also turns what the ranks' metrics have added up to into figures.
+Its optimizer is there also for what callbacks set.  The model turns what the ranks' metrics have
+added up to into figures.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.checkpoint import Snapshot
-from bigdl.orca.learn.pytorch.layer_options import LayerOptions
+from bigdl.orca.learn.layer_fit.model import LayerModel
+from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.tf2.evaluation import numbers_of
 from bigdl.orca.learn.tf2.layer_optimizer import LayerOptimizer, check_trainable
 from bigdl.orca.learn.tf2.layer_replica import running_weights, zeros_of
@@ -27,15 +27,13 @@ from bigdl.orca.learn.tf2.state import (
     put_optimizers,
     put_weights,
 )
-from bigdl.orca.sync.parameter_layer.optimizers import joined_state
 from bigdl.orca.sync.parameter_layer.plan import LayerPlan
-from bigdl.orca.sync.parameter_layer.state import RankState, states_of
 
 __all__ = ["KerasLayerModel"]
 
 
-class KerasLayerModel:
-    """What a training by the parameter layer is about, on the driver.
+class KerasLayerModel(LayerModel):
+    """A Keras model and its optimizer.
 
     Parameters
     ----------
@@ -52,10 +50,7 @@ class KerasLayerModel:
     Attributes
     ----------
     model : keras.Model
-    sums : bool
-        Whether the loss adds up over the rows.
-    start : bytes
-        The weights at the start.
+    optimizer : LayerOptimizer
     """
 
     def __init__(self, parts: KerasParts, seed: int, snapshot: Snapshot | None):
@@ -65,11 +60,11 @@ class KerasLayerModel:
         check_trainable(self._weights)
         self.optimizer = LayerOptimizer(self.model.optimizer, self._weights)
         self.sums = fit_divisor(self.model) == "none"
-        self._running = running_weights(self.model)
+        self._changing = running_weights(self.model)
         if snapshot is not None:
             self.load(snapshot)
         self.start = dump_weights(self.model)
-        self._initial = [np.array(array_of(weight)) for weight in self._running]
+        self._initial = self._running()
 
     def _check(self):
         model = self.model
@@ -107,7 +102,7 @@ class KerasLayerModel:
             self.sums,
             optimizer.clamp,
             optimizer.norm,
-            max_drop=1.0 if options.stragglers is None else options.stragglers.max_drop_percentage,
+            max_drop=options.max_drop,
             slack=0.0,
             with_norms=optimizer.with_norms,
         )
@@ -131,32 +126,26 @@ class KerasLayerModel:
     # -- the state of the ranks ----------------------------------------------------------------
 
     def vector(self, plan: LayerPlan) -> np.ndarray:
-        """The trainable weights as they are now."""
+        """The trainable weights as they are now, in the order of the flat vector."""
         return plan.geometry.flatten([array_of(weight) for weight in self._weights])
 
-    def states(self, plan: LayerPlan, residuals: Sequence | None = None) -> list[RankState]:
-        """The model and optimizer as they are now, cut for the ranks of a plan."""
-        buffers = {
-            number: np.array(array_of(weight))
-            for number, weight in enumerate(self._running)
-            if array_of(weight).tobytes() != self._initial[number].tobytes()
-        }
-        return states_of(plan, self.vector(plan), self.optimizer.state(), buffers, residuals)
+    def _shapes(self):
+        return [tuple(weight.shape) for weight in self._weights]
 
-    def take(self, states: Sequence[RankState], plan: LayerPlan) -> None:
-        """The inverse of :meth:`states`."""
-        geometry = plan.geometry
-        vector = np.concatenate([state.weights for state in states])
-        for weight, part in zip(self._weights, geometry.parts(vector), strict=True):
+    def _running(self):
+        return [np.array(array_of(weight)) for weight in self._changing]
+
+    def _put(self, parts, running):
+        for weight, part in zip(self._weights, parts, strict=True):
             weight.assign(part.reshape(weight.shape))
-        merged = dict(enumerate(self._initial))
-        for state in states:
-            merged.update(state.buffers)
-        for number, weight in enumerate(self._running):
-            weight.assign(merged[number])
-        shapes = [tuple(weight.shape) for weight in self._weights]
-        found = joined_state([state.optimizer for state in states], geometry, shapes)
-        self.optimizer.put_state(found)
+        for weight, values in zip(self._changing, running, strict=True):
+            weight.assign(values)
+
+    def _optimizer_state(self):
+        return self.optimizer.state()
+
+    def _put_optimizer_state(self, state):
+        self.optimizer.put_state(state)
 
     # -- files ---------------------------------------------------------------------------------
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import resource
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from bigdl.orca.learn.pytorch.layer_rows import LayerRows, Place
-from bigdl.orca.learn.pytorch.state import seed_everything
+from bigdl.orca.learn.layer_fit.replica import LayerReplica
 from bigdl.orca.learn.tf2.data import Assembly
 from bigdl.orca.learn.tf2.evaluation import numbers_of
 from bigdl.orca.learn.tf2.fit_settings import KerasFitSettings
@@ -20,8 +18,6 @@ from bigdl.orca.learn.tf2.opening import build_for, open_columns
 from bigdl.orca.learn.tf2.parts import Packed, fit_divisor
 from bigdl.orca.learn.tf2.runtime import seed_keras
 from bigdl.orca.learn.tf2.state import array_of, put_weights, seed_states
-from bigdl.orca.sync.parameter_layer.buffers import changed
-from bigdl.orca.sync.parameter_layer.plan import Step
 from bigdl.orca.sync.parameter_layer.rank import Contribution
 
 __all__ = ["KerasReplica", "KerasReplicaProgram", "running_weights", "zeros_of"]
@@ -50,7 +46,7 @@ class KerasReplicaProgram:
         Weights at the start; trainable ones are replaced in every step, others are not.
     ranks : int
     sampling : str
-        See :class:`~bigdl.orca.learn.pytorch.layer_options.LayerOptions`.
+        See :class:`~bigdl.orca.learn.layer_fit.options.LayerOptions`.
     """
 
     packed: Packed
@@ -68,8 +64,8 @@ class KerasReplicaProgram:
         return KerasReplica(self, parts, rank, shards)
 
 
-class KerasReplica:
-    """Computes gradients of one rank's rows: a ``Replica`` of the parameter layer.
+class KerasReplica(LayerReplica):
+    """A copy of a Keras model, and the rows of its rank.
 
     Parameters
     ----------
@@ -80,13 +76,11 @@ class KerasReplica:
     """
 
     def __init__(self, program: KerasReplicaProgram, parts, rank: int, shards: dict):
-        settings, config = program.settings, program.config
-        self._settings, self._rank = settings, rank
-        self._place = Place(rank, program.ranks)
+        super().__init__(program, rank)
+        settings, config = self._settings, program.config
         columns = settings.validation
         data = open_columns(shards["data"], columns, config, self._place)
-        memory = config.get("shuffle_memory")
-        self._rows = LayerRows(data, settings, rank, program.sampling, memory)
+        self._read(data, config)
         seed_keras(settings.seed)  # creators may draw what is no weight
         self._model = parts.build(training=True)
         self._divisor = fit_divisor(self._model)
@@ -104,31 +98,36 @@ class KerasReplica:
         put_weights(self._model, program.model)
         self._step = GradientStep(self._model)
         self._weights = self._model.trainable_weights
-        self._running = running_weights(self._model)
-        self._initial = [np.array(array_of(weight)) for weight in self._running]
+        self._changing = running_weights(self._model)
+        self._initial = [np.array(array_of(weight)) for weight in self._changing]
         self._model.reset_metrics()
         self._no_metrics = [np.array(array_of(v)) for v in self._model.metrics_variables]
 
     def describe(self) -> dict:
         example = shapes_of(self._example) if self._has_rows else None
-        return {**self._rows.describe(), "example": example}
+        return {**super().describe(), "example": example}
 
-    def close(self) -> None:
-        """End what the data has started."""
-        self._place.close()
+    def _batch(self, step, start, stop):
+        return self._assembly(super()._batch(step, start, stop))
 
-    def compute(
-        self, step: Step, weights: np.ndarray, buffers: Mapping[int, np.ndarray]
-    ) -> Contribution:
-        started = time.perf_counter()
-        start, stop = step.ranges[self._rank]
-        rows = stop - start
-        if not rows:
-            return Contribution(record={"loss": 0.0, "counted": 0.0})
-        batch = self._assembly(self._rows.batch(step, start, stop))
-        fetched = time.perf_counter()
-        before = self._load(weights, buffers)
-        self._seed(step)
+    def _put(self, weights, running):
+        stops = list(itertools.accumulate(int(np.prod(w.shape)) for w in self._weights))
+        for weight, part in zip(self._weights, np.split(weights, stops[:-1]), strict=True):
+            weight.assign(part.reshape(weight.shape))
+        for weight, values in zip(self._changing, running, strict=True):
+            weight.assign(values)
+
+    def _running(self):
+        return [array_of(weight) for weight in self._changing]
+
+    def _seed(self, step):
+        super()._seed(step)
+        key = [self._settings.seed, step.epoch, step.number, self._rank]
+        for number, variable in enumerate(seed_states(self._model)):
+            state = np.random.SeedSequence([*key, number]).generate_state(variable.shape[0]) >> 1
+            variable.assign(state.astype("int64"))
+
+    def _gradient(self, batch, rows, step, began):
         self._model.reset_metrics()
         logs, gradients = self._step(batch)
         computed = time.perf_counter()
@@ -136,37 +135,13 @@ class KerasReplica:
         figures = numbers_of(logs)
         record = {
             "loss": figures.get("loss", 0.0) if counted else 0.0,
-            "counted": counted,
             "metrics": self._added(),
             "logs": self._of_its_own(figures),
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "fetch_s": fetched - started,
-            "forward_s": computed - fetched,
+            "forward_s": computed - began,
         }
-        after = [array_of(weight) for weight in self._running]
         absent = [i for i in range(len(self._weights)) if i not in gradients]
-        vector = self._flat(gradients)
-        return Contribution(vector, counted, rows, absent, changed(before, after), record)
-
-    def _load(self, weights, buffers) -> list[np.ndarray]:
-        """Bring the model where the step begins; returns what layers change as it is there."""
-        stops = list(itertools.accumulate(int(np.prod(w.shape)) for w in self._weights))
-        for weight, part in zip(self._weights, np.split(weights, stops[:-1]), strict=True):
-            weight.assign(part.reshape(weight.shape))
-        before = [buffers.get(i, kept) for i, kept in enumerate(self._initial)]
-        for weight, values in zip(self._running, before, strict=True):
-            weight.assign(values)
-        return before
-
-    def _seed(self, step):
-        """Random numbers of this step and rank alone."""
-        key = [self._settings.seed, step.epoch, step.number]
-        mixed = np.random.SeedSequence(key).generate_state(1)[0]
-        seed_everything(int(mixed), self._rank + 1)
-        for number, variable in enumerate(seed_states(self._model)):
-            drawn = np.random.SeedSequence([*key, self._rank, number])
-            state = drawn.generate_state(variable.shape[0]) >> 1
-            variable.assign(state.astype("int64"))
+        return Contribution(self._flat(gradients), counted, rows, absent, record=record)
 
     def _counted(self, batch, rows) -> float:
         """What the loss was divided by."""

@@ -20,24 +20,23 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
 from bigdl.orca.learn.background import BackgroundWriter
-from bigdl.orca.learn.pytorch.batches import Batches
-from bigdl.orca.learn.pytorch.figures import score_of
-from bigdl.orca.learn.pytorch.sums import EpochSums
-from bigdl.orca.learn.run_checkpoints import fires, open_run
+from bigdl.orca.learn.data.batches import Batches, exchange
+from bigdl.orca.learn.figures import score_of
+from bigdl.orca.learn.loop import WorkerLoop
+from bigdl.orca.learn.run_checkpoints import open_run
 from bigdl.orca.learn.tf2.callbacks import WorkerCallbacks
 from bigdl.orca.learn.tf2.data import Assembly
 from bigdl.orca.learn.tf2.evaluation import evaluate_batches, figures_of, numbers_of
 from bigdl.orca.learn.tf2.fit_settings import KerasFitSettings
 from bigdl.orca.learn.tf2.keeper import KerasKeeper
-from bigdl.orca.learn.tf2.opening import build_for, exchange, open_rows
+from bigdl.orca.learn.tf2.opening import build_for, open_rows
 from bigdl.orca.learn.tf2.parts import KerasParts, Packed, fit_divisor
 from bigdl.orca.learn.tf2.reducer import GradientReducer
-from bigdl.orca.learn.tf2.running import RunningState
+from bigdl.orca.learn.tf2.running import RunningWeights
 from bigdl.orca.learn.tf2.runtime import seed_keras
 from bigdl.orca.learn.tf2.sources import Part
 from bigdl.orca.learn.tf2.state import seed_states, tensor_of, to_variable
 from bigdl.orca.learn.tf2.steps import steps_of
-from bigdl.orca.learn.trigger import TriggerState
 
 __all__ = ["KerasFitProgram", "KerasLoop"]
 
@@ -71,7 +70,7 @@ class KerasFitProgram:
                 raise
 
 
-class KerasLoop:
+class KerasLoop(WorkerLoop):
     """One worker's part of a fit."""
 
     def __init__(
@@ -101,7 +100,7 @@ class KerasLoop:
         self._spread_seeds()
         self.reducer.attach(self.model)
         self._steps = steps_of(self.model)
-        self._running = RunningState(self.model, sync)
+        self._running = RunningWeights(self.model, sync)
         self._initial_metrics = [tensor_of(v) for v in self.model.metrics_variables]
         self._keeper = KerasKeeper(
             worker,
@@ -146,9 +145,7 @@ class KerasLoop:
         self._callbacks.list.on_train_end()
         if self._may_change_at_end:
             self._keeper.expect_changes()
-        if not self.settings.goal.is_reached(self.position):
-            self.position.ends[self.settings.goal.key] = self.position.counted
-        return {"checkpoint": self._keeper.finish(self.position, self._sums)}
+        return self._finish()
 
     def _epoch(self):
         position, number = self.position, self.settings.epoch_number(self.position)
@@ -172,15 +169,7 @@ class KerasLoop:
             position.partial = entry
             return
         self._close_epoch(entry)
-        self._maybe_checkpoint(
-            TriggerState(
-                epoch=position.epoch,
-                step=position.global_step,
-                epoch_finished=True,
-                loss=entry["logs"].get("loss"),
-                score=score_of(entry["logs"]),
-            )
-        )
+        self._checkpoint_after_epoch(entry["logs"].get("loss"), score_of(entry["logs"]))
 
     def _batches(self) -> tuple[bool, dict]:
         """The batches that are left of the epoch: whether it is whole now, and the last figures."""
@@ -200,7 +189,7 @@ class KerasLoop:
             if position.step != self._epoch_steps:
                 if self._callbacks.stops_in_epoch and self._is_stopped():
                     return False, logs
-                self._maybe_checkpoint(TriggerState(position.epoch, position.global_step))
+                self._checkpoint_in_epoch()
         return True, logs
 
     def _entry(self, logs) -> dict:
@@ -240,10 +229,6 @@ class KerasLoop:
         yield
         for variable, value in own:
             to_variable(variable, value)
-
-    def _close_epoch(self, entry):
-        self.position.close_epoch(entry)
-        self._sums = EpochSums()
 
     def _is_over(self) -> bool:
         return self.settings.goal.is_reached(self.position) or self._is_stopped()
@@ -347,15 +332,6 @@ class KerasLoop:
             entropy = [*(int(n) for n in tensor_of(variable).reshape(-1)), self.rank]
             drawn = np.random.SeedSequence(entropy).generate_state(variable.shape[0]) >> 1
             variable.assign(drawn.astype("int64"))
-
-    # -- checkpoints ---------------------------------------------------------------------------
-
-    def _maybe_checkpoint(self, state: TriggerState):
-        if not fires(self.settings.trigger, state, self.sync):
-            return
-        if self._keeper.directory is None and self._is_over():
-            return  # the result of the fit is the same state
-        self._keeper.save(self.position, self._sums)
 
 
 def _check_optimizer(model):

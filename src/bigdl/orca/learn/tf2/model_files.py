@@ -17,7 +17,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.checkpoint import Snapshot, read_bytes, read_checkpoint, write_bytes
 from bigdl.orca.learn.estimator import BaseEstimator
 from bigdl.orca.learn.position import Position
-from bigdl.orca.learn.pytorch.state import dumps, loads
+from bigdl.orca.learn.state import dumps, loads
 from bigdl.orca.learn.tf2.data import Assembly, made_up
 from bigdl.orca.learn.tf2.runtime import backend_of_program
 from bigdl.orca.learn.tf2.shipping import call_on

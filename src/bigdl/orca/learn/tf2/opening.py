@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.batches import BatchPlan
 from bigdl.orca.data.feeds.shard import LoaderShard
-from bigdl.orca.learn.pytorch.batches import Batches, planned
-from bigdl.orca.learn.pytorch.data import open_batches, open_loader, shuffle_memory
+from bigdl.orca.learn.data.batches import Batches, planned
+from bigdl.orca.learn.data.tensors import open_batches, open_loader, shuffle_memory
 from bigdl.orca.learn.tf2.data import Assembly, made_up
 from bigdl.orca.learn.tf2.sources import PlannedSource
 
-__all__ = ["ColumnRows", "build_for", "exchange", "open_columns", "open_rows"]
-
-
-def exchange(sync, own: Any) -> list:
-    """JSON-able values of every rank, on every rank; a collective."""
-    gathered = sync.gather(json.dumps(own).encode())
-    both = None if gathered is None else b"[" + b",".join(gathered) + b"]"
-    return json.loads(sync.broadcast(both))
+__all__ = ["ColumnRows", "build_for", "open_columns", "open_rows"]
 
 
 def open_rows(worker, shard, settings, config: dict, sync):
@@ -59,11 +51,11 @@ def open_columns(shard, settings, config: dict, place):
     ----------
     shard, settings, config
         See :func:`open_rows`.
-    place : Worker or bigdl.orca.learn.pytorch.layer_rows.Place
+    place : Worker or bigdl.orca.learn.layer_fit.rows.Place
 
     Returns
     -------
-    TensorShard or bigdl.orca.learn.pytorch.loading.LoaderBatches
+    TensorShard or bigdl.orca.learn.data.loading.LoaderBatches
 
     Raises
     ------
@@ -105,7 +97,7 @@ def _opened(made, shard, settings, config, worker):
 def _loader(made, config, batch_size):
     from torch.utils.data import DataLoader, Dataset
 
-    from bigdl.orca.learn.pytorch.loading import as_loader
+    from bigdl.orca.learn.data.loading import as_loader
 
     if not isinstance(made, DataLoader | Dataset):
         raise UsageError(

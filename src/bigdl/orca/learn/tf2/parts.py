@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.state import isolated_rng
+from bigdl.orca.learn.state import isolated_rng
 from bigdl.orca.learn.tf2.runtime import backend_of_program, use_backend
 
 __all__ = ["KerasParts", "Packed", "fit_divisor"]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from bigdl.orca.learn.pytorch.buffers import Buffers
+from bigdl.orca.learn.running import RunningState
 from bigdl.orca.learn.tf2.state import tensor_of, to_variable
 
-__all__ = ["RunningState", "merge_metrics"]
+__all__ = ["RunningWeights", "merge_metrics"]
 
 
-class RunningState(Buffers):
-    """The weights of a model that are not trained, such as the averages of BatchNormalization.
-
-    They are merged as PyTorch's buffers are.
-    """
+class RunningWeights(RunningState):
+    """The weights of a model that are not trained, such as the averages of BatchNormalization."""
 
     def own(self) -> list:
         """A copy of this worker's."""

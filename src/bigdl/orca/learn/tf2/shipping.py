@@ -16,7 +16,7 @@ __all__ = ["KerasReady", "KerasSnapshot", "call_on"]
 
 @dataclass(frozen=True)
 class KerasSnapshot:
-    """What :class:`~bigdl.orca.learn.pytorch.shipping.Shipped` broadcasts of a Keras model.
+    """What :class:`~bigdl.orca.learn.prediction.shipping.Shipped` broadcasts of a Keras model.
 
     Attributes
     ----------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.estimator import check_positive
+from bigdl.orca.learn.figures import figure_of
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
-from bigdl.orca.learn.pytorch.figures import figure_of
 
 __all__ = ["EarlyStopping", "check_mode"]
 

@@ -7,9 +7,9 @@ import posixpath
 import re
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.figures import figure_of
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 from bigdl.orca.learn.pytorch.callbacks.early_stopping import check_mode
-from bigdl.orca.learn.pytorch.figures import figure_of
 
 __all__ = ["ModelCheckpoint"]
 

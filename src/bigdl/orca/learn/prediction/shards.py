@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +20,7 @@ from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import float_dtype
 from bigdl.orca.data.feeds.values import columns_of, is_frame
-from bigdl.orca.learn.pytorch.predict import predict_dataframe, run_model
-from bigdl.orca.learn.pytorch.shipping import cached_model
+from bigdl.orca.learn.prediction.dataframe import predict_dataframe, run_model
 
 __all__ = [
     "checked_arrays",
@@ -50,7 +48,7 @@ def predict_any(
     ----------
     data : pyspark.sql.DataFrame, SparkXShards, str, pandas.DataFrame or arrays
     shipped, config, feature_cols, batch_size, output_cols, known
-        See :func:`~bigdl.orca.learn.pytorch.predict.predict_dataframe`.
+        See :func:`~bigdl.orca.learn.prediction.dataframe.predict_dataframe`.
     cluster : SparkCluster or RayCluster
 
     Raises
@@ -67,7 +65,7 @@ def predict_any(
         )
     is_tensors = type(data).__module__.startswith("torch")
     if kind in ON_RAY:
-        from bigdl.orca.learn.pytorch.predict_ray import predict_ray
+        from bigdl.orca.learn.prediction.ray import predict_ray
 
         return predict_ray(data, kind, shipped, config, feature_cols, batch_size, output_cols)
     if kind not in ("SparkXShards", "array") or is_tensors:
@@ -186,17 +184,11 @@ def _joined(pieces):
 
 def predictor(shipped, config, feature_cols, batch_size, output_cols, threads):
     """What predicts the shards of a partition, for ``RDD.mapPartitions``."""
-    snapshot = shipped.digest, shipped.broadcast
-    floats, names, paths = float_dtype(config), list(feature_cols), tuple(sys.path)
+    model_of_task = shipped.in_task(threads)
+    floats, names = float_dtype(config), list(feature_cols)
 
     def predict(shards):
-        for path in reversed(paths):
-            if path not in sys.path and os.path.exists(path):
-                sys.path.insert(0, path)
-        from bigdl.common.cpu import thread_scope
-
-        with thread_scope(threads):
-            model = cached_model(*snapshot)
+        with model_of_task() as model:
             for shard in shards:
                 try:
                     columns = columns_of(shard, names, None, floats, with_labels=False)

@@ -1,4 +1,4 @@
-"""Groups of steps by the parameter layer, and the state that they leave: of every framework."""
+"""Groups of steps by the parameter layer, and the state that they leave."""
 
 from __future__ import annotations
 
@@ -7,31 +7,65 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bigdl.common.errors import WorkerLost
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.learn.checkpoint import CheckpointDirectory, Snapshot
+from bigdl.orca.learn.data.batches import planned
 from bigdl.orca.learn.failure import FailurePolicy
+from bigdl.orca.learn.layer_fit.figures import LayerFigures
+from bigdl.orca.learn.layer_fit.model import LayerModel
+from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.position import Position
-from bigdl.orca.learn.pytorch.batches import planned
-from bigdl.orca.learn.pytorch.layer_figures import LayerFigures
-from bigdl.orca.learn.pytorch.layer_options import LayerOptions
-from bigdl.orca.learn.pytorch.state import dumps, loads
-from bigdl.orca.learn.pytorch.sums import EpochSums
+from bigdl.orca.learn.run_settings import RunSettings
+from bigdl.orca.learn.state import dumps, loads
+from bigdl.orca.learn.sums import EpochSums
 from bigdl.orca.learn.trigger import TriggerState
 from bigdl.orca.sync.parameter_layer.plan import LayerPlan, Step
 from bigdl.orca.sync.parameter_layer.stragglers import StragglerLimit
 from bigdl.orca.sync.parameter_layer.transport import Transport
 
-__all__ = ["LayerGroups"]
+__all__ = ["LayerGroups", "LayerRun"]
 
 logger = logging.getLogger("bigdl.orca")
 
 _RESIDUALS = "residuals.pt"
+
+
+@dataclass
+class LayerRun:
+    """What a fit by the parameter layer works with on the driver.
+
+    Attributes
+    ----------
+    model : LayerModel
+    plan : LayerPlan
+    transport : Transport
+    options : LayerOptions
+    cluster : SparkCluster
+    settings : RunSettings
+    start : Snapshot or None
+        Where it begins; None for the weights that the model has.
+    policy : FailurePolicy
+    on_progress : callable
+        Called with a dict after every group.
+    validate : callable, optional
+        ``validate(weights)`` gives what an evaluation of these weights found.
+    """
+
+    model: LayerModel
+    plan: LayerPlan
+    transport: Transport
+    options: LayerOptions
+    cluster: SparkCluster
+    settings: RunSettings
+    start: Snapshot | None
+    policy: FailurePolicy
+    on_progress: Callable[[dict], None]
+    validate: Callable[[bytes], dict] | None = None
 
 
 class LayerGroups(ABC):
@@ -43,14 +77,7 @@ class LayerGroups(ABC):
 
     Parameters
     ----------
-    model : LayerModel or KerasLayerModel
-    plan : LayerPlan
-    transport : Transport
-    options : LayerOptions
-    cluster : SparkCluster
-    settings : FitSettings or KerasFitSettings
-    policy : FailurePolicy
-    on_progress : callable
+    run : LayerRun
 
     Attributes
     ----------
@@ -59,26 +86,15 @@ class LayerGroups(ABC):
         Whether a callback has ended the training.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        plan: LayerPlan,
-        transport: Transport,
-        options: LayerOptions,
-        cluster: SparkCluster,
-        settings: Any,
-        *,
-        policy: FailurePolicy,
-        on_progress: Callable[[dict], None],
-    ):
-        self._layer, self._layer_plan, self._transport = model, plan, transport
-        self._options, self._cluster = options, cluster
-        self.settings, self._policy, self._on_progress = settings, policy, on_progress
-        self.position, self.stop, self.size = Position(), False, plan.ranks
+    def __init__(self, run: LayerRun):
+        self._layer, self._layer_plan, self._transport = run.model, run.plan, run.transport
+        self._options, self._cluster, self.settings = run.options, run.cluster, run.settings
+        self._policy, self._on_progress, self._validate = run.policy, run.on_progress, run.validate
+        self.position, self.stop, self.size = Position(), False, run.plan.ranks
         self._directory = None
-        if settings.run_url is not None:
-            self._directory = CheckpointDirectory(settings.run_url, settings.keep)
-        self._limit = StragglerLimit(options.stragglers)
+        if self.settings.run_url is not None:
+            self._directory = CheckpointDirectory(self.settings.run_url, self.settings.keep)
+        self._limit = StragglerLimit(self._options.stragglers)
         self._figures = self._no_figures()
 
     def begin(self, start: Snapshot | None) -> None:
@@ -88,6 +104,10 @@ class LayerGroups(ABC):
         self._latest = self._insist(lambda: self._begin(start))
 
     # -- what a framework says -----------------------------------------------------------------
+
+    @abstractmethod
+    def fit(self) -> Snapshot:
+        """Train to the end; returns the final state."""
 
     @abstractmethod
     def _epoch(self) -> None:
@@ -142,8 +162,7 @@ class LayerGroups(ABC):
 
     def _finish(self, states: list | None) -> Snapshot:
         """The final state."""
-        if not self.settings.goal.is_reached(self.position):
-            self.position.ends[self.settings.goal.key] = self.position.counted
+        self.position.end_fit(self.settings.goal)
         if states is not None:
             self._save(states)
         return self._latest
@@ -164,6 +183,11 @@ class LayerGroups(ABC):
             if self._group() and position.step < self._epoch_steps:
                 self._save(self._pull())
         return position.step == self._epoch_steps
+
+    def _close_epoch(self, entry: dict) -> None:
+        """Count an epoch that is whole, with its figures."""
+        self.position.close_epoch(entry)
+        self._figures = self._no_figures()
 
     def _save_if_due(self, loss: float | None, score: float | None) -> None:
         """Write a checkpoint after an epoch, if the trigger says so."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.batches import BatchPlan
-from bigdl.orca.learn.pytorch.fit_settings import FitSettings
+from bigdl.orca.learn.run_settings import RunSettings
 
-__all__ = ["Batches", "planned"]
+__all__ = ["Batches", "exchange", "planned"]
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,12 @@ class Batches:
             )
 
 
-def planned(settings: FitSettings, known: Sequence[dict]) -> tuple[BatchPlan, Batches]:
+def planned(settings: RunSettings, known: Sequence[dict]) -> tuple[BatchPlan, Batches]:
     """The batches of a run.
 
     Parameters
     ----------
-    settings : FitSettings
+    settings : RunSettings
     known : sequence of dict
         For every worker ``rows``, ``fingerprint``, ``window`` and ``drop_last`` of its data.
 
@@ -84,3 +86,10 @@ def planned(settings: FitSettings, known: Sequence[dict]) -> tuple[BatchPlan, Ba
         windows=[each["window"] for each in known],
     )
     return plan, batches
+
+
+def exchange(sync, own: Any) -> list:
+    """JSON-able values of every rank, on every rank; a collective."""
+    gathered = sync.gather(json.dumps(own).encode())
+    both = None if gathered is None else b"[" + b",".join(gathered) + b"]"
+    return json.loads(sync.broadcast(both))

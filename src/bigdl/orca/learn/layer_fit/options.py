@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.estimator import check_positive
-from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.sync.parameter_layer.codec import codec_for
 from bigdl.orca.sync.parameter_layer.stragglers import DropStragglers
 
-__all__ = ["LayerOptions", "check_callbacks", "layer_options"]
+__all__ = ["LayerOptions", "layer_options"]
 
 _GROUPS = {"shuffle": 10, "barrier": 100}
 _SAMPLINGS = ("exact", "window")
-_OF_STEPS = ("before_train_iter", "after_train_iter", "before_iter", "after_iter")
 
 
 @dataclass(frozen=True)
@@ -47,6 +44,11 @@ class LayerOptions:
     sampling: str = "exact"
     stragglers: DropStragglers | None = None
     min_workers: int | None = None
+
+    @property
+    def max_drop(self) -> float:
+        """The largest share of a step's contributions that may be left out."""
+        return 1.0 if self.stragglers is None else self.stragglers.max_drop_percentage
 
     def check(self, ranks: int) -> None:
         """Refuse what does not go with so many workers."""
@@ -97,22 +99,4 @@ def _check_elastic(fewest: int, transport: str, compression: str) -> None:
         raise UsageError(
             f"min_workers={fewest} does not go with compression={compression!r}, where every "
             "worker keeps what rounding took; use compression='bf16'"
-        )
-
-
-def check_callbacks(callbacks: Sequence[Any], accumulate: int) -> None:
-    """Refuse what the steps of the parameter layer do not do."""
-    for callback in callbacks:
-        kind = type(callback)
-        hooks = [h for h in _OF_STEPS if getattr(kind, h, None) is not getattr(Callback, h)]
-        if isinstance(callback, MainCallback) or hooks:
-            what = "is a MainCallback" if not hooks else f"has {', '.join(hooks)}"
-            raise UsageError(
-                f"{kind.__name__} {what}, but the steps of backend='bigdl' run in Spark tasks that "
-                "call no callbacks; use hooks of epochs, or backend='spark'"
-            )
-    if accumulate > 1:
-        raise UsageError(
-            "accumulate_grad_batches does not go with backend='bigdl'; pass a batch_size that is "
-            f"{accumulate} times as large, which is the same update"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.predict_shards import predictor
+from bigdl.orca.learn.prediction.shards import predictor
 
 __all__ = ["predict_ray"]
 
@@ -27,7 +27,7 @@ def predict_ray(
     kind : str
         Of :data:`bigdl.orca.data.feeds.ON_RAY`.
     shipped, config, feature_cols, batch_size, output_cols
-        See :func:`~bigdl.orca.learn.pytorch.predict.predict_dataframe`.
+        See :func:`~bigdl.orca.learn.prediction.dataframe.predict_dataframe`.
 
     Returns
     -------

@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from bigdl.common.errors import UsageError, require
 from bigdl.orca.data.feeds import kind_of
 from bigdl.orca.engine.base import Engine
 
-__all__ = ["cluster_of", "end_workers", "engine_of", "is_on_ray", "sync_of"]
+__all__ = ["backend_of", "cluster_of", "end_workers", "engine_of", "is_on_ray", "sync_of"]
 
+_BACKENDS = ("spark", "bigdl", "ray", "horovod")
 _OF_SPARK = ("Spark DataFrame", "SparkXShards")
+
+
+def backend_of(given: str, old_names: Mapping[str, str]) -> str:
+    """The backend that a name means, if its packages are installed.
+
+    Parameters
+    ----------
+    given : str
+    old_names : mapping of str to str
+        Names of BigDL 2.x.
+
+    Raises
+    ------
+    UsageError
+        For another name, or without the packages.
+    """
+    backend = old_names.get(given, given)
+    if backend not in _BACKENDS:
+        raise UsageError(
+            f"Only horovod, ray and spark backends are supported for now, got backend: {given!r}; "
+            "use backend='spark'"
+        )
+    if backend == "ray":
+        require("ray", "ray")
+    if backend == "horovod":
+        from bigdl.orca.sync.horovod import require_horovod
+
+        require_horovod()
+    return backend
 
 
 def is_on_ray(backend: str) -> bool:

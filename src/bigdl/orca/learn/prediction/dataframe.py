@@ -7,7 +7,6 @@ kept, and the frame can be filtered, joined and computed again like any other.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,8 +16,8 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import column_spec, convert, decode, float_dtype
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
-from bigdl.orca.learn.pytorch.output_columns import Output, OutputColumns
-from bigdl.orca.learn.pytorch.shipping import Ready, Shipped, cached_model
+from bigdl.orca.learn.prediction.output_columns import Output, OutputColumns
+from bigdl.orca.learn.prediction.shipping import Ready, Shipped
 
 __all__ = ["converted_columns", "decode_columns", "predict_dataframe", "run_model"]
 
@@ -73,8 +72,7 @@ def predict_dataframe(
     columns = OutputColumns.of(outputs, output_cols)
     columns.check(frame.columns)
     ready = plain.select("*", *(c for i, c in enumerate(converted) if i not in as_is))
-    snapshot = shipped.digest, shipped.broadcast
-    task = _task(snapshot, specs, kept, inputs, columns, batch_size, threads, tuple(sys.path))
+    task = _task(shipped.in_task(threads), specs, kept, inputs, columns, batch_size)
     result = ready.mapInArrow(task, columns.schema(plain.schema))
     return result.toDF(*frame.columns, *columns.names)
 
@@ -232,19 +230,11 @@ def _array(item, rows, shape, squeezes) -> np.ndarray:
 # -- the task -----------------------------------------------------------------------------------
 
 
-def _task(snapshot, specs, kept, inputs, columns: OutputColumns, batch_size, threads, paths):
+def _task(model_of_task, specs, kept, inputs, columns: OutputColumns, batch_size):
     def task(batches):
-        import os
-
         import pyarrow as pa
 
-        for path in reversed(paths):
-            if path not in sys.path and os.path.exists(path):
-                sys.path.insert(0, path)
-        from bigdl.common.cpu import thread_scope
-
-        with thread_scope(threads):
-            model = cached_model(*snapshot)
+        with model_of_task() as model:
             for batch in batches:
                 arrays = _predict(model, specs, batch.select(inputs), columns, batch_size)
                 made = [*batch.select(kept).columns, *columns.arrow(arrays)]

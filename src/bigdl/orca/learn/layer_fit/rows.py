@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.data import TensorShard
+from bigdl.orca.learn.data.tensors import TensorShard
+from bigdl.orca.learn.run_settings import RunSettings
 from bigdl.orca.sync.parameter_layer.plan import Step
 
 __all__ = ["LayerRows", "Place"]
@@ -38,10 +39,10 @@ class LayerRows:
     Parameters
     ----------
     data : TensorShard or LoaderBatches
-    settings : FitSettings or KerasFitSettings
+    settings : RunSettings
     rank : int
     sampling : str
-        See :class:`~.layer_options.LayerOptions`.
+        See :class:`~bigdl.orca.learn.layer_fit.options.LayerOptions`.
     memory : int, optional
         Bytes that shuffled rows may take; default all rows.  A replica that is made again elsewhere
         shuffles alike, so it must not depend on what is free.
@@ -52,7 +53,9 @@ class LayerRows:
         If the data cannot be sampled like that.
     """
 
-    def __init__(self, data: Any, settings: Any, rank: int, sampling: str, memory: int | None):
+    def __init__(
+        self, data: Any, settings: RunSettings, rank: int, sampling: str, memory: int | None
+    ):
         if sampling == "window" and not isinstance(data, TensorShard):
             raise UsageError(
                 "sampling='window' needs rows that are side by side, and a DataLoader is read "

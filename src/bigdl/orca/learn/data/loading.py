@@ -16,7 +16,7 @@ from bigdl.orca.data.feeds.batches import permutation
 from bigdl.orca.data.feeds.shard import Shard
 from bigdl.orca.data.feeds.spool import SpoolWriter
 from bigdl.orca.data.feeds.values import columns_of, grouped
-from bigdl.orca.learn.pytorch.unified import form_of, in_form
+from bigdl.orca.learn.data.unified import form_of, in_form
 
 __all__ = ["LoaderBatches", "as_loader", "spooled"]
 

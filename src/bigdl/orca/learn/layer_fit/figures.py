@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from bigdl.orca.learn.pytorch.sums import EpochSums
+from bigdl.orca.learn.sums import EpochSums
 
 __all__ = ["PHASES", "LayerFigures"]
 
@@ -24,8 +24,10 @@ class LayerFigures:
     Parameters
     ----------
     ranks : int
-    weighted, sums : bool
-        See :class:`~bigdl.orca.learn.pytorch.iteration.Iteration`.
+    weighted : bool
+        Whether rows count their weights instead of 1.
+    sums : bool
+        Whether the loss adds up over the rows.
 
     Attributes
     ----------

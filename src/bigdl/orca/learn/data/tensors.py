@@ -8,8 +8,8 @@ from bigdl.common.memory import available_memory
 from bigdl.orca.data.feeds.batches import WindowedOrder, permutation
 from bigdl.orca.data.feeds.shard import LoaderShard
 from bigdl.orca.data.feeds.values import named_by_shard
+from bigdl.orca.learn.data.unified import casts
 from bigdl.orca.learn.estimator import check_positive
-from bigdl.orca.learn.pytorch.unified import casts
 
 __all__ = ["KeyedShard", "TensorShard", "open_batches", "open_loader", "shuffle_memory"]
 
@@ -30,13 +30,13 @@ def open_batches(shard, feature_cols, label_cols, worker, config: dict, batch_si
 
     Returns
     -------
-    TensorShard or bigdl.orca.learn.pytorch.loading.LoaderBatches
+    TensorShard or bigdl.orca.learn.data.loading.LoaderBatches
     """
     if not isinstance(shard, LoaderShard):
         return TensorShard(shard, feature_cols, label_cols)
     import cloudpickle
 
-    from bigdl.orca.learn.pytorch.loading import as_loader
+    from bigdl.orca.learn.data.loading import as_loader
 
     size = worker.world_size
     loader = as_loader(cloudpickle.loads(shard.payload()), config, max(1, batch_size // size))
@@ -54,7 +54,7 @@ def open_loader(loader, shard: LoaderShard, feature_cols, label_cols, worker):
     """
     from torch.utils.data import IterableDataset
 
-    from bigdl.orca.learn.pytorch.loading import LoaderBatches, spooled
+    from bigdl.orca.learn.data.loading import LoaderBatches, spooled
 
     if isinstance(loader.dataset, IterableDataset):
         made, keys = spooled(loader, shard, feature_cols, label_cols)

@@ -1,0 +1,145 @@
+"""A model on its way from the driver to the tasks that predict.
+
+The plan of a DataFrame owns an immutable snapshot of the model (a broadcast that nobody destroys),
+and each Python worker keeps the few models that it used last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.learn.device import device_of_task
+
+__all__ = ["Ready", "Shippable", "Shipped", "digest_of"]
+
+_CACHE_BYTES = 2 << 30
+_models: OrderedDict[tuple, tuple] = OrderedDict()  # of this Python worker, with their bytes
+
+
+class Ready(Protocol):
+    """A model where it computes.
+
+    Attributes
+    ----------
+    squeezes : bool
+        Whether trailing dimensions of size 1 of its outputs are dropped.
+    """
+
+    squeezes: bool
+
+    def __call__(self, batch: list) -> Any:
+        """What the model returns for a batch of numpy columns."""
+
+
+class Shippable(Protocol):
+    """A model that can be pickled; every framework has its own."""
+
+    def ready(self, device) -> Ready:
+        """The model, in a process and on a device."""
+
+
+class Shipped:
+    """A model as prediction ships it; what a DataFrame's plan holds of it never changes.
+
+    Parameters
+    ----------
+    model : Shippable
+    sc : pyspark.SparkContext
+    origin : tuple
+        What the model was made of, for :meth:`is_of`.
+
+    Attributes
+    ----------
+    digest : str
+        Of what was broadcast.
+    broadcast : pyspark.Broadcast
+    """
+
+    def __init__(self, model: Shippable, sc, origin: tuple = ()):
+        import cloudpickle
+
+        self._origin = sc, *origin
+        try:
+            data = cloudpickle.dumps(model)
+        except Exception as error:
+            raise UsageError(
+                f"The model cannot be shipped to the workers, since it refers to something that "
+                f"cannot be pickled ({error}); create such objects inside the model creator instead"
+            ) from error
+        self.digest = digest_of(data)
+        self.broadcast = sc.broadcast(data)
+
+    def is_of(self, *origin) -> bool:
+        """Whether it was made of the same, a SparkContext first."""
+        return len(origin) == len(self._origin) and all(
+            old is new or (isinstance(old, str | int) and old == new)
+            for old, new in zip(self._origin, origin, strict=True)
+        )
+
+    def in_task(self, threads: int) -> Callable[[], contextlib.AbstractContextManager[Ready]]:
+        """What gives the model to a task for a block; it can be pickled.
+
+        Parameters
+        ----------
+        threads : int
+            Of torch in the task.
+        """
+        paths = tuple(sys.path)  # user modules that the model's pickle refers to
+        return functools.partial(_in_task, self.digest, self.broadcast, paths, threads)
+
+    def load(self) -> Ready:
+        """The model, on the driver and its CPU."""
+        import torch
+
+        from bigdl.orca.learn.state import isolated_rng
+
+        with isolated_rng(0):
+            return _load(self.broadcast.value, torch.device("cpu"))
+
+
+def digest_of(*pieces: bytes) -> str:
+    """SHA-256, in hexadecimal, of bytes one after the other."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _in_task(digest: str, broadcast, paths: tuple[str, ...], threads: int) -> Iterator[Ready]:
+    for path in reversed(paths):
+        if path not in sys.path and os.path.exists(path):
+            sys.path.insert(0, path)
+    from bigdl.common.cpu import thread_scope
+
+    with thread_scope(threads):
+        yield _cached(digest, broadcast)
+
+
+def _cached(digest: str, broadcast) -> Ready:
+    """The model of a broadcast, from this Python worker's cache of those used last."""
+    device = device_of_task()
+    key = digest, str(device)
+    if key in _models:
+        _models.move_to_end(key)
+        return _models[key][0]
+    data = broadcast.value
+    model = _load(data, device)
+    _models[key] = (model, len(data))
+    while len(_models) > 1 and sum(size for _, size in _models.values()) > _CACHE_BYTES:
+        _models.popitem(last=False)
+    return model
+
+
+def _load(data: bytes, device) -> Ready:
+    import cloudpickle
+
+    return cloudpickle.loads(data).ready(device)
