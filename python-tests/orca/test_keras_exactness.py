@@ -280,6 +280,33 @@ def test_running_averages_are_merged(crew):
     np.testing.assert_allclose(state[2], 0.75 * means[0] + 0.25 * means[1], rtol=1e-5, atol=1e-6)
 
 
+def normalized(config):
+    """The moments of the whole batch, also of the batch before: a rank may have no rows of one."""
+    import keras
+
+    layers = [
+        keras.layers.Dense(6, activation="tanh"),
+        keras.layers.BatchNormalization(momentum=0.5, synchronized=True),
+        keras.layers.Dense(3),
+        keras.layers.BatchNormalization(momentum=0.5, synchronized=True),
+        keras.layers.Dense(1),
+    ]
+    model = drawn(keras.Sequential([keras.Input((4,)), *layers]))
+    for layer in (model.layers[1], model.layers[3]):
+        layer.moving_variance.assign(layer.moving_variance * 0 + 1)
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", metrics=["mae"])
+    return model
+
+
+@pytest.mark.parametrize("sizes", [[7, 4], [9, 0], [1, 5, 3]], ids=["7+4", "9+0", "1+5+3"])
+def test_synchronized_normalization_is_that_of_the_whole_batch(crew, sizes):
+    if crew.backend != "tensorflow":
+        pytest.skip("Keras has synchronized=True for TensorFlow only")
+    shards = rows_of(sizes, dtype="float32")
+    logs, means = check_equal(crew, shards, normalized, epochs=3, batch_size=4)
+    assert [entry["loss"] for entry in logs] == pytest.approx(means, rel=1e-5)
+
+
 def test_evaluation_does_not_depend_on_the_workers(crew):
     rows = rows_of([11], dtype="float32")[0]
     packed = Packed(crew.backend, cloudpickle.dumps((KerasParts(net), [])))

@@ -622,6 +622,15 @@ def shapeless(config):
     return model
 
 
+def normalized(config):
+    import keras
+
+    layers = [keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile("sgd", "mse")
+    return model
+
+
 def with_kernel(**options):
     def creator(config):
         import keras
@@ -679,6 +688,7 @@ WRONG = {
         {"min_workers": 3, "transport": None},
         "at most the number of workers, 2, got 3",
     ),
+    "moments of all": (normalized, {}, "no worker waits for another inside a step.*as .* is"),
     "no rows": (net, {"data": lambda: (np.zeros((0, 4)), np.zeros(0))}, "no rows"),
 }
 

@@ -81,3 +81,33 @@ def test_a_function_makes_a_dataset_in_the_actors(data, trained):
     found = est.fit(creator, epochs=1, batch_size=BATCH, validation_data=creator)
     assert found["steps"] == -(-ROWS // BATCH)
     assert len(found["val_loss"]) == 1
+
+
+def of_names(config):
+    import keras
+
+    name = keras.Input((), dtype="string")
+    number = keras.layers.StringLookup(vocabulary=["a", "b"])(name)
+    model = keras.Model(name, keras.layers.Dense(1)(keras.layers.Embedding(3, 2)(number)))
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_texts_come_from_ray(data):
+    """Also those of a row that nobody knows."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"t": ["a", "b", "longer than others"] * 4, "y": np.arange(12.0)})
+    est = Estimator.from_keras(model_creator=of_names, workers_per_node=2, backend="ray")
+    columns = {"feature_cols": "t", "label_cols": "y"}
+    est.fit(ray.data.from_pandas(frame), epochs=1, batch_size=6, seed=1, **columns)
+    shards = RayXShards([ray.put([frame[:5]]), ray.put([frame[5:]])])
+    found = est.evaluate(shards, **columns)
+    assert found == pytest.approx(est.evaluate(frame, **columns), rel=1e-6)
+    parts = est.predict(shards, feature_cols="t").collect()
+    assert [len(part) for part in parts] == [5, 7]
+    whole = pandas.concat(parts)
+    assert whole.t.tolist() == frame.t.tolist()
+    scores = np.array(whole.prediction.tolist()).reshape(-1, 3)
+    np.testing.assert_allclose(scores, scores[:1].repeat(4, 0), rtol=1e-6)
+    dataset = est.predict(ray.data.from_pandas(frame), feature_cols="t").to_pandas()
+    assert dataset.t.tolist() == frame.t.tolist()

@@ -108,6 +108,7 @@ class SharedKerasModel(KerasBaseModel):
         start, stop = part_of(batch.rows, self._sync.rank, self._sync.world_size)
         given = batch.take(start, stop) if stop > start else None
         self._reducer.weight = self._weight(given, stop - start, batch.rows)
+        self._reducer.has_rows = given is not None
         self._running.rows += stop - start
         try:
             if given is None:
@@ -132,10 +133,10 @@ class SharedKerasModel(KerasBaseModel):
 
     def _step_along(self, batch: _Batch):
         """Take part in a step without rows of one's own."""
+        from bigdl.orca.learn.tf2.running import changed_by_rows
         from bigdl.orca.learn.tf2.state import tensor_of, to_variable
 
-        variables = [*self.model.metrics_variables, *self.model.non_trainable_variables]
-        before = [(variable, tensor_of(variable)) for variable in variables]
+        before = [(variable, tensor_of(variable)) for variable in changed_by_rows(self.model)]
         self._steps.train(batch.take(0, 1))
         for variable, value in before:
             to_variable(variable, value)

@@ -9,6 +9,7 @@ bigint                    int64
 float, double, decimal    float32, or what ``config["dtype"]`` says
 Vector (dense, sparse)    dense, floating, one more dimension
 array<...>                one more dimension; equal lengths within a column
+string                    bytes of UTF-8, where the model may take texts
 map<key, ...>             a dict of the value's arrays; the same keys in every row
 ========================  =====================================================
 
@@ -17,7 +18,8 @@ Scalar columns travel as one array per row, since Spark writes an Arrow list of 
 twice as fast as k Arrow columns: as doubles where their types differ but a double holds them all.
 Those of one dtype stay together as the columns of one matrix.
 
-Nulls, strings and arrays of unequal lengths are refused: only the user knows what they mean.
+Nulls, arrays of unequal lengths, and texts for a model that computes with numbers are refused: only
+the user knows what they mean.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.base import SourceError
+from bigdl.orca.data.feeds.texts import TEXT, encoded, is_text, name_of_dtype
 
 __all__ = [
     "ColumnSpec",
@@ -68,7 +71,7 @@ class ColumnSpec:
     kind : str
         ``"plain"`` or ``"map"``.
     dtype : str
-        numpy name of the innermost values.
+        numpy name of the innermost values; ``"S"`` for texts.
     ndim : int
         Dimensions besides the rows: 0 for scalars, 1 for vectors and arrays, ...
     cast : str
@@ -110,8 +113,8 @@ class Leaf:
         return cls(column, key, dtype, tuple(shape))
 
 
-def column_spec(name: str, spark_type, floats: str) -> ColumnSpec:
-    """The conversion of one column, or a UsageError that names it."""
+def column_spec(name: str, spark_type, floats: str, *, texts: bool = False) -> ColumnSpec:
+    """The conversion of one column, with `texts` also of such, or a UsageError that names it."""
     from pyspark.sql import types as T
 
     def inner(t, depth):
@@ -125,6 +128,8 @@ def column_spec(name: str, spark_type, floats: str) -> ColumnSpec:
             return "int64", "bigint", depth
         if isinstance(t, (T.FloatType, T.DoubleType, T.DecimalType)):
             return floats, _FLOATS[floats], depth
+        if texts and isinstance(t, T.StringType):
+            return TEXT, "string", depth
         return None
 
     if type(spark_type).__name__ == "VectorUDT":
@@ -153,7 +158,7 @@ def column_spec(name: str, spark_type, floats: str) -> ColumnSpec:
 
 
 def unified_spec(
-    name: str, spark_type, floats: str, reference: ColumnSpec, owner: str
+    name: str, spark_type, floats: str, reference: ColumnSpec, owner: str, *, texts: bool = False
 ) -> ColumnSpec:
     """The conversion of a column that must look like that of the training data.
 
@@ -161,7 +166,7 @@ def unified_spec(
 
     Parameters
     ----------
-    name, spark_type, floats
+    name, spark_type, floats, texts
         As for :func:`column_spec`.
     reference : ColumnSpec
         The column of the training data.
@@ -171,12 +176,12 @@ def unified_spec(
     Raises
     ------
     UsageError
-        When one of them is boolean and the other a number, or their dimensions differ.
+        When one of them is boolean or text and the other a number, or their dimensions differ.
     """
-    spec = column_spec(name, spark_type, floats)
+    spec = column_spec(name, spark_type, floats, texts=texts)
     kinds = [np.dtype(s.dtype).kind for s in (spec, reference)]
     same_shape = (spec.kind, spec.ndim) == (reference.kind, reference.ndim)
-    if not same_shape or kinds.count("b") == 1:
+    if not same_shape or kinds.count("b") == 1 or kinds.count(TEXT) == 1:
         raise UsageError(
             f"Column '{name}' is {spec.cast} in {owner} but {reference.cast} in the training data; "
             "give both the same type"
@@ -237,7 +242,7 @@ def _lists(specs) -> list[list[ColumnSpec]]:
     lists: dict = {}
     for i, spec in enumerate(specs):
         key: object = i
-        if spec.kind == "plain" and spec.ndim == 0:
+        if spec.kind == "plain" and spec.ndim == 0 and not is_text(spec.dtype):
             key = "bigint" if spec.cast == "bigint" else "double"
         lists.setdefault(key, []).append(spec)
     return list(lists.values())
@@ -260,7 +265,7 @@ def decode_batch(specs, batch) -> tuple[list[Leaf], list[np.ndarray]]:
         else:
             found = _decode_list(members, column)
         for name, key, array in found:
-            leaves.append(Leaf(name, key, array.dtype.name, array.shape[1:]))
+            leaves.append(Leaf(name, key, name_of_dtype(array), array.shape[1:]))
             arrays.append(np.ascontiguousarray(array))
     return leaves, arrays
 
@@ -329,6 +334,8 @@ def _decode_values(spec, array, ndim):
         shape.append(_common_length(spec, array, "arrays", advice))
         array = array.flatten()
     _no_nulls(spec, array)
+    if is_text(spec.dtype):
+        return encoded(array, spec.name).reshape(rows, *shape)
     return _in_dtype([spec], array.to_numpy(zero_copy_only=False)).reshape(rows, *shape)
 
 

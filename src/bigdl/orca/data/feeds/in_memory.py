@@ -19,6 +19,7 @@ from bigdl.orca.data.feeds.columns import float_dtype
 from bigdl.orca.data.feeds.group import prepare_packed
 from bigdl.orca.data.feeds.packing import cell_table, rows_packer
 from bigdl.orca.data.feeds.shard import Shard
+from bigdl.orca.data.feeds.texts import takes_texts
 from bigdl.orca.data.feeds.values import columns_of, grouped
 
 __all__ = ["ArrayFeed"]
@@ -59,7 +60,8 @@ class ArrayFeed(PackedFeed):
     ):
         floats = None if keep_dtypes else float_dtype(config)
         try:
-            columns = columns_of(data, feature_cols, label_cols, floats)
+            texts = takes_texts(config)
+            columns = columns_of(data, feature_cols, label_cols, floats, texts=texts)
         except SourceError as error:
             raise UsageError(f"{name}: {error}" if name else str(error)) from None
         self.name = name

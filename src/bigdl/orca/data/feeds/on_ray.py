@@ -21,6 +21,7 @@ from bigdl.orca.data.feeds.group import FeedGroup, combined
 from bigdl.orca.data.feeds.in_memory import ArrayFeed
 from bigdl.orca.data.feeds.packing import cell_table, packed_reader, rows_packer
 from bigdl.orca.data.feeds.shard import Shard
+from bigdl.orca.data.feeds.texts import takes_texts
 from bigdl.orca.data.feeds.values import columns_of, grouped
 
 __all__ = ["RayDatasetFeed", "RayXShardsFeed", "prepare_on_ray"]
@@ -123,7 +124,7 @@ class _PartitionFeed(Feed):
         self._named = [list(c) if c else None for c in (feature_cols, label_cols)]
         self.feature_cols = tuple(feature_cols) if feature_cols else None
         self.label_cols = tuple(label_cols or ()) if feature_cols else None
-        self._floats = float_dtype(config)
+        self._dtypes = {"floats": float_dtype(config), "texts": takes_texts(config)}
 
     @abstractmethod
     def partitions(self) -> list:
@@ -137,7 +138,7 @@ class _PartitionFeed(Feed):
             )
         import ray
 
-        chunks = _chunks(*self._named, self._floats)
+        chunks = _chunks(*self._named, self._dtypes)
         pack = ray.remote(_pack).options(num_returns=num_workers)
         packed = [
             pack.remote(partition, number, chunks, self.name, num_workers)
@@ -182,11 +183,11 @@ class RayDatasetFeed(_PartitionFeed):
         return ordered_blocks(self.data)
 
 
-def _chunks(feature_cols, label_cols, floats) -> Callable:
+def _chunks(feature_cols, label_cols, dtypes) -> Callable:
     def chunks(shards):
         for shard in shards:
             try:
-                columns = columns_of(shard, feature_cols, label_cols, floats)
+                columns = columns_of(shard, feature_cols, label_cols, **dtypes)
             except UsageError as error:
                 raise SourceError(str(error)) from None
             if len(columns[0][2]):

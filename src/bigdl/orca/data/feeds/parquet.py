@@ -24,6 +24,7 @@ from bigdl.orca.data.feeds.base import Feed, Ingest, SourceError
 from bigdl.orca.data.feeds.columns import ColumnSpec, column_spec, decode, float_dtype
 from bigdl.orca.data.feeds.shard import Shard
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
+from bigdl.orca.data.feeds.texts import takes_texts
 from bigdl.orca.data.feeds.values import grouped
 
 __all__ = ["ParquetFeed"]
@@ -83,9 +84,9 @@ class ParquetFeed(Feed):
                 f"the model takes, of {schema.names}"
             )
         find_columns(columns, schema.names, owner)
-        floats = float_dtype(config)
+        floats, texts = float_dtype(config), takes_texts(config)
         types = {c: spark_type(c, schema.field(c).type) for c in columns}
-        self.specs = [column_spec(c, types[c], floats) for c in columns]
+        self.specs = [column_spec(c, types[c], floats, texts=texts) for c in columns]
         self._files = self._look(schema, columns)
         self.rows = sum(rows for *_, sizes in self._files for rows in sizes)
 

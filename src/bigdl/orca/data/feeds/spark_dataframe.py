@@ -32,6 +32,7 @@ from bigdl.orca.data.feeds.columns import (
 from bigdl.orca.data.feeds.group import prepare_packed
 from bigdl.orca.data.feeds.packing import CELL, packer
 from bigdl.orca.data.feeds.shard import Shard
+from bigdl.orca.data.feeds.texts import takes_texts
 
 __all__ = ["SparkDataFrameFeed", "check_columns", "find_columns", "is_connect"]
 
@@ -83,7 +84,10 @@ class SparkDataFrameFeed(PackedFeed):
         types = check_columns(frame, columns, name)
         self.floats = float_dtype(config)
         self.types = {column: types[column] for column in columns}
-        self.specs = [column_spec(c, t, self.floats) for c, t in self.types.items()]
+        self._texts = takes_texts(config)
+        self.specs = [
+            column_spec(c, t, self.floats, texts=self._texts) for c, t in self.types.items()
+        ]
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         def packed():
@@ -116,7 +120,9 @@ class SparkDataFrameFeed(PackedFeed):
             return self.specs
         owner, others = self.name or "the other data", {s.name: s for s in reference.specs}
         return [
-            unified_spec(s.name, self.types[s.name], self.floats, others[s.name], owner)
+            unified_spec(
+                s.name, self.types[s.name], self.floats, others[s.name], owner, texts=self._texts
+            )
             if s.name in others
             else s
             for s in self.specs

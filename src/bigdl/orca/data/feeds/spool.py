@@ -22,19 +22,21 @@ import resource
 import secrets
 import shutil
 import zlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import ColumnSpec, Leaf
+from bigdl.orca.data.feeds.texts import TEXT, is_text, widened
 
 __all__ = ["Spool", "SpoolWriter", "remove_spool", "remove_stale_spools"]
 
 _PREFIX = "bigdl-spool-"
 _NAME = re.compile(rf"{_PREFIX}(?P<job>[0-9]+)-.+")
 _META = "spool.json"
+_PART = 16 << 20  # bytes that are widened at a time
 _SAMPLE = 4096  # bytes of each chunk and array that the fingerprint looks at
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # from mman.h of Linux
 _SPARE_FILES = 256  # for everything that a process opens besides its spools
@@ -159,14 +161,17 @@ class SpoolWriter:
         if self._leaves is None:
             self._open(leaves)
         elif leaves != self._leaves:
-            raise SourceError(describe_difference(self._leaves, leaves))
+            self._take_widths(leaves)
         if rows == 0:
             return
         checksum = 0
-        for file, array in zip(self._files, arrays, strict=True):
-            view = memoryview(array).cast("B")
-            self._write(file, view)
-            checksum = zlib.crc32(view[:_SAMPLE], checksum)
+        for i, array in enumerate(arrays):
+            own, given = self._leaves[i].dtype, leaves[i].dtype
+            view = _bytes_of(array)
+            checksum = zlib.crc32(view[:_SAMPLE], checksum)  # the same whatever else is here
+            if own != given:
+                view = _bytes_of(widened(array, given, own))
+            self._write(self._files[i], view)
         self._chunks.append((source, sequence, rows, checksum))
         self.rows += rows
 
@@ -234,6 +239,29 @@ class SpoolWriter:
                 with contextlib.suppress(OSError):  # a file system that cannot, or a full disk
                     os.posix_fallocate(file.fileno(), 0, size)
 
+    def _take_widths(self, leaves):
+        """Make room for wider texts; nothing else may differ from what is here."""
+        for i, (own, given) in enumerate(zip(self._leaves, leaves, strict=False)):
+            both_texts = is_text(own.dtype) and is_text(given.dtype)
+            if both_texts and np.dtype(given.dtype).itemsize > np.dtype(own.dtype).itemsize:
+                self._widen(i, given.dtype)
+        if [_of_any_width(leaf) for leaf in leaves] != [_of_any_width(x) for x in self._leaves]:
+            raise SourceError(describe_difference(self._leaves, leaves))
+
+    def _widen(self, i, dtype):
+        leaf, old = self._leaves[i], self._files[i]
+        old.close()
+        self._leaves[i] = replace(leaf, dtype=dtype)
+        self._files[i] = open(old.name + ".new", "wb", buffering=0)  # noqa: SIM115
+        width = _width(leaf)
+        with open(old.name, "rb") as source:
+            left = self.rows * width
+            while left:
+                part = source.read(min(left, max(1, _PART // width) * width))
+                self._write(self._files[i], _bytes_of(widened(part, leaf.dtype, dtype)))
+                left -= len(part)
+        os.replace(old.name + ".new", old.name)
+
     def _write(self, file, view):
         try:
             while view:  # the system may take less than it was given
@@ -245,6 +273,14 @@ class SpoolWriter:
                 f"The disk of {os.path.dirname(self.path)} is full after {self.rows} rows of a "
                 "worker's input; point spark.local.dir to a larger one"
             ) from error
+
+
+def _bytes_of(values) -> memoryview:
+    return memoryview(np.frombuffer(values, np.uint8))  # cast() knows no texts
+
+
+def _of_any_width(leaf) -> Leaf:
+    return replace(leaf, dtype=TEXT) if is_text(leaf.dtype) else leaf
 
 
 def _columns(leaves) -> list[str]:
@@ -299,11 +335,11 @@ def describe_difference(expected: list[Leaf], given: list[Leaf]) -> str:
             f"{lengths[1]}); pad or cut them to one length first"
         )
     if shapes.keys() == others.keys():
-        dtypes = {(leaf.column, leaf.key): leaf.dtype for leaf in expected}
-        other = next(leaf for leaf in given if dtypes[leaf.column, leaf.key] != leaf.dtype)
+        dtypes = {(leaf.column, leaf.key): _spoken(leaf.dtype) for leaf in expected}
+        other = next(x for x in given if dtypes[x.column, x.key] != _spoken(x.dtype))
         return (
             f"Column '{other.column}' is {dtypes[other.column, other.key]} in some of the data and "
-            f"{other.dtype} in the rest; give all of it one dtype first"
+            f"{_spoken(other.dtype)} in the rest; give all of it one dtype first"
         )
     (column, key), *_ = sorted(shapes.keys() ^ others.keys(), key=str)
     if key is None:
@@ -315,6 +351,10 @@ def describe_difference(expected: list[Leaf], given: list[Leaf]) -> str:
         f"Column '{column}' is a map whose keys differ between rows (not all have '{key}'); give "
         "every row the same keys"
     )
+
+
+def _spoken(dtype: str) -> str:
+    return "text" if is_text(dtype) else dtype
 
 
 def remove_spool(path: str) -> None:

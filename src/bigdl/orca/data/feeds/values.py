@@ -26,6 +26,7 @@ import numpy as np
 
 from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import Leaf
+from bigdl.orca.data.feeds.texts import are_texts, name_of_dtype, text_array
 
 __all__ = ["columns_of", "grouped", "is_frame", "named_by_shard"]
 
@@ -58,6 +59,7 @@ def columns_of(
     floats: str | None,
     *,
     with_labels: bool = True,
+    texts: bool = False,
 ) -> list[Column]:
     """The columns of data in memory, all of as many rows.
 
@@ -70,6 +72,8 @@ def columns_of(
         dtype of floating values; None leaves it to them.
     with_labels : bool
         False takes all arrays of a tuple for features, and leaves ``"y"`` out.
+    texts : bool
+        Whether arrays may hold texts, see :mod:`bigdl.orca.data.feeds.texts`.
 
     Raises
     ------
@@ -80,7 +84,8 @@ def columns_of(
     else:
         found = _structured(data, with_labels)
     columns = [
-        (name, key, as_array(values, _spoken(name, key), floats)) for name, key, values in found
+        (name, key, as_array(values, _spoken(name, key), floats, texts=texts))
+        for name, key, values in found
     ]
     sizes = {len(values) for _, _, values in columns}
     if len(sizes) > 1:
@@ -150,7 +155,7 @@ def _spoken(name, key):
     return f"'{name}'" if key is None else f"'{name}[{key!r}]'"
 
 
-def as_array(values: Any, name: str, floats: str | None) -> np.ndarray:
+def as_array(values: Any, name: str, floats: str | None, *, texts: bool = False) -> np.ndarray:
     """Values as an array of a dtype that torch has.
 
     Parameters
@@ -159,6 +164,8 @@ def as_array(values: Any, name: str, floats: str | None) -> np.ndarray:
     name : str
         For messages.
     floats : str or None
+    texts : bool
+        Whether they may be texts.
     """
     if hasattr(values, "detach"):  # a tensor
         values = values.detach().cpu().numpy()
@@ -170,8 +177,12 @@ def as_array(values: Any, name: str, floats: str | None) -> np.ndarray:
         )
     if values.ndim == 0:
         raise SourceError(f"{name} has no rows: it is a single value")
+    if texts and are_texts(values):
+        return text_array(values, name)
     if values.dtype == object:
         values = _stacked(values, name)
+        if texts and are_texts(values):
+            return text_array(values, name)
     if 0 in values.shape[1:]:
         raise SourceError(f"{name} holds empty arrays; leave it out")
     kind = values.dtype.kind
@@ -222,7 +233,7 @@ def _stacked(cells, name):
             "cut them to one shape first"
         )
     stacked = np.stack(arrays) if arrays else np.empty(0)
-    if stacked.dtype == object:
+    if stacked.dtype == object and not are_texts(stacked):
         raise SourceError(f"{name} holds values of {type(cells[0]).__name__}, which are no numbers")
     return stacked
 
@@ -231,7 +242,7 @@ def grouped(columns: Sequence[Column]) -> tuple[list[Leaf], list[np.ndarray]]:
     """Columns as the arrays of a shard: scalar ones of one dtype become one matrix."""
     alike: dict[Any, list[Column]] = {}
     for i, (name, key, values) in enumerate(columns):
-        scalar = values.ndim == 1 and key is None
+        scalar = values.ndim == 1 and key is None and values.dtype.kind != "S"
         alike.setdefault(values.dtype.name if scalar else i, []).append((name, key, values))
     leaves, arrays = [], []
     for members in alike.values():
@@ -239,6 +250,6 @@ def grouped(columns: Sequence[Column]) -> tuple[list[Leaf], list[np.ndarray]]:
         if len(members) > 1:
             name, key = tuple(m[0] for m in members), None
             values = np.stack([m[2] for m in members], axis=1)
-        leaves.append(Leaf(name, key, values.dtype.name, values.shape[1:]))
+        leaves.append(Leaf(name, key, name_of_dtype(values), values.shape[1:]))
         arrays.append(values)
     return leaves, arrays

@@ -12,6 +12,7 @@ from bigdl.orca.data.feeds.base import Ingest, PackedFeed
 from bigdl.orca.data.feeds.columns import float_dtype
 from bigdl.orca.data.feeds.group import prepare_packed
 from bigdl.orca.data.feeds.packing import CELL, rows_packer
+from bigdl.orca.data.feeds.texts import takes_texts
 from bigdl.orca.data.feeds.values import columns_of, grouped
 
 __all__ = ["XShardsFeed"]
@@ -40,7 +41,7 @@ class XShardsFeed(PackedFeed):
         self._named = [list(c) if c else None for c in (feature_cols, label_cols)]
         self.feature_cols = tuple(feature_cols) if feature_cols else None
         self.label_cols = tuple(label_cols or ()) if feature_cols else None
-        self._floats = float_dtype(config)
+        self._dtypes = {"floats": float_dtype(config), "texts": takes_texts(config)}
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         return prepare_packed({name: self}, num_workers)
@@ -48,12 +49,12 @@ class XShardsFeed(PackedFeed):
     def cells(self, number, num_workers, reference=None):
         from pyspark.sql import SparkSession
 
-        named, floats = self._named, self._floats
+        named, dtypes = self._named, self._dtypes
         pack = rows_packer(number, self.name, num_workers)
 
         def pack_shards(source, shards):
             freeze_modules()
-            for targets, *values in pack(source, _chunks(shards, *named, floats)):
+            for targets, *values in pack(source, _chunks(shards, *named, dtypes)):
                 for target in targets:
                     yield (target, *values)
 
@@ -62,8 +63,8 @@ class XShardsFeed(PackedFeed):
         return spark.createDataFrame(cells, CELL, verifySchema=False), (), lambda: None
 
 
-def _chunks(shards, feature_cols, label_cols, floats):
+def _chunks(shards, feature_cols, label_cols, dtypes):
     for shard in shards:
-        columns = columns_of(shard, feature_cols, label_cols, floats)
+        columns = columns_of(shard, feature_cols, label_cols, **dtypes)
         if len(columns[0][2]):
             yield grouped(columns)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import available_memory
 from bigdl.orca.data.feeds.batches import WindowedOrder, permutation
 from bigdl.orca.data.feeds.shard import LoaderShard
+from bigdl.orca.data.feeds.texts import TEXT, is_text
 from bigdl.orca.data.feeds.values import named_by_shard
 from bigdl.orca.learn.data.unified import casts
 from bigdl.orca.learn.estimator import check_positive
@@ -106,6 +109,7 @@ class TensorShard:
         self._features = self._labels = ()
         self._casts: dict = {}  # place -> what brings its values into the types of other data
         self._tensors: dict[int, torch.Tensor] = {}
+        self._texts: dict[int, np.dtype] = {}  # of the tensors that hold the bytes of texts
         if not self.rows:
             return
         if feature_cols is None:
@@ -120,7 +124,11 @@ class TensorShard:
         for places in (*self._features, *self._labels):
             for i, _ in places.values():
                 if i not in self._tensors:
-                    self._tensors[i] = torch.from_numpy(shard.arrays[i])
+                    array = shard.arrays[i]
+                    if array.dtype.kind == TEXT:
+                        self._texts[i] = array.dtype
+                        array = array.reshape(*array.shape, 1).view("uint8")
+                    self._tensors[i] = torch.from_numpy(array)
         # a matrix of scalar columns is turned once per batch, so that each column is contiguous
         self._matrices = {
             i for p in (*self._features, *self._labels) for i, j in p.values() if j is not None
@@ -130,7 +138,11 @@ class TensorShard:
         self.inputs, self.targets = (
             [
                 [
-                    [key, leaves[i].dtype, list(leaves[i].shape) if j is None else []]
+                    [
+                        key,
+                        TEXT if is_text(leaves[i].dtype) else leaves[i].dtype,
+                        list(leaves[i].shape) if j is None else [],
+                    ]
                     for key, (i, j) in places.items()
                 ]
                 for places in columns
@@ -169,6 +181,7 @@ class TensorShard:
             bool(((self._tensors[i] if j is None else self._tensors[i][:, j]) == value).any())
             for places in self._labels
             for i, j in places.values()
+            if i not in self._texts
         )
 
     def window(self, memory: int) -> int:
@@ -201,7 +214,7 @@ class TensorShard:
         -------
         list of tensor (or dict of tensors)
             One per feature column and then one for the target: a tensor, or a tuple of them for
-            several label columns; no target without label columns.
+            several label columns; no target without label columns. Texts are an ndarray of bytes.
         """
         import torch
 
@@ -219,6 +232,8 @@ class TensorShard:
 
         def values(i, j):
             found = taken[i] if j is None else taken[i][j]
+            if i in self._texts:
+                return found.numpy().view(self._texts[i])[..., 0]
             return self._casts[i, j](found) if (i, j) in self._casts else found
 
         def column(places):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds.texts import TEXT
 
 __all__ = ["casts", "form_of", "in_dtype", "in_form"]
 
@@ -60,7 +61,7 @@ def _dtype_like(own, others, name, is_target):
     is_alike = (
         others is not None
         and len(own[1]) == len(others[1])
-        and (own[0] == "bool") == (others[0] == "bool")
+        and all((own[0] == kind) == (others[0] == kind) for kind in ("bool", TEXT))
     )
     if is_alike:
         return None if own[0] == others[0] else getattr(torch, others[0])
@@ -76,6 +77,7 @@ def _spoken(kind):
     if kind is None:
         return "a dict without one of its keys"
     dtype, shape = kind
+    dtype = "text" if dtype == TEXT else dtype
     return f"{dtype} of {len(shape)} dimension{'s' * (len(shape) != 1)} per row" if shape else dtype
 
 

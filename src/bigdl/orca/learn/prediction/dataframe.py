@@ -16,6 +16,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import column_spec, convert, decode, float_dtype
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
+from bigdl.orca.data.feeds.texts import takes_texts
 from bigdl.orca.learn.prediction.output_columns import Output, OutputColumns
 from bigdl.orca.learn.prediction.shipping import Ready, Shipped
 
@@ -89,8 +90,8 @@ def converted_columns(frame, config: dict, feature_cols: Sequence[str]):
         Of `plain`, called ``f0``, ``f1``, …
     """
     types = check_columns(frame, feature_cols)
-    floats = float_dtype(config)
-    specs = [column_spec(name, types[name], floats) for name in feature_cols]
+    floats, texts = float_dtype(config), takes_texts(config)
+    specs = [column_spec(name, types[name], floats, texts=texts) for name in feature_cols]
     # mapInArrow finds columns by name, which fails for a dot, a backtick or a name given twice
     plain = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))
     place = dict(zip(frame.columns, plain.columns, strict=True))

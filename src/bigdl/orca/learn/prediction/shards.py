@@ -19,6 +19,7 @@ from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import float_dtype
+from bigdl.orca.data.feeds.texts import takes_texts
 from bigdl.orca.data.feeds.values import columns_of, is_frame
 from bigdl.orca.learn.prediction.dataframe import predict_dataframe, run_model
 
@@ -185,13 +186,14 @@ def _joined(pieces):
 def predictor(shipped, config, feature_cols, batch_size, output_cols, threads):
     """What predicts the shards of a partition, for ``RDD.mapPartitions``."""
     model_of_task = shipped.in_task(threads)
-    floats, names = float_dtype(config), list(feature_cols)
+    names = list(feature_cols)
+    dtypes = {"floats": float_dtype(config), "texts": takes_texts(config)}
 
     def predict(shards):
         with model_of_task() as model:
             for shard in shards:
                 try:
-                    columns = columns_of(shard, names, None, floats, with_labels=False)
+                    columns = columns_of(shard, names, None, with_labels=False, **dtypes)
                 except SourceError as error:
                     raise UsageError(str(error)) from None
                 yield _with_outputs(shard, _outputs(model, columns, batch_size), output_cols)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds.texts import TEXT
 
 __all__ = ["Assembly", "made_up", "with_class_weight"]
 
@@ -90,12 +91,15 @@ def with_class_weight(batch: tuple, table: dict[int, float]) -> tuple:
 
 
 def made_up(inputs: list, targets: list) -> list:
-    """One row of zeros of the columns that :class:`TensorShard` describes so."""
+    """One row of zeros or empty texts of the columns that :class:`TensorShard` describes so."""
+    import numpy as np
     import torch
 
     def column(leaves):
         found = {
-            key: torch.zeros((1, *shape), dtype=getattr(torch, dtype))
+            key: np.zeros((1, *shape), dtype)
+            if dtype == TEXT
+            else torch.zeros((1, *shape), dtype=getattr(torch, dtype))
             for key, dtype, shape in leaves
         }
         return found.get(None, found)

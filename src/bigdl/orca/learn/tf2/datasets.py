@@ -259,7 +259,10 @@ class StreamSource:
         self._is_checked = True
         print_of = 0
         for leaf in tf.nest.flatten(batch):
-            print_of = zlib.crc32(np.asarray(leaf.numpy()).tobytes(), print_of)
+            values = np.asarray(leaf.numpy())
+            if values.dtype == object:  # texts
+                values = values.astype("S")
+            print_of = zlib.crc32(values.tobytes(), print_of)
         everyone = self._sync.all_gather([float(print_of)])
         if any(row != everyone[0] for row in everyone):
             raise UsageError(

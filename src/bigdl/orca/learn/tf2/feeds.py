@@ -8,8 +8,10 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed, kind_of
 from bigdl.orca.data.feeds.base import Feed
+from bigdl.orca.data.feeds.texts import with_texts
+from bigdl.orca.learn.tf2.runtime import backend_of_program
 
-__all__ = ["as_keras_feed", "kind_of_input", "prediction_input"]
+__all__ = ["as_keras_feed", "data_config_of", "kind_of_input", "prediction_input"]
 
 
 def as_keras_feed(data, feature_cols, label_cols, config, *, name=None) -> Feed:
@@ -23,6 +25,7 @@ def as_keras_feed(data, feature_cols, label_cols, config, *, name=None) -> Feed:
     feature_cols, label_cols, config, name
         See there.
     """
+    config = data_config_of(config)
     if is_tf_dataset(data):
         from bigdl.orca.learn.tf2.datasets import shipped_dataset
 
@@ -36,6 +39,11 @@ def as_keras_feed(data, feature_cols, label_cols, config, *, name=None) -> Feed:
             "pass the names of the target columns"
         )
     return feed
+
+
+def data_config_of(config: dict | None) -> dict | None:
+    """The config of a feed or a prediction: Keras has texts in its models on TensorFlow."""
+    return with_texts(config) if backend_of_program() == "tensorflow" else config
 
 
 def kind_of_input(data: Any) -> str:

@@ -19,6 +19,7 @@ from bigdl.orca.learn.tf2.layer_optimizer import LayerOptimizer, check_trainable
 from bigdl.orca.learn.tf2.layer_replica import running_weights, zeros_of
 from bigdl.orca.learn.tf2.opening import build_for
 from bigdl.orca.learn.tf2.parts import KerasParts, fit_divisor
+from bigdl.orca.learn.tf2.shared_moments import synchronized_layers
 from bigdl.orca.learn.tf2.state import (
     array_of,
     dump_optimizers,
@@ -79,6 +80,12 @@ class KerasLayerModel(LayerModel):
                 "backend='bigdl' needs to know the weights before it reads the rows, and the model "
                 "has none until it is told the shape of its input; give it a keras.Input, or call "
                 "model.build in the model creator"
+            )
+        for layer in synchronized_layers(model):
+            raise UsageError(
+                "With backend='bigdl' no worker waits for another inside a step, and "
+                f"BatchNormalization(synchronized=True) does, as {layer.name} is; use "
+                "backend='spark' or synchronized=False"
             )
 
     def build_for(self, form) -> None:

@@ -186,7 +186,7 @@ def shapes_of(batch):
         return {"dict": {name: shapes_of(each) for name, each in batch.items()}}
     if isinstance(batch, list | tuple):
         return {"tuple": [shapes_of(each) for each in batch]}
-    return {"dtype": array_of(batch).dtype.name, "shape": list(batch.shape)}
+    return {"dtype": array_of(batch).dtype.str, "shape": list(batch.shape)}
 
 
 def zeros_of(form):

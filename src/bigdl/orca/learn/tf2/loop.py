@@ -32,7 +32,7 @@ from bigdl.orca.learn.tf2.keeper import KerasKeeper
 from bigdl.orca.learn.tf2.opening import build_for, open_rows
 from bigdl.orca.learn.tf2.parts import KerasParts, Packed, fit_divisor
 from bigdl.orca.learn.tf2.reducer import GradientReducer
-from bigdl.orca.learn.tf2.running import RunningWeights
+from bigdl.orca.learn.tf2.running import RunningWeights, changed_by_rows
 from bigdl.orca.learn.tf2.runtime import seed_keras
 from bigdl.orca.learn.tf2.sources import Part
 from bigdl.orca.learn.tf2.state import seed_states, tensor_of, to_variable
@@ -246,7 +246,7 @@ class KerasLoop(WorkerLoop):
         position, number = self.position, self.position.step
         self._callbacks.list.on_train_batch_begin(number)
         started = time.perf_counter()
-        self.reducer.weight = self._weight(part)
+        self.reducer.weight, self.reducer.has_rows = self._weight(part), bool(part.rows)
         logs = self._steps.train(part.batch) if part.rows else self._step_along()
         self.reducer.check()
         figures = numbers_of(logs)
@@ -289,8 +289,7 @@ class KerasLoop(WorkerLoop):
 
     def _step_along(self) -> dict:
         """Take part in a step without rows."""
-        variables = [*self.model.metrics_variables, *self.model.non_trainable_variables]
-        before = [(v, tensor_of(v)) for v in variables]
+        before = [(v, tensor_of(v)) for v in changed_by_rows(self.model)]
         self._steps.train(self._made_up)
         for variable, value in before:
             to_variable(variable, value)

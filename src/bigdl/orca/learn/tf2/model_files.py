@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.checkpoint import Snapshot, read_bytes, read_checkpoint, write_bytes
 from bigdl.orca.learn.estimator import BaseEstimator
@@ -82,7 +84,7 @@ class KerasFiles(BaseEstimator):
             )
         *features, _ = made_up(inputs, [])
         as_arrays = [
-            {k: v.numpy() for k, v in f.items()} if isinstance(f, dict) else f.numpy()
+            {k: np.asarray(v) for k, v in f.items()} if isinstance(f, dict) else np.asarray(f)
             for f in features
         ]
         return Assembly().inputs(as_arrays)

@@ -7,6 +7,7 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.batches import BatchPlan
 from bigdl.orca.data.feeds.shard import LoaderShard
+from bigdl.orca.data.feeds.texts import TEXT
 from bigdl.orca.learn.data.batches import Batches, planned
 from bigdl.orca.learn.data.tensors import open_batches, open_loader, shuffle_memory
 from bigdl.orca.learn.tf2.data import Assembly, made_up
@@ -183,8 +184,10 @@ def build_for(model, batch: tuple) -> None:
     def array(value):
         if value is None:
             return None
+        if getattr(value, "dtype", None) == "string":  # a tensor of TensorFlow
+            return value
         value = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
-        return value
+        return keras.ops.convert_to_tensor(value) if value.dtype.kind == TEXT else value
 
     try:
         model._symbolic_build(data_batch=keras.tree.map_structure(array, batch))

@@ -8,7 +8,7 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.old_keywords import warn_once
-from bigdl.orca.learn.tf2.feeds import prediction_input
+from bigdl.orca.learn.tf2.feeds import data_config_of, prediction_input
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 
 __all__ = ["KerasPredictor"]
@@ -82,9 +82,8 @@ RayXShards or a ray.data.Dataset
         snapshot = self._training.snapshot
         inputs = None if snapshot is None else snapshot.manifest.get("inputs")
         shipped = self._ship(names, cluster.broadcaster, threads_of_task(cluster))
-        return predict_any(
-            data, shipped, self._parts.config, names, size, output_cols, inputs, cluster
-        )
+        config = data_config_of(self._parts.config)
+        return predict_any(data, shipped, config, names, size, output_cols, inputs, cluster)
 
     def _ship(self, names, sc, threads):
         """Broadcast the model, unless it is what was broadcast last."""

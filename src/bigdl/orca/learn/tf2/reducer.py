@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.orca.learn.tf2.jax_steps import called_back, intercept_stateless
+from bigdl.orca.learn.tf2.shared_moments import SharedMoments
 from bigdl.orca.learn.tf2.state import optimizers_of
 
 __all__ = ["GradientReducer"]
@@ -39,6 +40,8 @@ class GradientReducer:
     ----------
     weight : float
         Of this rank's loss in that of the batch; 0 for a rank that takes part with zeros.
+    has_rows : bool
+        Whether this rank's rows are rows of the batch, and not made up to take part.
     failure : BaseException or None
         What went wrong inside a graph, where the backend makes another exception of it.
     """
@@ -46,11 +49,16 @@ class GradientReducer:
     def __init__(self, sync, batch_rows: int):
         self._sync, self._batch_rows = sync, batch_rows
         self._parts: dict[tuple, list[_Part]] = {}
+        self._moments = SharedMoments(self)
         self.weight = 1.0
+        self.has_rows = True
         self.failure: BaseException | None = None
 
     def attach(self, model) -> None:
-        """Let the optimizers of a model reduce gradients before they apply them."""
+        """Let the optimizers of a model reduce gradients before they apply them.
+
+        Layers that want the moments of the whole batch get them, too.
+        """
         import keras
 
         if self._sync.world_size == 1:
@@ -62,9 +70,11 @@ class GradientReducer:
         }[keras.backend.backend()]
         for optimizer in optimizers_of(model):
             intercept(optimizer, reduce)
+        self._moments.attach(model)
 
     def detach(self, model) -> None:
-        """Leave the optimizers as they came."""
+        """Leave the optimizers and layers as they came."""
+        self._moments.detach(model)
         for optimizer in optimizers_of(model):
             for name in ("apply", "stateless_apply"):
                 vars(optimizer).pop(name, None)
@@ -73,6 +83,14 @@ class GradientReducer:
         """Raise what went wrong in the last step, where the step could not."""
         if self.failure is not None:
             raise self.failure
+
+    def sum_array(self, array: np.ndarray, weight: float) -> np.ndarray:
+        """The sum over the ranks of ``weight * array``, called from inside a graph."""
+        try:
+            return self._sync.sum_arrays([array], weight)[0]
+        except BaseException as error:
+            self.failure = error
+            raise
 
     # -- the torch backend -----------------------------------------------------------------------
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bigdl.orca.learn.running import RunningState
+from bigdl.orca.learn.tf2.shared_moments import synchronized_layers
 from bigdl.orca.learn.tf2.state import tensor_of, to_variable
 
-__all__ = ["RunningWeights", "merge_metrics"]
+__all__ = ["RunningWeights", "changed_by_rows", "merge_metrics"]
 
 
 class RunningWeights(RunningState):
@@ -19,6 +20,16 @@ class RunningWeights(RunningState):
         """Set this worker's, e.g. to what :meth:`own` gave."""
         for weight, value in zip(self._model.non_trainable_weights, values, strict=True):
             to_variable(weight, value)
+
+
+def changed_by_rows(model) -> list:
+    """The variables that a step changes by the worker's own rows: metrics and running weights.
+
+    Those of layers whose moments are of all workers are not among them.
+    """
+    shared = {id(v) for layer in synchronized_layers(model) for v in layer.non_trainable_variables}
+    variables = [*model.metrics_variables, *model.non_trainable_variables]
+    return [variable for variable in variables if id(variable) not in shared]
 
 
 def merge_metrics(model, sync, initial: list) -> None:
