@@ -179,6 +179,12 @@ def test_what_is_no_text_is_refused(orca_spark, frame, trained):
     numbers = frame.drop("city").withColumnRenamed("number", "city")
     with pytest.raises(UsageError, match="'city' is int in validation_data but string"):
         est.fit(frame, validation_data=numbers, **FIT, **COLUMNS)
+    with pytest.raises(UsageError, match=r"'city' takes texts and the data has .*int32"):
+        est.fit(numbers, **FIT, **COLUMNS)
+    with pytest.raises(UsageError, match="'city' takes int32 and the data has texts"):
+        estimator(config={"numbers": True}).fit(frame, **FIT, **COLUMNS)
+    with pytest.raises(UsageError, match="'city' of the targets holds texts"):
+        est.fit(frame, **FIT, feature_cols=["city", "age"], label_cols="city")
 
 
 # -- other backends -------------------------------------------------------------------------------
@@ -255,6 +261,10 @@ def test_arrow_strings_become_bytes_of_one_width():
     assert (key, found.tolist()) == ("k", [b"v", b"w"])
     with pytest.raises(SourceError, match=r"'t' holds a text with the character U\+0000"):
         decode(spec_of(T.StringType()), pa.array(["a\0"]))
+    with pytest.raises(
+        SourceError, match=r"'t' holds a text of 65537 bytes.*cut its texts to 65536"
+    ):
+        decode(spec_of(T.StringType()), pa.array(["a" * 65537]))
 
 
 def test_texts_of_numpy_and_pandas():

@@ -32,7 +32,7 @@ TEXT = "S"
 """The dtype of a column of texts of any width."""
 
 _ASKED = "bigdl.texts"
-_NARROWEST = 8  # bytes
+_NARROWEST, _WIDEST = 8, 1 << 16  # bytes
 
 
 def with_texts(config: dict | None) -> dict:
@@ -67,7 +67,7 @@ def encoded(texts, name: str) -> np.ndarray:
     Raises
     ------
     SourceError
-        For a zero byte in a text, which would be lost.
+        For a zero byte in a text, which would be lost, and for a text that is too long.
     """
     wide = str(texts.type).startswith("large")
     _, offsets, data = texts.buffers()
@@ -79,7 +79,13 @@ def encoded(texts, name: str) -> np.ndarray:
     if not used.all():
         raise SourceError(f"Column '{name}' holds a text with the character U+0000; remove it")
     lengths = np.diff(ends)
-    width = max(_NARROWEST, 1 << (int(lengths.max()) - 1).bit_length())
+    longest = int(lengths.max())
+    if longest > _WIDEST:
+        raise SourceError(
+            f"Column '{name}' holds a text of {longest} bytes, and all rows would take as much; "
+            f"cut its texts to {_WIDEST} bytes first"
+        )
+    width = max(_NARROWEST, 1 << (longest - 1).bit_length())
     cells = np.zeros((len(texts), width), np.uint8)
     cells[np.arange(width) < lengths[:, None]] = used
     return cells.view(f"{TEXT}{width}")[:, 0]

@@ -91,7 +91,7 @@ class TensorShard:
     Raises
     ------
     UsageError
-        When the shard names no targets.
+        When the shard names no targets, and for targets that are texts.
 
     Attributes
     ----------
@@ -150,6 +150,12 @@ class TensorShard:
             for columns in (self._features, self._labels)
         )
         self._names = list(feature_cols), list(label_cols)
+        for name, places in zip(label_cols, self._labels, strict=True):
+            if any(i in self._texts for i, _ in places.values()):
+                raise UsageError(
+                    f"Column '{name}' of the targets holds texts; encode it as numbers first, e.g. "
+                    "with StringIndexer"
+                )
 
     def take_types(self, inputs: list | None, targets: list | None, training) -> None:
         """Give out numbers in the dtypes that they have in the training data.
@@ -181,7 +187,6 @@ class TensorShard:
             bool(((self._tensors[i] if j is None else self._tensors[i][:, j]) == value).any())
             for places in self._labels
             for i, j in places.values()
-            if i not in self._texts
         )
 
     def window(self, memory: int) -> int:

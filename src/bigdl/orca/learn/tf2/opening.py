@@ -189,8 +189,34 @@ def build_for(model, batch: tuple) -> None:
         value = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
         return keras.ops.convert_to_tensor(value) if value.dtype.kind == TEXT else value
 
+    _check_texts(model, batch[0])
     try:
         model._symbolic_build(data_batch=keras.tree.map_structure(array, batch))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
         text = " ".join(str(error).split())
         raise UsageError(f"The model does not take rows of this form: {text[:600]}") from error
+
+
+def _check_texts(model, inputs: Any) -> None:
+    """Refuse texts for an input of numbers and the other way round, if a model tells its inputs."""
+    import keras
+
+    try:
+        takes = model.inputs
+    except (AttributeError, ValueError):  # not built yet
+        return
+    given = keras.tree.flatten(inputs)
+    if takes is None or len(takes) != len(given):
+        return
+    for place, value in zip(takes, given, strict=True):
+        are_texts = value.dtype == "string" or getattr(value.dtype, "kind", None) == TEXT
+        if are_texts and place.dtype != "string":
+            raise UsageError(
+                f"The model's input '{place.name}' takes {place.dtype} and the data has texts for "
+                "it; encode them as numbers first, or let the model look them up"
+            )
+        if not are_texts and place.dtype == "string":
+            raise UsageError(
+                f"The model's input '{place.name}' takes texts and the data has {value.dtype} for "
+                "it; give it a column of texts"
+            )
