@@ -45,7 +45,13 @@ def test_a_policy_counts_anew_in_every_fit():
     assert FailurePolicy.of(0).decide().retry is False
 
 
-@pytest.mark.parametrize("wrong", [-1, True, 1.5, "3", None])
+def test_what_is_forgiven_without_being_told():
+    assert FailurePolicy.of(None).max_failures == 3
+    layer = FailurePolicy.of(None, "bigdl")
+    assert (layer.max_failures, layer.window) == (5, 120.0)
+
+
+@pytest.mark.parametrize("wrong", [-1, True, 1.5, "3"])
 def test_a_wrong_number_is_refused(wrong):
     with pytest.raises(UsageError, match="max_failures should be an integer of at least 0"):
         FailurePolicy.of(wrong)

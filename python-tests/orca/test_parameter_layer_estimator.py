@@ -14,7 +14,7 @@ from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.learn.metrics import MSE
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
-from bigdl.orca.learn.trigger import SeveralIteration
+from bigdl.orca.learn.trigger import MaxIteration, MaxScore, MinLoss, SeveralIteration, TriggerOr
 
 ROWS = 40
 COLUMNS = {"feature_cols": ["x"], "label_cols": ["y"]}
@@ -148,7 +148,10 @@ def test_a_frame_with_validation_and_what_follows(frame):
     assert stats[-1]["val_loss"] == pytest.approx(found["val_loss"])
     assert float(stats[-1]["val_mse"]) == pytest.approx(float(found["MSE"]))
     assert stats[1]["train_loss"] < stats[0]["train_loss"]
-    assert {"compute_s", "get_weights_s", "aggregate_s", "sync_s"} <= stats[0]["profile"].keys()
+    profile = stats[0]["profile"]
+    assert {"launch_s", "dispatch_s", "get_weights_s", "compute_s", "sync_s"} <= profile.keys()
+    assert profile["bytes_per_step"] >= 2 * sum(w.numel() for w in weights(est).values())
+    assert all(value >= 0 for value in profile.values())
     assert [epoch for epoch, _ in seen] == [0, 1]
     assert torch.equal(seen[1][1], weights(est)["layers.0.weight"])
     predicted = est.predict(frame, feature_cols=["x"]).collect()
@@ -167,7 +170,7 @@ def test_groups_say_what_they_spent_their_time_on(orca_spark, tmp_path):
     found = est.get_train_summary()
     whole = found["Phases/step_s"]
     assert [step for step, *_ in whole] == [3, 5, 8, 10]
-    assert {"Loss", "Phases/compute_s", "Phases/aggregate_s", "Phases/transfer_s"} <= found.keys()
+    assert {"Loss", "Phases/compute_s", "Phases/aggregate_s", "Phases/rest_s"} <= found.keys()
     parts = [rows for tag, rows in found.items() if tag.startswith("Phases/") and rows is not whole]
     for number, (_, seconds, _) in enumerate(whole):
         assert sum(rows[number][1] for rows in parts) == pytest.approx(seconds)
@@ -177,6 +180,16 @@ def test_groups_say_what_they_spent_their_time_on(orca_spark, tmp_path):
         drawn = (tmp_path / name).read_text()
         assert drawn.count("<rect") == 4 * len(parts) + len(parts)
         assert "step 8, compute weight: " in drawn
+
+
+@pytest.mark.parametrize("backend", ["bigdl", "spark"])
+def test_a_trigger_ends_the_fit(orca_spark, backend):
+    est = estimator(backend, metrics=[MSE()])
+    options = {"epochs": 5, "batch_size": 8, "seed": 3, "validation_data": arrays()}
+    found = est.fit(arrays(), end_trigger=TriggerOr(MaxIteration(7), MinLoss(0.0)), **options)
+    assert [entry["batch_count"] for entry in found] == [5, 2]
+    for trigger in (MinLoss(1e9), MaxScore(0.0)):
+        assert len(est.fit(arrays(), end_trigger=trigger, **options)) == 1
 
 
 class Samples(torch.utils.data.Dataset):

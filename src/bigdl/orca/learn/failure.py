@@ -33,8 +33,7 @@ class FailurePolicy:
     max_failures : int
         Losses that are forgiven; 0 raises at the first.
     window : float, optional
-        Only losses of the last `window` seconds count; None counts all of them. (BigDL's parameter
-        layer used 5 within 120 s.)
+        Only losses of the last `window` seconds count; None counts all of them.
     clock : callable, optional
         Seconds; for tests.
     """
@@ -57,8 +56,13 @@ class FailurePolicy:
         self._losses: deque[float] = deque()
 
     @classmethod
-    def of(cls, value: int | FailurePolicy) -> FailurePolicy:
-        """A policy from what ``fit(max_failures=)`` accepts; its count starts at zero."""
+    def of(cls, value: int | FailurePolicy | None, backend: str = "spark") -> FailurePolicy:
+        """A policy from what ``fit(max_failures=)`` accepts; its count starts at zero.
+
+        By default 3 losses are forgiven, with ``backend="bigdl"`` 5 within 120 seconds.
+        """
+        if value is None:
+            return cls(5, 120.0) if backend == "bigdl" else cls(3)
         if isinstance(value, FailurePolicy):
             return cls(value.max_failures, value.window, value._clock)
         return cls(value)

@@ -71,8 +71,8 @@ def figure_of(figures: dict, monitor: str | None, who: str) -> float:
 
 def epoch_as_returned(entry: dict, reduce_results: bool, profile: bool) -> dict | list[dict]:
     """An epoch of the history: the figures of all workers, or a list of every worker's own."""
-    seconds = {k: v for k, v in entry["profile"].items() if k.endswith("_s")}
-    times = {"profile": seconds} if profile else {}
+    kept = {k: v for k, v in entry["profile"].items() if k.endswith("_s") or k == "bytes_per_step"}
+    times = {"profile": kept} if profile else {}
     if not reduce_results:
         return [as_returned({"epoch": entry["epoch"], **own, **times}) for own in entry["workers"]]
     return as_returned({k: v for k, v in entry.items() if k not in _DROPPED} | times)

@@ -28,6 +28,10 @@ class WorkerLoop(ABC):
     def _is_over(self) -> bool:
         """Whether to end here, the same on every rank; maybe a collective."""
 
+    @abstractmethod
+    def _stop(self) -> None:
+        """End here."""
+
     def _close_epoch(self, entry: dict) -> None:
         """Count an epoch that is whole, with its figures."""
         self.position.close_epoch(entry)
@@ -35,22 +39,15 @@ class WorkerLoop(ABC):
 
     def _checkpoint_after_epoch(self, loss: float | None, score: float | None) -> None:
         """Take a checkpoint at the end of an epoch, if it is due; a collective."""
-        position = self.position
-        self._checkpoint_if_due(
-            TriggerState(
-                epoch=position.epoch,
-                step=position.global_step,
-                epoch_finished=True,
-                loss=loss,
-                score=score,
-            )
-        )
+        self._pull_triggers(self.position.after_epoch(loss, score))
 
     def _checkpoint_in_epoch(self) -> None:
         """Take a checkpoint after a step, if it is due; a collective."""
-        self._checkpoint_if_due(TriggerState(self.position.epoch, self.position.global_step))
+        self._pull_triggers(TriggerState(self.position.epoch, self.position.global_step))
 
-    def _checkpoint_if_due(self, state: TriggerState) -> None:
+    def _pull_triggers(self, state: TriggerState) -> None:
+        if fires(self.settings.end, state, self.sync):
+            self._stop()
         if not fires(self.settings.trigger, state, self.sync):
             return
         if self._keeper.directory is None and self._is_over():

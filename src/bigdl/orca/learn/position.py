@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
 
+from bigdl.orca.learn.trigger import TriggerState
+
 __all__ = ["Goal", "Position"]
 
 
@@ -103,6 +105,10 @@ class Position:
     def counted(self) -> int:
         """Epochs that have figures, an unfinished one included."""
         return self.epoch + (self.partial is not None)
+
+    def after_epoch(self, loss: float | None, score: float | None) -> TriggerState:
+        """What triggers are told at the end of an epoch."""
+        return TriggerState(self.epoch, self.global_step, True, loss, score)
 
     def close_epoch(self, entry: dict) -> None:
         """Count the epoch that has these figures as finished."""

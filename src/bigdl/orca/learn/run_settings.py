@@ -24,6 +24,9 @@ class RunSettings:
     shuffle, drop_last : bool
     trigger : Trigger or None
         When to take a checkpoint before the end.
+    end : Trigger or None
+        When to stop before the goal. It sees losses and scores at the end of epochs only, since
+        those of a batch differ between the workers.
     run_url : str or None
         Folder for checkpoints; None sends them to the driver.
     keep : int
@@ -36,5 +39,6 @@ class RunSettings:
     shuffle: bool = field(default=True, kw_only=True)
     drop_last: bool = field(default=False, kw_only=True)
     trigger: Trigger | None = field(default_factory=EveryEpoch, kw_only=True)
+    end: Trigger | None = field(default=None, kw_only=True)
     run_url: str | None = field(default=None, kw_only=True)
     keep: int = field(default=2, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 
@@ -10,12 +11,24 @@ from bigdl.orca.learn.sums import EpochSums
 __all__ = ["PHASES", "LayerFigures"]
 
 PHASES = (
+    "launch_s",
+    "dispatch_s",
     "get_weights_s",
     "compute_s",
     "put_gradient_s",
     "aggregate_s",
     "compute_weight_s",
+    "send_weights_s",
 )
+"""Where the time of a step goes: means over the ranks, in seconds.
+
+``launch_s`` is a step's share of the time from the call for a group to its first gradient, and
+``dispatch_s`` passes between the tasks of one stage and those of the next, by the clocks of their
+machines: scheduling, and what the JVM does with the bytes. The others are those of BigDL's metrics
+("get weights average" and so on); waiting for what is fetched belongs to who fetches it.
+"""
+
+_TIMED = PHASES[2:]
 
 
 class LayerFigures:
@@ -50,7 +63,7 @@ class LayerFigures:
         self.rows: list[list[float]] = []
         self.phases: dict[str, float] = {}
 
-    def add(self, records: Sequence[Sequence[dict]], seconds: float) -> None:
+    def add(self, records: Sequence[Sequence[dict]], seconds: float, began_at: float) -> None:
         """Add a group of steps.
 
         Parameters
@@ -59,15 +72,22 @@ class LayerFigures:
             Of :meth:`~bigdl.orca.sync.parameter_layer.transport.Transport.run`.
         seconds : float
             That the group took.
+        began_at : float
+            When it was asked for, in seconds since 1970.
         """
         self._wall += seconds
         self.rows = []
         before, count = dict(self._phases), len(records[0])
-        for step in zip(*records, strict=True):
+        ended = began_at
+        for number, step in enumerate(zip(*records, strict=True)):
             self._steps += 1
             sources = step[0]["sources"]
             self.rows.append(self._add_step(sources, seconds / count))
-            for phase in PHASES:
+            waits = _waits(step, ended)
+            self._phases["dispatch_s" if number else "launch_s"] += waits[0]
+            self._phases["dispatch_s"] += sum(waits[1:])
+            ended = max(owner["ended_at"] for owner in step)
+            for phase in _TIMED:
                 holders = step if phase in step[0] else sources
                 self._phases[phase] += sum(each[phase] for each in holders) / len(holders)
             self._bytes += sum(source["bytes"] for source in sources)
@@ -125,6 +145,17 @@ class LayerFigures:
         profile["bytes_per_step"] = self._bytes / self._steps
         profile["ended_at"] = time.time()
         return found
+
+
+def _waits(owners, ended: float) -> list[float]:
+    """Seconds before the tasks of each stage of a step, of which those before end at `ended`."""
+    sources = owners[0]["sources"]
+    computed = max(source["ended_at"] for source in sources)
+    return [
+        max(0.0, statistics.fmean(source["began_at"] for source in sources) - ended),
+        max(0.0, statistics.fmean(owner["began_at"] for owner in owners) - computed),
+        statistics.fmean(owner.get("wait_s", 0.0) for owner in owners),
+    ]
 
 
 class _Known:

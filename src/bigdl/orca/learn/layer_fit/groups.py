@@ -189,18 +189,11 @@ class LayerGroups(ABC):
         self.position.close_epoch(entry)
         self._figures = self._no_figures()
 
-    def _save_if_due(self, loss: float | None, score: float | None) -> None:
-        """Write a checkpoint after an epoch, if the trigger says so."""
-        trigger, position = self.settings.trigger, self.position
-        if trigger is not None and trigger(
-            TriggerState(
-                epoch=position.epoch,
-                step=position.global_step,
-                epoch_finished=True,
-                loss=loss,
-                score=score,
-            )
-        ):
+    def _pull_triggers(self, loss: float | None, score: float | None) -> None:
+        """Stop after an epoch, or write a checkpoint, if triggers say so."""
+        state, settings = self.position.after_epoch(loss, score), self.settings
+        self.stop = self.stop or (settings.end is not None and settings.end(state))
+        if settings.trigger is not None and settings.trigger(state):
             self._save(self._pull())
 
     # -- groups --------------------------------------------------------------------------------
@@ -210,11 +203,11 @@ class LayerGroups(ABC):
         if self._options.min_workers is not None:
             self._fit_slices_to_slots()
         steps, is_due = self._next_steps()
-        started = time.perf_counter()
+        began_at, started = time.time(), time.perf_counter()
         self._is_current = False
         records = self._run(steps)
         seconds = time.perf_counter() - started
-        self._figures.add(records, seconds)
+        self._figures.add(records, seconds, began_at)
         for sources in (record["sources"] for record in records[0]):
             self._limit.add(sources)
         self._after_group(steps, seconds)
@@ -292,10 +285,11 @@ class LayerGroups(ABC):
             self._pass_step()
             if position.step == self._epoch_steps:
                 break
-            trigger = self.settings.trigger
-            if trigger is not None and trigger(TriggerState(position.epoch, position.global_step)):
+            settings, state = self.settings, TriggerState(position.epoch, position.global_step)
+            self.stop = self.stop or (settings.end is not None and settings.end(state))
+            if settings.trigger is not None and settings.trigger(state):
                 return steps, True
-            if self.settings.goal.is_reached(position):
+            if self.stop or settings.goal.is_reached(position):
                 break
         return steps, False
 

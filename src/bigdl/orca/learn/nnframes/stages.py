@@ -14,7 +14,7 @@ from bigdl.orca.learn.nnframes.optimizers import IterationDecay, optimizer_of
 from bigdl.orca.learn.nnframes.params import ModelParams, TrainingParams
 from bigdl.orca.learn.nnframes.preprocessing import ScalarToTensor, as_preprocessing
 from bigdl.orca.learn.nnframes.storage import StageReader, StageWriter
-from bigdl.orca.learn.nnframes.training import StopWhen, TrainingOptions
+from bigdl.orca.learn.nnframes.training import TrainingOptions
 from bigdl.orca.learn.trigger import MaxEpoch, MaxIteration
 
 __all__ = ["NNEstimator", "NNModel"]
@@ -264,7 +264,7 @@ class NNEstimator(Estimator, TrainingParams, TrainingOptions, _Storable):
         if type(trigger) is MaxIteration:
             return {"max_steps": trigger.max_iteration}
         limit = self.getMaxEpoch() if self.isSet(self.maxEpoch) else _FOREVER
-        return {"epochs": limit, "callbacks": [StopWhen(trigger)]}
+        return {"epochs": limit, "end_trigger": trigger}
 
     def _labelled(self, dataset):
         """The frame with labels as the loss counts them."""

@@ -10,10 +10,9 @@ from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.nnframes.optimizers import optimizer_of
 from bigdl.orca.learn.nnframes.preprocessing import FeatureLabelPreprocessing
 from bigdl.orca.learn.nnframes.summary import TrainSummary, ValidationSummary
-from bigdl.orca.learn.pytorch.callbacks.base import Callback
-from bigdl.orca.learn.trigger import EveryEpoch, Trigger, TriggerState
+from bigdl.orca.learn.trigger import EveryEpoch, Trigger
 
-__all__ = ["StopWhen", "TrainingOptions"]
+__all__ = ["TrainingOptions"]
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -142,32 +141,3 @@ def _summary(given, cls):
     if not isinstance(given, cls):
         raise UsageError(f"A {cls.__name__} is expected, got {type(given).__name__}")
     return given
-
-
-class StopWhen(Callback):
-    """Ends the training when a trigger fires."""
-
-    def __init__(self, trigger: Trigger):
-        self.trigger = trigger
-
-    def after_train_iter(self, runner):
-        # the loss of one batch differs between workers: triggers see losses of epochs only
-        if self.trigger(TriggerState(runner.epochs, runner.global_step)):
-            runner.stop = True
-
-    def after_train_epoch(self, runner):
-        figures = runner.epoch_stats
-        scores = [
-            value
-            for name, value in figures.items()
-            if name.startswith("val_") and name not in ("val_loss", "val_num_samples")
-        ]
-        state = TriggerState(
-            epoch=runner.epochs + 1,
-            step=runner.global_step,
-            epoch_finished=True,
-            loss=figures.get("train_loss"),
-            score=scores[0] if scores and isinstance(scores[0], int | float) else None,
-        )
-        if self.trigger(state):
-            runner.stop = True

@@ -12,10 +12,10 @@ from bigdl.orca.learn.layer_fit.figures import PHASES
 
 __all__ = ["PHASE_TAGS", "GroupPhases", "draw_phases", "phase_summary"]
 
-_COLUMNS = (*PHASES, "transfer_s", "step_s")
+_COLUMNS = (*PHASES, "rest_s", "step_s")
 
 PHASE_TAGS = tuple(f"Phases/{name}" for name in _COLUMNS)
-"""Mean seconds per step of each phase; ``transfer_s`` is what is left of the whole ``step_s``."""
+"""Mean seconds per step of each phase; ``rest_s`` is what is left of the whole ``step_s``."""
 
 
 class GroupPhases:
@@ -40,8 +40,8 @@ class GroupPhases:
             Of the phases and the whole step.
         """
         own = [seconds[name] for name in PHASES]
-        transfer = max(0.0, seconds["step_s"] - sum(own))
-        self.rows.append([float(step), time.time(), *own, transfer, seconds["step_s"]])
+        rest = max(0.0, seconds["step_s"] - sum(own))
+        self.rows.append([float(step), time.time(), *own, rest, seconds["step_s"]])
 
     def take(self):
         """All rows as a tensor."""
@@ -51,7 +51,8 @@ class GroupPhases:
 
     def put(self, tensor) -> None:
         """The inverse of :meth:`take`."""
-        self.rows = tensor.tolist()
+        # a checkpoint of another release may have had other phases
+        self.rows = tensor.tolist() if tensor.shape[1] == 2 + len(_COLUMNS) else []
 
 
 def phase_summary(rows: list[list[float]], tag: str) -> list[list[float]]:
@@ -63,7 +64,17 @@ def phase_summary(rows: list[list[float]], tag: str) -> list[list[float]]:
 # -- the chart ------------------------------------------------------------------------------------
 
 _DRAWN = _COLUMNS[:-1]
-_COLOURS = ("#6cc5b0", "#4269d0", "#efb118", "#ff725c", "#a463f2", "#9c9c9c")
+_COLOURS = (
+    "#97bbf5",
+    "#9c6b4e",
+    "#6cc5b0",
+    "#4269d0",
+    "#efb118",
+    "#ff725c",
+    "#a463f2",
+    "#3ca951",
+    "#9c9c9c",
+)
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _MARGIN = 860, 420, 70, 150, 40
 _BARS = 120  # at most: a longer training is drawn by means of several groups
 

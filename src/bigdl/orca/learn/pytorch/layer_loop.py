@@ -78,7 +78,7 @@ class TorchLayerLoop(LayerGroups, Runner):
             position.partial = entry
             return
         self._close_epoch(entry)
-        self._save_if_due(entry["train_loss"], score_of(entry))
+        self._pull_triggers(entry["train_loss"], score_of(entry))
 
     def _run_validation(self, entry):
         self.call("before_val_epoch")

@@ -183,6 +183,9 @@ class TorchLoop(Iteration, WorkerLoop):
             self.stop = any(vote[0] for vote in self.sync.all_gather([float(self.stop)]))
         return self.stop
 
+    def _stop(self) -> None:
+        self.stop = True
+
     # -- data ----------------------------------------------------------------------------------
 
     def _prepare_data(self) -> tuple[Batches, list | None]:

@@ -72,10 +72,11 @@ class PyTorchEstimator(TorchPredictor):
         validation_data=None,
         callbacks: Sequence[Any] | None = None,
         *,
-        max_failures: int | FailurePolicy = 3,
+        max_failures: int | FailurePolicy | None = None,
         seed: int | None = None,
         resume: str | None = None,
         checkpoint_trigger: Trigger | str | None = None,
+        end_trigger: Trigger | None = None,
         accumulate_grad_batches: int = 1,
         weight_col: str | None = None,
         transport: str | None = None,
@@ -117,7 +118,8 @@ Ray also RayXShards or a ray.data.Dataset
         callbacks : list of Callback, optional
             Shipped to the workers; see :mod:`bigdl.orca.learn.pytorch.callbacks`.
         max_failures : int or FailurePolicy
-            How many losses of workers are answered by going on from the latest checkpoint.
+            How many losses of workers are answered by going on from the latest checkpoint; default
+            3, with ``backend="bigdl"`` 5 within 120 seconds.
         seed : int, optional
             Seed of weights, shuffling and dropout; kept for later fits. Default: random.
         resume : str, optional
@@ -127,6 +129,11 @@ Ray also RayXShards or a ray.data.Dataset
             that has ended returns its figures at once.
         checkpoint_trigger : Trigger or str, optional
             When to write a checkpoint; default after every epoch.
+        end_trigger : Trigger, optional
+            Stop before `epochs` or `max_steps` when it fires, such as ``MinLoss(0.1)`` or
+            ``MaxScore(0.9)`` (:mod:`bigdl.orca.learn.trigger`; ``TriggerOr`` and ``TriggerAnd``
+            combine them). Loss and score, which is the first metric of the validation, are looked
+            at after every epoch, the number of steps after every step.
         accumulate_grad_batches : int
             Batches of one update of the weights: k of them equal one of k times as many rows.
         weight_col : str, optional
@@ -198,6 +205,7 @@ Ray also RayXShards or a ray.data.Dataset
         callbacks = as_callbacks(callbacks)
         accumulate = check_accumulation(accumulate_grad_batches, callbacks)
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
+        end = None if end_trigger is None else Trigger.convert_trigger(end_trigger)
         self._need_model()
         self._parts.check()  # an entire module may have been loaded since
         engine = self._engine(min_workers)
@@ -219,6 +227,7 @@ Ray also RayXShards or a ray.data.Dataset
             shuffle=bool(self._parts.config.get("shuffle", True)),
             drop_last=bool(self._parts.config.get("drop_last", False)),
             trigger=trigger,
+            end=end,
             metrics=self._metrics,
             callbacks=callbacks,
             per_worker=not reduce_results,
@@ -234,7 +243,7 @@ Ray also RayXShards or a ray.data.Dataset
             settings,
             seed=seed,
             resume=resume,
-            policy=FailurePolicy.of(max_failures),
+            policy=FailurePolicy.of(max_failures, self._backend),
             show_progress=self._use_tqdm or shows_progress(callbacks),
         )
         self._write_events()
@@ -277,7 +286,7 @@ Ray also RayXShards or a ray.data.Dataset
         label_cols: str | Sequence[str] | None = None,
         callbacks: Sequence[Any] | None = None,
         *,
-        max_failures: int | FailurePolicy = 3,
+        max_failures: int | FailurePolicy | None = None,
         weight_col: str | None = None,
         **old,
     ) -> dict | list[dict]:
@@ -346,7 +355,7 @@ Ray also RayXShards or a ray.data.Dataset
             callbacks,
             self._sync,
         )
-        policy = FailurePolicy.of(max_failures)
+        policy = FailurePolicy.of(max_failures, self._backend)
         weights = self._training.weights(self._parts)
         found = run_evaluation(engine.open(program, feed), weights, names, policy)
         if not reduce_results:

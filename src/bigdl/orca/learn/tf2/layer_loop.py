@@ -86,7 +86,7 @@ class KerasLayerLoop(LayerGroups):
             if isinstance(value, numbers.Real | list)
         }
         self._close_epoch(entry)
-        self._save_if_due(entry["logs"].get("loss"), score_of(entry["logs"]))
+        self._pull_triggers(entry["logs"].get("loss"), score_of(entry["logs"]))
 
     def _entry(self) -> dict:
         position, figures = self.position, self._figures

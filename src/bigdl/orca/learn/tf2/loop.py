@@ -233,6 +233,9 @@ class KerasLoop(WorkerLoop):
     def _is_over(self) -> bool:
         return self.settings.goal.is_reached(self.position) or self._is_stopped()
 
+    def _stop(self) -> None:
+        self.model.stop_training = True
+
     def _is_stopped(self) -> bool:
         """Whether a callback has stopped the training, on any rank; a collective."""
         if self._has_callbacks:

@@ -155,13 +155,19 @@ class GroupProgram:
         return replica_of(self.training, worker.rank, version, make)
 
     def _step(self, step: Step, rank, replica, state, sync):
-        weights = exchanged(sync, [rank.weights(state)] * self.plan.ranks)
+        with rank.sending(state):
+            own = rank.weights(state)
+        with rank.reading():
+            weights = exchanged(sync, [own] * self.plan.ranks)
         pieces, state.residual = rank.gradients(replica, step, weights, state.residual)
-        found = rank.reduce(exchanged(sync, pieces))
+        with rank.reading():
+            pieces = exchanged(sync, pieces)
+        found = rank.reduce(pieces)
         statistics = None
         if self.plan.needs_statistics:
             own = Message(None, [rank.statistics(found, state)])
-            told = exchanged(sync, [own] * self.plan.ranks)
+            with rank.reading():
+                told = exchanged(sync, [own] * self.plan.ranks)
             statistics = [arrays[0] for _, arrays in map(unpack, told)]
         rank.update(step, found, state, statistics)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -114,6 +115,18 @@ class Rank:
         self._geometry = plan.geometry
         self._codec = codec_for(plan.compression)
         self._weights_codec = codec_for(self._codec.weights)
+        self._read: tuple[float, float] | None = None  # when it began, and how long it took
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """While what the next method works on comes in, which belongs to its time."""
+        began, started = time.time(), time.perf_counter()
+        yield
+        self._read = began, time.perf_counter() - started
+
+    def _take_read(self) -> tuple[float | None, float]:
+        read, self._read = self._read, None
+        return read or (None, 0.0)
 
     @functools.cached_property
     def _segments(self) -> list[Segment]:
@@ -156,6 +169,7 @@ class Rank:
         list of Message, ndarray or None
             A piece for every owner, and the new residual.
         """
+        (began_at, read_s), now = self._take_read(), time.time()
         started = time.perf_counter()
         vector = np.empty(self._geometry.total, np.float32)
         buffers: dict[int, np.ndarray] = {}
@@ -177,10 +191,12 @@ class Rank:
         record = {
             **found.record,
             "rows": found.rows,
-            "get_weights_s": got - started,
+            "began_at": now if began_at is None else began_at,
+            "get_weights_s": read_s + got - started,
             "compute_s": computed - got,
             "put_gradient_s": time.perf_counter() - computed,
             "bytes": sum(map(len, encoded)),
+            "ended_at": time.time(),
         }
         pieces = []
         for owner, data in enumerate(encoded):
@@ -213,6 +229,7 @@ class Rank:
 
     def reduce(self, pieces: Sequence) -> Sum:
         """Sum the pieces of the own slice, in the order of the ranks that they are from."""
+        (began_at, read_s), now = self._take_read(), time.time()
         started = time.perf_counter()
         found = [unpack(data) for data in pieces]
         present = [(doc, arrays) for doc, arrays in found if doc["counted"]]
@@ -238,7 +255,12 @@ class Rank:
         if self._plan.clamp is not None:
             np.clip(gradient, *self._plan.clamp, out=gradient)
         late = [source for source, (doc, _) in enumerate(found) if doc["late"]]
-        record: dict[str, Any] = {"late": late, "aggregate_s": time.perf_counter() - started}
+        record: dict[str, Any] = {
+            "late": late,
+            "began_at": now if began_at is None else began_at,
+            "aggregate_s": read_s + time.perf_counter() - started,
+            "ended_at": time.time(),
+        }
         if self.rank == 0:
             record["sources"] = [doc["record"] for doc, _ in found]
             record["is_void"] = is_void
@@ -279,13 +301,27 @@ class Rank:
         statistics : sequence of bytes, optional
             What :meth:`statistics` gave on every owner, if the plan needs it.
         """
+        (began_at, read_s), record = self._take_read(), found.record
+        if began_at is not None:  # in a stage of its own
+            record["wait_s"] = max(0.0, began_at - record["ended_at"])
         started = time.perf_counter()
         if found.is_void:
             state.is_halted = True
         else:
             self._make_update(step, found, state, statistics)
-        found.record["compute_weight_s"] = time.perf_counter() - started
-        state.records.append(found.record)
+        record["compute_weight_s"] = read_s + time.perf_counter() - started
+        record["send_weights_s"] = 0.0
+        record["ended_at"] = time.time()
+        state.records.append(record)
+
+    @contextlib.contextmanager
+    def sending(self, state: RankState) -> Iterator[None]:
+        """While the weights of the step that was made last are handed to their carrier."""
+        started = time.perf_counter()
+        yield
+        if state.records:  # else it is the beginning of a group
+            state.records[-1]["send_weights_s"] = time.perf_counter() - started
+            state.records[-1]["ended_at"] = time.time()
 
     def _make_update(self, step, found, state, statistics):
         norms, plan = None, self._plan

@@ -183,7 +183,9 @@ class _Task:
     def __call__(self, index, frames):
         from bigdl.orca.engine.task import describe, task_environment
 
-        tasks, inbox = self.tasks, Inbox(frames, (0, *self.reads))
+        tasks, rank = self.tasks, Rank(self.tasks.plan, index)
+        with rank.reading():
+            inbox = Inbox(frames, (0, *self.reads))
         out = _Outbox(index, tasks.plan.ranks)
         errors = inbox.messages(b"E")
         if errors:
@@ -191,7 +193,7 @@ class _Task:
             return iter(out.items)
         with task_environment(tasks), _threads(tasks.threads):
             try:
-                self.work(tasks, out, Rank(tasks.plan, index), inbox, *self.arguments)
+                self.work(tasks, out, rank, inbox, *self.arguments)
             except _Away:
                 raise
             except Exception as error:  # Spark would run the user's code again and again
@@ -252,11 +254,13 @@ class _Outbox:
 
     def state_of(self, rank: Rank, state: RankState) -> None:
         """Weights to all ranks; what the next update needs to the own one, nothing twice."""
-        weights, exact = rank.weights(state), rank.sends_exact_weights
+        exact = rank.sends_exact_weights
         others = [n for n in range(self._ranks) if n != self._rank]
-        for targets, line in (
-            (others, _TO_GRADIENTS),
-            ([self._rank], _TO_BOTH if exact else _TO_GRADIENTS),
-        ):
-            self._send_frames(targets, frames_of(b"W", self._rank, weights, line), line)
+        with rank.sending(state):
+            weights = rank.weights(state)
+            for targets, line in (
+                (others, _TO_GRADIENTS),
+                ([self._rank], _TO_BOTH if exact else _TO_GRADIENTS),
+            ):
+                self._send_frames(targets, frames_of(b"W", self._rank, weights, line), line)
         self.send(self._rank, b"S", state.message(with_weights=not exact), _TO_UPDATE)
