@@ -79,7 +79,7 @@ def test_a_loop_in_two_processes_brings_everything_home():
     net.mark = "mine"
     before = net[0].weight.clone()
     optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1, momentum=0.9)
-    loop = Everything(num_processes=2, cpu_for_each_process=[[0], [0]])
+    loop = Everything(num_processes=2, cpu_for_each_process=[[0], [0]], bucket_cap_mb=5)
     result = loop.train(net, optimizer)
     assert loop.pid != os.getpid()
     assert loop.log == [2]
@@ -92,6 +92,7 @@ def test_a_loop_in_two_processes_brings_everything_home():
     assert loop.ratio == (pytest.approx(1 + 2 / 1000), 2)
     assert loop.rows == pytest.approx(sorted(table(16).tensors[0][:, 0].tolist()))
     assert any(setting.startswith("2 processes") for setting in loop.settings)
+    assert "gradients by 5 MB" in loop.settings
 
 
 @pytest.fixture
@@ -216,6 +217,8 @@ WRONG = {
     "precision": ({"precision": "fp4"}, "precision must be None"),
     "auto_lr": ({"auto_lr": {"warmup_epochs": 1}}, "auto_lr must be True or False"),
     "two strategies": ({"num_processes": 2, "strategy": "ddp"}, "strategy contradicts"),
+    "cores": ({"cpu_for_each_process": [0]}, "a list of core numbers for each process"),
+    "buckets": ({"bucket_cap_mb": 0}, "bucket_cap_mb must be a positive number"),
 }
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import os
 from importlib.util import find_spec
 
 import numpy as np
@@ -9,12 +10,15 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torchmetrics
+from pytorch_lightning.plugins.precision import DoublePrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from training_models import Cnn, OneWeight, Regression, steps_and_zeros, table, trainer, viewed
 
 from bigdl.common.errors import UsageError
+from bigdl.common.memory import glibc_tunables
 from bigdl.nano.pytorch import InferenceOptimizer, Trainer
+from bigdl.nano.pytorch.algorithms import SelectiveBackprop
 from bigdl.nano.pytorch.lightning import LightningModule
 from bigdl.nano.pytorch.training.mixed import bf16_instructions, gains_from_bf16
 
@@ -203,6 +207,57 @@ def test_the_settings_can_be_switched_off():
     assert "threads" in run.settings[1]
 
 
+def test_tuning_of_the_process_is_told():
+    run = trainer(max_epochs=1)
+    run.fit(Regression(), DataLoader(table(), batch_size=8))
+    is_tuned = bool(glibc_tunables()) and "GLIBC_TUNABLES" not in os.environ
+    assert ("tuned allocator" in run.settings) == is_tuned
+
+
+def test_one_process_stays_on_its_cores_during_a_fit():
+    before, seen = os.sched_getaffinity(0), []
+
+    class Looking(Regression):
+        def on_train_epoch_end(self):
+            seen.append((os.sched_getaffinity(0), torch.get_num_threads()))
+
+    core = min(before)
+    run = trainer(max_epochs=1, cpu_for_each_process=[[core]])
+    run.fit(Looking(), DataLoader(table(), batch_size=8))
+    assert seen == [({core}, 1)]
+    assert f"cores [{core}]" in run.settings
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_precision_of_a_plugin_is_kept():
+    seen = []
+
+    class Looking(Regression):
+        def training_step(self, batch, batch_idx):
+            seen.append(batch[0].dtype)
+            return super().training_step(batch, batch_idx)
+
+    run = trainer(max_epochs=1, plugins=[DoublePrecision()])
+    run.fit(Looking(), DataLoader(table(), batch_size=8))
+    assert run.settings[0] == "precision 64-true"
+    assert set(seen) == {torch.float64}
+
+
+@pytest.mark.slow
+def test_layers_may_be_compiled_for_a_fit():
+    images, labels = torch.randn(8, 1, 8, 8), torch.randint(10, (8,))
+    loader = DataLoader(TensorDataset(images, labels), batch_size=4)
+    losses = []
+    for inductor in (False, True):
+        net = seeded_cnn()
+        run = trainer(max_epochs=2, precision=32, inductor=inductor)
+        run.fit(classifier(net), loader)
+        assert ("TorchInductor" in run.settings) == inductor
+        losses.append(float(run.callback_metrics["train/loss"]))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert "forward" not in vars(net)
+
+
 def test_switched_off_it_trains_as_lightning_does():
     plain, ours = Regression(), Regression()
     loader = DataLoader(table(), batch_size=8)
@@ -329,7 +384,16 @@ WRONG = {
         {"num_processes": 2, "cpu_for_each_process": [[0]]},
         "cores of each of 2 processes",
     ),
+    "cores that are no lists": ({"cpu_for_each_process": [0]}, "a list of core numbers for each"),
+    "cores that are not there": ({"cpu_for_each_process": [[9999]]}, "of those that this one may"),
+    "no cores": ({"cpu_for_each_process": [[]]}, "at least one core for each process"),
     "unknown precision": ({"precision": 8}, "precision must be None"),
+    "buckets": ({"bucket_cap_mb": -1}, "bucket_cap_mb must be a positive number of MB, not -1"),
+    "buckets as text": ({"bucket_cap_mb": "25"}, "bucket_cap_mb must be a positive number"),
+    "one algorithm": ({"algorithms": SelectiveBackprop()}, "algorithms must be a list of callback"),
+    "no algorithm": ({"algorithms": [3]}, "algorithms must be a list of callbacks"),
+    "tuning": ({"tune_process": "yes"}, "tune_process must be True or False"),
+    "compiler": ({"inductor": 1}, "inductor must be True or False"),
     "layout": ({"channels_last": "yes"}, "channels_last must be"),
     "warm-up that is no int": ({"auto_lr": {"warmup_epochs": 1.5}}, "warmup_epochs of auto_lr"),
     "auto_lr that is text": ({"auto_lr": "yes"}, "auto_lr must be"),

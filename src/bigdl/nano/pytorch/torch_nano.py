@@ -43,6 +43,8 @@ class TorchNano(ABC):
     auto_lr : bool
         With several processes, let learning rates grow linearly to `num_processes` times the
         user's within 1000 steps of each optimizer.
+    fused_optimizers, tune_process, inductor, bucket_cap_mb
+        As for :class:`~bigdl.nano.pytorch.Trainer`.
     *args, **kwargs
         Of ``lightning_fabric.Fabric``.
 
@@ -77,6 +79,8 @@ class TorchNano(ABC):
         *args: Any,
         fused_optimizers: bool = True,
         tune_process: bool = True,
+        inductor: bool = False,
+        bucket_cap_mb: float = 25.0,
         **kwargs: Any,
     ):
         if args:
@@ -93,9 +97,11 @@ class TorchNano(ABC):
             cpu_for_each_process,
             channels_last,
             auto_lr,
-            fused_optimizers,
-            tune_process,
             kwargs,
+            fused_optimizers=fused_optimizers,
+            tune_process=tune_process,
+            inductor=inductor,
+            bucket_cap_mb=bucket_cap_mb,
         )
         self._parts: Parts | None = None
         self.train = functools.partial(self._launch, type(self).train)
@@ -204,6 +210,7 @@ class TorchNano(ABC):
         return run_loop(self._settings, _OwnLoop(self, loop), args, kwargs)
 
 
+_SWITCHES = ("fused_optimizers", "tune_process", "inductor", "bucket_cap_mb")
 _BOUND = ("train", "_parts", "_report")
 
 
@@ -245,7 +252,7 @@ def nano(
 auto_lr
         As for :class:`TorchNano`.
     *args, **kwargs
-        Of ``lightning_fabric.Fabric``.
+        The others of :class:`TorchNano`, and those of ``lightning_fabric.Fabric``.
 
     Returns
     -------
@@ -290,9 +297,8 @@ auto_lr
             cpu_for_each_process,
             channels_last,
             auto_lr,
-            kwargs.pop("fused_optimizers", True),
-            kwargs.pop("tune_process", True),
-            kwargs,
+            {name: value for name, value in kwargs.items() if name not in _SWITCHES},
+            **{name: value for name, value in kwargs.items() if name in _SWITCHES},
         )
 
         @functools.wraps(function)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,13 @@ from bigdl.nano.automl.pytorch.trainers import trial_arguments
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
 from bigdl.nano.pytorch.inference.switchable import SwitchableModel
 from bigdl.nano.pytorch.lightning import LightningModule
-from bigdl.nano.pytorch.training.arguments import check_lightning_arguments, translated
+from bigdl.nano.pytorch.training.arguments import (
+    check_algorithms,
+    check_bucket,
+    check_lightning_arguments,
+    precision_of_plugin,
+    translated,
+)
 from bigdl.nano.pytorch.training.auto_lr import AutoLr
 from bigdl.nano.pytorch.training.processes import Processes
 from bigdl.nano.pytorch.training.settings import Wishes
@@ -39,6 +46,7 @@ _OF_TRIALS = frozenset(
         "precision",
         "fused_optimizers",
         "tune_process",
+        "inductor",
         "bucket_cap_mb",
         "algorithms",
     )
@@ -86,6 +94,9 @@ class Trainer(_lightning.Trainer):
     tune_process : bool
         Whether the allocator and the thread count are those of :func:`bigdl.nano.runtime.tune`
         during a fit; what it frees is kept for a minute, for a fit that may follow.
+    inductor : bool
+        Whether TorchInductor compiles the model's layers, which takes a minute or so: it pays where
+        a training is long and its layers are not mostly convolutions or products.
     bucket_cap_mb : float
         Megabytes of gradients that travel together between processes.
     algorithms : list of Callback, optional
@@ -113,33 +124,45 @@ class Trainer(_lightning.Trainer):
         *,
         fused_optimizers: bool = True,
         tune_process: bool = True,
+        inductor: bool = False,
         bucket_cap_mb: float = 25.0,
         algorithms: Sequence[Any] | None = None,
         **kwargs: Any,
     ):
         given = {name: value for name, value in locals().items() if name in _OF_TRIALS}
         processes = Processes.of(
-            num_processes, distributed_backend, process_group_backend, cpu_for_each_process
+            num_processes,
+            distributed_backend,
+            process_group_backend,
+            cpu_for_each_process,
+            tune_process,
         )
-        wishes = Wishes.of(precision, channels_last, fused_optimizers, use_ipex)
+        wishes = Wishes.of(precision, channels_last, fused_optimizers, use_ipex, inductor)
+        check_bucket(bucket_cap_mb)
         rates = AutoLr(auto_lr)
         kwargs = translated(kwargs)
         check_lightning_arguments(kwargs, processes.count)
         self.hpo_arguments = trial_arguments(given | kwargs) if use_hpo else {}
         if algorithms:
+            check_algorithms(algorithms)
             callbacks = kwargs.get("callbacks") or []
             callbacks = [callbacks] if not isinstance(callbacks, (list, tuple)) else callbacks
             kwargs["callbacks"] = [*callbacks, *algorithms]
         self.use_ipex = use_ipex
         # Of several processes each tunes itself, and this one waits.
-        self._tune_process = tune_process and processes.count == 1 and _is_on_cpu(kwargs)
+        self._is_tuned_here = processes.count == 1 and _is_on_cpu(kwargs)
+        self._processes = processes
+        own_precision = precision_of_plugin(kwargs.get("plugins"))
+        given_precision = wishes.precision
+        if given_precision is None and own_precision is not None:
+            wishes = replace(wishes, precision=own_precision)
         if processes.count > 1:
             kwargs["accelerator"] = "cpu"
             kwargs["strategy"] = ProcessesStrategy(processes, wishes, rates, bucket_cap_mb)
         elif _is_on_cpu(kwargs) and kwargs.get("devices", "auto") in ("auto", 1):
             kwargs |= {"accelerator": "cpu", "devices": 1}
             kwargs["strategy"] = SingleProcessStrategy(wishes)
-        super().__init__(precision=wishes.precision, **kwargs)
+        super().__init__(precision=given_precision, **kwargs)
         self.hposearcher = HPOSearcher(self) if use_hpo else None
 
     @property
@@ -150,10 +173,12 @@ class Trainer(_lightning.Trainer):
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """As Lightning's; with several processes, model and trainer are afterwards as rank 0's."""
         refuse_lazy(args, kwargs)
-        if not self._tune_process:
+        if not self._is_tuned_here:
             super().fit(*args, **kwargs)
             return
-        with tuned_fit():
+        cores = self._processes.cores[0] if self._processes.cores else None
+        with tuned_fit(tuned=self._processes.tuned, cores=cores) as said:
+            self.strategy.said = said
             super().fit(*args, **kwargs)
 
     def search(

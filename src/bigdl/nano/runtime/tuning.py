@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
@@ -147,21 +147,36 @@ def tune(
 
 
 @contextmanager
-def tuned_fit() -> Iterator[Tuning]:
+def tuned_fit(*, tuned: bool = True, cores: Sequence[int] | None = None) -> Iterator[list[str]]:
     """:func:`tune` for the time of a fit.
 
     What it frees is kept for another minute, for a fit that may follow; not in a task of Spark,
     where the executor has a limit.
 
+    Parameters
+    ----------
+    tuned : bool
+        False leaves all as it is, but for what `cores` asks for.
+    cores : sequence of int, optional
+        The logical cores that this process is to use, with a thread for each physical one.
+
     Yields
     ------
-    Tuning
+    list of str
+        What holds, in a few words each.
     """
-    with tune() as tuning:
+    said = []
+    with ExitStack() as undoing:
+        if cores is not None:
+            undoing.enter_context(_on_cores(lambda own: set(cores)))
+            said.append(f"cores {sorted(cores)}")
+        if tuned or cores is not None:
+            tuning = undoing.enter_context(tune(allocator=tuned))
+            said += ["tuned allocator"] if "allocator" in tuning.applied else []
         try:
-            yield tuning
+            yield said
         finally:
-            if "allocator" in tuning.applied and not _in_task_of_spark():
+            if "tuned allocator" in said and not _in_task_of_spark():
                 keep_memory()
 
 
@@ -228,14 +243,24 @@ def _pin() -> Iterator[str]:
     first_siblings = {siblings[0] for siblings in machine.cores}
     if len(first_siblings) == len(usable_cores()):
         raise _Skipped("there are no hyperthreads")
+    with _on_cores(lambda own: own & first_siblings or own):
+        yield f"to cores {sorted(first_siblings)}"
+
+
+@contextmanager
+def _on_cores(chosen: Callable[[set[int]], set[int]]) -> Iterator[None]:
+    """All threads of this process on the cores that are chosen of those that they have."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
     own = os.sched_getaffinity(0)
     before = {}
     for thread in _own_threads():
         with suppress(ProcessLookupError):  # it has ended
             before[thread] = os.sched_getaffinity(thread)
-            os.sched_setaffinity(thread, before[thread] & first_siblings or before[thread])
+            os.sched_setaffinity(thread, chosen(before[thread]))
     try:
-        yield f"to cores {sorted(first_siblings)}"
+        yield
     finally:
         # Threads that have started since then get what the thread of the caller had.
         for thread in _own_threads():

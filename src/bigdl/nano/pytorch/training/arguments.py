@@ -1,4 +1,4 @@
-"""Arguments of Lightning's Trainer: old names that programs still use, and conflicts."""
+"""Arguments of Lightning's Trainer and of ours: old names, wrong values and conflicts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["check_lightning_arguments", "translated"]
+__all__ = [
+    "check_algorithms",
+    "check_bucket",
+    "check_lightning_arguments",
+    "precision_of_plugin",
+    "translated",
+]
 
 # Names that Lightning 1.6 had, with what says the same today.
 _ADVICE = {
@@ -76,3 +82,31 @@ def check_lightning_arguments(arguments: dict[str, Any], num_processes: int) -> 
                 f"num_processes={num_processes} brings a strategy of its own, which {name}="
                 f"{arguments[name]!r} contradicts; leave one of them out"
             )
+
+
+def check_bucket(megabytes: Any) -> None:
+    """Refuse what is no size of a bucket of gradients."""
+    is_number = isinstance(megabytes, (int, float)) and not isinstance(megabytes, bool)
+    if not is_number or not 0 < megabytes < float("inf"):
+        raise UsageError(f"bucket_cap_mb must be a positive number of MB, not {megabytes!r}")
+
+
+def check_algorithms(algorithms: Any) -> None:
+    """Refuse what is no list of callbacks."""
+    from pytorch_lightning import Callback
+
+    given = algorithms if isinstance(algorithms, (list, tuple)) else [algorithms]
+    wrong = [each for each in given if not isinstance(each, Callback)]
+    if given is not algorithms or wrong:
+        raise UsageError(
+            "algorithms must be a list of callbacks such as [SelectiveBackprop()], not "
+            f"{algorithms!r}"
+        )
+
+
+def precision_of_plugin(plugins: Any) -> str | None:
+    """The precision that a plugin of the user's sees to, if there is one."""
+    from pytorch_lightning.plugins import Precision
+
+    given = plugins if isinstance(plugins, (list, tuple)) else [plugins]
+    return next((str(each.precision) for each in given if isinstance(each, Precision)), None)

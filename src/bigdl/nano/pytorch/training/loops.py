@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,8 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from bigdl.common.errors import UsageError
+from bigdl.common.memory import glibc_tunables
+from bigdl.nano.pytorch.training.arguments import check_bucket
 from bigdl.nano.pytorch.training.group import LocalGroup
 from bigdl.nano.pytorch.training.optimizers import LearningRateRamp
 from bigdl.nano.pytorch.training.processes import BACKENDS, Processes
@@ -38,7 +39,7 @@ class LoopSettings:
     processes: Processes
     wishes: Wishes
     auto_lr: bool
-    tune_process: bool
+    bucket_cap_mb: float
     fabric: Mapping[str, Any]
 
     @classmethod
@@ -52,9 +53,12 @@ class LoopSettings:
         cpu_for_each_process: Sequence[Sequence[int]] | None,
         channels_last: bool | None,
         auto_lr: bool,
-        fused_optimizers: bool,
-        tune_process: bool,
         fabric: Mapping[str, Any],
+        *,
+        fused_optimizers: bool = True,
+        tune_process: bool = True,
+        inductor: bool = False,
+        bucket_cap_mb: float = 25.0,
     ) -> LoopSettings:
         """Check arguments, under the names that users know.
 
@@ -75,9 +79,14 @@ class LoopSettings:
             fabric.setdefault("devices", num_processes or 1)
             num_processes, distributed_backend = None, "subprocess"
         processes = Processes.of(
-            num_processes, distributed_backend, process_group_backend, cpu_for_each_process
+            num_processes,
+            distributed_backend,
+            process_group_backend,
+            cpu_for_each_process,
+            tune_process,
         )
-        wishes = Wishes.of(precision, channels_last, fused_optimizers, use_ipex)
+        wishes = Wishes.of(precision, channels_last, fused_optimizers, use_ipex, inductor)
+        check_bucket(bucket_cap_mb)
         if processes.count > 1:
             extra = [name for name in ("strategy", "devices", "num_nodes") if name in fabric]
             if extra:
@@ -85,7 +94,7 @@ class LoopSettings:
                     f"num_processes={processes.count} brings a strategy of its own, which "
                     f"{' and '.join(extra)} contradicts; leave one of them out"
                 )
-        return cls(processes, wishes, auto_lr, tune_process, fabric)
+        return cls(processes, wishes, auto_lr, bucket_cap_mb, fabric)
 
 
 class Parts:
@@ -103,8 +112,8 @@ class Parts:
         What models were set up with.
     """
 
-    def __init__(self, settings: LoopSettings, rank: int = 0):
-        self._settings = settings
+    def __init__(self, settings: LoopSettings, rank: int = 0, said: Sequence[str] = ()):
+        self._settings, self._said = settings, said
         self._steps: list[FastSteps] = []
         self.report: list[str] = []
         self.fabric = Fabric(**_fabric_arguments(settings, rank))
@@ -143,8 +152,13 @@ class Parts:
 
     def _say(self, steps: FastSteps) -> None:
         count = self.fabric.world_size
-        processes = f"{count} processes × " if count > 1 else ""
-        self.report = [*steps.report, f"{processes}{torch.get_num_threads()} threads"]
+        threads = f"{torch.get_num_threads()} threads"
+        self.report = [*steps.report, *self._said]
+        if count > 1:
+            bucket = f"gradients by {self._settings.bucket_cap_mb:g} MB"
+            self.report += [f"{count} processes × {threads}", bucket]
+        else:
+            self.report.append(threads)
         rank_zero_info(f"Nano trains with {', '.join(self.report)}")
 
 
@@ -160,8 +174,10 @@ def run_loop(settings: LoopSettings, loop: Callable[..., Any], args: tuple, kwar
         What the first process returned.
     """
     if settings.processes.count == 1:
-        with tuned_fit() if settings.tune_process else nullcontext():
-            return _run(Parts(settings), loop, args, kwargs)
+        processes = settings.processes
+        cores = processes.cores[0] if processes.cores else None
+        with tuned_fit(tuned=processes.tuned, cores=cores) as said:
+            return _run(Parts(settings, said=said), loop, args, kwargs)
     belongings = _belongings(loop, args, kwargs)
     random = _collect_rng_states(include_cuda=False)
     order = (settings, loop, args, kwargs, random)
@@ -180,7 +196,8 @@ def _run_in_worker(
     belongings = _belongings(loop, args, kwargs)
     owner = {} if loop.owner is None else {"owner": loop.owner}
     changes = Changes(belongings, owner, ("train", "_parts", "_settings"))
-    result = _run(Parts(settings, rank), loop, args, kwargs)
+    said = ["tuned allocator"] if settings.processes.tuned and glibc_tunables() else []
+    result = _run(Parts(settings, rank, said), loop, args, kwargs)
     if rank:
         return None
     optimizers = {
@@ -242,7 +259,8 @@ def _fabric_arguments(settings: LoopSettings, rank: int) -> dict[str, Any]:
     if settings.processes.count > 1:
         group = LocalGroup()
         group.join(rank, settings.processes.count)
-        arguments |= {"accelerator": "cpu", "strategy": _Processes(settings.processes, group)}
+        strategy = _Processes(settings.processes, group, settings.bucket_cap_mb)
+        arguments |= {"accelerator": "cpu", "strategy": strategy}
     else:
         arguments.setdefault("accelerator", "cpu")
         arguments.setdefault("devices", 1)
@@ -270,13 +288,14 @@ def _full(tensor: torch.Tensor) -> torch.Tensor:
 class _Processes(DDPStrategy):
     """Fabric in one of the processes that have met already."""
 
-    def __init__(self, processes: Processes, group: LocalGroup):
+    def __init__(self, processes: Processes, group: LocalGroup, bucket_cap_mb: float):
         super().__init__(
             parallel_devices=[torch.device("cpu")] * processes.count,
             cluster_environment=group,
             process_group_backend="gloo",
             find_unused_parameters=True,
             gradient_as_bucket_view=True,
+            bucket_cap_mb=bucket_cap_mb,
         )
 
     def _configure_launcher(self) -> None:

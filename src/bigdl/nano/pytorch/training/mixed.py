@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from bigdl.common.cpu import isa_flags
 
-__all__ = ["Bf16Calls", "bf16_instructions", "gains_from_bf16"]
+__all__ = ["Bf16Calls", "bf16_instructions", "computing_children", "gains_from_bf16"]
 
 _INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
 _LARGE_PRODUCT = 1 << 18  # weights of one linear layer from which on casts cost less than they gain
@@ -61,7 +61,7 @@ class Bf16Calls:
         self._module = module
         self._inside = threading.local()
         self._handles = []
-        for part in (module, *(child for child in module.children() if _computes(child))):
+        for part in (module, *computing_children(module)):
             self._handles += [
                 part.register_forward_pre_hook(self._enter),
                 part.register_forward_hook(self._leave, always_call=True),
@@ -112,6 +112,11 @@ class Bf16Calls:
             and not torch.is_autocast_enabled("cpu")
             and not _is_redirected(module)
         )
+
+
+def computing_children(module: nn.Module) -> list[nn.Module]:
+    """The direct children of a module that are no losses or metrics."""
+    return [child for child in module.children() if _computes(child)]
 
 
 def _computes(module: nn.Module) -> bool:

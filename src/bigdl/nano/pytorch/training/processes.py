@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError, WorkerError, require
 from bigdl.common.launch import launch
 from bigdl.common.memory import tune_allocator
@@ -46,11 +47,14 @@ class Processes:
         One of :data:`BACKENDS`. ``"spawn"`` and ``"subprocess"`` are the same.
     cores : sequence of sequence of int or None
         Logical cores of each process; None splits those of this process.
+    tuned : bool
+        Whether each keeps freed memory.
     """
 
     count: int = 1
     backend: str = "subprocess"
     cores: Sequence[Sequence[int]] | None = None
+    tuned: bool = True
 
     @classmethod
     def of(
@@ -59,6 +63,7 @@ class Processes:
         distributed_backend: str,
         process_group_backend: str | None,
         cpu_for_each_process: Sequence[Sequence[int]] | None,
+        tune_process: bool = True,
     ) -> Processes:
         """Check what a user asks for, under the names of the Trainer's arguments.
 
@@ -76,12 +81,12 @@ class Processes:
                 f"process_group_backend must be None or 'gloo', not {process_group_backend!r}: "
                 "oneCCL's bindings for PyTorch are discontinued"
             )
-        if cpu_for_each_process is not None and len(cpu_for_each_process) != count:
-            raise UsageError(
-                f"cpu_for_each_process must name the cores of each of {count} processes "
-                f"(num_processes), but it has {len(cpu_for_each_process)} entries"
-            )
-        return cls(count, distributed_backend, cpu_for_each_process)
+        if not isinstance(tune_process, bool):
+            raise UsageError(f"tune_process must be True or False, not {tune_process!r}")
+        cores = cpu_for_each_process
+        if cores is not None:
+            _check_cores(cores, count, everywhere=distributed_backend == "ray")
+        return cls(count, distributed_backend, cores, tune_process)
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Call ``fn(rank, *args)`` in each process, inside of their process group.
@@ -104,7 +109,7 @@ class Processes:
         release_memory()  # the processes are about to need it, and a fork may find no thread
         room = scratch_directory("bigdl-training-")
         try:
-            order = (self.count, str(room), get_cuda_status(), fn, args)
+            order = (self.count, str(room), self.tuned, get_cuda_status(), fn, args)
             if self.backend == "fork":
                 from bigdl.nano.pytorch.training.forked import run_forked
 
@@ -121,6 +126,29 @@ class Processes:
             raise original from None
         finally:
             shutil.rmtree(room, ignore_errors=True)
+
+
+def _check_cores(given: Any, count: int, *, everywhere: bool) -> None:
+    """Refuse what is no list of cores for each process; `everywhere`: they may be elsewhere."""
+    lists = isinstance(given, list | tuple) and all(isinstance(own, list | tuple) for own in given)
+    named = [core for own in given for core in own] if lists else [None]
+    if not all(isinstance(core, int) and not isinstance(core, bool) for core in named):
+        raise UsageError(
+            "cpu_for_each_process must be a list with a list of core numbers for each process, not "
+            f"{given!r}"
+        )
+    if len(given) != count:
+        raise UsageError(
+            f"cpu_for_each_process must name the cores of each of {count} processes "
+            f"(num_processes), but it has {len(given)} entries"
+        )
+    usable = usable_cores()
+    missing = sorted(set(named) - set(usable))
+    if not all(given) or (missing and not everywhere):
+        raise UsageError(
+            f"cpu_for_each_process={given!r} must name at least one core for each process, of "
+            f"those that this one may use, {usable}"
+        )
 
 
 def _check_backend(name: str) -> None:
@@ -148,10 +176,17 @@ def _environment() -> dict[str, str]:
 
 
 def _work(
-    rank: int, count: int, room: str, cuda_to_cpu: bool, fn: Callable[..., Any], args: tuple
+    rank: int,
+    count: int,
+    room: str,
+    tuned: bool,
+    cuda_to_cpu: bool,
+    fn: Callable[..., Any],
+    args: tuple,
 ) -> Any:
     """What each process does."""
-    tune_allocator()
+    if tuned:
+        tune_allocator()
     if cuda_to_cpu:
         patch_cuda()
     _become(rank)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.pytorch.training.compiled import Compiled
 from bigdl.nano.pytorch.training.layout import (
     LayoutGuard,
     batch_channels_last,
@@ -53,15 +54,23 @@ class Wishes:
         None is where the model has convolutions in two dimensions.
     fused_optimizers : bool
         Whether optimizers that have a fused implementation use it.
+    inductor : bool
+        Whether TorchInductor compiles the layers.
     """
 
     precision: str | None = None
     channels_last: bool | None = None
     fused_optimizers: bool = True
+    inductor: bool = False
 
     @classmethod
     def of(
-        cls, precision: Any, channels_last: bool | None, fused_optimizers: bool, use_ipex: bool
+        cls,
+        precision: Any,
+        channels_last: bool | None,
+        fused_optimizers: bool,
+        use_ipex: bool,
+        inductor: bool = False,
     ) -> Wishes:
         """Check arguments as users give them.
 
@@ -75,7 +84,8 @@ class Wishes:
                 "precision must be None, 64, 32, 16, 'bf16' or a name of Lightning's such as "
                 f"'bf16-mixed', not {precision!r}"
             )
-        for name, value in (("use_ipex", use_ipex), ("fused_optimizers", fused_optimizers)):
+        switches = {"use_ipex": use_ipex, "fused_optimizers": fused_optimizers}
+        for name, value in {**switches, "inductor": inductor}.items():
             if not isinstance(value, bool):
                 raise UsageError(f"{name} must be True or False, not {value!r}")
         if channels_last not in (None, True, False):
@@ -85,7 +95,7 @@ class Wishes:
                 "IPEX is discontinued and PyTorch has its optimizations: use_ipex=True means the "
                 "automatic settings, which are the default"
             )
-        return cls(_PRECISIONS[precision], channels_last, fused_optimizers)
+        return cls(_PRECISIONS[precision], channels_last, fused_optimizers, inductor)
 
 
 class FastSteps:
@@ -112,12 +122,16 @@ class FastSteps:
         self._handles: list[Any] = []
         self._calls: Bf16Calls | None = None
         self._guard: LayoutGuard | None = None
+        self._compiled: Compiled | None = None
         self.channels_last = False
         self.report: list[str] = []
         if any(parameter.device.type != "cpu" for parameter in module.parameters()):
             return
         self._choose_precision()
         self._choose_layout()
+        if wishes.inductor:
+            self._compiled = Compiled(module)
+            self.report.append("TorchInductor")
         if self.channels_last and calls:
             self._convert_calls()
 
@@ -153,6 +167,9 @@ class FastSteps:
         if self._calls is not None:
             self._calls.remove()
             self._calls = None
+        if self._compiled is not None:
+            self._compiled.remove()
+            self._compiled = None
         for handle in self._handles:
             handle.remove()
         if self.channels_last:

@@ -7,6 +7,7 @@ to it says in which processes the fit runs. Both strategies apply the same setti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
+from bigdl.common.memory import glibc_tunables
 from bigdl.nano.pytorch.training.auto_lr import AutoLr
 from bigdl.nano.pytorch.training.group import LocalGroup
 from bigdl.nano.pytorch.training.launcher import FitLauncher
@@ -30,6 +32,7 @@ class _Fast:
     wishes: Wishes
     steps: FastSteps | None = None
     settings: tuple[str, ...] = ()
+    said: Sequence[str] = ()  # of the process
 
     def setup(self, trainer) -> None:
         # Before optimizers are made and gradients get their buckets.
@@ -57,7 +60,7 @@ class _Fast:
         super().teardown()
 
     def _told(self) -> list[str]:
-        return [f"{torch.get_num_threads()} threads"]
+        return [*self.said, f"{torch.get_num_threads()} threads"]
 
 
 class SingleProcessStrategy(_Fast, SingleDeviceStrategy):
@@ -131,6 +134,8 @@ class ProcessesStrategy(_Fast, _LocalDdp):
         self.processes = processes
         self.wishes = wishes
         self.auto_lr = auto_lr
+        self.said = ["tuned allocator"] if processes.tuned and glibc_tunables() else []
+        self._bucket = f"gradients by {bucket_cap_mb:g} MB"
 
     @property
     def root_device(self) -> torch.device:
@@ -156,4 +161,5 @@ class ProcessesStrategy(_Fast, _LocalDdp):
     def _told(self) -> list[str]:
         count = self.world_size
         rates = self.auto_lr.told()
-        return [f"{count} processes × {torch.get_num_threads()} threads", *rates]
+        processes = f"{count} processes × {torch.get_num_threads()} threads"
+        return [*self.said, processes, self._bucket, *rates]
