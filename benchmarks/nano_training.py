@@ -12,7 +12,8 @@ al. (BigDL 2.0, CVPR 2022): resize to 256, no jitter, random crop of 224, random
 ``pipeline``         files to batches of tensors: PIL transforms as torchvision applies them, and
                      Nano's datasets and transforms, with one thread and with all
 ``scratch``          all weights are trained: plain Lightning against Nano's Trainer with its
-                     default settings and Nano's pipeline; a row for each setting left out
+                     default settings and Nano's pipeline; a row for each setting left out, and for
+                     TorchInductor, which is none of the default settings
 ``transfer``         the trunk is frozen and in eval mode, the head is trained: plain Lightning,
                      also with the trunk under ``no_grad``, against the frozen prefix in fp32, bf16
                      and int8; ``cached`` trains on features kept on disk, which needs transforms
@@ -51,6 +52,7 @@ SIDES = {
         "nano without bf16",
         "nano without fused optimizer",
         "nano without tuned process",
+        "nano with inductor",
     ),
     "transfer": (
         "plain",
@@ -256,7 +258,7 @@ def scratch_side(case, name):
     dataset = nano_dataset if nano and left_out != "pipeline" else pil_dataset
     model = classifier(case, frozen=False)
     loader = loader_of(mixed(dataset(case["root"]), case["images"]), case["batch"])
-    options = LEFT_OUT.get(left_out, {})
+    options = LEFT_OUT.get(left_out, {"inductor": True} if "inductor" in name else {})
     return fit_of(trainer_class(nano), model, loader, **options), {"model": model}
 
 
