@@ -59,13 +59,11 @@ class _Globals:
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         )
-        self._default_dtype = torch.get_default_dtype()
         self._random = _collect_rng_states(include_cuda=False)
 
     def restore(self) -> None:
         enabled, warn_only = self._deterministic
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-        torch.set_default_dtype(self._default_dtype)
         _set_rng_states(self._random)
 
 

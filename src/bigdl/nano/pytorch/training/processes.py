@@ -25,7 +25,7 @@ from bigdl.common.errors import UsageError, WorkerError, require
 from bigdl.common.launch import launch
 from bigdl.common.memory import tune_allocator
 from bigdl.common.scratch import scratch_directory
-from bigdl.nano.pytorch.patching.cuda import get_cuda_status, patch_cuda
+from bigdl.nano.pytorch.patching.state import Patches
 from bigdl.nano.runtime.keeping import release_memory
 
 __all__ = ["BACKENDS", "Processes"]
@@ -104,7 +104,8 @@ class Processes:
         release_memory()  # the processes are about to need it, and a fork may find no thread
         room = scratch_directory("bigdl-training-")
         try:
-            order = (self.count, str(room), get_cuda_status(), fn, args)
+            # The patches come first: they are in force before anything else is unpickled.
+            order = (Patches.of_this_process(), self.count, str(room), fn, args)
             if self.backend == "fork":
                 from bigdl.nano.pytorch.training.forked import run_forked
 
@@ -148,12 +149,10 @@ def _environment() -> dict[str, str]:
 
 
 def _work(
-    rank: int, count: int, room: str, cuda_to_cpu: bool, fn: Callable[..., Any], args: tuple
+    rank: int, _patches: Patches, count: int, room: str, fn: Callable[..., Any], args: tuple
 ) -> Any:
-    """What each process does."""
+    """What each process does; it is patched already."""
     tune_allocator()
-    if cuda_to_cpu:
-        patch_cuda()
     _become(rank)
     try:
         _meet(rank, count, Path(room))
