@@ -40,11 +40,13 @@ class FitLauncher(_Launcher):
         if trainer is None or trainer.state.fn != TrainerFn.FITTING:
             return function(*args, **kwargs)
         belongings = _belongings(trainer)
+        self._strategy.fitted_on = None  # it need not travel
         order = (function, trainer, args, kwargs, _Globals())
         content = self._strategy.processes.run(_fit, *order)[0]
         home = belongings.loads(content)
         Changes.apply(belongings, home["changes"])
         _restore(trainer, belongings, home)
+        self._strategy.fitted_on = _source(*args)
         return None
 
     def kill(self, signum: Any) -> None:
@@ -86,6 +88,12 @@ def _fit(
         module.state_dict()
         return None
     return _packed(belongings, changes, trainer)
+
+
+def _source(model, train_dataloaders=None, val_dataloaders=None, datamodule=None, *_: Any) -> Any:
+    """What the batches of a fit come from, of the arguments of Lightning's stage."""
+    given = (train_dataloaders, datamodule, model)
+    return next(source for source in given if source is not None)
 
 
 def _belongings(trainer) -> Belongings:
