@@ -1,6 +1,6 @@
 """Names of Nano's inference, imported from where programs for BigDL 2.x import them."""
 
-import importlib
+import importlib.util
 import subprocess
 import sys
 
@@ -19,19 +19,34 @@ PLACES = {
     ),
     "bigdl.nano.pytorch.algorithms": "SelectiveBackprop",
     "bigdl.nano.pytorch.algorithms.selective_backprop": "SelectiveBackprop",
-    "bigdl.nano.pytorch.encryption": "load save",
+    "bigdl.nano.pytorch.encryption": "EncryptedDataset load save",
     "bigdl.nano.pytorch.lightning": "LightningModule",
     "bigdl.nano.pytorch.optim": "SparseAdam",
     "bigdl.nano.pytorch.patching": (
-        "patch_cuda unpatch_cuda get_cuda_status patch_dtype patch_encryption"
+        "patch_torch unpatch_torch patch_cuda unpatch_cuda get_cuda_status patch_dtype "
+        "patch_encryption"
     ),
     "bigdl.nano.pytorch.torch_nano": "TorchNano nano",
     "bigdl.nano.pytorch.trainer": "Trainer",
     "bigdl.nano.pytorch.inference": "InferenceOptimizer Pipeline",
     "bigdl.nano.pytorch.inference.optimizer": "InferenceOptimizer",
     "bigdl.nano.pytorch.inference.pipeline": "Pipeline",
-    "bigdl.nano.pytorch.vision.models": "ImageClassifier vision",
+    "bigdl.nano": "automl pytorch utils",
+    "bigdl.nano.automl": "hpo hpo_config pytorch",
+    "bigdl.nano.automl.hpo": "args backend func obj plmodel space visualization",
+    "bigdl.nano.automl.hpo.backend": "PrunerType SamplerType create_hpo_backend",
+    "bigdl.nano.automl.hpo.space": "AutoObject Bool Categorical Dict Int List Real Space",
+    "bigdl.nano.automl.hpo.visualization": (
+        "plot_contour plot_intermediate_values plot_optimization_history plot_parallel_coordinate "
+        "plot_param_importances"
+    ),
+    "bigdl.nano.automl.pytorch": "HPOSearcher",
+    "bigdl.nano.pytorch.vision": "datasets models transforms",
+    "bigdl.nano.pytorch.vision.datasets": "ImageFolder OxfordIIITPet SegmentationImageFolder",
+    "bigdl.nano.pytorch.vision.models": "ImageClassifier resnet18 vision",
     "bigdl.nano.pytorch.vision.models.vision": "resnet18 resnet50 mobilenet_v3_large",
+    "bigdl.nano.pytorch.vision.transforms": "Compose RandomResizedCrop ToTensor transforms",
+    "bigdl.nano.pytorch.vision.transforms.transforms": "Compose RandomResizedCrop ToTensor",
     "bigdl.nano.openvino": "OpenVINOModel",
     "bigdl.nano.utils.common": (
         "invalidInputError invalidOperationError register_suggestion output_suggestions EnvContext "
@@ -62,6 +77,33 @@ def test_one_name_is_one_object_at_all_of_its_places():
     for name in ("InferenceOptimizer", "Pipeline", "Trainer"):
         places = [module for module, listed in NAMES if listed == name]
         assert len({id(getattr(importlib.import_module(place), name)) for place in places}) == 1
+
+
+def test_transforms_of_both_places_are_the_same():
+    from bigdl.nano.pytorch.vision import transforms
+    from bigdl.nano.pytorch.vision.transforms import transforms as old
+
+    assert sorted(old.__all__) == sorted(transforms.__all__)
+    assert all(getattr(old, name) is getattr(transforms, name) for name in old.__all__)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("bigdl.nano.pytorch.vision.datasets", "CIFAR10"),
+        ("bigdl.nano.pytorch.vision.transforms", "AutoAugment"),
+        ("bigdl.nano.pytorch.vision.transforms.transforms", "AutoAugment"),
+    ],
+)
+def test_what_is_torchvision_s_says_how_to_install_it(module, name):
+    if importlib.util.find_spec("torchvision") is not None:
+        pytest.skip("torchvision is installed")
+    sentence = f"{name} is torchvision's, which is not installed; run: pip install torchvision"
+    with pytest.raises(ImportError) as refusal:
+        exec(f"from {module} import {name}", {})
+    assert str(refusal.value) == sentence
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        exec(f"from {module} import Nothing", {})
 
 
 def test_importing_the_packages_loads_no_framework():

@@ -1,6 +1,7 @@
 """What Nano's Trainer adds to Lightning's in one process."""
 
 import copy
+import inspect
 import logging
 import os
 from importlib.util import find_spec
@@ -12,7 +13,7 @@ import torch
 import torchmetrics
 from pytorch_lightning.plugins.precision import DoublePrecision
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from training_models import Cnn, OneWeight, Regression, steps_and_zeros, table, trainer, viewed
 
 from bigdl.common.errors import UsageError
@@ -20,6 +21,7 @@ from bigdl.common.memory import glibc_tunables
 from bigdl.nano.pytorch import InferenceOptimizer, Trainer
 from bigdl.nano.pytorch.algorithms import SelectiveBackprop
 from bigdl.nano.pytorch.lightning import LightningModule
+from bigdl.nano.pytorch.training.fitted import fitted_loader
 from bigdl.nano.pytorch.training.mixed import bf16_instructions, gains_from_bf16
 
 needs_bf16 = pytest.mark.skipif(
@@ -465,6 +467,84 @@ def test_a_trainer_traces_and_quantizes_as_the_inference_optimizer_does():
     assert issubclass(Trainer, pl.Trainer)
     net = seeded_cnn().eval()
     x = torch.randn(2, 1, 8, 8)
-    traced = Trainer.trace(net, accelerator="jit", input_sample=x)
+    with pytest.warns(DeprecationWarning, match=r"InferenceOptimizer\.trace") as said:
+        traced = Trainer.trace(net, accelerator="jit", input_sample=x)
+    with pytest.warns(DeprecationWarning, match=r"InferenceOptimizer\.quantize") as also_said:
+        quantized = trainer().quantize(net, "bf16")
+    for warning in (*said, *also_said):
+        assert warning.filename == __file__ or "is deprecated; use" not in str(warning.message)
     with InferenceOptimizer.get_context(traced):
         torch.testing.assert_close(traced(x), net(x))
+    with InferenceOptimizer.get_context(quantized):
+        torch.testing.assert_close(quantized(x), net(x), rtol=0, atol=0.1)
+
+
+def test_a_model_is_loaded_with_arguments_by_position(tmp_path):
+    signatures = [inspect.signature(each.load) for each in (Trainer, InferenceOptimizer)]
+    assert signatures[0] == signatures[1]
+    net = OneWeight()
+    Trainer.save(net, tmp_path / "saved")
+    other = OneWeight()
+    nn.init.zeros_(other.fc.weight)
+    assert Trainer.load(tmp_path / "saved", other, None, True, None) is other
+    assert other.fc.weight.item() == 1.0
+
+
+class WithLoader(Regression):
+    """Has its loader from a method."""
+
+    def train_dataloader(self):
+        return DataLoader(table(), batch_size=8)
+
+
+class Tables(pl.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(table(), batch_size=8)
+
+
+@pytest.mark.parametrize(("module", "data"), [(WithLoader, None), (Regression, Tables)])
+def test_a_loader_of_a_fit_may_come_from_a_method(module, data):
+    run = trainer(max_epochs=1)
+    run.fit(module(), datamodule=None if data is None else data())
+    assert fitted_loader(run).batch_size == 8
+
+
+def test_a_fitted_trainer_quantizes_with_the_loader_of_its_last_fit():
+    module, run = Regression(), trainer(max_epochs=1)
+    run.fit(module, DataLoader(table(), batch_size=8))
+    run.validate(module, DataLoader(table(8), batch_size=8))
+    assert_switches(run.quantize(module.layers, onnx=True), module)
+
+
+def assert_switches(model, module):
+    x = table(8)[:][0]
+    expected = module.eval()(x).detach()
+    for quantize, atol in ((True, 0.2), (False, 1e-5)):
+        model.eval_onnx(quantize=quantize)
+        torch.testing.assert_close(model(x), expected, rtol=0, atol=atol)
+
+
+class Closable(Dataset):
+    """Rows that cannot be read any more once it is closed."""
+
+    closed = False
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        assert not self.closed
+        return table()[index]
+
+
+def test_calibration_data_that_are_given_come_first():
+    module, rows = Regression(), Closable()
+    run = trainer(max_epochs=1)
+    with pytest.raises(UsageError, match="A sample of the input"):
+        run.quantize(module, onnx=True)
+    run.fit(module, DataLoader(rows, batch_size=8))
+    rows.closed = True
+    with pytest.raises(AssertionError):
+        run.quantize(module, onnx=True)
+    given = DataLoader(table(8), batch_size=4)
+    assert_switches(run.quantize(module, calib_data=given, onnx=True), module)

@@ -1,12 +1,15 @@
 """Encrypted files of PyTorch."""
 
 import io
+import re
+from fractions import Fraction
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.encryption import load, save
+from bigdl.nano.pytorch.encryption import EncryptedDataset, load, save
 from bigdl.nano.pytorch.patching import patch_encryption, unpatch_encryption
 
 fernet = pytest.importorskip("cryptography.fernet")
@@ -70,3 +73,113 @@ def test_torch_itself_takes_keys_until_it_is_put_back(tmp_path):
         unpatch_encryption()
     assert (torch.save, torch.load) == before
     assert not hasattr(torch, "old_save")
+
+
+# --- data sets
+
+
+def rows(count=5):
+    return [(torch.full((2,), float(number)), number) for number in range(count)]
+
+
+def written_in(kind, folder):
+    """Rows in a file or a folder; the place of it."""
+    place = folder / kind
+    if kind == "list":
+        save(rows(), place, encryption_key=KEY)
+    elif kind == "stream":
+        with place.open("wb") as file:
+            for row in rows():
+                save(row, file, encryption_key=KEY)
+    else:
+        place.mkdir()
+        (place / ".hidden").write_text("not ours")
+        for x, number in rows():
+            save((x, number), place / f"{number}.pt", encryption_key=KEY)
+    return place
+
+
+@pytest.mark.parametrize("kind", ["list", "stream", "folder"])
+def test_encrypted_objects_are_a_dataset(kind, tmp_path):
+    data = EncryptedDataset(str(written_in(kind, tmp_path)), KEY.decode())
+    assert len(data) == 5
+    assert [number for _, number in data] == [0, 1, 2, 3, 4]
+    assert data[-1][1] == 4
+    with pytest.raises(IndexError):
+        data[5]
+    workers = {"num_workers": 1, "multiprocessing_context": "spawn"} if kind == "stream" else {}
+    batches = list(DataLoader(data, batch_size=2, **workers))
+    assert torch.equal(torch.cat([y for _, y in batches]), torch.arange(5))
+    assert torch.equal(torch.cat([x[:, 0] for x, _ in batches]), torch.arange(5.0))
+
+
+def test_a_dataset_is_written_by_torch_save_itself(tmp_path):
+    patch_encryption()
+    try:
+        torch.save([{"x": torch.ones(2)}], tmp_path / "rows.pt", encryption_key=KEY)
+        assert torch.equal(EncryptedDataset(tmp_path / "rows.pt", KEY)[0]["x"], torch.ones(2))
+    finally:
+        unpatch_encryption()
+
+
+def _other_key(folder):
+    return written_in("folder", folder), fernet.Fernet.generate_key()
+
+
+def _no_key(folder):
+    return written_in("list", folder), "secret"
+
+
+def _missing(folder):
+    return folder / "nowhere.pt", KEY
+
+
+def _empty(folder):
+    return folder, KEY
+
+
+def _plain(folder):
+    torch.save(rows(), folder / "plain.pt")
+    return folder / "plain.pt", KEY
+
+
+def _cut(folder):
+    place = written_in("stream", folder)
+    place.write_bytes(place.read_bytes()[:60])
+    return place, KEY
+
+
+def _of_a_class(folder):
+    save([Fraction(1, 2)], folder / "class.pt", encryption_key=KEY)
+    return folder / "class.pt", KEY
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (_other_key, "0.pt: The file cannot be decrypted: the key is not the one"),
+        (_no_key, "list: The key must be 32 bytes in URL-safe base64"),
+        (_missing, "There is no file or folder .*nowhere.pt"),
+        (_empty, "holds no encrypted object; save some to it first"),
+        (_plain, "plain.pt is no encrypted file; write it by torch.save"),
+        (_cut, "stream: The file cannot be decrypted: .* or the file was changed"),
+        (_of_a_class, "class.pt holds an object that cannot be read safely; save tensors"),
+    ],
+)
+def test_what_is_no_encrypted_dataset_is_refused(make, sentence, tmp_path):
+    with pytest.raises(UsageError) as refusal:
+        EncryptedDataset(*make(tmp_path))
+    text = str(refusal.value)
+    assert re.search(sentence, text)
+    assert "\n" not in text
+
+
+def test_a_row_that_was_changed_is_refused_when_it_is_asked_for(tmp_path):
+    place = written_in("stream", tmp_path)
+    content = bytearray(place.read_bytes())
+    content[-3] ^= 1
+    place.write_bytes(content)
+    data = EncryptedDataset(place, KEY)
+    assert data[3][1] == 3
+    with pytest.raises(UsageError, match="cannot be decrypted"):
+        data[4]

@@ -1,6 +1,8 @@
 """Programs that name CUDA, float64 or Lightning's own Trainer."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import pytorch_lightning as pl
@@ -8,13 +10,15 @@ import torch
 from torch import nn
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch import Trainer, patch_torch, unpatch_torch
+from bigdl.nano.pytorch import TorchNano, Trainer, patch_torch, unpatch_torch
 from bigdl.nano.pytorch.patching import (
     get_cuda_status,
     patch_cuda,
     patch_dtype,
+    patch_encryption,
     unpatch_cuda,
     unpatch_dtype,
+    unpatch_encryption,
 )
 
 
@@ -24,6 +28,7 @@ def _undone():
     unpatch_torch()
     unpatch_cuda()
     unpatch_dtype()
+    unpatch_encryption()
 
 
 def test_lightning_s_trainer_is_nano_s_until_it_is_put_back():
@@ -64,6 +69,44 @@ def test_a_program_for_cuda_runs_on_the_cpu():
     assert isinstance(copy.deepcopy(model), nn.Linear)
 
 
+FRESH_PROGRAM = """
+import sys
+import torch
+from bigdl.nano.pytorch.patching import patch_cuda, unpatch_cuda
+
+assert "torch._dynamo" not in sys.modules
+patch_cuda()
+weight = torch.nn.Parameter(torch.ones(2, device="cuda"))
+for kind in (torch.optim.SGD, torch.optim.Adam):
+    kind([weight], lr=0.1)
+options = {"backend": "eager", "fullgraph": True}
+more = torch.compile(lambda x: x.cuda() + torch.ones(2, device="cuda"), **options)
+assert more(weight).sum() == 4
+from bigdl.nano.pytorch import Trainer
+unpatch_cuda()
+assert torch.compile(lambda x: x + torch.zeros(2), **options)(weight).sum() == 2
+print("done")
+"""
+
+
+def test_a_fresh_process_that_is_patched_first_trains_and_compiles():
+    command = [sys.executable, "-c", FRESH_PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_each_name_of_cuda_has_an_object_of_its_own():
+    names = [name for name in dir(torch.cuda) if callable(getattr(torch.cuda, name))]
+    before = {name: getattr(torch.cuda, name) for name in names}
+    patch_cuda()
+    others = [
+        getattr(torch.cuda, name) for name in names if getattr(torch.cuda, name) is not before[name]
+    ]
+    assert len({id(each) for each in others}) == len(others) > 10
+    assert isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
+    assert not isinstance(torch.cuda.Event(), torch.cuda.Stream)
+
+
 def test_everything_is_put_back():
     before = {name: getattr(torch, name) for name in ("tensor", "zeros", "autocast", "load")}
     methods = torch.Tensor.to, torch.Tensor.cuda, nn.Module.to, torch.cuda.Stream
@@ -92,3 +135,70 @@ def test_float64_becomes_float32():
 def test_an_unknown_type_is_an_error():
     with pytest.raises(UsageError, match="no type 'int8'"):
         patch_dtype("int8")
+
+
+USER_MODULE = """
+from pytorch_lightning import Trainer
+from torch import zeros
+
+
+class Helper:
+    def seen(self):
+        return Trainer.__module__, zeros(1, device="cuda").device.type
+"""
+
+
+class Looking(TorchNano):
+    """Each process tells what it sees of the patches."""
+
+    def train(self, helper, path):
+        import pytorch_lightning
+
+        key = fernet_key()
+        place = f"{path}-{self.global_rank}"
+        torch.save({"rank": self.global_rank}, place, encryption_key=key)
+        seen = {
+            "rank": torch.load(place, decryption_key=key)["rank"],
+            "helper": helper.seen(),
+            "trainer": pytorch_lightning.Trainer.__module__,
+            "cuda": torch.tensor([1.0], device="cuda:0").device.type,
+            "type": torch.zeros(1, dtype=torch.float64).dtype,
+            "default": torch.zeros(1).dtype,
+        }
+        every = [None] * self.world_size
+        torch.distributed.all_gather_object(every, seen)
+        return every
+
+
+def fernet_key():
+    return pytest.importorskip("cryptography.fernet").Fernet.generate_key()
+
+
+@pytest.fixture
+def helper(tmp_path, monkeypatch):
+    """An object of a module that only the program can import."""
+    (tmp_path / "module_of_a_user.py").write_text(USER_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "module_of_a_user", raising=False)
+    import module_of_a_user
+
+    return module_of_a_user.Helper()
+
+
+@pytest.mark.parametrize(
+    "backend", ["subprocess", pytest.param("ray", marks=pytest.mark.slow)], ids=str
+)
+def test_processes_of_a_training_are_patched_as_the_program_is(helper, tmp_path, backend):
+    patch_encryption()
+    patch_dtype("fp64", "fp16")
+    patch_torch()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        loop = Looking(num_processes=2, distributed_backend=backend)
+        seen = loop.train(helper, str(tmp_path / "saved"))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    ours = "bigdl.nano.pytorch.trainer"
+    everywhere = {"helper": (ours, "cpu"), "trainer": ours, "cuda": "cpu"}
+    types = {"type": torch.float16, "default": torch.bfloat16}
+    assert seen == [{"rank": rank, **everywhere, **types} for rank in range(2)]

@@ -114,6 +114,13 @@ def test_optimizers_come_home_and_refer_to_the_module_of_the_caller(fitted):
     assert optimizer.state[parameters[0]]["momentum_buffer"].shape == parameters[0].shape
 
 
+def test_the_trainer_keeps_the_loader_to_quantize_with(fitted):
+    module, run, *_ = fitted[2]
+    fast = run.quantize(module, onnx=True).eval_onnx()
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(fast(x), module.eval()(x).detach(), rtol=0, atol=1e-5)
+
+
 def test_processes_have_cores_of_their_own(fitted):
     module, run, *_ = fitted[2]
     assert any(setting.startswith("2 processes ×") for setting in run.settings)

@@ -25,6 +25,11 @@ from bigdl.nano.pytorch.training.arguments import (
     translated,
 )
 from bigdl.nano.pytorch.training.auto_lr import AutoLr
+from bigdl.nano.pytorch.training.fitted import (
+    OfClassOrTrainer,
+    quantize_arguments,
+    quantize_source,
+)
 from bigdl.nano.pytorch.training.processes import Processes
 from bigdl.nano.pytorch.training.settings import Wishes
 from bigdl.nano.pytorch.training.strategies import ProcessesStrategy, SingleProcessStrategy
@@ -307,14 +312,19 @@ class Trainer(_lightning.Trainer):
 
     @staticmethod
     def trace(model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        """As :meth:`InferenceOptimizer.trace`."""
+        """As :meth:`InferenceOptimizer.trace`, which has taken its place."""
+        _say_deprecated("trace")
         return InferenceOptimizer.trace(model, *args, **kwargs)
 
-    @staticmethod
+    @OfClassOrTrainer
     def quantize(
-        model: torch.nn.Module, *args: Any, onnx: bool = False, **kwargs: Any
+        model: torch.nn.Module,
+        *args: Any,
+        onnx: bool = False,
+        trainer: Trainer | None = None,
+        **kwargs: Any,
     ) -> torch.nn.Module:
-        """As :meth:`InferenceOptimizer.quantize`.
+        """As :meth:`InferenceOptimizer.quantize`, which has taken its place but for `onnx`.
 
         Parameters
         ----------
@@ -323,6 +333,9 @@ class Trainer(_lightning.Trainer):
         onnx : bool
             Quantize for ONNX Runtime, and return a model that starts as the original and is
             switched by its ``eval_onnx`` and ``exit_onnx``.
+        trainer : Trainer, optional
+            The loader of its last fit is the calibration data, if none are given. Called on a
+            trainer, ``trainer.quantize(model)``, this is that trainer.
         *args, **kwargs
             Of :meth:`InferenceOptimizer.quantize`.
 
@@ -330,10 +343,13 @@ class Trainer(_lightning.Trainer):
         -------
         Module
         """
+        arguments = quantize_arguments(model, args, kwargs, trainer)
         if not onnx:
-            return InferenceOptimizer.quantize(model, *args, **kwargs)
-        kwargs.setdefault("accelerator", "onnxruntime")
-        return SwitchableModel(model, InferenceOptimizer.quantize(model, *args, **kwargs))
+            _say_deprecated("quantize")
+            return InferenceOptimizer.quantize(**arguments)
+        arguments.setdefault("accelerator", "onnxruntime")
+        quantized = InferenceOptimizer.quantize(**arguments)
+        return SwitchableModel(model, quantized, quantize_source(arguments))
 
     @staticmethod
     def save(model: torch.nn.Module, path: Any) -> None:
@@ -341,9 +357,28 @@ class Trainer(_lightning.Trainer):
         InferenceOptimizer.save(model, path)
 
     @staticmethod
-    def load(path: Any, model: torch.nn.Module | None = None, **kwargs: Any) -> torch.nn.Module:
+    def load(
+        path: Any,
+        model: torch.nn.Module | None = None,
+        input_sample: Any = None,
+        inplace: bool = False,
+        device: str | None = None,
+        cache_dir: str | None = None,
+        shapes: str | None = None,
+        thread_num: int | None = None,
+    ) -> torch.nn.Module:
         """As :meth:`InferenceOptimizer.load`."""
-        return InferenceOptimizer.load(path, model, **kwargs)
+        return InferenceOptimizer.load(
+            path, model, input_sample, inplace, device, cache_dir, shapes, thread_num
+        )
+
+
+def _say_deprecated(name: str) -> None:
+    warnings.warn(
+        f"Trainer.{name} is deprecated; use InferenceOptimizer.{name} of bigdl.nano.pytorch",
+        DeprecationWarning,
+        stacklevel=3,
+    )
 
 
 def _is_on_cpu(arguments: dict[str, Any]) -> bool:

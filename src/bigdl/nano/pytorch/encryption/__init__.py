@@ -5,6 +5,7 @@ that was changed, or a wrong key, is an error and nothing of it is unpickled. A 
 ``cryptography.fernet.Fernet.generate_key()``.
 """
 
+from bigdl.nano.pytorch.encryption.dataset import EncryptedDataset
 from bigdl.nano.pytorch.encryption.files import load, save
 
-__all__ = ["load", "save"]
+__all__ = ["EncryptedDataset", "load", "save"]

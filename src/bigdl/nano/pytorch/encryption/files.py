@@ -12,7 +12,7 @@ import torch
 
 from bigdl.common.errors import UsageError, require
 
-__all__ = ["load", "save"]
+__all__ = ["load", "places", "save"]
 
 _MARK = b"BigDL-encrypted\x01"
 _SIZE = struct.Struct(">Q")
@@ -85,6 +85,28 @@ def load(f: Any, *args: Any, decryption_key: str | bytes | None = None, **kwargs
             "was changed"
         ) from error
     return _torch_load(io.BytesIO(content), *args, **kwargs)
+
+
+def places(path: str | os.PathLike) -> list[int]:
+    """Where in a file the objects begin that :func:`save` has written to it, in bytes.
+
+    Raises
+    ------
+    UsageError
+        If there is something else in the file.
+    """
+    found = []
+    with open(path, "rb") as file:
+        while mark := file.read(len(_MARK)):
+            header = file.read(_SIZE.size)
+            if mark != _MARK or len(header) < _SIZE.size:
+                raise UsageError(
+                    f"{path} is no encrypted file; write it by torch.save(…, encryption_key=…) "
+                    "after patch_encryption()"
+                )
+            found.append(file.tell() - len(mark) - len(header))
+            file.seek(*_SIZE.unpack(header), os.SEEK_CUR)
+    return found
 
 
 def _fernet(key: str | bytes) -> Any:

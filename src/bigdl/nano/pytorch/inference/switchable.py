@@ -8,6 +8,7 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
+from bigdl.nano.pytorch.inference.source import TorchSource
 
 __all__ = ["SwitchableModel"]
 
@@ -21,12 +22,22 @@ class SwitchableModel(torch.nn.Module):
     ----------
     model : Module
     quantized : AcceleratedModel
+    source : TorchSource, optional
+        The module with what it was quantized with, of which a sample of the input is taken.
     """
 
-    def __init__(self, model: torch.nn.Module, quantized: AcceleratedModel):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        quantized: AcceleratedModel,
+        source: TorchSource | None = None,
+    ):
         super().__init__()
         self.model = model
         self.__dict__["_quantized"] = quantized
+        self.__dict__["_sample"] = (
+            source.arguments if source is not None and source.has_sample else None
+        )
         self.__dict__["_plain"] = None
         self.__dict__["_active"] = None
         self.training = model.training
@@ -37,8 +48,9 @@ class SwitchableModel(torch.nn.Module):
         Parameters
         ----------
         input_sample : optional
-            A sample of the input, needed for ``quantize=False`` if the model has no
-            ``example_input_array``.
+            A sample of the input for ``quantize=False``; by default the one that the model was
+            quantized with: the sample given then, the model's ``example_input_array``, or the
+            first batch of the calibration data.
         quantize : bool
             The quantized graph, or the one in fp32, which is made at the first time.
         **kwargs
@@ -81,6 +93,9 @@ class SwitchableModel(torch.nn.Module):
     def _traced(self, sample, kwargs) -> torch.nn.Module:
         from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
 
+        if sample is None and self._sample is not None:
+            sample, named = self._sample
+            kwargs = {"example_kwarg_inputs": named or None, **kwargs}
         return InferenceOptimizer.trace(self.model, sample, accelerator="onnxruntime", **kwargs)
 
     def __getattr__(self, name: str):

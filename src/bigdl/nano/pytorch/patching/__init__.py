@@ -1,8 +1,11 @@
 """Run a program as it is, on Nano and without a GPU.
 
 :func:`patch_torch` puts Nano's Trainer, transforms and data sets in the places of Lightning's and
-torchvision's; :func:`patch_cuda` lets code that asks for CUDA run on the CPU. Both change modules
-of other packages in this process until they are undone, and processes of a training do the same.
+torchvision's; :func:`patch_cuda` lets code that asks for CUDA run on the CPU; :func:`patch_dtype`
+puts one floating-point type in the place of another; :func:`patch_encryption` gives ``torch.save``
+and ``torch.load`` a key. They change other packages in this process until they are undone. The
+processes of a Trainer, a TorchNano or a ``@nano`` are patched as the process is that starts them,
+before they import anything of the program's; their default type is the same, too.
 """
 
 from bigdl.nano.pytorch.patching.cuda import get_cuda_status, patch_cuda, unpatch_cuda

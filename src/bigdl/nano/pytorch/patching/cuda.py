@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bigdl.nano.pytorch.patching.replaced import Replaced
+from bigdl.nano.pytorch.patching.replaced import Replaced, show_torch_to_dynamo
 
 __all__ = ["get_cuda_status", "patch_cuda", "unpatch_cuda"]
 
@@ -53,6 +53,7 @@ def patch_cuda(disable_jit: bool = True) -> None:
     """
     if _replaced.active:
         return
+    show_torch_to_dynamo()
     for name in _FACTORIES.split():
         path, _, last = name.rpartition(".")
         owner = getattr(torch, path) if path else torch
@@ -62,14 +63,14 @@ def patch_cuda(disable_jit: bool = True) -> None:
         _replaced.set(torch.Tensor, name, _on_cpu(getattr(torch.Tensor, name)))
     _replaced.set(torch.nn.Module, "to", _on_cpu(torch.nn.Module.to))
     for owner in (torch.Tensor, torch.nn.Module):
-        _replaced.set(owner, "cuda", _itself)
+        _replaced.set(owner, "cuda", lambda value, *args, **kwargs: value)
     _replaced.set(torch.Tensor, "is_cuda", property(lambda tensor: False))
     for name in _NOTHING.split():
-        _replaced.set(torch.cuda, name, _nothing)
+        _replaced.set(torch.cuda, name, _doing_nothing(name))
     for name in ("current_stream", "default_stream"):
-        _replaced.set(torch.cuda, name, lambda *args, **kwargs: _Idle())
-    for name in ("Stream", "Event", "ExternalStream"):
-        _replaced.set(torch.cuda, name, _Idle)
+        _replaced.set(torch.cuda, name, lambda *args, **kwargs: _Stream())
+    for name, idle in (("Stream", _Stream), ("ExternalStream", _External), ("Event", _Event)):
+        _replaced.set(torch.cuda, name, idle)
     for name in ("stream", "device"):
         _replaced.set(torch.cuda, name, lambda *args, **kwargs: contextlib.nullcontext())
     _replaced.set(torch.cuda, "current_device", lambda: 0)
@@ -106,11 +107,23 @@ class _Idle:
 
     def record_event(self, event: Any = None) -> Any:
         """Record an event, a new one by default."""
-        return event or _Idle()
+        return event or _Event()
 
     record = synchronize = wait = wait_event = wait_stream = record_stream = (
         lambda self, *args, **kwargs: None
     )
+
+
+class _Stream(_Idle):
+    """``torch.cuda.Stream``."""
+
+
+class _External(_Stream):
+    """``torch.cuda.ExternalStream``."""
+
+
+class _Event(_Idle):
+    """``torch.cuda.Event``."""
 
 
 def _patch_amp() -> None:
@@ -136,10 +149,13 @@ def _patch_amp() -> None:
         def __init__(self, *args: Any, **kwargs: Any):
             super().__init__("cpu", enabled=False)
 
+    class CudaScaler(Scaler):
+        """``torch.cuda.amp.GradScaler``."""
+
     for owner in (torch, torch.amp):
         _replaced.set(owner, "autocast", Autocast)
     _replaced.set(torch.amp, "GradScaler", Scaler)
-    _replaced.set(torch.cuda.amp, "GradScaler", Scaler)
+    _replaced.set(torch.cuda.amp, "GradScaler", CudaScaler)
     _replaced.set(torch.cuda.amp, "autocast", CudaAutocast)
 
 
@@ -172,9 +188,11 @@ def _with_gloo(function: Callable) -> Callable:
     return init_process_group
 
 
-def _itself(value: Any, *args: Any, **kwargs: Any) -> Any:
-    return value
+def _doing_nothing(name: str) -> Callable[..., None]:
+    """A function of its own for each name, as those of torch are."""
 
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        pass
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    pass
+    nothing.__name__ = nothing.__qualname__ = name
+    return nothing

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.patching.replaced import Replaced
+from bigdl.nano.pytorch.patching.replaced import Replaced, show_torch_to_dynamo
 
-__all__ = ["patch_dtype", "unpatch_dtype"]
+__all__ = ["get_dtype_status", "patch_dtype", "unpatch_dtype"]
 
 _TYPES = {
     **dict.fromkeys(("fp64", "float64", "double", torch.float64), torch.float64),
@@ -26,6 +26,12 @@ _FACTORIES = """
 """
 
 _replaced = Replaced()
+_types: dict[str, torch.dtype] = {}
+
+
+def get_dtype_status() -> dict[str, torch.dtype]:
+    """The arguments of the :func:`patch_dtype` that is in force; empty if none is."""
+    return dict(_types) if _replaced.active else {}
 
 
 def patch_dtype(from_dtype: Any = "fp64", to_dtype: Any = "fp32") -> None:
@@ -51,7 +57,9 @@ def patch_dtype(from_dtype: Any = "fp64", to_dtype: Any = "fp32") -> None:
             )
     if _replaced.active:
         raise UsageError("A type is replaced already; call unpatch_dtype first")
+    show_torch_to_dynamo()
     old, new = _TYPES[from_dtype], _TYPES[to_dtype]
+    _types.update(from_dtype=old, to_dtype=new)
     for name in _FACTORIES.split():
         _replaced.set(torch, name, _with_type(getattr(torch, name), old, new))
     for owner in (torch.Tensor, torch.nn.Module):

@@ -7,9 +7,14 @@ import torch
 from bigdl.nano.pytorch.encryption.files import load, save
 from bigdl.nano.pytorch.patching.replaced import Replaced
 
-__all__ = ["patch_encryption", "unpatch_encryption"]
+__all__ = ["get_encryption_status", "patch_encryption", "unpatch_encryption"]
 
 _replaced = Replaced()
+
+
+def get_encryption_status() -> bool:
+    """Whether :func:`patch_encryption` is in force."""
+    return _replaced.active
 
 
 def patch_encryption() -> None:

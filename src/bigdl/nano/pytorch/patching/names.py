@@ -8,9 +8,14 @@ from typing import Any
 from bigdl.nano.pytorch.patching.cuda import get_cuda_status, patch_cuda, unpatch_cuda
 from bigdl.nano.pytorch.patching.replaced import Replaced
 
-__all__ = ["patch_torch", "unpatch_torch"]
+__all__ = ["get_torch_status", "patch_torch", "unpatch_torch"]
 
 _replaced = Replaced()
+
+
+def get_torch_status() -> bool:
+    """Whether :func:`patch_torch` is in force."""
+    return _replaced.active
 
 
 def patch_torch(cuda_to_cpu: bool = True) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Replaced"]
+__all__ = ["Replaced", "show_torch_to_dynamo"]
 
 _MISSING = object()
 
@@ -38,3 +38,12 @@ class Replaced:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
+
+
+def show_torch_to_dynamo() -> None:
+    """Let TorchDynamo, which optimizers and ``torch.compile`` load, see torch's own functions.
+
+    It makes a table of them by identity when it is loaded. Were others in their places by then, it
+    would take those for torch's, and not know torch's own once they are back.
+    """
+    import torch._dynamo  # noqa: F401

@@ -40,11 +40,13 @@ class FitLauncher(_Launcher):
         if trainer is None or trainer.state.fn != TrainerFn.FITTING:
             return function(*args, **kwargs)
         belongings = _belongings(trainer)
+        self._strategy.fitted_on = None  # it need not travel
         order = (function, trainer, args, kwargs, _Globals())
         content = self._strategy.processes.run(_fit, *order)[0]
         home = belongings.loads(content)
         Changes.apply(belongings, home["changes"])
         _restore(trainer, belongings, home)
+        self._strategy.fitted_on = _source(*args)
         return None
 
     def kill(self, signum: Any) -> None:
@@ -59,13 +61,11 @@ class _Globals:
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         )
-        self._default_dtype = torch.get_default_dtype()
         self._random = _collect_rng_states(include_cuda=False)
 
     def restore(self) -> None:
         enabled, warn_only = self._deterministic
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-        torch.set_default_dtype(self._default_dtype)
         _set_rng_states(self._random)
 
 
@@ -88,6 +88,12 @@ def _fit(
         module.state_dict()
         return None
     return _packed(belongings, changes, trainer)
+
+
+def _source(model, train_dataloaders=None, val_dataloaders=None, datamodule=None, *_: Any) -> Any:
+    """What the batches of a fit come from, of the arguments of Lightning's stage."""
+    given = (train_dataloaders, datamodule, model)
+    return next(source for source in given if source is not None)
 
 
 def _belongings(trainer) -> Belongings:

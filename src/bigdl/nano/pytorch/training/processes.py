@@ -26,7 +26,7 @@ from bigdl.common.errors import UsageError, WorkerError, require
 from bigdl.common.launch import launch
 from bigdl.common.memory import tune_allocator
 from bigdl.common.scratch import scratch_directory
-from bigdl.nano.pytorch.patching.cuda import get_cuda_status, patch_cuda
+from bigdl.nano.pytorch.patching.state import Patches
 from bigdl.nano.runtime.keeping import release_memory
 
 __all__ = ["BACKENDS", "Processes"]
@@ -109,7 +109,8 @@ class Processes:
         release_memory()  # the processes are about to need it, and a fork may find no thread
         room = scratch_directory("bigdl-training-")
         try:
-            order = (self.count, str(room), self.tuned, get_cuda_status(), fn, args)
+            # The patches come first: they are in force before anything else is unpickled.
+            order = (Patches.of_this_process(), self.count, str(room), self.tuned, fn, args)
             if self.backend == "fork":
                 from bigdl.nano.pytorch.training.forked import run_forked
 
@@ -177,18 +178,16 @@ def _environment() -> dict[str, str]:
 
 def _work(
     rank: int,
+    _patches: Patches,
     count: int,
     room: str,
     tuned: bool,
-    cuda_to_cpu: bool,
     fn: Callable[..., Any],
     args: tuple,
 ) -> Any:
-    """What each process does."""
+    """What each process does; it is patched already."""
     if tuned:
         tune_allocator()
-    if cuda_to_cpu:
-        patch_cuda()
     _become(rank)
     try:
         _meet(rank, count, Path(room))

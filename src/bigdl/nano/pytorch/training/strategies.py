@@ -27,10 +27,17 @@ __all__ = ["ProcessesStrategy", "SingleProcessStrategy"]
 
 
 class _Fast:
-    """Settings around the fits of a strategy."""
+    """Settings around the fits of a strategy.
+
+    Attributes
+    ----------
+    fitted_on : DataLoader, LightningModule, LightningDataModule or None
+        What the batches of the last fit came from.
+    """
 
     wishes: Wishes
     steps: FastSteps | None = None
+    fitted_on: Any = None
     settings: tuple[str, ...] = ()
     said: Sequence[str] = ()  # of the process
 
@@ -38,6 +45,7 @@ class _Fast:
         # Before optimizers are made and gradients get their buckets.
         if trainer.state.fn == TrainerFn.FITTING:
             self.steps = FastSteps(self.wishes, self.lightning_module)
+            self.fitted_on = trainer.fit_loop._data_source.instance
         super().setup(trainer)
         if self.steps is not None:
             self.steps.optimizers(self.optimizers)

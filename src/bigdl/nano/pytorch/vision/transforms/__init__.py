@@ -5,21 +5,10 @@ Names that are not here are torchvision's own, where one is installed.
 """
 
 from bigdl.nano.pytorch.vision._torchvision import of_torchvision
-from bigdl.nano.pytorch.vision.transforms import base, color, conversion, functional, geometry
-from bigdl.nano.pytorch.vision.transforms.base import *  # noqa: F403
-from bigdl.nano.pytorch.vision.transforms.color import *  # noqa: F403
-from bigdl.nano.pytorch.vision.transforms.conversion import *  # noqa: F403
-from bigdl.nano.pytorch.vision.transforms.geometry import *  # noqa: F403
-from bigdl.nano.pytorch.vision.transforms.kinds import InterpolationMode
+from bigdl.nano.pytorch.vision.transforms import transforms
+from bigdl.nano.pytorch.vision.transforms.transforms import *  # noqa: F403
 
-__all__ = [
-    *base.__all__,
-    *color.__all__,
-    *conversion.__all__,
-    *geometry.__all__,
-    "InterpolationMode",
-    "functional",
-]
+__all__ = [*transforms.__all__]
 
 
 def __getattr__(name: str):
