@@ -28,6 +28,7 @@ from bigdl.orca.learn.tf2.callbacks import WorkerCallbacks
 from bigdl.orca.learn.tf2.data import Assembly
 from bigdl.orca.learn.tf2.evaluation import evaluate_batches, figures_of, numbers_of
 from bigdl.orca.learn.tf2.fit_settings import KerasFitSettings
+from bigdl.orca.learn.tf2.forms import form_of
 from bigdl.orca.learn.tf2.keeper import KerasKeeper
 from bigdl.orca.learn.tf2.opening import build_for, open_rows
 from bigdl.orca.learn.tf2.parts import KerasParts, Packed, fit_divisor
@@ -112,6 +113,7 @@ class KerasLoop(WorkerLoop):
             None if self._types is None else self._types[0],
             writer=writer,
         )
+        self._keeper.example = form_of(self._made_up[0])
         self.position, self._sums = self._keeper.restore()
         window = (self._keeper.windows or [0] * self.size)[self.rank]
         self._source = self._data.source(self._plan, self._assembly, settings, self.rank, window)
