@@ -30,7 +30,7 @@ from bigdl.orca.learn.tf2.evaluation import evaluate_batches, figures_of, number
 from bigdl.orca.learn.tf2.fit_settings import KerasFitSettings
 from bigdl.orca.learn.tf2.forms import form_of
 from bigdl.orca.learn.tf2.keeper import KerasKeeper
-from bigdl.orca.learn.tf2.opening import build_for, open_rows
+from bigdl.orca.learn.tf2.opening import build_for, check_end, open_rows
 from bigdl.orca.learn.tf2.parts import KerasParts, Packed, fit_divisor
 from bigdl.orca.learn.tf2.reducer import GradientReducer
 from bigdl.orca.learn.tf2.running import RunningWeights, changed_by_rows
@@ -304,6 +304,9 @@ class KerasLoop(WorkerLoop):
         columns = settings.validation
         self._data = self._open(shards["data"])
         self._validation = self._open(shards["validation"]) if "validation" in shards else None
+        check_end(self._data, "training", "steps_per_epoch", settings.steps_per_epoch)
+        if self._validation is not None:
+            check_end(self._validation, "validation", "validation_steps", columns.num_steps)
         rows = 1 if self._validation is None else self._validation.known["rows"]
         everyone = exchange(self.sync, {**self._data.known, "validation": rows})
         if not sum(each["validation"] for each in everyone):
