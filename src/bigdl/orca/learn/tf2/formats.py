@@ -160,8 +160,9 @@ def _no_model_in(folder: str) -> str:
     if file_exists(posixpath.join(folder, "saved_model.pb")):
         return (
             f"{folder!r} is a SavedModel, which Keras 3 cannot load as a model; load it with "
-            "tf_keras (the Keras of TensorFlow before 2.16) and save it to a file .h5, or put it "
-            "into a model of one keras.layers.TFSMLayer, which predicts only"
+            "tf_keras (the Keras of TensorFlow before 2.16), save it to a file .h5 and load that "
+            "with compile=False, or put it into a model as keras.layers.TFSMLayer, which predicts "
+            "only"
         )
     return (
         f"{folder!r} is not a model that can be loaded: the folder holds no {WHOLE}; use "
