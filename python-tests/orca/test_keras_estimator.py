@@ -205,6 +205,30 @@ def test_a_dataset_itself_travels_as_its_graph(orca_spark):
         est.fit(generated)
 
 
+def test_a_dataset_without_an_end_needs_a_number_of_batches(orca_spark):
+    def endless(config, batch_size):
+        return numbers(config, batch_size).repeat()
+
+    est = estimator()
+    for data in (endless, endless({}, 8)):
+        with pytest.raises(
+            UsageError, match=r"training data repeats for ever; pass steps_per_epoch="
+        ):
+            est.fit(data, batch_size=8)
+    with pytest.raises(
+        UsageError, match=r"validation data repeats for ever; pass validation_steps="
+    ):
+        est.fit(numbers, batch_size=8, validation_data=endless)
+    with pytest.raises(UsageError, match=r"evaluation data repeats for ever; pass num_steps="):
+        est.evaluate(endless, batch_size=8)
+    found = est.fit(
+        endless, batch_size=8, steps_per_epoch=2, validation_data=endless, validation_steps=2
+    )
+    assert found["steps"] == 2
+    assert len(found["val_loss"]) == 1
+    assert np.isfinite(est.evaluate(endless, batch_size=8, num_steps=2)["validation_loss"])
+
+
 def test_loaders_of_torch_are_taken_too(trained, frame, rows):
     est, _ = trained
 
@@ -448,24 +472,60 @@ def test_steps_per_epoch_cut_the_rows(frame):
 # -- what the papers and documents show ------------------------------------------------------------
 
 
-def test_a_compiled_model_is_taken_as_it_is(orca_spark, frame):
-    """The programs of the paper of BigDL 2.0, figures 9 and 11."""
-    import keras
+@pytest.fixture(scope="module")
+def ratings(frame, tmp_path_factory):
+    """The path of Parquet files of users, items and labels."""
+    path = str(tmp_path_factory.mktemp("paper") / "data.parquet")
+    frame.selectExpr("user", "item", "kind as label").write.parquet(path)
+    return path
+
+
+def test_a_frame_is_fitted_as_the_paper_shows(orca_spark, ratings):
+    """Figure 9 of the paper of BigDL 2.0: a DataFrame is the input of a compiled model."""
+    from bigdl.orca.learn.tf2 import Estimator
+
+    model = rating_model()
+    df = orca_spark.read.parquet(ratings)
+    est = Estimator.from_keras(keras_model=model)
+    before = model.get_weights()
+    stats = est.fit(data=df, feature_cols=["user", "item"], label_cols=["label"])
+
+    assert len(stats["loss"]) == len(stats["accuracy"]) == 1
+    assert equal(before, model.get_weights())
+    assert not equal(before, weights(est))
+
+
+def test_a_frame_is_predicted_as_the_paper_shows(orca_spark, ratings):
+    """Figure 11 of the paper of BigDL 2.0: from Parquet files to predictions."""
+    from pyspark.sql import functions as sf
+
+    from bigdl.orca.learn.tf2 import Estimator
+
+    train_df = orca_spark.read.parquet(ratings).withColumn("label", sf.col("label") % 2)
+    test_df = orca_spark.read.parquet(ratings).limit(9)
+    model = rating_model(kinds=2)
+    est = Estimator.from_keras(keras_model=model)
+    est.fit(train_df, feature_cols=["user", "item"], label_cols=["label"])
+    found = est.predict(test_df, feature_cols=["user", "item"])
+
+    predicted = found.toPandas()
+    asked = [predicted[name].to_numpy().reshape(-1, 1) for name in ("user", "item")]
+    expected = est.get_model().predict(asked, verbose=0)
+    assert np.stack(predicted["prediction"]) == pytest.approx(expected, abs=1e-6)
+    assert expected.shape == (9, 2)
+
+
+def rating_model(kinds=3):
+    """A model of users and items as the paper compiles it."""
+    from tensorflow import keras
 
     user, item = (keras.Input((1,), dtype="int32") for _ in range(2))
     tables = [keras.layers.Flatten()(keras.layers.Embedding(10, 4)(each)) for each in (user, item)]
     hidden = keras.layers.Dense(8, activation="relu")(keras.layers.Concatenate()(tables))
-    outputs = keras.layers.Dense(3, activation="softmax")(hidden)
+    outputs = keras.layers.Dense(kinds, activation="softmax")(hidden)
     model = keras.Model(inputs=[user, item], outputs=outputs)
     model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
-    before = model.get_weights()
-    est = Estimator.from_keras(keras_model=model)
-    found = est.fit(data=frame, feature_cols=["user", "item"], label_cols=["kind"])
-    assert set(found) >= {"loss", "accuracy"}
-    out = est.predict(frame, feature_cols=["user", "item"])
-    assert len(out.first().prediction) == 3
-    assert equal(before, model.get_weights())
-    assert not equal(before, weights(est))
+    return model
 
 
 def test_an_instance_brings_its_own_classes_along(frame):
@@ -522,7 +582,7 @@ NOTHING = {"model_creator": None}
 WRONG = {
     "no model": (NOTHING, {}, "Must provide callable function for model_creator"),
     "batch_size in config": ({"config": {"batch_size": 4}}, {}, "do not specify batch_size"),
-    "backend": ({"backend": "mpi"}, {}, "Only horovod, ray and spark backends"),
+    "backend": ({"backend": "mpi"}, {}, "Only horovod, ray and spark .*, or backend='bigdl'"),
     "cpu binding": ({"cpu_binding": True}, {}, "cpu_binding should not be True"),
     "an instance": ({"model_creator": 3}, {}, "must be a function model_creator"),
     "no model instance": ({**NOTHING, "model": 3}, {}, "must be a keras.Model"),
@@ -534,6 +594,8 @@ WRONG = {
     "column": ({}, {"feature_cols": ["z"]}, "z"),
     "class weight": ({}, {"class_weight": [1]}, "class_weight should be a dict"),
     "frequency": ({}, {"validation_freq": "2"}, "validation_freq should be"),
+    "no epochs to validate": ({}, {"validation_freq": []}, "validation_freq should be"),
+    "epoch 0": ({}, {"validation_freq": [0, 2]}, "validation_freq should be"),
     "callbacks": ({}, {"callbacks": [print]}, "keras.callbacks.Callback"),
     "data": ({}, {"data": 5}, "data must be"),
     "resume": ({}, {"resume": "auto"}, "needs model_dir"),

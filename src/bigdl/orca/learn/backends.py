@@ -33,7 +33,7 @@ def backend_of(given: str, old_names: Mapping[str, str]) -> str:
     if backend not in _BACKENDS:
         raise UsageError(
             f"Only horovod, ray and spark backends are supported for now, got backend: {given!r}; "
-            "use backend='spark'"
+            "use one of them, or backend='bigdl' (the parameter layer on Spark), which is another"
         )
     if backend == "ray":
         require("ray", "ray")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 from bigdl.common.errors import UsageError
@@ -48,8 +49,16 @@ def check_class_weight(given) -> dict | None:
 
 def check_frequency(given) -> int | list[int]:
     """After which epochs to validate."""
-    if isinstance(given, int) and not isinstance(given, bool):
-        return check_positive("validation_freq", given)
-    if isinstance(given, list | tuple | set) and all(isinstance(n, int) for n in given):
-        return sorted(given)
-    raise UsageError(f"validation_freq should be an integer or a list of epochs, got {given!r}")
+    if isinstance(given, list | tuple | set | range) and given and all(map(_is_epoch, given)):
+        return sorted(map(int, given))
+    if _is_epoch(given):
+        return int(given)
+    raise UsageError(
+        "validation_freq should be a positive integer, or a list of the numbers of epochs (from "
+        f"1), got {given!r}"
+    )
+
+
+def _is_epoch(given) -> bool:
+    is_number = isinstance(given, numbers.Integral) and not isinstance(given, bool)
+    return is_number and given >= 1

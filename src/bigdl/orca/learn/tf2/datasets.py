@@ -13,8 +13,9 @@ dataset travels as the graph that TensorFlow makes of it.  Both must give batche
     gives; the function finds ``rank`` and ``size`` in `config`.  A batch of the training is then
     the batches of all workers together, and one whose rows end first goes on without.
 
-An epoch is one pass over the dataset, or ``steps_per_epoch`` batches; an endless dataset needs the
-latter.  To go on from a checkpoint, the batches that were seen are read again and dropped.
+An epoch is one pass over the dataset, or ``steps_per_epoch`` batches; a dataset that tells that it
+has no end is refused without the latter.  To go on from a checkpoint, the batches that were seen
+are read again and dropped.
 """
 
 from __future__ import annotations
@@ -123,6 +124,11 @@ class DatasetRows:
     dataset : tf.data.Dataset
         Of batches ``(x, y)`` or ``(x, y, weights)``.
     sync : GradientSync
+
+    Attributes
+    ----------
+    is_endless : bool
+        Whether it tells that it has no end; of many datasets that is not known.
     """
 
     types = None
@@ -143,6 +149,7 @@ class DatasetRows:
         self._dataset, self._sync = dataset, sync
         policy = dataset.options().experimental_distribute.auto_shard_policy
         self._is_shared = policy != tf.data.experimental.AutoShardPolicy.OFF
+        self.is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
         self.known = {
             "rows": 1,
             "fingerprint": 0,

@@ -12,7 +12,7 @@ from bigdl.orca.learn.evaluating import evaluated
 from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.tf2.data import Assembly
 from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings
-from bigdl.orca.learn.tf2.opening import build_for, open_rows
+from bigdl.orca.learn.tf2.opening import build_for, check_end, open_rows
 from bigdl.orca.learn.tf2.parts import Packed
 from bigdl.orca.learn.tf2.running import merge_metrics
 from bigdl.orca.learn.tf2.runtime import seed_keras
@@ -120,6 +120,7 @@ class EvaluateProgram:
         model = parts.build(training=True)
         sync.start()
         data = open_rows(worker, worker.shard, settings, self.config, sync)
+        check_end(data, "evaluation", "num_steps", settings.num_steps)
         known = exchange(sync, data.known)
         if not sum(each["rows"] for each in known):
             raise UsageError("The data to evaluate has no rows")

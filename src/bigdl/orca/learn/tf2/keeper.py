@@ -31,12 +31,20 @@ class KerasKeeper(StateKeeper):
     _built: Any
     #: of the loop, once they are there
     callbacks: WorkerCallbacks | None = None
+    #: the form of a row of the model's inputs, for who must tell a model its shapes later
+    example: Any = None
     #: what those of the interrupted run had counted
     callback_numbers: str = ""
 
     def expect_changes(self) -> None:
         """What was written last may differ from the state at the end."""
         self._saved = None
+
+    def _take(self, position, sums):
+        snapshot = super()._take(position, sums)
+        if snapshot is not None:
+            snapshot.manifest["example"] = self.example
+        return snapshot
 
     def _initial(self):
         # an instance may come with an optimizer that has made steps already

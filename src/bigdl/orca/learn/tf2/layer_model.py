@@ -15,8 +15,9 @@ from bigdl.orca.learn.checkpoint import Snapshot
 from bigdl.orca.learn.layer_fit.model import LayerModel
 from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.tf2.evaluation import numbers_of
+from bigdl.orca.learn.tf2.forms import zeros_of
 from bigdl.orca.learn.tf2.layer_optimizer import LayerOptimizer, check_trainable
-from bigdl.orca.learn.tf2.layer_replica import running_weights, zeros_of
+from bigdl.orca.learn.tf2.layer_replica import running_weights
 from bigdl.orca.learn.tf2.opening import build_for
 from bigdl.orca.learn.tf2.parts import KerasParts, fit_divisor
 from bigdl.orca.learn.tf2.shared_moments import synchronized_layers

@@ -13,6 +13,7 @@ from bigdl.orca.learn.layer_fit.replica import LayerReplica
 from bigdl.orca.learn.tf2.data import Assembly
 from bigdl.orca.learn.tf2.evaluation import numbers_of
 from bigdl.orca.learn.tf2.fit_settings import KerasFitSettings
+from bigdl.orca.learn.tf2.forms import form_of
 from bigdl.orca.learn.tf2.layer_gradients import GradientStep
 from bigdl.orca.learn.tf2.opening import build_for, open_columns
 from bigdl.orca.learn.tf2.parts import Packed, fit_divisor
@@ -20,7 +21,7 @@ from bigdl.orca.learn.tf2.runtime import seed_keras
 from bigdl.orca.learn.tf2.state import array_of, put_weights, seed_states
 from bigdl.orca.sync.parameter_layer.rank import Contribution
 
-__all__ = ["KerasReplica", "KerasReplicaProgram", "running_weights", "zeros_of"]
+__all__ = ["KerasReplica", "KerasReplicaProgram", "running_weights"]
 
 
 def running_weights(model) -> list:
@@ -104,7 +105,7 @@ class KerasReplica(LayerReplica):
         self._no_metrics = [np.array(array_of(v)) for v in self._model.metrics_variables]
 
     def describe(self) -> dict:
-        example = shapes_of(self._example) if self._has_rows else None
+        example = form_of(self._example) if self._has_rows else None
         return {**super().describe(), "example": example}
 
     def _batch(self, step, start, stop):
@@ -173,28 +174,3 @@ class KerasReplica(LayerReplica):
                 for number, weight in enumerate(self._weights)
             ]
         )
-
-
-# -- what a batch is like -------------------------------------------------------------------------
-
-
-def shapes_of(batch):
-    """The form of a batch, JSON-able; see :func:`zeros_of`."""
-    if batch is None:
-        return None
-    if isinstance(batch, dict):
-        return {"dict": {name: shapes_of(each) for name, each in batch.items()}}
-    if isinstance(batch, list | tuple):
-        return {"tuple": [shapes_of(each) for each in batch]}
-    return {"dtype": array_of(batch).dtype.str, "shape": list(batch.shape)}
-
-
-def zeros_of(form):
-    """A batch of zeros of a form that :func:`shapes_of` gave."""
-    if form is None:
-        return None
-    if "dict" in form:
-        return {name: zeros_of(each) for name, each in form["dict"].items()}
-    if "tuple" in form:
-        return tuple(zeros_of(each) for each in form["tuple"])
-    return np.zeros(form["shape"], form["dtype"])

@@ -28,8 +28,9 @@ from bigdl.orca.learn.tf2.callbacks import WorkerCallbacks
 from bigdl.orca.learn.tf2.data import Assembly
 from bigdl.orca.learn.tf2.evaluation import evaluate_batches, figures_of, numbers_of
 from bigdl.orca.learn.tf2.fit_settings import KerasFitSettings
+from bigdl.orca.learn.tf2.forms import form_of
 from bigdl.orca.learn.tf2.keeper import KerasKeeper
-from bigdl.orca.learn.tf2.opening import build_for, open_rows
+from bigdl.orca.learn.tf2.opening import build_for, check_end, open_rows
 from bigdl.orca.learn.tf2.parts import KerasParts, Packed, fit_divisor
 from bigdl.orca.learn.tf2.reducer import GradientReducer
 from bigdl.orca.learn.tf2.running import RunningWeights, changed_by_rows
@@ -112,6 +113,7 @@ class KerasLoop(WorkerLoop):
             None if self._types is None else self._types[0],
             writer=writer,
         )
+        self._keeper.example = form_of(self._made_up[0])
         self.position, self._sums = self._keeper.restore()
         window = (self._keeper.windows or [0] * self.size)[self.rank]
         self._source = self._data.source(self._plan, self._assembly, settings, self.rank, window)
@@ -305,6 +307,9 @@ class KerasLoop(WorkerLoop):
         columns = settings.validation
         self._data = self._open(shards["data"])
         self._validation = self._open(shards["validation"]) if "validation" in shards else None
+        check_end(self._data, "training", "steps_per_epoch", settings.steps_per_epoch)
+        if self._validation is not None:
+            check_end(self._validation, "validation", "validation_steps", columns.num_steps)
         rows = 1 if self._validation is None else self._validation.known["rows"]
         everyone = exchange(self.sync, {**self._data.known, "validation": rows})
         if not sum(each["validation"] for each in everyone):

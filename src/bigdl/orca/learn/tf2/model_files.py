@@ -1,33 +1,41 @@
 """The model of a Keras Estimator and its files.
 
-A file is what Keras writes (``.keras``, ``.h5``, ``.weights.h5``), a folder with a SavedModel and a
-``model.keras`` beside it, a checkpoint of :meth:`KerasFiles.save_checkpoint`, or a folder of
-``model_dir`` (see :mod:`bigdl.orca.learn.checkpoint`).
+A file is what Keras writes (see :mod:`bigdl.orca.learn.tf2.formats`), a checkpoint of
+:meth:`KerasFiles.save_checkpoint`, or a folder of ``model_dir`` (see
+:mod:`bigdl.orca.learn.checkpoint`).
 """
 
 from __future__ import annotations
 
 import os
-import posixpath
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.checkpoint import Snapshot, read_bytes, read_checkpoint, write_bytes
 from bigdl.orca.learn.estimator import BaseEstimator
+from bigdl.orca.learn.old_keywords import warn_once
 from bigdl.orca.learn.position import Position
 from bigdl.orca.learn.state import dumps, loads
-from bigdl.orca.learn.tf2.data import Assembly, made_up
+from bigdl.orca.learn.tf2.formats import (
+    WHOLE,
+    check_place,
+    form_to_write,
+    read_weights,
+    read_whole,
+    short_names,
+)
+from bigdl.orca.learn.tf2.forms import first_row, form_of, tell_shapes
 from bigdl.orca.learn.tf2.runtime import backend_of_program
-from bigdl.orca.learn.tf2.shipping import call_on
 from bigdl.orca.learn.tf2.state import dump_optimizers, dump_weights, put_optimizers, put_weights
 
 __all__ = ["KerasFiles"]
 
-_WHOLE = "model.keras"
+_WEIGHTS_FORMATS = (None, "h5", "hdf5", "keras", "tf", "tensorflow")
+# of a snapshot's manifest: what the model's inputs are like
+_OF_INPUTS = ("inputs", "example")
 
 
 class KerasFiles(BaseEstimator):
@@ -49,8 +57,8 @@ class KerasFiles(BaseEstimator):
         Parameters
         ----------
         sample_input : array, or tuple or dict of arrays, optional
-            A row for a subclassed model that has been fed by a tf.data.Dataset: only inputs of
-            other kinds are remembered.
+            Rows for a subclassed model that has neither been fitted nor loaded yet, which does not
+            know the shape of its input; a fit, a load and a checkpoint tell it.
         set_weights : bool
             False gives the model with the weights that the creator gives it.
 
@@ -63,11 +71,15 @@ class KerasFiles(BaseEstimator):
     def _model(self, sample_input=None, *, set_weights=True, with_optimizer=True):
         self._parts.need()
         model = self._parts.build_on_driver(self._training.seed)
-        snapshot = self._training.snapshot
-        if snapshot is None or not set_weights:
+        snapshot = self._training.snapshot if set_weights else None
+        tell_shapes(model, sample_input, {} if snapshot is None else snapshot.manifest)
+        if snapshot is None:
             return model
         if not model.built:
-            call_on(model, self._a_row(snapshot) if sample_input is None else sample_input)
+            raise UsageError(
+                "Failed to set model weights, please provide real tensor data for the model: pass "
+                "a row as sample_input"
+            )
         put_weights(model, snapshot.files["model.pt"])
         data = snapshot.files.get("optimizer.pt")
         if data is not None and with_optimizer and model.compiled and model.optimizer is not None:
@@ -75,19 +87,24 @@ class KerasFiles(BaseEstimator):
             put_optimizers(model, data)
         return model
 
-    def _a_row(self, snapshot):
-        inputs = snapshot.manifest.get("inputs")
-        if inputs is None:
+    def _model_with_weights(self, sample_input, **options):
+        """The model for who writes its weights or reads others into it."""
+        model = self._model(sample_input, **options)
+        if not model.built:
             raise UsageError(
-                "Failed to set model weights, please provide real tensor data for the model: pass "
-                "a row as sample_input"
+                "The model has no weights yet, since it does not know the shape of its input; pass "
+                "a row as sample_input, give it an Input, or fit it first"
             )
-        *features, _ = made_up(inputs, [])
-        as_arrays = [
-            {k: np.asarray(v) for k, v in f.items()} if isinstance(f, dict) else np.asarray(f)
-            for f in features
-        ]
-        return Assembly().inputs(as_arrays)
+        return model
+
+    def _known_inputs(self, sample_input=None) -> dict:
+        """What is known of the inputs, for the manifest of a snapshot."""
+        snapshot = self._training.snapshot
+        known = {} if snapshot is None else snapshot.manifest
+        found = {name: known[name] for name in _OF_INPUTS if known.get(name) is not None}
+        if not found and sample_input is not None:
+            found["example"] = form_of(first_row(sample_input))
+        return found
 
     # -- whole models ----------------------------------------------------------------------------
 
@@ -99,41 +116,54 @@ class KerasFiles(BaseEstimator):
         save_format: str | None = None,
         signatures: Any = None,
         options: Any = None,
+        *,
+        sample_input: Any = None,
     ) -> str:
         """Write the whole model.
 
         Parameters
         ----------
         filepath : str
-            A local path or fsspec URL. ``*.keras`` and ``*.h5`` are files of Keras; any other name
-            becomes a folder with a SavedModel for serving and the whole model beside it.
+            A local path or fsspec URL. ``*.keras``, ``*.h5`` and ``*.hdf5`` are files of Keras;
+            any other name becomes a folder with a SavedModel for serving and the whole model beside
+            it.
         overwrite : bool
             False refuses a path that exists.
         include_optimizer : bool
             Whether the optimizer's state is written.
         save_format : str, optional
-            ``"h5"``, ``"keras"`` or ``"tf"``, where the name does not tell.
+            ``"h5"``, ``"keras"`` or ``"tf"`` (a folder), where the name has none of these suffixes.
         signatures, options
             Accepted for compatibility: a SavedModel has the signature ``serve``.
+        sample_input : optional
+            See :meth:`get_model`.
 
         Returns
         -------
         str
             `filepath`.
+
+        Raises
+        ------
+        UsageError
+            If `save_format` contradicts the name, nothing can be written there, or the model has
+            no weights yet.
         """
         filepath = _path("save", filepath)
-        if save_format not in (None, "h5", "keras", "tf"):
-            raise UsageError(f'save_format should be "keras", "h5" or "tf", got {save_format!r}')
-        _check_free(filepath, overwrite)
-        model = self._model(with_optimizer=include_optimizer)
-        suffix = {"h5": ".h5", "keras": ".keras"}.get(save_format or "") or _suffix(filepath)
-        if suffix in (".keras", ".h5", ".hdf5"):
-            write_bytes(filepath, _whole(model, suffix))
+        form = form_to_write(filepath, save_format)
+        check_place(filepath, overwrite=overwrite, is_folder=form == "tf")
+        if signatures is not None:
+            warn_once("save(signatures=) has no effect: a SavedModel has the signature serve")
+        if options is not None:
+            warn_once("save(options=) has no effect: the whole model is written by Keras 3")
+        model = self._model_with_weights(sample_input, with_optimizer=include_optimizer)
+        if form != "tf":
+            write_bytes(filepath, _whole(model, f".{form}"))
             return filepath
         with tempfile.TemporaryDirectory() as folder:
-            if backend_of_program() == "tensorflow" and model.built:
+            if backend_of_program() == "tensorflow":
                 model.export(folder, verbose=False)
-            Path(folder, _WHOLE).write_bytes(_whole(model, ".keras"))
+            Path(folder, WHOLE).write_bytes(_whole(model, ".keras"))
             _upload(folder, filepath)
         return filepath
 
@@ -147,6 +177,8 @@ class KerasFiles(BaseEstimator):
         trust: bool = False,
     ) -> None:
         """Read a whole model that :meth:`save` or Keras wrote; it takes the creator's place.
+
+        What it is written in is told by its content, whatever its name is.
 
         Parameters
         ----------
@@ -168,13 +200,13 @@ class KerasFiles(BaseEstimator):
         import keras
 
         filepath = _path("load", filepath)
-        where = filepath if _suffix(filepath) else posixpath.join(filepath, _WHOLE)
-        data = read_bytes(where)
+        if options is not None:
+            warn_once("load(options=) has no effect: the whole model is read by Keras 3")
+        data, suffix = read_whole(filepath)
         with tempfile.TemporaryDirectory() as folder:
-            suffix = ".h5" if data.startswith(b"\x89HDF") else ".keras"
             local = Path(folder, "model" + suffix)
             local.write_bytes(data)
-            objects = {**(_short_names() if suffix == ".h5" else {}), **(custom_objects or {})}
+            objects = {**(short_names() if suffix == ".h5" else {}), **(custom_objects or {})}
             try:
                 model = keras.saving.load_model(
                     local, custom_objects=objects, compile=compile, safe_mode=not trust
@@ -187,13 +219,23 @@ class KerasFiles(BaseEstimator):
                 raise UsageError(
                     f"{filepath!r} is not a model that can be loaded: {text}"
                 ) from error
+        if not model.built:
+            raise UsageError(
+                f"{filepath!r} is of a model that did not know the shape of its input yet, so it "
+                "holds no weights; call the model on a row before you save it"
+            )
         self._parts = self._parts.with_instance(model, custom_objects)
         self._training.take(_snapshot_of(model))
 
     # -- weights ---------------------------------------------------------------------------------
 
     def save_weights(
-        self, filepath: str, overwrite: bool = True, save_format: str | None = None
+        self,
+        filepath: str,
+        overwrite: bool = True,
+        save_format: str | None = None,
+        *,
+        sample_input: Any = None,
     ) -> str:
         """Write the weights alone, in Keras's own format whatever the name is.
 
@@ -203,7 +245,9 @@ class KerasFiles(BaseEstimator):
             A local path or fsspec URL.
         overwrite : bool
         save_format : str, optional
-            Accepted for compatibility.
+            ``"h5"`` is what is written; ``"tf"`` is accepted for compatibility.
+        sample_input : optional
+            See :meth:`get_model`.
 
         Returns
         -------
@@ -211,89 +255,125 @@ class KerasFiles(BaseEstimator):
             `filepath`.
         """
         filepath = _path("save_weights", filepath)
-        _check_free(filepath, overwrite)
+        if save_format not in _WEIGHTS_FORMATS:
+            raise UsageError(f'save_format should be "h5" or "tf", got {save_format!r}')
+        if save_format in ("tf", "tensorflow"):
+            warn_once(
+                f'save_weights(save_format="{save_format}") has no effect: Keras 3 has one format '
+                "for weights, which load_weights reads"
+            )
+        check_place(filepath, overwrite=overwrite)
+        model = self._model_with_weights(sample_input, with_optimizer=False)
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder, "model.weights.h5")
-            self._model(with_optimizer=False).save_weights(local)
+            model.save_weights(local)
             write_bytes(filepath, local.read_bytes())
         return filepath
 
-    def load_weights(self, filepath: str, by_name: bool = False) -> None:
+    def load_weights(
+        self, filepath: str, by_name: bool = False, *, sample_input: Any = None
+    ) -> None:
         """Read weights that :meth:`save_weights` or Keras wrote; the optimizer starts anew.
 
         Parameters
         ----------
         filepath : str
+            Of weights or of a whole model.
         by_name : bool
             Take the layers of equal names from a ``.h5`` file of Keras 2.
+        sample_input : optional
+            See :meth:`get_model`.
 
         Raises
         ------
         UsageError
-            If the file cannot be read or is of another model.
+            If the file cannot be read or is of another model, or the model does not know the shape
+            of its input.
         """
-        import h5py
-
         filepath = _path("load_weights", filepath)
-        data = read_bytes(filepath)
-        model = self.get_model()
-        with tempfile.TemporaryDirectory() as folder:
-            probe = Path(folder, "probe.h5")
-            probe.write_bytes(data)
+        data, suffix = read_weights(filepath)
+        model = self._model_with_weights(sample_input, with_optimizer=False)
+        options = {"by_name": True} if by_name and suffix == ".h5" else {}
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            local = Path(folder, f"model{suffix}")
+            local.write_bytes(data)
             try:
-                with h5py.File(probe) as file:
-                    is_old = "layer_names" in file.attrs
-                local = Path(folder, "old.h5" if is_old else "model.weights.h5")
-                probe.rename(local)
-                model.load_weights(local, **({"by_name": True} if by_name and is_old else {}))
+                # of a whole model
+                warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+                model.load_weights(local, **options)
             except Exception as error:
                 text = " ".join(str(error).split())[:600]
                 raise UsageError(f"The weights in {filepath!r} cannot be loaded: {text}") from error
-        self._training.take(
-            Snapshot(self._training.position.to_json(), {"model.pt": dump_weights(model)})
-        )
+        manifest = {**self._training.position.to_json(), **self._known_inputs(sample_input)}
+        self._training.take(Snapshot(manifest, {"model.pt": dump_weights(model)}))
 
     # -- checkpoints -----------------------------------------------------------------------------
 
-    def save_checkpoint(self, path: str) -> None:
-        """Write weights, the optimizer's state and the number of epochs."""
-        model = self.get_model()
+    def save_checkpoint(self, path: str, *, sample_input: Any = None) -> None:
+        """Write weights, the optimizer's state and the number of epochs.
+
+        Parameters
+        ----------
+        path : str
+            A local path or fsspec URL.
+        sample_input : optional
+            See :meth:`get_model`.
+        """
+        path = _path("save_checkpoint", path)
+        check_place(path)
+        model = self._model_with_weights(sample_input)
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
         state = {
             "epoch": self._training.position.counted,
             "model": loads(dump_weights(model)),
             "optimizer": loads(dump_optimizers(model)),
+            "known": self._known_inputs(sample_input),
         }
-        write_bytes(_path("save_checkpoint", path), dumps(state))
+        write_bytes(path, dumps(state))
 
-    def load_checkpoint(self, path: str) -> None:
-        """Read what :meth:`save_checkpoint` wrote, or a checkpoint's folder in ``model_dir``."""
+    def load_checkpoint(self, path: str, *, sample_input: Any = None) -> None:
+        """Read what :meth:`save_checkpoint` wrote, or a checkpoint's folder in ``model_dir``.
+
+        Parameters
+        ----------
+        path : str
+        sample_input : optional
+            See :meth:`get_model`; for a checkpoint that does not tell it.
+
+        Raises
+        ------
+        UsageError
+            If it cannot be read or is of another model.
+        """
         path = _path("load_checkpoint", path)
         self._parts.need()
         snapshot = read_checkpoint(path)
         if snapshot is None:
-            try:
-                state = loads(read_bytes(path))
-                position = Position(epoch=int(state["epoch"]))
-                files = {f"{part}.pt": dumps(state[part]) for part in ("model", "optimizer")}
-            except UsageError:
-                raise
-            except Exception as error:
-                raise UsageError(
-                    f"{path!r} is not a checkpoint of an Estimator; for a file of Keras use "
-                    "load or load_weights"
-                ) from error
-            snapshot = Snapshot(position.to_json(), files)
+            snapshot = _read_state(path)
         model = self._parts.build_on_driver(self._training.seed)
+        row = tell_shapes(model, sample_input, snapshot.manifest)
         if model.built:
             put_weights(model, snapshot.files["model.pt"], f"weights in {path!r}")
+        if row is not None:
+            snapshot.manifest["example"] = form_of(row)
         self._training.take(snapshot)
 
 
-def _short_names() -> dict[str, Any]:
-    """Losses by names that a file of HDF5 may hold and Keras does not find there."""
-    import keras
-
-    return {name: keras.losses.get(name) for name in ("mse", "mae", "mape", "msle")}
+def _read_state(path: str) -> Snapshot:
+    """What :meth:`KerasFiles.save_checkpoint` wrote."""
+    try:
+        state = loads(read_bytes(path))
+        position = Position(epoch=int(state["epoch"]))
+        files = {f"{part}.pt": dumps(state[part]) for part in ("model", "optimizer")}
+        return Snapshot({**position.to_json(), **state.get("known", {})}, files)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{path!r} is not a checkpoint of an Estimator; for a file of Keras use "
+            "load or load_weights"
+        ) from error
 
 
 def _snapshot_of(model) -> Snapshot:
@@ -311,23 +391,10 @@ def _whole(model, suffix) -> bytes:
         return local.read_bytes()
 
 
-def _suffix(path: str) -> str:
-    suffix = posixpath.splitext(path)[1]
-    return suffix if suffix in (".keras", ".h5", ".hdf5") else ""
-
-
 def _path(verb, path) -> str:
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UsageError(f"{verb} needs the path of a file, got {path!r}")
     return os.fspath(path)
-
-
-def _check_free(path, overwrite):
-    import fsspec
-
-    fs, inner = fsspec.core.url_to_fs(path)
-    if not overwrite and fs.exists(inner):
-        raise UsageError(f"{path!r} is there already; pass overwrite=True")
 
 
 def _upload(folder, path):

@@ -13,7 +13,7 @@ from bigdl.orca.learn.data.tensors import open_batches, open_loader, shuffle_mem
 from bigdl.orca.learn.tf2.data import Assembly, made_up
 from bigdl.orca.learn.tf2.sources import PlannedSource
 
-__all__ = ["ColumnRows", "build_for", "open_columns", "open_rows"]
+__all__ = ["ColumnRows", "build_for", "check_end", "open_columns", "open_rows"]
 
 
 def open_rows(worker, shard, settings, config: dict, sync):
@@ -43,6 +43,24 @@ def open_rows(worker, shard, settings, config: dict, sync):
     features, labels = settings.feature_cols, settings.label_cols
     data = open_batches(shard, features, labels, worker, config, settings.batch_size)
     return ColumnRows(data, config, worker)
+
+
+def check_end(rows, what: str, argument: str, given: int | None) -> None:
+    """Refuse to read rows to their end that have none.
+
+    Parameters
+    ----------
+    rows : ColumnRows or DatasetRows
+    what : str
+        For the message.
+    argument, given
+        Name and value of what limits the number of batches.
+    """
+    if given is None and rows.is_endless:
+        raise UsageError(
+            f"The tf.data.Dataset of the {what} data repeats for ever; pass {argument}=, or end it "
+            "by .take or by .repeat with a number"
+        )
 
 
 def open_columns(shard, settings, config: dict, place):
@@ -124,6 +142,8 @@ class ColumnRows:
     types : list or None
         What :class:`TensorShard` knows of inputs and targets.
     """
+
+    is_endless = False
 
     def __init__(self, data: Any, config: dict, worker):
         self.data, self.rows = data, data.rows
