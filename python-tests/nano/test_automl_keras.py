@@ -76,6 +76,7 @@ def test_layers_optimizers_and_batch_size_are_searched_and_fit_trains_the_best(c
 
 @pytest.mark.usefixtures("_enabled")
 def test_the_listing_of_the_paper():
+    import bigdl.nano.automl.space as space
     from bigdl.nano.tf.keras import Sequential
     from bigdl.nano.tf.keras.layers import Dense, Flatten
 
