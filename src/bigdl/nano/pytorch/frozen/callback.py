@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +31,12 @@ class FrozenPrefixCallback(Callback):
     sample : optional
         A batch of the model's input; by default two samples of the training data, or their first
         batch where samples have no index.
+    cache_dir : path, optional
+        Where the outputs of the prefix are kept for the samples of the training, computed once and
+        used again while weights, method and data are the same: epochs then go over them instead of
+        images. The model has to begin with the prefix, and the dataset has to give pairs of a
+        tensor and a target that are the same each time; otherwise training goes on with images and
+        the report says why. Validation always takes images. Of several loaders the first is cached.
     **options
         Of :func:`accelerate_frozen_prefix`. int8 is calibrated on the training data by default, if
         their samples have an index.
@@ -40,26 +48,85 @@ class FrozenPrefixCallback(Callback):
     report : str or None
         What was done in the last fit, as :meth:`FrozenPrefix.report` said at its end. With several
         processes that of the first.
+
+    Raises
+    ------
+    UsageError
+        In a fit, if the model does not run on the sample, or a training step changes what is cached
+        before it calls the model.
     """
 
-    def __init__(self, sample: Any = None, **options: Any):
-        self.sample, self.options = sample, options
+    def __init__(
+        self, sample: Any = None, *, cache_dir: str | os.PathLike | None = None, **options: Any
+    ):
+        self.sample, self.cache_dir, self.options = sample, cache_dir, options
         self.prefix: FrozenPrefix | None = None
         self.report: str | None = None
+        self._undo: Callable[[], None] | None = None
+        self._cached_in: int | None = None  # an epoch
+        self._to_watch = False
+        self._watch: Any = None
 
-    def on_fit_start(self, trainer, pl_module) -> None:
-        self.prefix = self.report = None
+    def setup(self, trainer, pl_module, stage) -> None:
+        if stage != "fit":
+            return
+        self.prefix = self.report = self._cached_in = None
+        # Already here: whoever counts the steps to come makes the loaders before the fit starts.
+        if self.cache_dir is not None:
+            self._take_loaders(trainer)
+
+    def _take_loaders(self, trainer) -> None:
+        """See each loader of the training before Lightning makes an iterator of it."""
+        connector = trainer._data_connector
+        prepare, before = connector._prepare_dataloader, dict(vars(connector))
+
+        def prepare_features(dataloader: object, shuffle: bool, mode: Any) -> object:
+            if mode == "train" and self._cached_in != trainer.current_epoch:
+                dataloader = self._with_features(trainer, dataloader)
+            return prepare(dataloader, shuffle=shuffle, mode=mode)
+
+        def undo() -> None:
+            del connector._prepare_dataloader
+            if "_prepare_dataloader" in before:
+                connector._prepare_dataloader = prepare
+
+        connector._prepare_dataloader, self._undo = prepare_features, undo
+
+    def _with_features(self, trainer, loader: Any) -> Any:
+        from bigdl.nano.pytorch.frozen.feeding import fed_with_features
+
+        if not _has_index(loader):
+            return loader
+        if self.prefix is None:
+            self._accelerate(trainer, self._sample(loader), loader)
+        with torch.random.fork_rng(devices=[]):  # as if nothing had been computed
+            fed = fed_with_features(trainer, self.prefix, loader, self.cache_dir)
+        self._to_watch = fed is not loader
+        self._cached_in = trainer.current_epoch if self._to_watch else None
+        return fed
 
     def on_train_start(self, trainer, pl_module) -> None:
+        if self.prefix is not None:  # it made features
+            self._tell(trainer)
+            return
         loader = trainer.train_dataloader
-        sample = self._sample_of(loader) if self.sample is None else self.sample
+        sample = self._sample(loader)
         if sample is not None:
             self._accelerate(trainer, sample, loader)
+            self._tell(trainer)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
         # Another iterator over data without an index could take rows away from the training.
         if self.prefix is None:
             self._accelerate(trainer, batch, trainer.train_dataloader)
+            self._tell(trainer)
+        if self._to_watch:
+            from bigdl.nano.pytorch.frozen.feeding import Watch
+
+            self._watch, self._to_watch = Watch(self.prefix, batch), False
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self._end_watch()
 
     def _accelerate(self, trainer, sample: Any, loader: Any) -> None:
         options = dict(self.options)
@@ -71,11 +138,13 @@ class FrozenPrefixCallback(Callback):
                 )
             options["calib_data"] = loader
         self.prefix = accelerate_frozen_prefix(trainer.lightning_module, sample, **options)
-        self.report = self.prefix.report()
-        self._tell(trainer)
+        if self.cache_dir is not None and not _has_index(loader):
+            self.prefix.notes.append("features are not cached: samples have no index")
 
-    def _sample_of(self, loader: Any) -> Any:
-        """Some samples as a batch; None if they have no index."""
+    def _sample(self, loader: Any) -> Any:
+        """What the user gave, else some samples as a batch; None if they have no index."""
+        if self.sample is not None:
+            return self.sample
         if not _has_index(loader):
             return None
         dataset = loader.dataset
@@ -86,8 +155,11 @@ class FrozenPrefixCallback(Callback):
     def _tell(self, trainer) -> None:
         from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
+        self.report = self.prefix.report()
         methods = dict.fromkeys(segment.method for segment in self.prefix.segments)
         phrase = f"frozen prefix {' and '.join(methods)}" if methods else "no frozen prefix"
+        if self._cached_in is not None:
+            phrase += " with cached features"
         rank_zero_info(f"{phrase.capitalize()}: {'; '.join(self.report.splitlines())}")
         strategy = trainer.strategy
         if hasattr(strategy, "settings"):  # of Nano's Trainer
@@ -98,11 +170,24 @@ class FrozenPrefixCallback(Callback):
 
     def on_exception(self, trainer, pl_module, exception) -> None:
         self._release()
+        self.teardown(trainer, pl_module, "fit")
+
+    def teardown(self, trainer, pl_module, stage) -> None:
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "prefix": None}  # runtimes do not travel to other processes
+        # Runtimes do not travel to other processes, nor does what belongs to a running fit.
+        return {**self.__dict__, "prefix": None, "_undo": None, "_watch": None}
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.remove()
+            self._watch = None
 
     def _release(self) -> None:
+        self._end_watch()
         if self.prefix is not None:
             self.prefix.release()
             self.report = self.prefix.report()
