@@ -1,5 +1,6 @@
 """The programs and the notebook of examples/nano, on as little data as shows what they do."""
 
+import runpy
 from pathlib import Path
 
 import multi_instance
@@ -108,6 +109,31 @@ def test_a_dataframe_is_predicted_in_int8(orca_spark):
     found = predict_with_orca.main(["--epochs", "6"])
     assert found["own"] > 0.9
     assert found["agreement"] > 0.95
+
+
+# Another program of examples has the same name, so it cannot be imported.
+def transfer_learning(*argv) -> dict:
+    program = runpy.run_path(str(NANO / "training" / "transfer_learning.py"))
+    return program["main"](["--drawn", "24", "--size", "32", "--epochs", "1", *argv])
+
+
+def test_a_head_learns_on_a_trunk_that_learned_other_shapes():
+    found = transfer_learning()
+    assert 0 <= found["accuracy"] <= 1
+    assert found["report"].startswith("backbone: openvino_bf16, relative error")
+    assert found["settings"][-1] == "frozen prefix openvino_bf16"
+
+
+@pytest.mark.slow
+def test_a_head_learns_on_photographs_and_a_trunk_of_a_file(data_dir, tmp_path):
+    from bigdl.nano.pytorch.vision.models import resnet18
+
+    weights = tmp_path / "resnet18.pth"
+    torch.save(resnet18(include_top=True).state_dict(), weights)
+    folders = ["--data-dir", str(data_dir / "cats-dogs"), "--images", "12"]
+    found = transfer_learning(*folders, "--weights", str(weights), "--precision", "fp32")
+    assert 0 <= found["accuracy"] <= 1
+    assert found["report"] == "backbone: eager, relative error 0"
 
 
 def test_the_notebook_runs(tmp_path):

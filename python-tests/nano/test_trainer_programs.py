@@ -67,12 +67,6 @@ def test_the_program_of_figure_2_trains_with_its_imports_changed(photographs):
     assert "channels_last" in trainer.settings
 
 
-def test_the_example_of_a_backbone_runs():
-    example = runpy.run_path(str(EXAMPLES / "transfer_learning.py"))
-    accuracy = example["main"](["--epochs", "1", "--images", "32", "--size", "32"])
-    assert 0 <= accuracy <= 1
-
-
 def test_the_example_of_own_loops_learns():
     example = runpy.run_path(str(EXAMPLES / "own_loop.py"))
     found = example["main"](["--epochs", "1"])

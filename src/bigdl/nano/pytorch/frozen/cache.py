@@ -78,7 +78,7 @@ class CachedFeatures(Dataset):
             reason = segment.why_plain(images)
             if reason is not None:
                 raise UsageError(f"{segment.name} cannot be cached: {reason}")
-            features[row : row + len(images)] = segment.enter(images).numpy()
+            features[row : row + len(images)] = segment.enter(images).float().numpy()
             targets.append(target)
             row += len(images)
         features.flush()

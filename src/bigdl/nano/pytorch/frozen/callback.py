@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix, accelerate_frozen_prefix
@@ -21,50 +23,180 @@ class FrozenPrefixCallback(Callback):
     """Run the frozen part of the model fast while it is fitted.
 
     Modes, weights and ``requires_grad`` are those at the start of training, after a checkpoint was
-    loaded. Afterwards the model is as it was.
+    loaded. Afterwards the model is as it was. One line of the log says what was done, and the
+    ``settings`` of Nano's Trainer name it.
 
     Parameters
     ----------
     sample : optional
-        A batch of the model's input; by default two samples of the training data.
+        A batch of the model's input; by default two samples of the training data, or their first
+        batch where samples have no index.
+    cache_dir : path, optional
+        Where the outputs of the prefix are kept for the samples of the training, computed once and
+        used again while weights, method and data are the same: epochs then go over them instead of
+        images. The model has to begin with the prefix, and the dataset has to give pairs of a
+        tensor and a target that are the same each time; otherwise training goes on with images and
+        the report says why. Validation always takes images. Of several loaders the first is cached.
     **options
-        Of :func:`accelerate_frozen_prefix`. int8 is calibrated on the training data by default.
+        Of :func:`accelerate_frozen_prefix`. int8 is calibrated on the training data by default, if
+        their samples have an index.
 
     Attributes
     ----------
     prefix : FrozenPrefix or None
-        That of the last fit; its ``report()`` says what was done.
+        That of the last fit; None if it ran in other processes, where it stays.
+    report : str or None
+        What was done in the last fit, as :meth:`FrozenPrefix.report` said at its end. With several
+        processes that of the first.
+
+    Raises
+    ------
+    UsageError
+        In a fit, if the model does not run on the sample, or a training step changes what is cached
+        before it calls the model.
     """
 
-    def __init__(self, sample: Any = None, **options: Any):
-        self.sample, self.options = sample, options
+    def __init__(
+        self, sample: Any = None, *, cache_dir: str | os.PathLike | None = None, **options: Any
+    ):
+        self.sample, self.cache_dir, self.options = sample, cache_dir, options
         self.prefix: FrozenPrefix | None = None
+        self.report: str | None = None
+        self._undo: Callable[[], None] | None = None
+        self._cached_in: int | None = None  # an epoch
+        self._to_watch = False
+        self._watch: Any = None
+
+    def setup(self, trainer, pl_module, stage) -> None:
+        if stage != "fit":
+            return
+        self.prefix = self.report = self._cached_in = None
+        # Already here: whoever counts the steps to come makes the loaders before the fit starts.
+        if self.cache_dir is not None:
+            self._take_loaders(trainer)
+
+    def _take_loaders(self, trainer) -> None:
+        """See each loader of the training before Lightning makes an iterator of it."""
+        connector = trainer._data_connector
+        prepare, before = connector._prepare_dataloader, dict(vars(connector))
+
+        def prepare_features(dataloader: object, shuffle: bool, mode: Any) -> object:
+            if mode == "train" and self._cached_in != trainer.current_epoch:
+                dataloader = self._with_features(trainer, dataloader)
+            return prepare(dataloader, shuffle=shuffle, mode=mode)
+
+        def undo() -> None:
+            del connector._prepare_dataloader
+            if "_prepare_dataloader" in before:
+                connector._prepare_dataloader = prepare
+
+        connector._prepare_dataloader, self._undo = prepare_features, undo
+
+    def _with_features(self, trainer, loader: Any) -> Any:
+        from bigdl.nano.pytorch.frozen.feeding import fed_with_features
+
+        if not _has_index(loader):
+            return loader
+        if self.prefix is None:
+            self._accelerate(trainer, self._sample(loader), loader)
+        with torch.random.fork_rng(devices=[]):  # as if nothing had been computed
+            fed = fed_with_features(trainer, self.prefix, loader, self.cache_dir)
+        self._to_watch = fed is not loader
+        self._cached_in = trainer.current_epoch if self._to_watch else None
+        return fed
 
     def on_train_start(self, trainer, pl_module) -> None:
-        options = dict(self.options)
+        if self.prefix is not None:  # it made features
+            self._tell(trainer)
+            return
         loader = trainer.train_dataloader
-        if options.get("precision") == "int8":
-            options.setdefault("calib_data", loader)
-        sample = self._sample_of(loader) if self.sample is None else self.sample
-        self.prefix = accelerate_frozen_prefix(pl_module, sample, **options)
+        sample = self._sample(loader)
+        if sample is not None:
+            self._accelerate(trainer, sample, loader)
+            self._tell(trainer)
 
-    def _sample_of(self, loader: Any) -> Any:
-        dataset = getattr(loader, "dataset", None)
-        if not hasattr(dataset, "__getitem__"):
-            raise UsageError("The training data have no samples by index; pass sample")
-        collate = getattr(loader, "collate_fn", None) or default_collate
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        # Another iterator over data without an index could take rows away from the training.
+        if self.prefix is None:
+            self._accelerate(trainer, batch, trainer.train_dataloader)
+            self._tell(trainer)
+        if self._to_watch:
+            from bigdl.nano.pytorch.frozen.feeding import Watch
+
+            self._watch, self._to_watch = Watch(self.prefix, batch), False
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self._end_watch()
+
+    def _accelerate(self, trainer, sample: Any, loader: Any) -> None:
+        options = dict(self.options)
+        if options.get("precision") == "int8" and "calib_data" not in options:
+            if not _has_index(loader):
+                raise UsageError(
+                    "The training data have no samples by index, so that a pass over them for int8 "
+                    "could take rows away from the training; pass calib_data"
+                )
+            options["calib_data"] = loader
+        self.prefix = accelerate_frozen_prefix(trainer.lightning_module, sample, **options)
+        if self.cache_dir is not None and not _has_index(loader):
+            self.prefix.notes.append("features are not cached: samples have no index")
+
+    def _sample(self, loader: Any) -> Any:
+        """What the user gave, else some samples as a batch; None if they have no index."""
+        if self.sample is not None:
+            return self.sample
+        if not _has_index(loader):
+            return None
+        dataset = loader.dataset
         with torch.random.fork_rng(devices=[]):  # random transforms draw
-            return collate([dataset[i] for i in range(min(_SAMPLE_ROWS, len(dataset)))])
+            rows = [dataset[index] for index in range(min(_SAMPLE_ROWS, len(dataset)))]
+            return (loader.collate_fn or default_collate)(rows)
+
+    def _tell(self, trainer) -> None:
+        from pytorch_lightning.utilities.rank_zero import rank_zero_info
+
+        self.report = self.prefix.report()
+        methods = dict.fromkeys(segment.method for segment in self.prefix.segments)
+        phrase = f"frozen prefix {' and '.join(methods)}" if methods else "no frozen prefix"
+        if self._cached_in is not None:
+            phrase += " with cached features"
+        rank_zero_info(f"{phrase.capitalize()}: {'; '.join(self.report.splitlines())}")
+        strategy = trainer.strategy
+        if hasattr(strategy, "settings"):  # of Nano's Trainer
+            strategy.settings = (*strategy.settings, phrase)
 
     def on_train_end(self, trainer, pl_module) -> None:
         self._release()
 
     def on_exception(self, trainer, pl_module, exception) -> None:
         self._release()
+        self.teardown(trainer, pl_module, "fit")
+
+    def teardown(self, trainer, pl_module, stage) -> None:
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "prefix": None}  # runtimes do not travel to other processes
+        # Runtimes do not travel to other processes, nor does what belongs to a running fit.
+        return {**self.__dict__, "prefix": None, "_undo": None, "_watch": None}
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.remove()
+            self._watch = None
 
     def _release(self) -> None:
+        self._end_watch()
         if self.prefix is not None:
             self.prefix.release()
+            self.report = self.prefix.report()
+
+
+def _has_index(loader: Any) -> bool:
+    """Whether a loader makes batches of samples that a dataset gives by their number."""
+    dataset = getattr(loader, "dataset", None)
+    if dataset is None or isinstance(dataset, IterableDataset):
+        return False
+    batches = getattr(loader, "batch_sampler", None) is not None
+    return batches and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")

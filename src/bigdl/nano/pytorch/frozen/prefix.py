@@ -292,6 +292,9 @@ class FrozenPrefix:
                 "Features can be cached only where their shape differs from an image's, but both "
                 f"are {tuple(self.segments[0].sample.shape[1:])}"
             )
+        kind = self.segments[0].output.dtype
+        if kind not in (torch.float32, torch.bfloat16, torch.float16):
+            raise UsageError(f"Features are kept in float32, which does not hold {kind}")
         return CachedFeatures(self.segments[0], dataset, directory, batch_size)
 
     def report(self) -> str:
