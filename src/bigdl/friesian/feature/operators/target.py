@@ -7,6 +7,7 @@ of the own fold.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.operators.columns import (
     as_names,
+    check_different,
+    check_string,
     col,
     is_fractional,
     is_integral,
@@ -33,13 +36,18 @@ if TYPE_CHECKING:
 __all__ = [
     "COUNT",
     "Encoding",
+    "LookUp",
     "TargetStatistics",
-    "apply_codes",
     "assign_folds",
+    "check_fold_col",
     "check_means",
     "check_smoothing",
     "check_targets",
     "encodings_of",
+    "join_codes",
+    "look_up_codes",
+    "only_categories",
+    "without_twins",
 ]
 
 COUNT = "target_encode_count"
@@ -51,6 +59,16 @@ class Encoding:
 
     categories: tuple[str, ...]
     outputs: Mapping[str, str]  # by target
+
+    @property
+    def key_columns(self) -> list[str]:
+        """Names of the categories in a table of codes: their own, unless a code has that name."""
+        taken = {COUNT, *self.outputs.values()}
+        free = [name for name in self.categories if name not in taken]
+        return [
+            name if name in free else temporary([*taken, *free], f"key{i}")
+            for i, name in enumerate(self.categories)
+        ]
 
 
 def encodings_of(cat_cols: Any, targets: Sequence[str], out_cols: Any) -> list[Encoding]:
@@ -72,10 +90,17 @@ def encodings_of(cat_cols: Any, targets: Sequence[str], out_cols: Any) -> list[E
         names = [[f"{'_'.join(group)}_te_{target}" for target in targets] for group in groups]
     else:
         names = names_of_results(out_cols, len(groups), len(targets), "cat_cols", "target_cols")
+    check_different([name for row in names for name in row], "out_cols")
     return [
         Encoding(group, dict(zip(targets, row, strict=True)))
         for group, row in zip(groups, names, strict=True)
     ]
+
+
+def only_categories(encodings: Sequence[Encoding]) -> list[str]:
+    """The columns of categories that no code has taken the place of."""
+    made = {name for each in encodings for name in each.outputs.values()}
+    return [name for each in encodings for name in each.categories if name not in made]
 
 
 def check_targets(df: DataFrame, target_cols: Any) -> list[str]:
@@ -110,8 +135,17 @@ def check_smoothing(smooth: Any, kfold: Any) -> None:
     """Check the two numbers that say how much a category trusts its own rows."""
     if isinstance(kfold, bool) or not isinstance(kfold, int) or kfold <= 0:
         raise UsageError(f"kfold should be an integer larger than 0, but got {kfold!r}")
-    if isinstance(smooth, bool) or not isinstance(smooth, int | float) or smooth < 0:
+    is_number = isinstance(smooth, int | float) and not isinstance(smooth, bool)
+    if not is_number or not 0 <= smooth < math.inf:
         raise UsageError(f"smooth should be a number from 0 on, but got {smooth!r}")
+
+
+def check_fold_col(fold_col: Any, encodings: Sequence[Encoding]) -> str:
+    """`fold_col`, which must not be the name of a code."""
+    check_string(fold_col, "fold_col")
+    if any(fold_col in each.outputs.values() for each in encodings):
+        raise UsageError(f"out_cols and fold_col should differ, but both have {fold_col!r}")
+    return fold_col
 
 
 def assign_folds(df: DataFrame, kfold: int, fold_seed: int | None, fold_col: str) -> DataFrame:
@@ -233,36 +267,29 @@ class TargetStatistics:
             code = self._code(F.sum(f"sum_{i}"), F.sum(f"count_{i}"), self._mean(target))
             figures.append(code.alias(encoding.outputs[target]))
         grouped = rows.groupBy(*keys).agg(*figures)
-        named = [F.col(self._key_of[name]).alias(name) for name in encoding.categories]
+        names = encoding.key_columns
+        named = [F.col(key).alias(name) for key, name in zip(keys, names, strict=True)]
         return grouped.select(*named, COUNT, *map(col, encoding.outputs.values()))
 
-    def encode(self, df: DataFrame, encoding: Encoding) -> DataFrame:
+    def encode(self, df: DataFrame) -> DataFrame:
         """`df` with the codes of its rows, each by the rows of other folds."""
+        return join_codes(df, [self._look_up(encoding) for encoding in self.encodings])
+
+    def _look_up(self, encoding: Encoding) -> LookUp:
         from pyspark.sql import functions as F
 
         keys = [self._key_of[name] for name in encoding.categories]
-        hidden = [temporary(df, f"key{i}") for i in range(len(keys))]
-        fold = temporary(df, "fold")
-        codes = [
-            self._code_of_fold(i, keys).alias(encoding.outputs[target])
-            for i, target in enumerate(self.targets)
-        ]
-        table = (
-            self._rows_of(encoding)
-            .dropna(subset=keys)
-            .select(
-                *(F.col(key).alias(name) for key, name in zip(keys, hidden, strict=True)),
-                F.col("fold").alias(fold),
-                *codes,
-            )
-        )
-        same = [col(a) == col(b) for a, b in zip(encoding.categories, hidden, strict=True)]
-        mine = F.lit(0)
+        codes = [self._code_of_fold(i, keys).alias(f"code_{i}") for i in range(len(self.targets))]
+        table = self._rows_of(encoding).dropna(subset=keys).select(*keys, "fold", *codes)
+        at = {key: col(name) for key, name in zip(keys, encoding.categories, strict=True)}
+        fold = F.lit(0)
         if self._fold_col is not None:
-            mine = col(self._fold_col)
-            same.append(mine == col(fold))
-        means = {encoding.outputs[target]: self._prior(target, mine) for target in self.targets}
-        return join_codes(df, table, same, means).drop(*hidden, fold)
+            at["fold"] = fold = col(self._fold_col)
+        outputs = {
+            encoding.outputs[target]: (f"code_{i}", self._prior(target, fold))
+            for i, target in enumerate(self.targets)
+        }
+        return LookUp(table, at, outputs)
 
     def _prior(self, target: str, fold: Column) -> Column:
         """The code of a row of this fold, of whose category nothing is known."""
@@ -284,48 +311,89 @@ class TargetStatistics:
         return F.when(count > 0, self._code(total, count, mean)).otherwise(mean)
 
 
-def join_codes(
-    df: DataFrame, table: DataFrame, same: Sequence[Column], means: Mapping[str, Column]
-) -> DataFrame:
-    """`df` with the codes of a table, and the mean where it has none.
+@dataclass(frozen=True)
+class LookUp:
+    """What rows take out of a table.
 
-    Parameters
+    Attributes
     ----------
-    means : dict of str to Column
-        By the column of the code.
+    table : pyspark.sql.DataFrame
+        One row for each combination of keys.
+    at : dict of str to Column
+        By the columns of its keys what the rows have in their place.
+    outputs : dict of str to (str, Column)
+        By the name of the result the column of the table, and what stands in for a combination that
+        it has not.
+    """
+
+    table: DataFrame
+    at: Mapping[str, Column]
+    outputs: Mapping[str, tuple[str, Column]]
+
+
+def join_codes(df: DataFrame, look_ups: Sequence[LookUp]) -> DataFrame:
+    """`df` with what some tables say about its rows.
+
+    No result takes the place of a column before all are there, since the column may be a key of
+    this or another table.
     """
     from pyspark.sql import functions as F
 
-    df = df.drop(*means)
-    joined = df.join(table, reduce(lambda a, b: a & b, same), "left")
-    return replace(
-        joined,
-        {name: F.coalesce(col(name), mean) for name, mean in means.items()},
-    )
+    rows, results, gone = df, {}, []
+    for i, each in enumerate(look_ups):
+        if not each.outputs:
+            continue
+        found = [*each.at, *dict.fromkeys(code for code, _ in each.outputs.values())]
+        hidden = {name: temporary(rows, f"found{i}_{j}") for j, name in enumerate(found)}
+        table = each.table.select(*(col(name).alias(other) for name, other in hidden.items()))
+        same = (value == col(hidden[name]) for name, value in each.at.items())
+        rows = rows.join(table, reduce(lambda a, b: a & b, same), "left")
+        for output, (code, default) in each.outputs.items():
+            results[output] = F.coalesce(col(hidden[code]), default)
+        gone += hidden.values()
+    return replace(rows, results).drop(*gone)
 
 
-def apply_codes(
-    df: DataFrame,
+def look_up_codes(
     codes: DataFrame,
+    keys: Sequence[str],
     categories: Sequence[str],
     out_target_mean: Mapping[str, tuple[str, float]],
     targets: Sequence[str] | None,
-) -> DataFrame:
-    """`df` with the codes of a :class:`TargetCode`, of all targets or some of them."""
+) -> LookUp:
+    """What rows take out of a :class:`TargetCode`: the codes of all targets, or of some of them.
+
+    Parameters
+    ----------
+    codes : pyspark.sql.DataFrame
+    keys : list of str
+        Its columns of categories.
+    categories : list of str
+        The columns of the rows in their place.
+    out_target_mean : dict of str to (str, float)
+    targets : list of str or None
+    """
     from pyspark.sql import functions as F
 
-    means = {
-        output: F.lit(mean).cast("double")
+    outputs = {
+        output: (output, F.lit(mean).cast("double"))
         for output, (target, mean) in out_target_mean.items()
         if targets is None or target in targets
     }
-    hidden = [temporary(df, f"key{i}") for i in range(len(categories))]
-    table = codes.select(
-        *(col(name).alias(other) for name, other in zip(categories, hidden, strict=True)),
-        *map(col, means),
-    )
-    same = [col(a) == col(b) for a, b in zip(categories, hidden, strict=True)]
-    return join_codes(df, table, same, means).drop(*hidden)
+    at = {key: col(name) for key, name in zip(keys, categories, strict=True)}
+    return LookUp(codes, at, outputs)
+
+
+def without_twins(table: DataFrame, keys: Sequence[str], values: Sequence[str]) -> DataFrame:
+    """One row for each combination of keys: that with the most rows, then the largest values."""
+    from pyspark.sql import functions as F
+
+    order = [COUNT] if COUNT in table.columns and COUNT not in (*keys, *values) else []
+    most = F.max(F.struct(*(col(name).alias(name) for name in (*order, *values))))
+    best = temporary(table, "best")
+    found = table.groupBy(*map(col, keys)).agg(most.alias(best))
+    shown = [F.col(best).getField(name).alias(name) for name in values]
+    return found.select(*map(col, keys), *shown)
 
 
 def _target(df: DataFrame, name: str) -> Column:

@@ -268,7 +268,7 @@ class Recording(ABC):
                 smooth,
                 kfold,
                 fold_seed,
-                check_string(fold_col, "fold_col"),
+                target.check_fold_col(fold_col, encodings),
                 drop_cat,
                 drop_fold,
             )

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.friesian.feature.operators.columns import temporary
 from bigdl.friesian.feature.pipeline import kinds
 from bigdl.friesian.feature.pipeline.requests import Request, TargetSums
 from bigdl.friesian.feature.pipeline.step import (
@@ -182,21 +183,33 @@ class TargetEncode(Step):
         return cells
 
     def after(self, before: Schema, state: State | None) -> Schema:
-        return _without(super().after(before, state), self.groups if self.drop_cat else [])
+        fields = super().after(before, state)
+        return {name: each for name, each in fields.items() if name not in self._dropped}
+
+    @property
+    def _dropped(self) -> set[str]:
+        """The categories that no code has taken the place of, if they are left out."""
+        if not self.drop_cat:
+            return set()
+        made = {name for row in self.out_cols for name in row}
+        return {name for group in self.groups for name in group} - made
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        from bigdl.friesian.feature.operators.target import apply_codes
+        from bigdl.friesian.feature.operators.target import join_codes, look_up_codes
 
+        look_ups = []
         for i, (group, outputs) in enumerate(zip(self.groups, self.out_cols, strict=True)):
-            table = df.sparkSession.createDataFrame(
-                state[str(i)].drop_columns("rows").rename_columns([*group, *outputs])
-            )
+            keys = [f"key_{j}" for j in range(len(group))]
+            codes = state[str(i)].drop_columns("rows")
+            # behind hidden names: an output may be called as a key
+            shown = [temporary(outputs, key) for key in keys]
+            table = df.sparkSession.createDataFrame(codes.rename_columns([*shown, *outputs]))
             means = {
                 output: (target, state["means"][target])
                 for output, target in zip(outputs, self.targets, strict=True)
             }
-            df = apply_codes(df, table, group, means, None)
-        return df.drop(*(name for group in self.groups for name in group)) if self.drop_cat else df
+            look_ups.append(look_up_codes(table, shown, group, means, None))
+        return join_codes(df, look_ups).drop(*self._dropped)
 
     def training(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         from bigdl.friesian.feature.feature_table import FeatureTable
@@ -216,11 +229,6 @@ class TargetEncode(Step):
             self.out_cols,
         )
         return table.df
-
-
-def _without(fields: Schema, groups: Sequence[Sequence[str]]) -> Schema:
-    gone = {name for group in groups for name in group}
-    return {name: each for name, each in fields.items() if name not in gone}
 
 
 @dataclass(frozen=True)
@@ -263,12 +271,13 @@ class CountEncode(Step):
         return cells
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        from bigdl.friesian.feature.operators.counts import encode_counts
-        from bigdl.friesian.feature.operators.target import Encoding
+        from bigdl.friesian.feature.operators.counts import look_up_counts
+        from bigdl.friesian.feature.operators.target import Encoding, join_codes
 
+        look_ups = []
         for i, (group, output) in enumerate(zip(self.groups, self.out_cols, strict=True)):
             keys = [f"key_{j}" for j in range(len(group))]
-            table = state[str(i)].select([*keys, self._wanted])
-            counts = df.sparkSession.createDataFrame(table.rename_columns([*group, self._wanted]))
-            df = encode_counts(df, Encoding(tuple(group), {self._wanted: output}), counts)
-        return df
+            table = df.sparkSession.createDataFrame(state[str(i)].select([*keys, self._wanted]))
+            encoding = Encoding(tuple(group), {self._wanted: output})
+            look_ups.append(look_up_counts(encoding, table, keys))
+        return join_codes(df, look_ups)
