@@ -78,7 +78,7 @@ class TargetMethods:
         encodings = target.encodings_of(cat_cols, targets, out_cols)
         require_columns(self.df, [name for each in encodings for name in each.categories])
         means = target.check_means(target_mean, targets)
-        target.check_smoothing(smooth, kfold)
+        target.check_smoothing(smooth, kfold, fold_seed)
         had_folds = target.check_fold_col(fold_col, encodings) in self.df.columns
         df = target.assign_folds(self.df, kfold, fold_seed, fold_col) if kfold > 1 else self.df
         folds = fold_col if kfold > 1 else None

@@ -131,8 +131,10 @@ def check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
     return {target: float(target_mean[target]) for target in targets}
 
 
-def check_smoothing(smooth: Any, kfold: Any) -> None:
-    """Check the two numbers that say how much a category trusts its own rows."""
+def check_smoothing(smooth: Any, kfold: Any, fold_seed: Any = None) -> None:
+    """Check the numbers that say how much a category trusts its own rows, and the seed of folds."""
+    if fold_seed is not None and type(fold_seed) is not int:
+        raise UsageError(f"fold_seed should be an integer or None, but got {fold_seed!r}")
     if isinstance(kfold, bool) or not isinstance(kfold, int) or kfold <= 0:
         raise UsageError(f"kfold should be an integer larger than 0, but got {kfold!r}")
     is_number = isinstance(smooth, int | float) and not isinstance(smooth, bool)

@@ -61,7 +61,7 @@ class Source:
 
 
 def number_column(name: str) -> str:
-    """The column of the numbers of a vocabulary: ``id``, unless its values are in a column ``id``."""
+    """The column of the numbers of a vocabulary: ``id``, unless its values are called so."""
     return "id_number" if name.lower() == "id" else "id"
 
 

@@ -126,6 +126,10 @@ class CutBins(Step):
             if not isinstance(bins, int):
                 _check_labels(name, bins, words)
 
+    @property
+    def reads(self) -> list[str]:
+        return list(self.bins)
+
     def requests(self, before: Schema) -> dict[str, Request]:
         require_fields(before, list(self.bins))
         found: dict[str, Request] = {}

@@ -45,6 +45,10 @@ class Drop(Step):
     columns: list[str]
     method = "drop"
 
+    @property
+    def reads(self) -> list[str]:
+        return []
+
     def cells(self, before: Schema, state: Any) -> list[Cell]:
         return []
 

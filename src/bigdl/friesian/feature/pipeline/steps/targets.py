@@ -77,8 +77,12 @@ class Codes(Function):
         return self._codes.get(values, self.default)
 
 
+def _categories(groups: Sequence[Sequence[str]]) -> list[str]:
+    return list(dict.fromkeys(name for group in groups for name in group))
+
+
 def _check_categories(before: Schema, groups: Sequence[Sequence[str]]) -> None:
-    names = [name for group in groups for name in group]
+    names = _categories(groups)
     require_fields(before, names)
     for name in names:
         kind = before[name].kind
@@ -129,6 +133,10 @@ class TargetEncode(Step):
     drop_cat: bool
     drop_fold: bool
     method = "target_encode"
+
+    @property
+    def reads(self) -> list[str]:
+        return _categories(self.groups) + self.targets
 
     def requests(self, before: Schema) -> dict[str, Request]:
         _check_categories(before, self.groups)
@@ -239,6 +247,10 @@ class CountEncode(Step):
     normalize: bool
     out_cols: list[str]
     method = "count_encode"
+
+    @property
+    def reads(self) -> list[str]:
+        return _categories(self.groups)
 
     def requests(self, before: Schema) -> dict[str, Request]:
         _check_categories(before, self.groups)
