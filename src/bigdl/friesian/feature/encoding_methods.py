@@ -56,7 +56,8 @@ class EncodingMethods:
         Returns
         -------
         StringIndex or list of StringIndex
-            A list if `columns` is one.
+            A list if `columns` is one.  The numbers are in the column ``id``, or ``id_number`` if
+            the values are in one called ``id``.
         """
         several = isinstance(columns, list | tuple)
         if several and not columns:
@@ -341,7 +342,8 @@ class EncodingMethods:
             How many indicators each column gets; default: its largest value plus 1.  A null or a
             value outside has no indicator that is 1.
         prefix : str or list of str, optional
-            The indicators are ``<prefix>_0`` and so on; default: the names of the columns.
+            The indicators are ``<prefix>_0`` and so on, which must not be there yet; default: the
+            names of the columns.
         keep_original_columns : bool, default False
         """
         found = binning.one_hot_sizes(self.df, columns, sizes)

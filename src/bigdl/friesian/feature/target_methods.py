@@ -9,6 +9,11 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.base import Table
 from bigdl.friesian.feature.operators import counts as counting
 from bigdl.friesian.feature.operators import target, target_time
+from bigdl.friesian.feature.operators.code_tables import (
+    join_codes,
+    look_up_codes,
+    without_twins,
+)
 from bigdl.friesian.feature.operators.columns import (
     as_names,
     check_different,
@@ -172,7 +177,10 @@ class TargetMethods:
                 f"counts should be {len(encodings)} Tables, one for each of cat_cols, but got "
                 f"{counts!r}"
             )
-        df = counting.encode_counts(self.df, encodings, [each.df for each in tables])
+        frames = [each.df for each in tables]
+        if counts is not None:
+            frames = counting.check_counts(frames, encodings)
+        df = counting.encode_counts(self.df, encodings, frames)
         return self._clone(df), tables
 
     def encode_target(
@@ -214,13 +222,13 @@ class TargetMethods:
                         f"{name} in TargetCode.cat_col in targets does not exist in Table, whose "
                         f"columns are {self.df.columns}"
                     )
-            once = target.without_twins(code.df, code.key_cols, list(code.out_target_mean))
-            found = target.look_up_codes(once, code.key_cols, names, code.out_target_mean, wanted)
+            once = without_twins(code.df, code.key_cols, list(code.out_target_mean))
+            found = look_up_codes(once, code.key_cols, names, code.out_target_mean, wanted)
             look_ups.append(found)
             done += names
         made = [name for each in look_ups for name in each.outputs]
         check_different(made, "The codes of targets")
-        df = target.join_codes(self.df, look_ups)
+        df = join_codes(self.df, look_ups)
         return self._clone(df.drop(*(set(done) - set(made))) if drop_cat else df)
 
 

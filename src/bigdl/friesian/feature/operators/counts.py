@@ -6,21 +6,30 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.feature.operators.columns import check_different, col, require_columns
-from bigdl.friesian.feature.operators.target import (
+from bigdl.friesian.feature.operators.code_tables import (
     COUNT,
-    Encoding,
     LookUp,
-    TargetStatistics,
-    encodings_of,
     join_codes,
     without_twins,
+)
+from bigdl.friesian.feature.operators.columns import check_different, col, require_columns
+from bigdl.friesian.feature.operators.target import (
+    Encoding,
+    TargetStatistics,
+    encodings_of,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["COLUMNS", "count_categories", "count_encodings", "encode_counts", "look_up_counts"]
+__all__ = [
+    "COLUMNS",
+    "check_counts",
+    "count_categories",
+    "count_encodings",
+    "encode_counts",
+    "look_up_counts",
+]
 
 COLUMNS = ("count", "frequency")
 
@@ -88,16 +97,24 @@ def look_up_counts(encoding: Encoding, table: DataFrame, keys: Sequence[str]) ->
     return LookUp(table, at, {output: (wanted, F.lit(0))})
 
 
+def check_counts(tables: Sequence[DataFrame], encodings: Sequence[Encoding]) -> list[DataFrame]:
+    """The tables of counts that a user gives, with every combination once."""
+    found = []
+    for table, encoding in zip(tables, encodings, strict=True):
+        wanted = list(encoding.outputs)
+        require_columns(table, [*encoding.categories, *wanted], "table of counts")
+        found.append(without_twins(table, encoding.categories, wanted))
+    return found
+
+
 def encode_counts(
     df: DataFrame, encodings: Sequence[Encoding], tables: Sequence[DataFrame]
 ) -> DataFrame:
-    """`df` with the counts or frequencies of tables, which may have a combination twice."""
+    """`df` with the counts or frequencies of tables, which have every combination once."""
     require_columns(df, [name for each in encodings for name in each.categories])
     _check_names(encodings)
-    found = []
-    for encoding, table in zip(encodings, tables, strict=True):
-        wanted = list(encoding.outputs)
-        require_columns(table, [*encoding.categories, *wanted], "table of counts")
-        once = without_twins(table, encoding.categories, wanted)
-        found.append(look_up_counts(encoding, once, encoding.categories))
+    found = [
+        look_up_counts(encoding, table, encoding.categories)
+        for encoding, table in zip(encodings, tables, strict=True)
+    ]
     return join_codes(df, found)

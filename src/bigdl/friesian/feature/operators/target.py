@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.friesian.feature.operators.code_tables import COUNT, LookUp, join_codes
 from bigdl.friesian.feature.operators.columns import (
     as_names,
     check_different,
@@ -23,7 +23,6 @@ from bigdl.friesian.feature.operators.columns import (
     is_integral,
     is_numeric,
     names_of_results,
-    replace,
     require_columns,
     temporary,
     type_of,
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 __all__ = [
-    "COUNT",
     "Encoding",
-    "LookUp",
     "TargetStatistics",
     "assign_folds",
     "check_fold_col",
@@ -44,13 +41,8 @@ __all__ = [
     "check_smoothing",
     "check_targets",
     "encodings_of",
-    "join_codes",
-    "look_up_codes",
     "only_categories",
-    "without_twins",
 ]
-
-COUNT = "target_encode_count"
 
 
 @dataclass(frozen=True)
@@ -311,91 +303,6 @@ class TargetStatistics:
         count = F.sum(count).over(whole) - count
         # no rounding error in place of nothing
         return F.when(count > 0, self._code(total, count, mean)).otherwise(mean)
-
-
-@dataclass(frozen=True)
-class LookUp:
-    """What rows take out of a table.
-
-    Attributes
-    ----------
-    table : pyspark.sql.DataFrame
-        One row for each combination of keys.
-    at : dict of str to Column
-        By the columns of its keys what the rows have in their place.
-    outputs : dict of str to (str, Column)
-        By the name of the result the column of the table, and what stands in for a combination that
-        it has not.
-    """
-
-    table: DataFrame
-    at: Mapping[str, Column]
-    outputs: Mapping[str, tuple[str, Column]]
-
-
-def join_codes(df: DataFrame, look_ups: Sequence[LookUp]) -> DataFrame:
-    """`df` with what some tables say about its rows.
-
-    No result takes the place of a column before all are there, since the column may be a key of
-    this or another table.
-    """
-    from pyspark.sql import functions as F
-
-    rows, results, gone = df, {}, []
-    for i, each in enumerate(look_ups):
-        if not each.outputs:
-            continue
-        found = [*each.at, *dict.fromkeys(code for code, _ in each.outputs.values())]
-        hidden = {name: temporary(rows, f"found{i}_{j}") for j, name in enumerate(found)}
-        table = each.table.select(*(col(name).alias(other) for name, other in hidden.items()))
-        same = (value == col(hidden[name]) for name, value in each.at.items())
-        rows = rows.join(table, reduce(lambda a, b: a & b, same), "left")
-        for output, (code, default) in each.outputs.items():
-            results[output] = F.coalesce(col(hidden[code]), default)
-        gone += hidden.values()
-    return replace(rows, results).drop(*gone)
-
-
-def look_up_codes(
-    codes: DataFrame,
-    keys: Sequence[str],
-    categories: Sequence[str],
-    out_target_mean: Mapping[str, tuple[str, float]],
-    targets: Sequence[str] | None,
-) -> LookUp:
-    """What rows take out of a :class:`TargetCode`: the codes of all targets, or of some of them.
-
-    Parameters
-    ----------
-    codes : pyspark.sql.DataFrame
-    keys : list of str
-        Its columns of categories.
-    categories : list of str
-        The columns of the rows in their place.
-    out_target_mean : dict of str to (str, float)
-    targets : list of str or None
-    """
-    from pyspark.sql import functions as F
-
-    outputs = {
-        output: (output, F.lit(mean).cast("double"))
-        for output, (target, mean) in out_target_mean.items()
-        if targets is None or target in targets
-    }
-    at = {key: col(name) for key, name in zip(keys, categories, strict=True)}
-    return LookUp(codes, at, outputs)
-
-
-def without_twins(table: DataFrame, keys: Sequence[str], values: Sequence[str]) -> DataFrame:
-    """One row for each combination of keys: that with the most rows, then the largest values."""
-    from pyspark.sql import functions as F
-
-    order = [COUNT] if COUNT in table.columns and COUNT not in (*keys, *values) else []
-    most = F.max(F.struct(*(col(name).alias(name) for name in (*order, *values))))
-    best = temporary(table, "best")
-    found = table.groupBy(*map(col, keys)).agg(most.alias(best))
-    shown = [F.col(best).getField(name).alias(name) for name in values]
-    return found.select(*map(col, keys), *shown)
 
 
 def _target(df: DataFrame, name: str) -> Column:

@@ -203,7 +203,7 @@ class TargetEncode(Step):
         return {name for group in self.groups for name in group} - made
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        from bigdl.friesian.feature.operators.target import join_codes, look_up_codes
+        from bigdl.friesian.feature.operators.code_tables import join_codes, look_up_codes
 
         look_ups = []
         for i, (group, outputs) in enumerate(zip(self.groups, self.out_cols, strict=True)):
@@ -283,8 +283,9 @@ class CountEncode(Step):
         return cells
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+        from bigdl.friesian.feature.operators.code_tables import join_codes
         from bigdl.friesian.feature.operators.counts import look_up_counts
-        from bigdl.friesian.feature.operators.target import Encoding, join_codes
+        from bigdl.friesian.feature.operators.target import Encoding
 
         look_ups = []
         for i, (group, output) in enumerate(zip(self.groups, self.out_cols, strict=True)):
