@@ -43,7 +43,9 @@ def count_encodings(cat_cols: Any, normalize: bool, out_cols: Any) -> list[Encod
     if out_cols is not None:
         return found
     named = [Encoding(e.categories, {wanted: f"{'_'.join(e.categories)}_{wanted}"}) for e in found]
-    check_different([name for each in named for name in each.outputs.values()], "out_cols")
+    # ["a_b", ["a", "b"]] would have one name for both
+    names = [name for each in named for name in each.outputs.values()]
+    check_different(names, "The names of the counts")
     return named
 
 

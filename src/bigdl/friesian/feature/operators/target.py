@@ -80,9 +80,9 @@ def encodings_of(cat_cols: Any, targets: Sequence[str], out_cols: Any) -> list[E
     groups = [tuple(as_names(each, "each element of cat_cols")) for each in cat_cols]
     if out_cols is None:
         names = [[f"{'_'.join(group)}_te_{target}" for target in targets] for group in groups]
+        check_different([name for row in names for name in row], "The names of the codes")
     else:
         names = names_of_results(out_cols, len(groups), len(targets), "cat_cols", "target_cols")
-    check_different([name for row in names for name in row], "out_cols")
     return [
         Encoding(group, dict(zip(targets, row, strict=True)))
         for group, row in zip(groups, names, strict=True)
