@@ -173,6 +173,10 @@ WHOLES = (
     .target_encode(["city", ["flag", "user"]], ["label", "age"], smooth=2, kfold=1)
     .count_encode(["user", ["city", "flag"]])
     .count_encode("flag", normalize=True)
+    # results in the place of the columns that others are made of
+    .count_encode(["user", ["flag", "user"]], out_cols=["flag", "user"])
+    .target_encode([["city", "flag"]], "age", out_cols="city", kfold=1, drop_cat=True)
+    .rename({"age": "label", "label": "age"})
 )
 
 

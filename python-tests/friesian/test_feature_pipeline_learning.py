@@ -402,6 +402,36 @@ UNRECORDABLE = {
         "cannot be used with do_split",
     ),
     "twins": (lambda p: p.select("a", "a"), "every column once"),
+    "no length": (lambda p: p.pad("a", 0), "seq_len should be an integer from 1 on"),
+    "no width": (lambda p: p.pad("a", 2, row_len=-1), "row_len should be an integer from 0 on"),
+    "a list as token": (lambda p: p.pad("a", 2, mask_token=[0]), "mask_token should be a number"),
+    "no mask": (lambda p: p.mask("a", 0), "seq_len should be an integer from 1 on"),
+    "negative history": (lambda p: p.add_hist_seq("a", "u", min_len=-1), "min_len should be"),
+    "no history": (lambda p: p.add_hist_seq("a", "u", max_len=0), "max_len should be"),
+    "no sequences": (lambda p: p.add_hist_seq("a", "u", num_seqs=0), "num_seqs should be"),
+    "user of no text": (lambda p: p.add_hist_seq("a", 3), "user_col should be str"),
+    "no other item": (lambda p: p.add_negative_samples(2), "item_size should be the largest item"),
+    "no negatives": (lambda p: p.add_negative_samples(9, neg_num=0), "neg_num should be"),
+    "item of no text": (lambda p: p.add_negative_samples(9, 3), "item_col should be str"),
+    "no popularity": (
+        lambda p: p.add_negative_samples(9, popularity=float("nan")),
+        "popularity should be a number",
+    ),
+    "no other items": (lambda p: p.add_neg_hist_seq(2, "a", 1), "item_size should be the largest"),
+    "how": (lambda p: p.dropna("a", how="some"), "how should be any or all"),
+    "columns of no text": (lambda p: p.dropna(3), "columns should be str or a list of str"),
+    "labels": (lambda p: p.cut_bins("a", [1, 2], labels=["x"]), "labels should be of length 3"),
+    "names of bins": (
+        lambda p: p.cut_bins(["a", "b"], [1], out_cols=["x", "x"]),
+        "out_cols should differ",
+    ),
+    "seed of folds": (lambda p: p.target_encode("a", "b", fold_seed="x"), "fold_seed should be"),
+    "name of folds": (
+        lambda p: p.target_encode("a", "b", out_cols="__fold__"),
+        "out_cols and fold_col should differ",
+    ),
+    "a new name of no text": (lambda p: p.rename({"a": 3}), "columns should be a dictionary"),
+    "counts of others": (lambda p: p.count_encode("a", counts=[]), "counts cannot be given"),
     "condition of no text": (lambda p: p.filter(3), "condition should be str"),
 }
 
@@ -475,3 +505,65 @@ def test_folders_that_hold_no_pipeline_are_refused(tmp_path):
     (path / "pipeline.json").write_text("{")
     with pytest.raises(UsageError, match="cannot be read"):
         FeaturePipeline.load(str(path))
+
+
+def test_tables_without_rows_teach_what_files_without_rows_do(table, clicks, tmp_path):
+    pipeline = FeaturePipeline().category_encode("user").min_max_scale("price")
+    spark = table.df.sparkSession
+    empty = clicks.slice(0, 0)
+    pq.write_table(empty, tmp_path / "empty.parquet")
+    for none in (
+        table.filter("1 = 0"),
+        spark.createDataFrame([], table.schema),
+        spark.read.parquet(str(tmp_path / "empty.parquet")),
+    ):
+        found = pipeline.fit(none).transform(table)
+        assert found.columns == table.columns
+        assert pipeline.feature_schema()["user"].cardinality == 1
+    with pytest.raises(UsageError, match="price"):
+        pipeline.fill_median("price").fit(table.filter("1 = 0"))
+
+
+def test_negatives_of_a_pipeline_know_users_and_popularity(table):
+    table = FeatureTable(table.fillna(1, "item").df.coalesce(1))
+    arguments = {"item_size": 30, "seed": 3, "user_col": "user", "popularity": 0.75}
+    pipeline = FeaturePipeline().add_negative_samples(**arguments)
+    found = pipeline.fit_transform(table).sort("time", "label", "item")
+    wanted = table.add_negative_samples(**arguments).sort("time", "label", "item")
+    assert found.to_dict() == wanted.to_dict()
+    assert pipeline.feature_schema()["item"].cardinality == 30
+
+
+def test_explain_says_what_is_read(table):
+    pipeline = (
+        FeaturePipeline()
+        .fillna(0, None)
+        .cross_columns([["user", "item"]], [9])
+        .target_encode("user", "label", kfold=1)
+        .cut_bins("price", [0.0])
+        .filter("item > 3")
+        .add_hist_seq("item", "user")
+        .add_negative_samples(30, user_col="user")
+        .drop("label")
+    )
+    wanted = [
+        "all that fit",
+        "user, item",
+        "user, label",
+        "price",
+        "item > 3",
+        "item, user, time",
+        "item, user",
+        "",
+    ]
+    assert _reads(pipeline) == wanted
+    fitted = _reads(pipeline.fit(table))
+    assert fitted[1:] == wanted[1:]
+    assert "label" in fitted[0]
+
+
+def _reads(pipeline):
+    """The second column of ``explain``."""
+    heads, *lines = pipeline.explain().splitlines()
+    begin, end = heads.index("reads"), heads.index("makes")
+    return [line[begin:end].strip() for line in lines if not line.startswith("result")]

@@ -205,3 +205,24 @@ def test_values_come_out_as_python_objects(messy, rows):
 def test_show_prints_rows(make, capsys):
     make([(1, "a long text that is cut")], "k int, t string").show(1, 5)
     assert "a ..." in capsys.readouterr().out
+
+
+def test_names_with_dots_are_names(make):
+    table = make([(1, None), (2, 3), (None, None)], "`a.b` int, `c` int")
+    assert table.dropna("a.b").to_list("a.b") == [1, 2]
+    assert table.dropna(None).to_list("c") == [3]
+    assert table.dropna(None, how="all").size() == 2
+
+
+def test_columns_can_swap_their_names(make):
+    table = make([(1, 2, 3)], "a int, b int, c int").rename({"a": "b", "b": "a", "no": "x"})
+    assert (table.columns, table.collect()[0]) == (["b", "a", "c"], (1, 2, 3))
+
+
+def test_figures_of_text_are_called_as_those_of_numbers(make):
+    table = make([("a", "1", 1), ("a", "1", 1), ("a", "x", 2)], "k string, text string, n int")
+    aggregates = ["sumDistinct", "mean", "sum", "stddev"]
+    found = table.group_by("k", agg={"text": aggregates, "n": aggregates})
+    texts, numbers = found.columns[1:5], found.columns[5:]
+    assert [name.replace("text", "n") for name in texts] == numbers
+    assert found.to_list("sum(DISTINCT text)") == [1.0]

@@ -3,6 +3,7 @@
 import pytest
 from oracles import assert_same, column, is_present
 
+from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import TargetCode
 from bigdl.friesian.feature.operators import target as target_operators
 
@@ -126,3 +127,67 @@ def test_names_of_codes_can_be_changed(make):
     assert not isinstance(codes.drop("out"), TargetCode)
     table = make([("x",), ("z",)], "k string").encode_target(renamed)
     assert table.to_dict() == {"code": [0.5, 0.25]}
+
+
+@pytest.fixture(scope="module")
+def clicks(make):
+    rows = [(1, 1, 5), (1, 0, 6), (2, 1, 7), (3, 0, 8)]
+    table = make(rows, "c int, l int, x int")
+    table.df.cache()
+    return table
+
+
+def test_counts_can_take_the_place_of_their_categories(clicks, make):
+    found, counts = clicks.count_encode("c", out_cols="c")
+    assert found.columns == ["c", "l", "x"]
+    assert found.to_list("c") == [2, 2, 1, 1]
+    again, _ = clicks.count_encode(["c", ["c", "l"]], out_cols=["l", "c"])
+    assert again.to_dict() == {"c": [1, 1, 1, 1], "l": [2, 2, 1, 1], "x": [5, 6, 7, 8]}
+    texts = make([("a",), ("b",), ("a",)], "c string")
+    assert texts.count_encode("c", out_cols="c")[0].to_list("c") == [2, 1, 2]
+    twice = counts[0].concat(counts[0])
+    assert clicks.count_encode("c", counts=twice)[0].to_list("c_count") == [2, 2, 1, 1]
+
+
+def test_codes_can_take_the_place_of_their_categories(clicks):
+    found, codes = clicks.target_encode("c", "l", out_cols="c", kfold=1, smooth=0)
+    assert found.to_dict() == {"c": [0.5, 0.5, 1.0, 0.0], "l": [1, 0, 1, 0], "x": [5, 6, 7, 8]}
+    for drop_cat in (True, False):
+        applied = clicks.encode_target(codes, drop_cat=drop_cat)
+        assert applied.to_dict() == found.to_dict()
+    renamed = codes[0].rename({"c": "k"})
+    assert clicks.rename({"c": "k"}).encode_target(renamed).to_list("k") == [0.5, 0.5, 1.0, 0.0]
+    assert isinstance(codes[0].limit(1), TargetCode)
+
+
+def test_no_code_is_made_of_another_code(clicks):
+    found, codes = clicks.target_encode(
+        ["c", "l"], "x", out_cols=["l", "k"], kfold=1, smooth=0, drop_cat=True
+    )
+    wanted = {"l": [5.5, 5.5, 7.0, 8.0], "x": [5, 6, 7, 8], "k": [6.0, 7.0, 6.0, 7.0]}
+    assert found.to_dict() == wanted
+    assert clicks.encode_target(codes).to_dict() == wanted
+
+
+def test_a_category_that_a_target_code_has_twice_does_not_multiply_rows(make):
+    rows = [("x", 1, 0.25), ("x", 5, 0.5), ("y", 1, 0.75)]
+    df = make(rows, "c string, target_encode_count int, out double").df
+    table = make([("x",), ("y",), ("z",)], "c string")
+    found = table.encode_target(TargetCode(df, "c", {"out": ("y", 0.0)}), drop_cat=False)
+    assert found.to_dict() == {"c": ["x", "y", "z"], "out": [0.5, 0.75, 0.0]}
+
+
+def test_wrong_names_of_codes_are_refused(clicks, make):
+    _, codes = clicks.target_encode("c", "l", kfold=1)
+    for call, message in [
+        (lambda: clicks.encode_target(codes, "typo"), "targets have no codes of ['typo']"),
+        (lambda: clicks.encode_target(codes * 2), "The codes of targets should differ"),
+        (lambda: TargetCode(codes[0].df, "c", {}, ["c", "l"]), "key_cols should be as many"),
+        (
+            lambda: make([(1,)], "count int").count_encode("count"),
+            "The columns ['count'] cannot be counted",
+        ),
+    ]:
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert message in str(caught.value)

@@ -287,3 +287,19 @@ def test_an_empty_table_has_empty_vocabularies(make):
     assert table.dtypes == [("a", "int"), ("b", "int")]
     assert empty.get_vocabularies("a") == {"a": []}
     assert isinstance(table, FeatureTable)
+
+
+def test_a_column_called_id_has_a_vocabulary(make, tmp_path):
+    table = make([(30, "a"), (10, "b"), (30, "c"), (None, "d")], "id int, x string")
+    encoded, index = table.category_encode("id", order_by_freq=True)
+    assert encoded.to_dict() == {"id": [1, 2, 1, None], "x": ["a", "b", "c", "d"]}
+    assert (index.columns, index.to_dict()) == (["id", "id_number"], {30: 1, 10: 2})
+    index.write_parquet(str(tmp_path))
+    read = StringIndex.read_parquet(str(tmp_path / "id.parquet"))
+    assert table.encode_string("id", read).to_list("id") == [1, 2, 1, None]
+    renamed = read.rename({"id": "user"})
+    assert (renamed.col_name, renamed.columns) == ("user", ["user", "id"])
+    assert renamed.rename({"user": "id"}).columns == ["id", "id_number"]
+    assert StringIndex.from_dict({"a": 7}, "id").to_dict() == {"a": 7}
+    with pytest.raises(UsageError, match="should have a column of this name and id_number"):
+        table.encode_string("id", Table(read.df).rename({"id_number": "number"}))

@@ -6,6 +6,15 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import FeatureTable, StringIndex, TargetCode
 from bigdl.friesian.feature.table import Table
 
+
+def _at_dates(table):
+    """Facts at times that are dates."""
+    from pyspark.sql import functions as F
+
+    facts = table.select("user").append_column("time", F.current_date())
+    return facts.append_column("fact", F.lit(1))
+
+
 CASES = {
     "fillna missing": (lambda t: t.fillna(0, ["age", "no"]), "do not exist in this Table"),
     "fillna kind": (
@@ -16,6 +25,7 @@ CASES = {
     "fillna size": (lambda t: t.fillna(2**40, "age"), "cannot hold 1099511627776"),
     "fillna value": (lambda t: t.fillna([1], "age"), "value should be int, float, str or bool"),
     "dropna how": (lambda t: t.dropna(None, how="some"), "how should be any or all"),
+    "dropna thresh": (lambda t: t.dropna(None, thresh="2"), "thresh should be an integer"),
     "clip bounds": (lambda t: t.clip("age"), "at least one of min and max should be not None"),
     "clip order": (lambda t: t.clip("age", 3, 2), "min should be smaller than max"),
     "clip columns": (
@@ -23,6 +33,7 @@ CASES = {
         "columns should be str or a list of str, but got None.",
     ),
     "clip text": (lambda t: t.clip("city", 0), "city should be a column of numbers"),
+    "clip nan": (lambda t: t.clip("price", float("nan")), "min should be a number or None"),
     "clip bound": (lambda t: t.clip("age", "0"), "min should be a number or None"),
     "log clipping": (lambda t: t.log("age", 1), "clipping should be a boolean"),
     "median text": (
@@ -37,6 +48,11 @@ CASES = {
     "add": (lambda t: t.add("city"), "city should be a column of numbers"),
     "add value": (lambda t: t.add("age", "1"), "value should be a number"),
     "rename": (lambda t: t.rename("age"), "columns should be a dictionary"),
+    "rename to another": (
+        lambda t: t.rename({"age": "city"}),
+        "There would be several columns ['city']",
+    ),
+    "rename to a number": (lambda t: t.rename({"age": 3}), "columns should be a dictionary"),
     "merge": (lambda t: t.merge_cols("age", "x"), "columns must be a list of column names"),
     "append": (lambda t: t.append_column("x", 3), "column should be a pyspark.sql.Column"),
     "select": (lambda t: t.select(), "cols should be str or a list of str, but got None."),
@@ -52,6 +68,21 @@ CASES = {
     "join": (lambda t: t.join(t.df, "age"), "table should be a Table"),
     "stats": (lambda t: t.get_stats("age", "median"), "aggr should be one of min, max"),
     "stats dict": (lambda t: t.get_stats("age", {"item": "min"}), "aggr has nothing for"),
+    "stats typo": (
+        lambda t: t.get_stats("age", {"age": "min", "agee": "max"}),
+        "['agee'] do not exist in this Table",
+    ),
+    "extremes of text": (lambda t: t.max("city"), "city should be a column of numbers"),
+    "subtract": (lambda t: t.subtract([1]), "other should be a Table, but got list"),
+    "intersect": (lambda t: t.intersect(t.df), "other should be a Table, but got DataFrame"),
+    "as of text": (
+        lambda t: t.join_as_of(t.select("user", "city", "age"), "user", "city"),
+        "city should hold numbers, dates or timestamps, but its type is string",
+    ),
+    "as of kinds": (
+        lambda t: t.join_as_of(_at_dates(t), "user"),
+        "time should hold numbers in both tables or in none",
+    ),
     "stats text": (lambda t: t.get_stats("city", "avg"), "need numbers"),
     "group": (lambda t: t.group_by("age", "median"), "agg should be one of sum, avg"),
     "group agg": (lambda t: t.group_by("age", 3), "agg should be str, list or dict"),
@@ -69,6 +100,10 @@ CASES = {
     "index missing": (lambda t: t.gen_string_idx("no"), "do not exist in this Table"),
     "encode": (lambda t: t.encode_string("city", [{}, {}]), "should have the same length"),
     "encode kind": (lambda t: t.encode_string("city", ["x"]), "indices should be StringIndex"),
+    "encode array": (
+        lambda t: t.encode_string("history", {"1": 1}),
+        "The column history of type array<int> cannot be encoded",
+    ),
     "encode unknown": (
         lambda t: t.encode_string("city", {"x": 1}, oov_buckets=-1),
         "oov_buckets should be an integer from 0 on",
@@ -95,6 +130,10 @@ CASES = {
     "dict_tbl": (
         lambda t: t.add_value_features("item", {1: 2}, "item", "age"),
         "dict_tbl should be a Table",
+    ),
+    "value features names": (
+        lambda t: t.add_value_features(["item", "age"], t.select("item", "age"), "item", "age"),
+        "The names of the results should differ from each other",
     ),
     "bins of a hash": (lambda t: t.hash_encode("city", 0), "bins should be a whole number"),
     "hash": (lambda t: t.hash_encode("city", 3, "crc"), "method should be the name of a hash"),
@@ -130,7 +169,15 @@ CASES = {
         lambda t: t.cross_columns([["city", "tags"]], [3], [1]),
         "each element in cross_col_names should be None or string",
     ),
+    "cross twins": (
+        lambda t: t.cross_columns([["city", "tags"], ["user", "tags"]], [3, 4], ["x", "x"]),
+        "The names of the crosses should differ from each other, but ['x'] are there twice",
+    ),
     "one hot": (lambda t: t.one_hot_encode("city"), "city should be a column of whole numbers"),
+    "one hot names": (
+        lambda t: t.append_column("age_0", t.age).one_hot_encode("age", 2),
+        "There would be several columns ['age_0']; use another prefix",
+    ),
     "one hot sizes": (lambda t: t.one_hot_encode("age", [1, 2]), "sizes should have the same"),
     "one hot prefix": (lambda t: t.one_hot_encode("age", 2, ["a", "b"]), "prefix should have"),
     "bins": (lambda t: t.cut_bins("age", "4"), "bins should be int or a list of numbers"),
@@ -141,6 +188,10 @@ CASES = {
     "bins names": (
         lambda t: t.cut_bins("age", [3], out_cols=["x", "y"]),
         "out_cols should have the same length as columns",
+    ),
+    "bins twins": (
+        lambda t: t.cut_bins(["age", "item"], [3], out_cols=["x", "x"]),
+        "out_cols should differ from each other",
     ),
     "scale": (lambda t: t.min_max_scale("city"), "cannot be scaled"),
     "scale range": (lambda t: t.min_max_scale("age", 1, 0), "min should be smaller than max"),
@@ -162,6 +213,10 @@ CASES = {
     "negatives seed": (lambda t: t.add_negative_samples(9, seed="1"), "seed should be an integer"),
     "negatives popularity": (
         lambda t: t.add_negative_samples(9, popularity=-1),
+        "popularity should be a number from 0 on",
+    ),
+    "negatives popularity of nothing": (
+        lambda t: t.add_negative_samples(9, popularity=float("nan")),
         "popularity should be a number from 0 on",
     ),
     "negatives user": (
@@ -206,6 +261,19 @@ CASES = {
     "target names": (
         lambda t: t.target_encode(["city", "tags"], "age", out_cols="x"),
         "out_cols should have 2 lists",
+    ),
+    "target twins": (
+        lambda t: t.target_encode(["city", "tags"], "age", out_cols=["x", "x"]),
+        "out_cols should differ from each other",
+    ),
+    "target fold name": (
+        lambda t: t.target_encode("city", "age", out_cols="__fold__"),
+        "out_cols and fold_col should differ",
+    ),
+    "target seed": (lambda t: t.target_encode("city", "age", fold_seed="1"), "fold_seed should be"),
+    "target smooth nan": (
+        lambda t: t.target_encode("city", "age", smooth=float("nan")),
+        "smooth should be a number",
     ),
     "target smooth": (lambda t: t.target_encode("city", "age", smooth=-1), "smooth should be"),
     "time folds": (

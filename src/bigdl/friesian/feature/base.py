@@ -154,11 +154,11 @@ class Table(CellMethods, OutputMethods):
 
     def subtract(self, other: Table) -> Self:
         """The different rows that another table has not."""
-        return self._clone(self.df.subtract(other.df))
+        return self._clone(self.df.subtract(_table(other).df))
 
     def intersect(self, other: Table) -> Self:
         """The different rows that another table has too."""
-        return self._clone(self.df.intersect(other.df))
+        return self._clone(self.df.intersect(_table(other).df))
 
     def sample(self, fraction: float, replace: bool = False, seed: int | None = None) -> Self:
         """Random rows, about `fraction` of them."""
@@ -252,3 +252,9 @@ class Table(CellMethods, OutputMethods):
         if self.df.is_cached:
             self.df.unpersist()
         return self
+
+
+def _table(other: Any) -> Table:
+    if not isinstance(other, Table):
+        raise UsageError(f"other should be a Table, but got {type(other).__name__}")
+    return other

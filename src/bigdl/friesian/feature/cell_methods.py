@@ -12,6 +12,7 @@ from bigdl.friesian.feature.operators.columns import (
     common_text,
     is_column,
     is_integral,
+    renamed,
     replace,
     require_columns,
     type_of,
@@ -66,11 +67,11 @@ class CellMethods:
         thresh : int, optional
             Keep the rows with at least so many other values, whatever `how` says.
         """
-        names = None if columns is None else as_names(columns)
-        require_columns(self.df, names or [])
-        if how not in ("any", "all"):
-            raise UsageError(f"how should be any or all, but got {how!r}")
-        return self._clone(self.df.dropna(how=how, thresh=thresh, subset=names))
+        names = self.df.columns if columns is None else as_names(columns)
+        require_columns(self.df, names)
+        cells.check_dropna(how, thresh)
+        quoted = [f"`{name.replace('`', '``')}`" for name in names]
+        return self._clone(self.df.dropna(how=how, thresh=thresh, subset=quoted))
 
     def clip(
         self,
@@ -161,14 +162,14 @@ class CellMethods:
         Parameters
         ----------
         columns : dict of str to str
-            From old to new names; old ones that do not exist are skipped.
+            From old to new names, all at once; old ones that do not exist are skipped.
         """
-        if not isinstance(columns, dict):
+        if not isinstance(columns, dict) or not all(isinstance(e, str) for e in columns.values()):
             raise UsageError(
                 "columns should be a dictionary of {'old_name1': 'new_name1', 'old_name2': "
                 f"'new_name2'}}, but got {columns!r}"
             )
-        return self._clone(self.df.withColumnsRenamed(columns))
+        return self._clone(renamed(self.df, columns))
 
     def merge_cols(self, columns: list[str], target: str) -> Self:
         """Put columns into one column of arrays, and leave them out.

@@ -14,6 +14,7 @@ from bigdl.friesian.feature.operators.columns import (
     check_count,
     check_string,
     require_columns,
+    type_of,
 )
 from bigdl.friesian.feature.string_index import StringIndex
 
@@ -55,7 +56,8 @@ class EncodingMethods:
         Returns
         -------
         StringIndex or list of StringIndex
-            A list if `columns` is one.
+            A list if `columns` is one.  The numbers are in the column ``id``, or ``id_number`` if
+            the values are in one called ``id``.
         """
         several = isinstance(columns, list | tuple)
         if several and not columns:
@@ -118,6 +120,8 @@ class EncodingMethods:
                 "columns and indices should have the same length, but got "
                 f"{len(names)} and {len(given)}"
             )
+        for name in names:
+            lookup.check_single(name, type_of(self.df, name))
         dictionaries = {
             name: _dictionary(index, name) for name, index in zip(names, given, strict=True)
         }
@@ -225,7 +229,7 @@ class EncodingMethods:
                 f"freq_limit should have a limit for each of {names}, but got {dict(freq_limit)!r}"
             )
         sources = vocabulary.sources_of(names, freq_limit)
-        frames = vocabulary.learn(self.df, sources, True, None, "{}_new")
+        frames = vocabulary.learn(self.df, sources, True, None, "{}_new".format)
         return [self._clone(frame) for frame in frames]
 
     def reindex(self, columns: str | Sequence[str] = (), index_tbls: Any = ()) -> Self:
@@ -338,7 +342,8 @@ class EncodingMethods:
             How many indicators each column gets; default: its largest value plus 1.  A null or a
             value outside has no indicator that is 1.
         prefix : str or list of str, optional
-            The indicators are ``<prefix>_0`` and so on; default: the names of the columns.
+            The indicators are ``<prefix>_0`` and so on, which must not be there yet; default: the
+            names of the columns.
         keep_original_columns : bool, default False
         """
         found = binning.one_hot_sizes(self.df, columns, sizes)
@@ -402,10 +407,11 @@ def _dictionary(index: Any, name: str) -> lookup.Dictionary:
         index = StringIndex.from_dict(dict(index), name)
     if not isinstance(index, Table):
         raise UsageError(f"indices should be StringIndex or dict, or a list of them, got {index!r}")
-    if name not in index.df.columns or "id" not in index.df.columns:
+    number = vocabulary.number_column(name)
+    if name not in index.df.columns or number not in index.df.columns:
         raise UsageError(
-            f"The index for the column {name} should have a column of this name and id, but its "
-            f"columns are {index.df.columns}; rename them"
+            f"The index for the column {name} should have a column of this name and {number}, but "
+            f"its columns are {index.df.columns}; rename them"
         )
     if not isinstance(index, StringIndex):
         index = StringIndex(index.df, name)

@@ -129,7 +129,8 @@ class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
         table : FeatureTable
             Nulls and NaN stay.
         extremes : dict of str to (min, max)
-            The extremes before, for :meth:`transform_min_max_scale`; lists for arrays.
+            The extremes before, without the range, for :meth:`transform_min_max_scale`; lists for
+            arrays.
         """
         extremes = scaling.fit_min_max(self.df, columns)
         return self._clone(scaling.apply_min_max(self.df, extremes, min, max)), extremes
@@ -150,7 +151,7 @@ class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
         min_max_dict : dict of str to (min, max)
             What :meth:`min_max_scale` returned.
         min, max : float, default 0.0 and 1.0
-            The range, which should be the same as there.
+            The range: give that of :meth:`min_max_scale` again, since `min_max_dict` has it not.
         clip : bool, default False
             Bring numbers outside of the extremes to the ends of the range.
         """
@@ -199,7 +200,7 @@ class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
         on : str or list of str
             Whose facts they are.  A null has none.
         time_col : str, default "time"
-            Numbers, dates or timestamps.
+            Numbers, dates or timestamps; times as text have to be cast.
         ttl : float, optional
             How old facts may be: in the unit of the numbers, or in seconds.
 
@@ -235,7 +236,8 @@ class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
         Returns
         -------
         FeatureTable
-            The figures have Spark's names, such as ``sum(price)``.
+            The figures have Spark's names, such as ``sum(price)``, also those of texts that hold
+            numbers.
         """
         return self._clone(statistics.group_by(self.df, columns, agg, join))
 

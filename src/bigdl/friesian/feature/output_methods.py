@@ -84,7 +84,8 @@ class OutputMethods:
         columns : str, list of str or None
             None for all columns of numbers.
         aggr : str, list of str, or dict of str to one of them
-            Of min, max, avg, sum and count.  A dict has those of each column.
+            Of min, max, avg, sum and count.  A dict has those of each column; it may have those of
+            other columns of the table, which are not used.
 
         Returns
         -------

@@ -9,9 +9,13 @@ from bigdl.friesian.feature.base import Table
 from bigdl.friesian.feature.operators import lookup, negatives, sequences
 from bigdl.friesian.feature.operators.columns import (
     as_names,
+    check_different,
     check_string,
+    col,
     is_numeric,
+    replace,
     require_columns,
+    temporary,
 )
 
 if TYPE_CHECKING:
@@ -166,10 +170,14 @@ class SequenceMethods:
         source = (key, value) if key in known and value in known and key != value else known[:2]
         dictionary = lookup.Dictionary(dict_tbl.df, *source)
         default = 0 if is_numeric(dictionary.value_type) else None
-        df = self.df
-        for name in names:
-            df = lookup.value_features(df, name, name.replace(key, value), dictionary, default)
-        return self._clone(df)
+        outputs = {name: name.replace(key, value) for name in names}
+        check_different(list(outputs.values()), "The names of the results")
+        df, hidden = self.df, {}
+        for i, (name, output) in enumerate(outputs.items()):
+            hidden[output] = temporary(df, f"found{i}")  # the output may be another of the columns
+            df = lookup.value_features(df, name, hidden[output], dictionary, default)
+        found = {output: col(other) for output, other in hidden.items()}
+        return self._clone(replace(df, found).drop(*hidden.values()))
 
     def mask(self, mask_cols: str | list[str], seq_len: int = 100) -> Self:
         """Add ``<column>_mask``: 1 for each value that an array has, then 0, up to `seq_len`."""

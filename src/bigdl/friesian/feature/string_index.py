@@ -9,6 +9,7 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.base import Table
 from bigdl.friesian.feature.operators.columns import check_string
 from bigdl.friesian.feature.operators.dictionary import Dictionary
+from bigdl.friesian.feature.operators.vocabulary import number_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,12 +27,13 @@ class StringIndex(Table):
     df : pyspark.sql.DataFrame
         Columns `col_name` and ``id``.
     col_name : str
+        If this is ``"id"`` itself, the column of the numbers is ``id_number``.
     """
 
     def __init__(self, df: DataFrame, col_name: str):
         super().__init__(df)
         check_string(col_name, "col_name")
-        for name in ("id", col_name):
+        for name in (number_column(col_name), col_name):
             if name not in df.columns:
                 raise UsageError(
                     f"{name} should be a column of the DataFrame, but its columns are {df.columns}"
@@ -40,7 +42,7 @@ class StringIndex(Table):
         self._dictionaries: dict[str, Dictionary] = {}
 
     def _clone(self, df: DataFrame) -> Self | Table:
-        if {"id", self.col_name} <= set(df.columns):
+        if {number_column(self.col_name), self.col_name} <= set(df.columns):
             return type(self)(df, self.col_name)
         return Table(df)
 
@@ -52,14 +54,18 @@ class StringIndex(Table):
         columns : dict of str to str
             From old to new names.
         """
-        renamed = Table(self.df).rename(columns)
-        return type(self)(renamed.df, columns.get(self.col_name, self.col_name))
+        if not isinstance(columns, dict):
+            return Table(self.df).rename(columns)  # which says what it should be
+        col_name = columns.get(self.col_name, self.col_name)
+        numbers = {number_column(self.col_name): number_column(col_name)}
+        return type(self)(Table(self.df).rename({**numbers, **columns}).df, col_name)
 
     def dictionary_of(self, column: str) -> Dictionary:
         """The numbers by the values of a column, for look-ups; what they collect is kept."""
         found = self._dictionaries.get(column)
         if found is None or found.df is not self.df:
-            found = self._dictionaries[column] = Dictionary(self.df, column, "id")
+            number = number_column(self.col_name)
+            found = self._dictionaries[column] = Dictionary(self.df, column, number)
         return found
 
     @classmethod
@@ -109,14 +115,16 @@ class StringIndex(Table):
             ids = pa.array(indices.values(), pa.int32())
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             raise UsageError(f"The values of indices should be 32-bit int: {error}") from error
-        table = pa.table({col_name: pa.array(indices, pa.string()), "id": ids})
+        number = number_column(col_name)
+        table = pa.table({col_name: pa.array(indices, pa.string()), number: ids})
         spark = OrcaContext.get_spark_session()
-        return cls(spark.createDataFrame(table, f"`{col_name}` string, id int"), col_name)
+        return cls(spark.createDataFrame(table, f"`{col_name}` string, {number} int"), col_name)
 
     def to_dict(self) -> dict[str, int]:
         """The number of each value."""
-        columns = self._columns([self.col_name, "id"])
-        return dict(zip(columns[self.col_name], columns["id"], strict=True))
+        number = number_column(self.col_name)
+        columns = self._columns([self.col_name, number])
+        return dict(zip(columns[self.col_name], columns[number], strict=True))
 
     def write_parquet(self, path: str, mode: str = "overwrite") -> None:
         """Write the folder ``<path>/<col_name>.parquet``.

@@ -28,6 +28,8 @@ class TargetCode(Table):
     out_target_mean : dict of str to (str, float)
         For each column of codes the target and its mean over all rows, which is the code of a
         category that is not in the table.
+    key_cols : str or list of str, optional
+        The columns of `df` that hold the categories, if they are not called as `cat_col`.
     """
 
     def __init__(
@@ -35,9 +37,16 @@ class TargetCode(Table):
         df: DataFrame,
         cat_col: str | list[str],
         out_target_mean: Mapping[str, tuple[str, float]],
+        key_cols: str | list[str] | None = None,
     ):
         super().__init__(df)
-        require_columns(df, as_names(cat_col, "cat_col"))
+        categories = as_names(cat_col, "cat_col")
+        self.key_cols = categories if key_cols is None else as_names(key_cols, "key_cols")
+        if len(self.key_cols) != len(categories):
+            raise UsageError(
+                f"key_cols should be as many columns as cat_col, {categories}, got {key_cols!r}"
+            )
+        require_columns(df, self.key_cols)
         if not isinstance(out_target_mean, Mapping):
             raise UsageError(
                 "out_target_mean should be a dict from a column to a target and its mean, but got "
@@ -48,8 +57,8 @@ class TargetCode(Table):
         self.out_target_mean = dict(out_target_mean)
 
     def _clone(self, df: DataFrame) -> Self | Table:
-        if {*as_names(self.cat_col), *self.out_target_mean} <= set(df.columns):
-            return type(self)(df, self.cat_col, self.out_target_mean)
+        if {*self.key_cols, *self.out_target_mean} <= set(df.columns):
+            return type(self)(df, self.cat_col, self.out_target_mean, self.key_cols)
         return Table(df)
 
     def rename(self, columns: dict[str, str]) -> TargetCode:
@@ -60,15 +69,12 @@ class TargetCode(Table):
         columns : dict of str to str
             From old to new names.
         """
-        if not isinstance(columns, dict):
-            raise UsageError(
-                "columns should be a dictionary of {'old_name1': 'new_name1', 'old_name2': "
-                f"'new_name2'}}, but got {columns!r}"
-            )
+        renamed = Table(self.df).rename(columns)
         cat_col = (
             columns.get(self.cat_col, self.cat_col)
             if isinstance(self.cat_col, str)
             else [columns.get(name, name) for name in self.cat_col]
         )
         means = {columns.get(name, name): each for name, each in self.out_target_mean.items()}
-        return type(self)(self.df.withColumnsRenamed(columns), cat_col, means)
+        keys = [columns.get(name, name) for name in self.key_cols]
+        return type(self)(renamed.df, cat_col, means, keys)

@@ -9,9 +9,14 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.base import Table
 from bigdl.friesian.feature.operators import counts as counting
 from bigdl.friesian.feature.operators import target, target_time
+from bigdl.friesian.feature.operators.code_tables import (
+    join_codes,
+    look_up_codes,
+    without_twins,
+)
 from bigdl.friesian.feature.operators.columns import (
     as_names,
-    check_string,
+    check_different,
     require_columns,
     temporary,
 )
@@ -64,7 +69,8 @@ class TargetMethods:
             Leave out the column of folds, unless the table had it.
         out_cols : str, list of str, or list of lists of str, optional
             Names of the codes, for each of `cat_cols` those of all targets; default
-            ``<column>_te_<target>`` or ``<column>_<column>_te_<target>``.
+            ``<column>_te_<target>`` or ``<column>_<column>_te_<target>``.  The name of a column
+            replaces it in its place, also if it is a category: all codes are of the values before.
 
         Returns
         -------
@@ -77,15 +83,14 @@ class TargetMethods:
         encodings = target.encodings_of(cat_cols, targets, out_cols)
         require_columns(self.df, [name for each in encodings for name in each.categories])
         means = target.check_means(target_mean, targets)
-        target.check_smoothing(smooth, kfold)
-        had_folds = check_string(fold_col, "fold_col") in self.df.columns
+        target.check_smoothing(smooth, kfold, fold_seed)
+        had_folds = target.check_fold_col(fold_col, encodings) in self.df.columns
         df = target.assign_folds(self.df, kfold, fold_seed, fold_col) if kfold > 1 else self.df
         folds = fold_col if kfold > 1 else None
         found = target.TargetStatistics(df, encodings, targets, folds, means, smooth)
-        for encoding in encodings:
-            df = found.encode(df, encoding)
+        df = found.encode(df)
         if drop_cat:
-            df = df.drop(*(name for each in encodings for name in each.categories))
+            df = df.drop(*target.only_categories(encodings))
         if folds is not None and drop_fold and not had_folds:
             df = df.drop(fold_col)
         return self._clone(df), _codes_of(found)
@@ -129,9 +134,8 @@ class TargetMethods:
         fold_col = temporary(self.df, "time_fold")
         df = target_time.time_folds(self.df, time_col, folds, fold_col)
         found = target_time.TimeStatistics(df, encodings, targets, fold_col, means, smooth)
-        for encoding in encodings:
-            df = found.encode(df, encoding)
-        names = [name for each in encodings for name in each.categories] if drop_cat else []
+        df = found.encode(df)
+        names = target.only_categories(encodings) if drop_cat else []
         return self._clone(df.drop(fold_col, *names)), _codes_of(found)
 
     def count_encode(
@@ -151,7 +155,7 @@ class TargetMethods:
             Their share of the rows that have a category, instead of the number of rows.
         out_cols : str or list of str, optional
             Default: ``<column>_count`` or ``<column>_frequency``, with the names of combined
-            columns joined by ``_``.
+            columns joined by ``_``.  The name of a column replaces it, as in :meth:`target_encode`.
         counts : Table or list of Table, optional
             What this method returned for other data, whose counts are taken.
 
@@ -173,9 +177,10 @@ class TargetMethods:
                 f"counts should be {len(encodings)} Tables, one for each of cat_cols, but got "
                 f"{counts!r}"
             )
-        df = self.df
-        for encoding, table in zip(encodings, tables, strict=True):
-            df = counting.encode_counts(df, encoding, table.df)
+        frames = [each.df for each in tables]
+        if counts is not None:
+            frames = counting.check_counts(frames, encodings)
+        df = counting.encode_counts(self.df, encodings, frames)
         return self._clone(df), tables
 
     def encode_target(
@@ -197,13 +202,18 @@ class TargetMethods:
         Returns
         -------
         FeatureTable
-            An unknown category has the mean of the target.
+            An unknown category has the mean of the target.  Of several rows of a category in a
+            TargetCode that of the most rows counts.
         """
         codes = list(targets) if isinstance(targets, list | tuple) else [targets]
         if not codes or not all(isinstance(each, TargetCode) for each in codes):
             raise UsageError(f"targets should be TargetCode or a list of them, got {targets!r}")
         wanted = None if target_cols is None else as_names(target_cols, "target_cols")
-        df, done = self.df, []
+        known = {of for code in codes for of, _ in code.out_target_mean.values()}
+        typos = [name for name in wanted or () if name not in known]
+        if typos:
+            raise UsageError(f"targets have no codes of {typos}, but of {sorted(known)}")
+        look_ups, done = [], []
         for code in codes:
             names = as_names(code.cat_col)
             for name in names:
@@ -212,9 +222,14 @@ class TargetMethods:
                         f"{name} in TargetCode.cat_col in targets does not exist in Table, whose "
                         f"columns are {self.df.columns}"
                     )
-            df = target.apply_codes(df, code.df, names, code.out_target_mean, wanted)
+            once = without_twins(code.df, code.key_cols, list(code.out_target_mean))
+            found = look_up_codes(once, code.key_cols, names, code.out_target_mean, wanted)
+            look_ups.append(found)
             done += names
-        return self._clone(df.drop(*done) if drop_cat else df)
+        made = [name for each in look_ups for name in each.outputs]
+        check_different(made, "The codes of targets")
+        df = join_codes(self.df, look_ups)
+        return self._clone(df.drop(*(set(done) - set(made))) if drop_cat else df)
 
 
 def _codes_of(found: target.TargetStatistics) -> list[TargetCode]:
@@ -223,6 +238,7 @@ def _codes_of(found: target.TargetStatistics) -> list[TargetCode]:
             found.codes(each),
             each.categories[0] if len(each.categories) == 1 else list(each.categories),
             {output: (name, found.means[name]) for name, output in each.outputs.items()},
+            each.key_columns,
         )
         for each in found.encodings
     ]

@@ -37,6 +37,7 @@ def join_as_of(
     keys = as_names(on, "on")
     for frame in (df, other):
         require_columns(frame, [*keys, check_string(time_col, "time_col")])
+    _check_times(time_col, type_of(df, time_col), type_of(other, time_col))
     added = [name for name in other.columns if name not in (*keys, time_col)]
     shared = [name for name in added if name in df.columns]
     if shared:
@@ -68,8 +69,26 @@ def join_as_of(
     )
 
 
+def _check_times(name: str, ours: DataType, theirs: DataType) -> None:
+    from pyspark.sql import types as T
+
+    for kind in (ours, theirs):
+        times = T.DateType | T.TimestampType | T.TimestampNTZType
+        if not is_numeric(kind) and not isinstance(kind, times):
+            raise UsageError(
+                f"{name} should hold numbers, dates or timestamps, but its type is "
+                f"{kind.simpleString()}; cast it first"
+            )
+    if is_numeric(ours) != is_numeric(theirs):
+        raise UsageError(
+            f"{name} should hold numbers in both tables or in none, but its types are "
+            f"{ours.simpleString()} and {theirs.simpleString()}"
+        )
+
+
 def _check_ttl(ttl: Any) -> None:
-    if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int | float) or ttl < 0):
+    is_number = isinstance(ttl, int | float) and not isinstance(ttl, bool)
+    if ttl is not None and (not is_number or not ttl >= 0):
         raise UsageError(f"ttl should be a number from 0 on, or None, but got {ttl!r}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.operators.columns import (
     as_names,
     check_count,
+    check_different,
     col,
     is_fractional,
     is_integral,
@@ -24,7 +26,14 @@ from bigdl.friesian.feature.operators.statistics import get_stats
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["bin_edges", "cut_bins", "one_hot_encode", "one_hot_sizes", "quantile_edges"]
+__all__ = [
+    "bin_edges",
+    "check_indicators",
+    "cut_bins",
+    "one_hot_encode",
+    "one_hot_sizes",
+    "quantile_edges",
+]
 
 _RELATIVE_ERROR = 0.001  # of the rank that an edge has
 
@@ -118,6 +127,7 @@ def cut_bins(
         raise UsageError(
             f"out_cols should have the same length as columns, but got {outputs} for {names}"
         )
+    check_different(outputs, "out_cols")
     added = {}
     for name, output in zip(names, outputs, strict=True):
         words = None if labels is None else _of_labels(labels, name)
@@ -178,6 +188,14 @@ def one_hot_sizes(df: DataFrame, columns: Any, sizes: Any) -> dict[str, int]:
     return dict(zip(names, given, strict=True))
 
 
+def check_indicators(made: Sequence[str], kept: Sequence[str]) -> None:
+    """Check that indicators have names of their own."""
+    taken = set(kept)
+    twins = sorted(name for name, count in Counter(made).items() if count > 1 or name in taken)
+    if twins:
+        raise UsageError(f"There would be several columns {twins}; use another prefix")
+
+
 def one_hot_encode(
     df: DataFrame, sizes: Mapping[str, int], prefix: Any, keep_original: bool
 ) -> DataFrame:
@@ -193,6 +211,9 @@ def one_hot_encode(
             f"prefix should have the same length as columns, but got {prefixes} for {list(sizes)}"
         )
     prefix_of = dict(zip(sizes, prefixes, strict=True))
+    kept = [name for name in df.columns if keep_original or name not in sizes]
+    made = [f"{prefix_of[name]}_{j}" for name, size in sizes.items() for j in range(size)]
+    check_indicators(made, kept)
     columns = []
     for name in df.columns:
         if name not in sizes or keep_original:

@@ -26,7 +26,17 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["add", "cast", "cast_column", "clip", "fill_values", "fillna", "log", "medians"]
+__all__ = [
+    "add",
+    "cast",
+    "cast_column",
+    "check_dropna",
+    "clip",
+    "fill_values",
+    "fillna",
+    "log",
+    "medians",
+]
 
 _RELATIVE_ERROR = 0.001  # of the rank that a median has
 _CASTS = {
@@ -117,6 +127,14 @@ def _check_fill(value: Any, kind: str, name: str, data_type: DataType) -> None:
         )
 
 
+def check_dropna(how: Any, thresh: Any) -> None:
+    """Check what ``dropna`` takes beside columns."""
+    if how not in ("any", "all"):
+        raise UsageError(f"how should be any or all, but got {how!r}")
+    if thresh is not None and (isinstance(thresh, bool) or not isinstance(thresh, int)):
+        raise UsageError(f"thresh should be an integer or None, but got {thresh!r}")
+
+
 def clip(df: DataFrame, columns: Any, minimum: float | None, maximum: float | None) -> DataFrame:
     """Bounds for numbers; see :meth:`Table.clip`."""
     from pyspark.sql import functions as F
@@ -124,7 +142,8 @@ def clip(df: DataFrame, columns: Any, minimum: float | None, maximum: float | No
     if minimum is None and maximum is None:
         raise UsageError("at least one of min and max should be not None")
     for bound, what in ((minimum, "min"), (maximum, "max")):
-        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int | float)):
+        is_number = isinstance(bound, int | float) and not isinstance(bound, bool)
+        if bound is not None and (not is_number or math.isnan(bound)):
             raise UsageError(f"{what} should be a number or None, got {bound!r}")
     if minimum is not None and maximum is not None and minimum > maximum:
         raise UsageError(f"min should be smaller than max, but got {minimum} and {maximum}")

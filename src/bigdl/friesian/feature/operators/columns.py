@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "as_names",
     "check_count",
+    "check_different",
     "check_string",
     "col",
     "common_text",
@@ -27,6 +28,7 @@ __all__ = [
     "names_of_results",
     "numeric_columns",
     "random_seed",
+    "renamed",
     "replace",
     "require_columns",
     "temporary",
@@ -69,6 +71,13 @@ def check_count(value: Any, what: str, at_least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise UsageError(f"{what} should be an integer from {at_least} on, got {value!r}")
     return value
+
+
+def check_different(names: Sequence[str], what: str) -> None:
+    """Check that no two results have one name: one of them would be lost."""
+    twins = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twins:
+        raise UsageError(f"{what} should differ from each other, but {twins} are there twice")
 
 
 def require_columns(df: DataFrame, columns: Iterable[str], where: str = "Table") -> None:
@@ -201,6 +210,7 @@ def names_of_results(
             f"out_cols should have {rows} lists, one for each of {of_rows}, of {columns} names, "
             f"one for each of {of_columns}, but got {out_cols!r}"
         )
+    check_different([name for row in grid for name in row], "out_cols")
     return [list(row) for row in grid]
 
 
@@ -220,6 +230,18 @@ def replace(df: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
     kept = [columns[name].alias(name) if name in columns else col(name) for name in df.columns]
     added = [value.alias(name) for name, value in columns.items() if name not in df.columns]
     return df.select(*kept, *added)
+
+
+def renamed(df: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+    """`df` with new names for columns, all at once, so that two can swap theirs."""
+    names = [columns.get(name, name) for name in df.columns]
+    new = {columns[name] for name in df.columns if name in columns}
+    twins = sorted(name for name in new if names.count(name) > 1)
+    if twins:
+        raise UsageError(f"There would be several columns {twins}; drop or rename the others")
+    if new.isdisjoint(df.columns):
+        return df.withColumnsRenamed(dict(columns))
+    return df.toDF(*names)
 
 
 def temporary(df: DataFrame | Iterable[str], purpose: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.operators.columns import (
     as_names,
+    check_different,
     check_string,
     col,
     is_integral,
@@ -146,6 +147,9 @@ def crosses_of(cross_columns: Any, bin_sizes: Any, cross_col_names: Any) -> list
             f"{len(cross_columns)} and {len(bin_sizes)}"
         )
     names = _cross_names(cross_columns, cross_col_names)
+    whole = ["_".join(each) for each in cross_columns]
+    named = [b if a is None else a for a, b in zip(names, whole, strict=True)]
+    check_different(named, "The names of the crosses")
     for bins in bin_sizes:
         _check_bins(bins, "each of bin_sizes")
     return [Cross(*each) for each in zip(cross_columns, bin_sizes, names, strict=True)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.operators.columns import (
     col,
     is_array,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from bigdl.friesian.feature.operators.dictionary import Shipped
 
-__all__ = ["Dictionary", "encode", "encode_tokens", "value_features"]
+__all__ = ["Dictionary", "check_single", "encode", "encode_tokens", "value_features"]
 
 
 def _meeting_type(kind: DataType, key_type: DataType) -> str:
@@ -43,6 +44,17 @@ def _meeting_type(kind: DataType, key_type: DataType) -> str:
     if is_numeric(kind) and is_numeric(key_type):
         return "double"
     return key_type.simpleString()
+
+
+def check_single(name: str, kind: DataType) -> None:
+    """Check that the cells of a column are single values."""
+    from pyspark.sql import types as T
+
+    if not isinstance(kind, T.AtomicType):
+        raise UsageError(
+            f"The column {name} of type {kind.simpleString()} cannot be encoded: its cells should "
+            "be single values, or with do_split their text; explode it, or use add_value_features"
+        )
 
 
 def encode(

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["add_neg_hist_seq", "add_negative_samples"]
+__all__ = ["add_neg_hist_seq", "add_negative_samples", "check_sizes"]
 
 
-def _check_sizes(item_size: Any, neg_num: Any) -> None:
+def check_sizes(item_size: Any, neg_num: Any) -> None:
+    """Check how many items there are and how many are drawn."""
     if isinstance(item_size, bool) or not isinstance(item_size, int) or item_size < 3:
         raise UsageError(
             "item_size should be the largest item number plus 1, and at least 3 for there to be "
@@ -86,7 +87,7 @@ def add_negative_samples(
     """Rows with random items; see :meth:`FeatureTable.add_negative_samples`."""
     from pyspark.sql import functions as F
 
-    _check_sizes(item_size, neg_num)
+    check_sizes(item_size, neg_num)
     check_string(label_col, "label_col")
     require_columns(df, [item_col])
     kind = type_of(df, item_col)
@@ -171,7 +172,7 @@ def add_neg_hist_seq(
     """Random items for each item of a history; see :meth:`FeatureTable.add_neg_hist_seq`."""
     from pyspark.sql import functions as F
 
-    _check_sizes(item_size, neg_num)
+    check_sizes(item_size, neg_num)
     _check_history(df, item_history_col)
     row = temporary(df, "row")
     key = F.lit(random_seed(seed))

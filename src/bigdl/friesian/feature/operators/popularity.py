@@ -9,6 +9,7 @@ and Phrases and their Compositionality", NIPS 2013).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ _TICKETS = 1 << 38  # of all items; times the rows of a batch they fit in 64 bit
 
 def check_popularity(popularity: Any) -> None:
     """Check the power of the counts."""
-    if isinstance(popularity, bool) or not isinstance(popularity, int | float) or popularity < 0:
+    is_number = isinstance(popularity, int | float) and not isinstance(popularity, bool)
+    if not is_number or not 0 <= popularity < math.inf:
         raise UsageError(f"popularity should be a number from 0 on, or None, got {popularity!r}")
 
 

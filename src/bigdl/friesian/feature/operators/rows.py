@@ -11,6 +11,7 @@ from bigdl.friesian.feature.operators.columns import (
     col,
     is_textual,
     random_seed,
+    renamed,
     require_columns,
     temporary,
 )
@@ -124,9 +125,9 @@ def join(
         require_columns(right, keys)
     shared = [name for name in left.columns if name in right.columns and name not in (keys or [])]
     if lsuffix is not None:
-        left = left.withColumnsRenamed({name: name + lsuffix for name in shared})
+        left = renamed(left, {name: name + lsuffix for name in shared})
     if rsuffix is not None:
-        right = right.withColumnsRenamed({name: name + rsuffix for name in shared})
+        right = renamed(right, {name: name + rsuffix for name in shared})
     if keys is None:
         return left.crossJoin(right)
     return left.join(right, keys, how)

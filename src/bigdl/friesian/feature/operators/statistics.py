@@ -11,6 +11,7 @@ from bigdl.friesian.feature.operators.columns import (
     col,
     is_numeric,
     is_textual,
+    names_of,
     numeric_columns,
     require_columns,
     temporary,
@@ -31,6 +32,8 @@ _AGGREGATES = {
     "sumDistinct": "sum_distinct",
     "approxCountDistinct": "approx_count_distinct",
 }
+# what Spark calls the results of functions, where it is not their own name
+_SHOWN = {"mean": "avg(", "sum_distinct": "sum(DISTINCT "}
 
 
 def get_stats(df: DataFrame, columns: Any, aggr: Any) -> dict[str, Any]:
@@ -38,7 +41,7 @@ def get_stats(df: DataFrame, columns: Any, aggr: Any) -> dict[str, Any]:
     from pyspark.sql import functions as F
 
     names = numeric_columns(df) if columns is None else as_names(columns)
-    require_columns(df, names)
+    require_columns(df, [*names, *(aggr if isinstance(aggr, Mapping) else ())])
     wanted = {name: _stats_of(aggr, name) for name in names}
     for name, stats in wanted.items():
         needs_numbers = {"avg", "sum"} & set(stats)
@@ -70,6 +73,8 @@ def _stats_of(aggr: Any, column: str) -> list[str]:
 def extremes(df: DataFrame, columns: Any, stat: str) -> DataFrame:
     """A table of the columns ``column`` (string) and `stat` (double), min or max of each."""
     names = numeric_columns(df) if columns is None else as_names(columns)
+    if names:
+        names_of(df, names, is_numeric, "numbers")
     found = get_stats(df, names, stat) if names else {}
     rows = [(name, None if value is None else float(value)) for name, value in found.items()]
     return df.sparkSession.createDataFrame(rows, f"column string, `{stat}` double")
@@ -106,7 +111,8 @@ def _aggregate(df: DataFrame, name: str, agg: str) -> Column:
     function = _AGGREGATES[agg]
     if function in _ARITHMETIC and is_textual(type_of(df, name)):
         number = col(name).try_cast("double")  # text without a number counts as null
-        return getattr(F, function)(number).alias(f"{function}({name})")
+        begin = _SHOWN.get(function, f"{function}(")
+        return getattr(F, function)(number).alias(f"{begin}{name})")
     return getattr(F, function)(col(name))
 
 

@@ -7,20 +7,22 @@ of the own fold.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.friesian.feature.operators.code_tables import COUNT, LookUp, join_codes
 from bigdl.friesian.feature.operators.columns import (
     as_names,
+    check_different,
+    check_string,
     col,
     is_fractional,
     is_integral,
     is_numeric,
     names_of_results,
-    replace,
     require_columns,
     temporary,
     type_of,
@@ -31,18 +33,16 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 __all__ = [
-    "COUNT",
     "Encoding",
     "TargetStatistics",
-    "apply_codes",
     "assign_folds",
+    "check_fold_col",
     "check_means",
     "check_smoothing",
     "check_targets",
     "encodings_of",
+    "only_categories",
 ]
-
-COUNT = "target_encode_count"
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,16 @@ class Encoding:
 
     categories: tuple[str, ...]
     outputs: Mapping[str, str]  # by target
+
+    @property
+    def key_columns(self) -> list[str]:
+        """Names of the categories in a table of codes: their own, unless a code has that name."""
+        taken = {COUNT, *self.outputs.values()}
+        free = [name for name in self.categories if name not in taken]
+        return [
+            name if name in free else temporary([*taken, *free], f"key{i}")
+            for i, name in enumerate(self.categories)
+        ]
 
 
 def encodings_of(cat_cols: Any, targets: Sequence[str], out_cols: Any) -> list[Encoding]:
@@ -70,12 +80,19 @@ def encodings_of(cat_cols: Any, targets: Sequence[str], out_cols: Any) -> list[E
     groups = [tuple(as_names(each, "each element of cat_cols")) for each in cat_cols]
     if out_cols is None:
         names = [[f"{'_'.join(group)}_te_{target}" for target in targets] for group in groups]
+        check_different([name for row in names for name in row], "The names of the codes")
     else:
         names = names_of_results(out_cols, len(groups), len(targets), "cat_cols", "target_cols")
     return [
         Encoding(group, dict(zip(targets, row, strict=True)))
         for group, row in zip(groups, names, strict=True)
     ]
+
+
+def only_categories(encodings: Sequence[Encoding]) -> list[str]:
+    """The columns of categories that no code has taken the place of."""
+    made = {name for each in encodings for name in each.outputs.values()}
+    return [name for each in encodings for name in each.categories if name not in made]
 
 
 def check_targets(df: DataFrame, target_cols: Any) -> list[str]:
@@ -106,12 +123,23 @@ def check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
     return {target: float(target_mean[target]) for target in targets}
 
 
-def check_smoothing(smooth: Any, kfold: Any) -> None:
-    """Check the two numbers that say how much a category trusts its own rows."""
+def check_smoothing(smooth: Any, kfold: Any, fold_seed: Any = None) -> None:
+    """Check the numbers that say how much a category trusts its own rows, and the seed of folds."""
+    if fold_seed is not None and type(fold_seed) is not int:
+        raise UsageError(f"fold_seed should be an integer or None, but got {fold_seed!r}")
     if isinstance(kfold, bool) or not isinstance(kfold, int) or kfold <= 0:
         raise UsageError(f"kfold should be an integer larger than 0, but got {kfold!r}")
-    if isinstance(smooth, bool) or not isinstance(smooth, int | float) or smooth < 0:
+    is_number = isinstance(smooth, int | float) and not isinstance(smooth, bool)
+    if not is_number or not 0 <= smooth < math.inf:
         raise UsageError(f"smooth should be a number from 0 on, but got {smooth!r}")
+
+
+def check_fold_col(fold_col: Any, encodings: Sequence[Encoding]) -> str:
+    """`fold_col`, which must not be the name of a code."""
+    check_string(fold_col, "fold_col")
+    if any(fold_col in each.outputs.values() for each in encodings):
+        raise UsageError(f"out_cols and fold_col should differ, but both have {fold_col!r}")
+    return fold_col
 
 
 def assign_folds(df: DataFrame, kfold: int, fold_seed: int | None, fold_col: str) -> DataFrame:
@@ -233,36 +261,29 @@ class TargetStatistics:
             code = self._code(F.sum(f"sum_{i}"), F.sum(f"count_{i}"), self._mean(target))
             figures.append(code.alias(encoding.outputs[target]))
         grouped = rows.groupBy(*keys).agg(*figures)
-        named = [F.col(self._key_of[name]).alias(name) for name in encoding.categories]
+        names = encoding.key_columns
+        named = [F.col(key).alias(name) for key, name in zip(keys, names, strict=True)]
         return grouped.select(*named, COUNT, *map(col, encoding.outputs.values()))
 
-    def encode(self, df: DataFrame, encoding: Encoding) -> DataFrame:
+    def encode(self, df: DataFrame) -> DataFrame:
         """`df` with the codes of its rows, each by the rows of other folds."""
+        return join_codes(df, [self._look_up(encoding) for encoding in self.encodings])
+
+    def _look_up(self, encoding: Encoding) -> LookUp:
         from pyspark.sql import functions as F
 
         keys = [self._key_of[name] for name in encoding.categories]
-        hidden = [temporary(df, f"key{i}") for i in range(len(keys))]
-        fold = temporary(df, "fold")
-        codes = [
-            self._code_of_fold(i, keys).alias(encoding.outputs[target])
-            for i, target in enumerate(self.targets)
-        ]
-        table = (
-            self._rows_of(encoding)
-            .dropna(subset=keys)
-            .select(
-                *(F.col(key).alias(name) for key, name in zip(keys, hidden, strict=True)),
-                F.col("fold").alias(fold),
-                *codes,
-            )
-        )
-        same = [col(a) == col(b) for a, b in zip(encoding.categories, hidden, strict=True)]
-        mine = F.lit(0)
+        codes = [self._code_of_fold(i, keys).alias(f"code_{i}") for i in range(len(self.targets))]
+        table = self._rows_of(encoding).dropna(subset=keys).select(*keys, "fold", *codes)
+        at = {key: col(name) for key, name in zip(keys, encoding.categories, strict=True)}
+        fold = F.lit(0)
         if self._fold_col is not None:
-            mine = col(self._fold_col)
-            same.append(mine == col(fold))
-        means = {encoding.outputs[target]: self._prior(target, mine) for target in self.targets}
-        return join_codes(df, table, same, means).drop(*hidden, fold)
+            at["fold"] = fold = col(self._fold_col)
+        outputs = {
+            encoding.outputs[target]: (f"code_{i}", self._prior(target, fold))
+            for i, target in enumerate(self.targets)
+        }
+        return LookUp(table, at, outputs)
 
     def _prior(self, target: str, fold: Column) -> Column:
         """The code of a row of this fold, of whose category nothing is known."""
@@ -282,50 +303,6 @@ class TargetStatistics:
         count = F.sum(count).over(whole) - count
         # no rounding error in place of nothing
         return F.when(count > 0, self._code(total, count, mean)).otherwise(mean)
-
-
-def join_codes(
-    df: DataFrame, table: DataFrame, same: Sequence[Column], means: Mapping[str, Column]
-) -> DataFrame:
-    """`df` with the codes of a table, and the mean where it has none.
-
-    Parameters
-    ----------
-    means : dict of str to Column
-        By the column of the code.
-    """
-    from pyspark.sql import functions as F
-
-    df = df.drop(*means)
-    joined = df.join(table, reduce(lambda a, b: a & b, same), "left")
-    return replace(
-        joined,
-        {name: F.coalesce(col(name), mean) for name, mean in means.items()},
-    )
-
-
-def apply_codes(
-    df: DataFrame,
-    codes: DataFrame,
-    categories: Sequence[str],
-    out_target_mean: Mapping[str, tuple[str, float]],
-    targets: Sequence[str] | None,
-) -> DataFrame:
-    """`df` with the codes of a :class:`TargetCode`, of all targets or some of them."""
-    from pyspark.sql import functions as F
-
-    means = {
-        output: F.lit(mean).cast("double")
-        for output, (target, mean) in out_target_mean.items()
-        if targets is None or target in targets
-    }
-    hidden = [temporary(df, f"key{i}") for i in range(len(categories))]
-    table = codes.select(
-        *(col(name).alias(other) for name, other in zip(categories, hidden, strict=True)),
-        *map(col, means),
-    )
-    same = [col(a) == col(b) for a, b in zip(categories, hidden, strict=True)]
-    return join_codes(df, table, same, means).drop(*hidden)
 
 
 def _target(df: DataFrame, name: str) -> Column:

@@ -7,7 +7,7 @@ they are ranked on the driver, else by a sort of Spark.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["DRIVER_VALUES", "Source", "count_values", "distinct_values", "learn", "sources_of"]
+__all__ = [
+    "DRIVER_VALUES",
+    "Source",
+    "count_values",
+    "distinct_values",
+    "learn",
+    "number_column",
+    "sources_of",
+]
 
 # Counted values that are ranked on the driver.  A million short strings take about 30 MB there.
 DRIVER_VALUES = 2_000_000
@@ -50,6 +58,11 @@ class Source:
     name: str
     columns: tuple[str, ...]
     at_least: int = 0
+
+
+def number_column(name: str) -> str:
+    """The column of the numbers of a vocabulary: ``id``, unless its values are called so."""
+    return "id_number" if name.lower() == "id" else "id"
 
 
 def sources_of(columns: Sequence[Any], freq_limit: Any) -> list[Source]:
@@ -93,7 +106,7 @@ def learn(
     sources: Sequence[Source],
     order_by_freq: bool,
     separator: str | None,
-    id_name: str = "id",
+    id_name: Callable[[str], str] | None = None,
 ) -> list[DataFrame]:
     """Learn vocabularies.
 
@@ -105,8 +118,8 @@ def learn(
         Number the values by falling count, and equal counts by value; otherwise by value.
     separator : str or None
         Regular expression between the several values of a cell.
-    id_name : str, default "id"
-        Name of the column of numbers; ``{}`` in it stands for the name of the source.
+    id_name : callable, optional
+        The name of the column of numbers by that of the source; default: :func:`number_column`.
 
     Returns
     -------
@@ -121,7 +134,7 @@ def learn(
     finally:
         counted.unpersist()
     return [
-        frame.toDF(source.name, id_name.format(source.name))
+        frame.toDF(source.name, (id_name or number_column)(source.name))
         for frame, source in zip(frames, sources, strict=True)
     ]
 

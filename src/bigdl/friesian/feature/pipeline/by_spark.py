@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from bigdl.friesian.feature.pipeline.step import Field, Fitted, Schema, check_sc
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Observation
 
 __all__ = ["answers", "is_hidden", "schema_of", "transformed"]
 
@@ -117,13 +117,29 @@ def _counts_and_figures(
         row = df.agg(*named).first().asDict() if named else {}
         return found | _read_figures(figures, row)
     observation = Observation() if named else None
-    if observation is not None:
-        df = df.observe(observation, *named)
+    rows = df if observation is None else df.observe(observation, *named)
+    counted: dict[Any, pa.Table] = {}
     # cells with several values and others cannot be exploded by the same expression
     for separator in dict.fromkeys(each.separator for each in rest.values()):
         mine = {key: each for key, each in rest.items() if each.separator == separator}
-        found |= _counts(df, mine, separator)
-    return found | _read_figures(figures, observation.get if observation is not None else {})
+        counted |= _counts(rows, mine, separator)
+    row = _observed(observation, df, named, counted.values())
+    return found | counted | _read_figures(figures, row)
+
+
+def _observed(
+    observation: Observation | None, df: DataFrame, named: list[Column], counts: Iterable[pa.Table]
+) -> dict[str, Any]:
+    """What was observed while values were counted.
+
+    Spark observes nothing, and fails when asked, if it sees from the plan that there are no rows.
+    Then nothing was counted, so that the figures of such data are computed by themselves.
+    """
+    if observation is None:
+        return {}
+    if any(each.num_rows for each in counts):
+        return observation.get
+    return df.agg(*named).first().asDict()
 
 
 def _counts_of_files(df: DataFrame, counts: Mapping[Any, Counts]) -> dict[Any, pa.Table]:

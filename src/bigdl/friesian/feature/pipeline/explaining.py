@@ -34,13 +34,15 @@ def explain(steps: Sequence[Step], fitted: Sequence[Fitted] | None) -> str:
         executors = ", ".join(executors_of(step))
         name = f"{place + 1} {step.method}"
         if fitted is None:
-            rows.append((name, "", "", executors, "nothing yet"))
+            read = "all that fit" if step.reads is None else _few(step.reads)
+            rows.append((name, read, "", executors, "nothing yet"))
             continue
         each = fitted[place]
         made = [cell.output for cell in each.cells] or [
             name for name in each.after if each.after[name] != each.before.get(name)
         ]
         read = dict.fromkeys(name for cell in each.cells for name in cell.inputs)
+        read |= dict.fromkeys(step.reads or ())
         rows.append((name, _few(list(read)), _few(made), executors, _size(each.state)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = [

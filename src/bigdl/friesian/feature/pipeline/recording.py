@@ -96,7 +96,7 @@ class Recording(ABC):
 
     def rename(self, columns: dict[str, str]) -> Self:
         """Give columns new names; see :meth:`FeatureTable.rename`."""
-        if not isinstance(columns, dict):
+        if not isinstance(columns, dict) or not all(isinstance(e, str) for e in columns.values()):
             raise UsageError(
                 "columns should be a dictionary of {'old_name1': 'new_name1', 'old_name2': "
                 f"'new_name2'}}, but got {columns!r}"
@@ -258,7 +258,7 @@ class Recording(ABC):
 
         targets = as_names(target_cols, "target_cols")
         encodings = target.encodings_of(cat_cols, targets, out_cols)
-        target.check_smoothing(smooth, kfold)
+        target.check_smoothing(smooth, kfold, fold_seed)
         return self._record(
             TargetEncode(
                 [list(each.categories) for each in encodings],
@@ -268,7 +268,7 @@ class Recording(ABC):
                 smooth,
                 kfold,
                 fold_seed,
-                check_string(fold_col, "fold_col"),
+                target.check_fold_col(fold_col, encodings),
                 drop_cat,
                 drop_fold,
             )
@@ -279,10 +279,19 @@ class Recording(ABC):
         cat_cols: str | list,
         normalize: bool = False,
         out_cols: str | list[str] | None = None,
+        counts: None = None,
     ) -> Self:
-        """Add how often categories occurred at ``fit``; see :meth:`FeatureTable.count_encode`."""
+        """Add how often categories occurred at ``fit``; see :meth:`FeatureTable.count_encode`.
+
+        Counts of other data cannot be given: `counts` is there to say so.
+        """
         from bigdl.friesian.feature.operators.counts import count_encodings
 
+        if counts is not None:
+            raise UsageError(
+                "counts cannot be given to a pipeline, which counts at fit; use count_encode of "
+                "FeatureTable before it"
+            )
         encodings = count_encodings(cat_cols, normalize, out_cols)
         return self._record(
             CountEncode(
@@ -320,7 +329,8 @@ class Recording(ABC):
         self, columns: str | list[str] | None, how: str = "any", thresh: int | None = None
     ) -> Self:
         """Leave out rows with nulls; see :meth:`FeatureTable.dropna`; on tables of Spark only."""
-        return self._on_table("dropna", columns=columns, how=how, thresh=thresh)
+        chosen = None if columns is None else as_names(columns)
+        return self._on_table("dropna", columns=chosen, how=how, thresh=thresh)
 
     def add_hist_seq(
         self,
@@ -365,10 +375,13 @@ class Recording(ABC):
         neg_num: int = 1,
         seed: int | None = None,
         exclude_history_col: str | None = None,
+        user_col: str | None = None,
+        popularity: float | None = None,
     ) -> Self:
         """Add records with random items; see :meth:`FeatureTable.add_negative_samples`.
 
-        On tables of Spark only.
+        On tables of Spark only.  What users have and how popular items are is that of the table
+        which is transformed; nothing is learned.
         """
         return self._on_table(
             "add_negative_samples",
@@ -378,6 +391,8 @@ class Recording(ABC):
             neg_num=neg_num,
             seed=names.random_seed(seed),
             exclude_history_col=exclude_history_col,
+            user_col=user_col,
+            popularity=popularity,
         )
 
     def _on_table(self, method: str, **given: Any) -> Self:

@@ -127,6 +127,15 @@ class Step(ABC):
         """The arguments of the method, which are values of JSON."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
+    @property
+    def reads(self) -> Sequence[str] | None:
+        """The columns that its arguments name, also those that it only learns from.
+
+        None if they name none, which means all that fit.
+        """
+        columns = getattr(self, "columns", ())
+        return None if columns is None else list(columns)
+
     def requests(self, before: Schema) -> dict[str, Request]:
         """What to learn from the data, by names of its own; raises where a column does not fit."""
         return {}

@@ -10,7 +10,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.feature.operators.columns import as_names
+from bigdl.friesian.feature.operators.bins import check_indicators
+from bigdl.friesian.feature.operators.columns import as_names, check_different
 from bigdl.friesian.feature.pipeline import kinds
 from bigdl.friesian.feature.pipeline.requests import Extremes, Quantiles, Request
 from bigdl.friesian.feature.pipeline.step import (
@@ -119,6 +120,15 @@ class CutBins(Step):
                 f"out_cols should have the same length as columns, but got {self.out_cols} for "
                 f"{list(self.bins)}"
             )
+        check_different(self.out_cols, "out_cols")
+        for name, words in self.labels.items():
+            bins = self.bins[name]
+            if not isinstance(bins, int):
+                _check_labels(name, bins, words)
+
+    @property
+    def reads(self) -> list[str]:
+        return list(self.bins)
 
     def requests(self, before: Schema) -> dict[str, Request]:
         require_fields(before, list(self.bins))
@@ -140,11 +150,7 @@ class CutBins(Step):
             for name, bins in self.bins.items()
         }
         for name, words in self.labels.items():
-            if name in edges and len(words) != len(edges[name]) + 1:
-                raise UsageError(
-                    f"labels should be of length {len(edges[name]) + 1}, one more than the edges "
-                    f"of {name}, but got {len(words)}"
-                )
+            _check_labels(name, edges[name], words)
         return {"edges": edges}
 
     def _edges(self, name: str, bins: int, answer: Sequence) -> list[float]:
@@ -179,6 +185,14 @@ class CutBins(Step):
 
         edges = {name: _typed(each, before[name].kind) for name, each in state["edges"].items()}
         return cut_bins(df, edges, self.labels or None, self.out_cols, self.drop)
+
+
+def _check_labels(name: str, edges: Sequence[float], words: Sequence[str]) -> None:
+    if len(words) != len(edges) + 1:
+        raise UsageError(
+            f"labels should be of length {len(edges) + 1}, one more than the edges of {name}, but "
+            f"got {len(words)}"
+        )
 
 
 def _typed(edges: Sequence[float], kind: str) -> list[float]:
@@ -272,11 +286,14 @@ class OneHotEncode(Step):
 
     def cells(self, before: Schema, state: State | None) -> list[Cell]:
         prefixes = dict(zip(self.columns, self.prefix, strict=True))
-        return [
+        cells = [
             Cell((name,), f"{prefixes[name]}_{i}", Field("int", 2), Indicator(i))
             for name, size in self._sizes(before, state or {}).items()
             for i in range(size)
         ]
+        kept = [n for n in before if self.keep_original_columns or n not in self.columns]
+        check_indicators([cell.output for cell in cells], kept)
+        return cells
 
     def after(self, before: Schema, state: State | None) -> Schema:
         cells, found = self.cells(before, state), {}

@@ -160,6 +160,10 @@ class CategoryEncode(Step):
         if self.oov_buckets and self.do_split:
             raise UsageError("oov_buckets cannot be used with do_split; leave one of them out")
 
+    @property
+    def reads(self) -> list[str]:
+        return [name for each in self.columns for name in each["src_cols"]]
+
     def requests(self, before: Schema) -> dict[str, Request]:
         found = {}
         for each in self.columns:

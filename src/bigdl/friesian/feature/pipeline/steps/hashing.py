@@ -184,6 +184,10 @@ class CrossColumns(Step):
     def __post_init__(self) -> None:
         _check_method(self.hash_method)
 
+    @property
+    def reads(self) -> list[str]:
+        return list(dict.fromkeys(name for cross in self.crosses for name in cross))
+
     def cells(self, before: Schema, state: Any) -> list[Cell]:
         _check_text(before, [name for each in self.crosses for name in each])
         return [

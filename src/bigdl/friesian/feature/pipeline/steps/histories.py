@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.feature.operators.columns import check_count
+from bigdl.friesian.feature.operators.columns import check_count, check_string
 from bigdl.friesian.feature.pipeline import kinds
 from bigdl.friesian.feature.pipeline.batches import factored, normal
 from bigdl.friesian.feature.pipeline.requests import Request
@@ -27,12 +27,16 @@ class AddHistSeq(GroupStep, TableStep):
 
     method = "add_hist_seq"
 
-    def requests(self, before: Schema) -> dict[str, Request]:
+    def __post_init__(self) -> None:
         given = self.given
-        require_fields(before, [*given["cols"], given["user_col"], given["sort_col"]])
+        check_string(given["user_col"], "user_col")
+        check_string(given["sort_col"], "sort_col")
         check_count(given["min_len"], "min_len", 0)
         check_count(given["max_len"], "max_len", 1)
         check_count(given["num_seqs"], "num_seqs", 1)
+
+    def requests(self, before: Schema) -> dict[str, Request]:
+        require_fields(before, self.columns)
         return {}
 
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:

@@ -45,6 +45,10 @@ class Drop(Step):
     columns: list[str]
     method = "drop"
 
+    @property
+    def reads(self) -> list[str]:
+        return []
+
     def cells(self, before: Schema, state: Any) -> list[Cell]:
         return []
 
@@ -79,7 +83,9 @@ class Rename(Step):
         return {found.get(name, name): each for name, each in before.items()}
 
     def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
-        return df.withColumnsRenamed(self._found(before))
+        from bigdl.friesian.feature.operators.columns import renamed
+
+        return renamed(df, self._found(before))
 
 
 def _selected(df: DataFrame, names: list[str]) -> DataFrame:

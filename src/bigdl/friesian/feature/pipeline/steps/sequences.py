@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.friesian.feature.operators.columns import check_count
 from bigdl.friesian.feature.pipeline import kinds
 from bigdl.friesian.feature.pipeline.step import (
     Cell,
@@ -25,19 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["Mask", "Pad"]
 
 
-def _check(before: Schema, names: Sequence[str], seq_len: Any) -> None:
+def _check(before: Schema, names: Sequence[str]) -> None:
     require_fields(before, names)
     for name in names:
         if not kinds.is_array(before[name].kind):
             raise UsageError(
                 f"{name} should be a column of arrays, but its type is {before[name].kind}"
             )
-    _check_length(seq_len, "seq_len", 1)
-
-
-def _check_length(value: Any, what: str, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise UsageError(f"{what} should be an integer from {least} on, got {value!r}")
 
 
 def _lengths(values: pa.Array) -> np.ndarray:
@@ -148,8 +143,11 @@ class Mask(Step):
     seq_len: int
     method = "mask"
 
+    def __post_init__(self) -> None:
+        check_count(self.seq_len, "seq_len", 1)
+
     def cells(self, before: Schema, state: Any) -> list[Cell]:
-        _check(before, self.columns, self.seq_len)
+        _check(before, self.columns)
         made = Field("array<int>", 2, self.seq_len)
         ones = Ones(self.seq_len)
         return [Cell((name,), f"{name}_mask", made, ones) for name in self.columns]
@@ -170,9 +168,16 @@ class Pad(Step):
     row_len: int
     method = "pad"
 
+    def __post_init__(self) -> None:
+        check_count(self.seq_len, "seq_len", 1)
+        check_count(self.row_len, "row_len", 0)
+        if not isinstance(self.mask_token, int | float | str):
+            raise UsageError(
+                f"mask_token should be a number, str or bool, but got {self.mask_token!r}"
+            )
+
     def cells(self, before: Schema, state: Any) -> list[Cell]:
-        _check(before, self.columns, self.seq_len)
-        _check_length(self.row_len, "row_len", 0)
+        _check(before, self.columns)
         return [self._cell(name, before[name]) for name in self.columns]
 
     def _cell(self, name: str, field: Field) -> Cell:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.friesian.feature.operators.columns import temporary
 from bigdl.friesian.feature.pipeline import kinds
 from bigdl.friesian.feature.pipeline.requests import Request, TargetSums
 from bigdl.friesian.feature.pipeline.step import (
@@ -76,8 +77,12 @@ class Codes(Function):
         return self._codes.get(values, self.default)
 
 
+def _categories(groups: Sequence[Sequence[str]]) -> list[str]:
+    return list(dict.fromkeys(name for group in groups for name in group))
+
+
 def _check_categories(before: Schema, groups: Sequence[Sequence[str]]) -> None:
-    names = [name for group in groups for name in group]
+    names = _categories(groups)
     require_fields(before, names)
     for name in names:
         kind = before[name].kind
@@ -128,6 +133,10 @@ class TargetEncode(Step):
     drop_cat: bool
     drop_fold: bool
     method = "target_encode"
+
+    @property
+    def reads(self) -> list[str]:
+        return _categories(self.groups) + self.targets
 
     def requests(self, before: Schema) -> dict[str, Request]:
         _check_categories(before, self.groups)
@@ -182,21 +191,33 @@ class TargetEncode(Step):
         return cells
 
     def after(self, before: Schema, state: State | None) -> Schema:
-        return _without(super().after(before, state), self.groups if self.drop_cat else [])
+        fields = super().after(before, state)
+        return {name: each for name, each in fields.items() if name not in self._dropped}
+
+    @property
+    def _dropped(self) -> set[str]:
+        """The categories that no code has taken the place of, if they are left out."""
+        if not self.drop_cat:
+            return set()
+        made = {name for row in self.out_cols for name in row}
+        return {name for group in self.groups for name in group} - made
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        from bigdl.friesian.feature.operators.target import apply_codes
+        from bigdl.friesian.feature.operators.code_tables import join_codes, look_up_codes
 
+        look_ups = []
         for i, (group, outputs) in enumerate(zip(self.groups, self.out_cols, strict=True)):
-            table = df.sparkSession.createDataFrame(
-                state[str(i)].drop_columns("rows").rename_columns([*group, *outputs])
-            )
+            keys = [f"key_{j}" for j in range(len(group))]
+            codes = state[str(i)].drop_columns("rows")
+            # behind hidden names: an output may be called as a key
+            shown = [temporary(outputs, key) for key in keys]
+            table = df.sparkSession.createDataFrame(codes.rename_columns([*shown, *outputs]))
             means = {
                 output: (target, state["means"][target])
                 for output, target in zip(outputs, self.targets, strict=True)
             }
-            df = apply_codes(df, table, group, means, None)
-        return df.drop(*(name for group in self.groups for name in group)) if self.drop_cat else df
+            look_ups.append(look_up_codes(table, shown, group, means, None))
+        return join_codes(df, look_ups).drop(*self._dropped)
 
     def training(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         from bigdl.friesian.feature.feature_table import FeatureTable
@@ -218,11 +239,6 @@ class TargetEncode(Step):
         return table.df
 
 
-def _without(fields: Schema, groups: Sequence[Sequence[str]]) -> Schema:
-    gone = {name for group in groups for name in group}
-    return {name: each for name, each in fields.items() if name not in gone}
-
-
 @dataclass(frozen=True)
 class CountEncode(Step):
     """``count_encode``; the state has a table of counts for each group."""
@@ -231,6 +247,10 @@ class CountEncode(Step):
     normalize: bool
     out_cols: list[str]
     method = "count_encode"
+
+    @property
+    def reads(self) -> list[str]:
+        return _categories(self.groups)
 
     def requests(self, before: Schema) -> dict[str, Request]:
         _check_categories(before, self.groups)
@@ -263,12 +283,14 @@ class CountEncode(Step):
         return cells
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        from bigdl.friesian.feature.operators.counts import encode_counts
+        from bigdl.friesian.feature.operators.code_tables import join_codes
+        from bigdl.friesian.feature.operators.counts import look_up_counts
         from bigdl.friesian.feature.operators.target import Encoding
 
+        look_ups = []
         for i, (group, output) in enumerate(zip(self.groups, self.out_cols, strict=True)):
             keys = [f"key_{j}" for j in range(len(group))]
-            table = state[str(i)].select([*keys, self._wanted])
-            counts = df.sparkSession.createDataFrame(table.rename_columns([*group, self._wanted]))
-            df = encode_counts(df, Encoding(tuple(group), {self._wanted: output}), counts)
-        return df
+            table = df.sparkSession.createDataFrame(state[str(i)].select([*keys, self._wanted]))
+            encoding = Encoding(tuple(group), {self._wanted: output})
+            look_ups.append(look_up_counts(encoding, table, keys))
+        return join_codes(df, look_ups)
