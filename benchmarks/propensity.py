@@ -27,8 +27,9 @@ rows): 1 is linear, below 1 fixed costs are spread over more rows.
 
 The last table is a PROJECTION to the size that was published for such a system (hundreds of
 billions of records on several hundred servers), from the rows/s/core of the largest run: no
-network, no stragglers, no failures, cores as fast as these.  It says whether the size is out of
-reach, not how long it takes.
+network, no stragglers, no failures, cores as fast as these.  Users grow with the rows, and their
+counts meet in the calling process while the pipeline learns: so many users would be counted by
+``fit`` in Spark, which is slower.  It says whether the size is out of reach, not how long it takes.
 """
 
 import argparse
