@@ -6,6 +6,7 @@ from bigdl.friesian.feature import FeatureTable
 
 CATEGORIES = ["engaging_user", "author", "language", "media", "hashtag", "followers_bin", "hour"]
 NUMBERS = ["author_count", "followers"]
+LABELS = ["like", "retweet"]
 
 
 def prepare(options):
@@ -41,3 +42,23 @@ def prepare(options):
             part = part.transform_min_max_scale(NUMBERS, extremes, clip=True)
         ready.append(part.cache())
     return *ready, chance
+
+
+def figures(predicted, tasks, chance):
+    """The AUC of each task, and what an ideal model would reach.
+
+    Parameters
+    ----------
+    predicted : pyspark.sql.DataFrame
+    tasks : list of str
+        Its columns of predictions, in the order of `LABELS`.
+    chance : ndarray of shape (rows, 2)
+    """
+    found = predicted.select("id", *LABELS, *tasks).toPandas()
+    by_name = {}
+    for i, (label, task) in enumerate(zip(LABELS, tasks, strict=True)):
+        # a model whose output has a dimension gives vectors of one number
+        score = [getattr(each, "values", [each])[0] for each in found[task]]
+        by_name[f"{label} auc"] = float(synthetic.auc(found[label], score))
+        by_name[f"ideal {label} auc"] = float(synthetic.auc(found[label], chance[found["id"], i]))
+    return by_name

@@ -5,14 +5,11 @@ python examples/friesian/train_mmoe.py
 
 import engagements
 import programs
-import synthetic
 import torch
 
 from bigdl.friesian.models import MMoE, MultiTaskLoss
 from bigdl.orca import stop_orca_context
 from bigdl.orca.learn.pytorch import Estimator
-
-LABELS = ["like", "retweet"]
 
 
 def main(argv=None):
@@ -21,7 +18,7 @@ def main(argv=None):
     programs.start(options)
     train, test, chance = engagements.prepare(options)
 
-    tasks = [f"{label}_probability" for label in LABELS]
+    tasks = [f"{label}_probability" for label in engagements.LABELS]
     model = MMoE.from_schema(
         train.feature_schema(), engagements.CATEGORIES, engagements.NUMBERS, tasks, dim=8
     )
@@ -32,15 +29,13 @@ def main(argv=None):
         workers_per_node=options.workers,
     )
     columns = {"feature_cols": model.feature_cols, "batch_size": options.batch_size}
-    est.fit(train.df, epochs=options.epochs, label_cols=LABELS, seed=options.seed, **columns)
+    est.fit(
+        train.df, epochs=options.epochs, label_cols=engagements.LABELS, seed=options.seed, **columns
+    )
 
     # every task has a column of its own
-    found = est.predict(test.df, **columns).select("id", *LABELS, *tasks).toPandas()
-    figures = {}
-    for i, (label, task) in enumerate(zip(LABELS, tasks, strict=True)):
-        figures[f"{label} auc"] = float(synthetic.auc(found[label], found[task]))
-        figures[f"ideal {label} auc"] = float(synthetic.auc(found[label], chance[found["id"], i]))
-    return programs.report(figures)
+    found = est.predict(test.df, **columns)
+    return programs.report(engagements.figures(found, tasks, chance))
 
 
 if __name__ == "__main__":

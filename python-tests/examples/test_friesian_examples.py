@@ -92,6 +92,26 @@ def test_models_of_keras_find_the_planted_signal(orca_spark, model):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", ["ncf", "two_tower"])
+def test_models_of_keras_find_the_films_of_a_user(orca_spark, model):
+    pytest.importorskip("keras")
+    import train_keras
+
+    found = train_keras.main(["--model", model])
+    assert share(found["hr@10"], found["ideal hr@10"], 0.1) > 0.4
+
+
+@pytest.mark.slow
+def test_two_tasks_are_learned_by_one_model_of_keras(orca_spark):
+    pytest.importorskip("keras")
+    import train_keras
+
+    found = train_keras.main(["--model", "mmoe"])
+    for label in ("like", "retweet"):
+        assert share(found[f"{label} auc"], found[f"ideal {label} auc"], 0.5) > 0.5
+
+
+@pytest.mark.slow
 def test_two_tasks_are_learned_by_one_model(orca_spark):
     found = train_mmoe.main([])
     for label in ("like", "retweet"):

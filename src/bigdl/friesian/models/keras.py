@@ -15,6 +15,8 @@ columns.  An Estimator of Orca makes and trains it on the cluster that holds the
 
 They have only layers of Keras' own, so that a file of a model is read without BigDL.  A number that
 a column did not have when the model was sized stands for 0, the number of unknown values.
+
+:class:`InBatchSoftmax` is the loss of :func:`two_tower`.
 """
 
 from __future__ import annotations
@@ -29,8 +31,18 @@ if TYPE_CHECKING:
     import keras
 
     from bigdl.friesian.feature.schema import FeatureSchema
+    from bigdl.friesian.models.keras_losses import InBatchSoftmax
 
-__all__ = ["deepfm", "ncf", "wide_and_deep"]
+__all__ = ["InBatchSoftmax", "deepfm", "mmoe", "ncf", "two_tower", "wide_and_deep"]
+
+
+def __getattr__(name: str):
+    if name != "InBatchSoftmax":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require("keras", "tf")
+    from bigdl.friesian.models.keras_losses import InBatchSoftmax
+
+    return InBatchSoftmax
 
 
 def ncf(
@@ -170,11 +182,173 @@ def deepfm(
     return _model(inputs, layers.Add()([*first, pairs, layers.Dense(1)(network)]))
 
 
-def _inputs(categories: Mapping[str, int], numbers: Sequence[str]) -> dict[str, Any]:
+def mmoe(
+    schema: FeatureSchema,
+    categories: Iterable[str],
+    numbers: Iterable[str] = (),
+    tasks: Sequence[str] = ("label",),
+    dim: int = 16,
+    experts: int = 4,
+    expert_hidden: Sequence[int] = (64,),
+    tower_hidden: Sequence[int] = (32,),
+    dropout: float = 0.0,
+) -> keras.Model:
+    """Probabilities of several tasks, each by its own mixture of the same experts.
+
+    Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate
+    Mixture-of-Experts", KDD 2018; see :class:`bigdl.friesian.models.MMoE`.
+
+    The outputs are a list and no dict: Keras would match the label columns of a table to the keys
+    of a dict by their alphabet.
+
+    Parameters
+    ----------
+    schema : FeatureSchema
+    categories : list of str
+        Columns of whole numbers.
+    numbers : list of str
+        Columns of scaled numbers.
+    tasks : sequence of str
+        Names of the outputs, in the order of ``label_cols``.
+    dim : int, default 16
+        Length of an embedding.
+    experts : int, default 4
+    expert_hidden : sequence of int, default (64,)
+        Widths of every expert.
+    tower_hidden : sequence of int, default (32,)
+        Widths of the network of every task.
+    dropout : float, default 0.0
+
+    Returns
+    -------
+    keras.Model
+        Of each task an output of the shape ``(n, 1)``.  The layers ``<task>_gate`` give the shares
+        of the experts, of shape ``(n, experts)``.
+    """
+    keras = require("keras", "tf")
+    layers = keras.layers
+    if isinstance(tasks, str) or not tasks:
+        raise UsageError(f"tasks should be a list of names, got {tasks!r}")
+    sizes, numbers = cardinalities(schema, categories), check_numbers(schema, numbers)
+    taken = [task for i, task in enumerate(tasks) if task in [*sizes, *numbers, *tasks[:i]]]
+    if taken:
+        raise UsageError(f"tasks should have names of their own, but {taken[0]!r} is taken")
+    inputs = _inputs(sizes, numbers)
+    rows = _rows(inputs, sizes, numbers, dim)
+    opinions = [_network(rows, expert_hidden, dropout) for _ in range(experts)]
+    opinions = layers.Concatenate(axis=1)([layers.Reshape((1, -1))(each) for each in opinions])
+    outputs = []
+    for task in tasks:
+        shares = layers.Dense(experts, activation="softmax", name=f"{task}_gate")(rows)
+        mixed = keras.ops.einsum("ne,new->nw", shares, opinions)
+        tower = _network(mixed, tower_hidden, dropout)
+        outputs.append(layers.Dense(1, activation="sigmoid", name=task)(tower))
+    return keras.Model(dict(inputs), outputs)
+
+
+def two_tower(
+    schema: FeatureSchema,
+    user: Iterable[str],
+    item: Iterable[str],
+    user_numbers: Iterable[str] = (),
+    item_numbers: Iterable[str] = (),
+    user_sequences: Iterable[str] = (),
+    dim: int = 32,
+    hidden: Sequence[int] = (64,),
+) -> keras.Model:
+    """Vectors of users and of items, whose product says how well they fit.
+
+    The layers ``user_tower`` and ``item_tower`` are models of their own, so that vectors of items
+    can be stored and searched (Covington et al., "Deep Neural Networks for YouTube
+    Recommendations", RecSys 2016); see :class:`bigdl.friesian.models.TwoTower`.
+
+    Parameters
+    ----------
+    schema : FeatureSchema
+    user, item : list of str
+        Columns of whole numbers.
+    user_numbers, item_numbers : list of str
+        Columns of scaled numbers.
+    user_sequences : list of str
+        Columns of arrays of whole numbers, of which 0 is padding; their embeddings are averaged.
+    dim : int, default 32
+        Length of an embedding, and of the vectors.
+    hidden : sequence of int, default (64,)
+
+    Returns
+    -------
+    keras.Model
+        Its output has the shape ``(n, 2, dim)``: vectors of length 1 of the user and of the item,
+        as :class:`InBatchSoftmax` takes them.
+    """
+    keras = require("keras", "tf")
+    towers = [
+        _tower("user_tower", schema, user, user_numbers, user_sequences, dim, hidden),
+        _tower("item_tower", schema, item, item_numbers, (), dim, hidden),
+    ]
+    shared = set(towers[0].input) & set(towers[1].input)
+    if shared:
+        raise UsageError(
+            f"The columns {sorted(shared)} are of the user and of the item; choose one"
+        )
+    inputs, vectors = {}, []
+    for tower in towers:
+        own = {
+            name: keras.Input(each.shape[1:], dtype=each.dtype, name=name)
+            for name, each in tower.input.items()
+        }
+        vectors.append(keras.layers.Reshape((1, dim))(tower(own)))
+        inputs |= own
+    return keras.Model(inputs, keras.layers.Concatenate(axis=1, name="vectors")(vectors))
+
+
+def _tower(label, schema, categories, numbers, sequences, dim, hidden) -> keras.Model:
+    """A vector of length 1 for the columns of a user, or of an item."""
+    import keras
+
+    sizes, numbers = cardinalities(schema, categories), check_numbers(schema, numbers)
+    lists = cardinalities(schema, sequences)
+    inputs = _inputs(sizes, numbers, lists)
+    rows = _rows(inputs, sizes, numbers, dim, lists)
+    vectors = keras.layers.Dense(dim)(_network(rows, hidden, 0.0))
+    return keras.Model(dict(inputs), keras.layers.UnitNormalization(axis=1)(vectors), name=label)
+
+
+def _inputs(
+    categories: Iterable[str], numbers: Iterable[str], sequences: Iterable[str] = ()
+) -> dict[str, Any]:
     import keras
 
     found = {name: keras.Input((), dtype="int64", name=name) for name in categories}
+    found |= {name: keras.Input((None,), dtype="int64", name=name) for name in sequences}
     return found | {name: keras.Input((), dtype="float32", name=name) for name in numbers}
+
+
+def _rows(
+    inputs: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    numbers: Sequence[str],
+    dim: int,
+    sequences: Mapping[str, int] | None = None,
+) -> Any:
+    """Embeddings of categories and of arrays beside numbers, as one vector for each row."""
+    parts = _embedded(inputs, sizes, dim, "fields")
+    for name, vectors in zip(
+        sequences or (), _embedded(inputs, sequences or {}, dim, "lists"), strict=True
+    ):
+        parts.append(_mean_of_known(vectors, inputs[name]))
+    parts += [_column(inputs[name]) for name in numbers]
+    if not parts:
+        raise UsageError("The model has no columns; name categories or numbers")
+    return _joined(parts)
+
+
+def _mean_of_known(vectors: Any, numbers: Any) -> Any:
+    """Of vectors of shape ``(n, length, dim)`` the mean of those whose number is not 0."""
+    from keras import ops
+
+    known = ops.cast(ops.expand_dims(ops.not_equal(numbers, 0), -1), vectors.dtype)
+    return ops.sum(vectors * known, 1) / ops.maximum(ops.sum(known, 1), 1.0)
 
 
 def _embedded(

@@ -1,0 +1,142 @@
+"""Ratings of films, prepared for the programs that find films for users."""
+
+import numpy as np
+import pandas as pd
+import synthetic
+from pyspark.sql import functions as F
+
+from bigdl.friesian.feature import FeatureTable
+
+USER, ITEM = ["user", "occupation", "age_bin"], ["item", "genre"]
+
+
+def pairs(options):
+    """For models of users and films by their numbers alone: what was chosen, and what was not.
+
+    Returns
+    -------
+    train, test : FeatureTable
+        ``user``, ``item``, ``label``; of each user the test has the last film among 99 others.
+    schema : FeatureSchema
+    chance : ndarray or None
+        Of generated ratings, how likely a user chooses an item.
+    """
+    chance = None
+    if options.data_dir:
+        names = ["user", "item", "rating", "time"]
+        table = FeatureTable.read_csv(f"{options.data_dir}/u.data", "\t", names=names, dtype="int")
+    else:
+        ratings, _, _, chance = synthetic.movielens(options.users, options.items)
+        table = FeatureTable.from_pandas(ratings)
+    seen, train, last = _split(table)
+    schema = seen.feature_schema(["user", "item"])
+    draw = {"item_size": schema.cardinality("item"), "exclude_history_col": "seen"}
+    train = train.add_negative_samples(neg_num=4, seed=options.seed, **draw)
+    test = last.add_negative_samples(neg_num=99, seed=options.seed + 1, **draw)
+    return train, test, schema, chance
+
+
+def towers(options):
+    """For models of facts about users and films: what was chosen alone.
+
+    Returns
+    -------
+    train, test : FeatureTable
+        `train` has the columns `USER` and `ITEM`; `test` has ``user``, ``item``, ``label``, of
+        each user the last film among 99 others.
+    users, items : FeatureTable
+        The columns `USER`, and `ITEM`.
+    schema : FeatureSchema
+        Of both.
+    counts : ndarray
+        How often `train` has each film.
+    chance : ndarray or None
+        See :func:`pairs`.
+    """
+    chance = None
+    if options.data_dir:
+        ratings, users, items = _read(options.data_dir)
+    else:
+        *frames, chance = synthetic.movielens(options.users, options.items)
+        ratings, users, items = map(FeatureTable.from_pandas, frames)
+    users = users.cut_bins("age", [18, 25, 35, 45, 50, 56], out_cols="age_bin")
+    users = users.category_encode("occupation")[0].select(*USER).cache()
+    items = items.category_encode("genre", freq_limit=2)[0].fillna(0, "genre").select(*ITEM).cache()
+    _, train, last = _split(ratings)
+    train = train.join(users, on="user").join(items, on="item").cache()
+    schema = users.feature_schema().union(items.feature_schema())
+    size = schema.cardinality("item")
+    counts = np.bincount(train.to_list("item"), minlength=size)
+    draw = {"seed": options.seed, "exclude_history_col": "seen"}
+    test = last.add_negative_samples(size, neg_num=99, **draw)
+    return train, test, users, items, schema, counts, chance
+
+
+def _read(data_dir):
+    """Ratings, facts about users and about items, of MovieLens 100K."""
+    table = FeatureTable.read_csv
+    ratings = table(f"{data_dir}/u.data", "\t", names=["user", "item", "rating", "time"])
+    names = ["user", "age", "gender", "occupation", "zip"]
+    users = table(f"{data_dir}/u.user", "|", names=names)
+    genres = [f"genre{i}" for i in range(19)]
+    fields = ["item", "title", "date", "video", "url", *genres]
+    items = table(f"{data_dir}/u.item", "|", names=fields)
+    # the set of its genres is the genre of a film
+    return ratings, users, items.append_column("genre", F.concat_ws("", *genres))
+
+
+def _split(ratings):
+    """All records with the films that their user has seen, those for training, the last ones."""
+    seen = ratings.group_by("user", {"item": "collect_set"}).rename({"collect_set(item)": "seen"})
+    table = ratings.select("user", "item", "time").join(seen, on="user").cache()
+    last = table.drop_duplicates("user", sort_cols=["time", "item"], keep="max").cache()
+    train = table.join(last.select("user", "item"), on=["user", "item"], how="left_anti").cache()
+    return table, train, last
+
+
+def scored(test, user_vectors, item_vectors, counts, temperature):
+    """Pairs with the products of their vectors as ``prediction``.
+
+    Parameters
+    ----------
+    test : FeatureTable
+        As :func:`towers` makes it.
+    user_vectors, item_vectors : ndarray of shape (numbers, dim)
+    counts : ndarray
+        What training took off for frequent films, which is a part of what is chosen.
+    temperature : float
+        Of the training.
+    """
+    test = test.to_pandas()
+    score = (user_vectors[test["user"]] * item_vectors[test["item"]]).sum(1)
+    popular = np.log(np.maximum(counts, 1))[test["item"]]
+    return test.assign(prediction=score / temperature + popular)
+
+
+def hit_rates(found, chance):
+    """HR@10 of predictions, and what an ideal model would reach.
+
+    Parameters
+    ----------
+    found : pyspark.sql.DataFrame or pandas.DataFrame
+        ``user``, ``item``, ``label``, ``prediction``.
+    chance : ndarray or None
+    """
+    if not isinstance(found, pd.DataFrame):
+        found = found.select("user", "item", "label", "prediction").toPandas()
+    # a model whose output has a dimension gives vectors of one number
+    score = [getattr(each, "values", [each])[0] for each in found["prediction"]]
+    figures = {"hr@10": synthetic.hit_rate(found["user"], found["label"], score)}
+    if chance is not None:
+        ideal = chance[found["user"], found["item"]]
+        figures["ideal hr@10"] = synthetic.hit_rate(found["user"], found["label"], ideal)
+    return figures
+
+
+def as_matrix(predicted, name):
+    """The vectors of a prediction as a matrix with a row for each number of a column."""
+    found = predicted.select(name, "prediction").toPandas()
+    vectors = np.stack([each.toArray() for each in found["prediction"]])
+    matrix = np.zeros((found[name].max() + 1, vectors.shape[1]), np.float32)
+    matrix[found[name]] = vectors
+    return matrix
