@@ -53,10 +53,11 @@ def _copies(callbacks: Any) -> list[Any]:
     given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
     given = [each for each in given if each is not None]
     # The models that they were used with before are not copied.
-    models = {id(each.model): None for each in given if getattr(each, "_model", None) is not None}
+    models = {id(getattr(each, "_model", None)): None for each in given}
     try:
         return copy.deepcopy(given, models)
     except Exception as error:
         raise UsageError(
-            f"Each trial has copies of the callbacks, but one cannot be copied: {one_line(error)}"
+            f"Each trial has copies of the callbacks, but one cannot be copied: {one_line(error)}; "
+            "give callbacks that were not used before"
         ) from error
