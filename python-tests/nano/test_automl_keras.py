@@ -1,3 +1,7 @@
+import copy
+import pickle
+import threading
+
 import keras
 import numpy as np
 import optuna
@@ -9,6 +13,9 @@ from bigdl.nano.automl import hpo_config
 from bigdl.nano.automl.hpo import space
 from bigdl.nano.automl.hpo.backend import PrunerType, SamplerType
 from bigdl.nano.automl.tf.keras import Model, Sequential
+from bigdl.nano.automl.tf.keras.judging import judge_of
+from bigdl.nano.tf.keras import InferenceOptimizer
+from bigdl.orca.learn.tf2.parts import KerasParts
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +190,130 @@ def test_unpromising_trials_end_between_epochs():
 
     assert "PRUNED" in states
     assert states.count("COMPLETE") + states.count("PRUNED") == 10
+
+
+SEEN = []
+
+
+class Remembers(keras.callbacks.Callback):
+    """Tells of each epoch which callback it was, and whether it still had its first model."""
+
+    def on_train_begin(self, logs=None):
+        self.first = self.model
+
+    def on_epoch_end(self, epoch, logs=None):
+        SEEN.append((self, self.first is self.model))
+
+
+@pytest.mark.usefixtures("_enabled")
+def test_each_trial_has_copies_of_the_callbacks_also_in_threads():
+    callback = Remembers()
+    used = keras.Sequential([keras.Input(shape=(1,)), keras.layers.Dense(1)])
+    used.compile("sgd", "mse")
+    used.fit(x, y, callbacks=[callback], verbose=0)
+    SEEN.clear()
+
+    stack().search(n_trials=2, n_parallels=2, x=x, y=y, epochs=5, callbacks=[callback])
+
+    callbacks = {id(each) for each, _ in SEEN}
+    assert len(callbacks) == 2
+    assert id(callback) not in callbacks
+    assert all(same for _, same in SEEN)
+    assert callback.model is used
+    SEEN.clear()
+
+
+class Locks(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+@pytest.mark.usefixtures("_enabled")
+def test_a_callback_that_cannot_be_copied_is_refused():
+    with pytest.raises(UsageError, match="Each trial has copies of the callbacks, but one cannot"):
+        stack().search(n_trials=1, x=x, y=y, callbacks=Locks())
+
+
+class TwoEpochs:
+    """What a judge needs of a trial, which is given up after two epochs."""
+
+    def __init__(self):
+        self.reported = {}
+
+    def report(self, figure, epoch):
+        if figure != figure:
+            raise ValueError("not a number")
+        self.reported[epoch] = figure
+
+    def should_prune(self):
+        return len(self.reported) == 2
+
+
+@pytest.mark.timeout(120)
+def test_a_judge_is_asked_from_elsewhere():
+    trial = TwoEpochs()
+    with judge_of(trial, elsewhere=True) as judge:
+        asked = pickle.loads(pickle.dumps(judge))
+        assert asked(0.5, 0) is False
+        with pytest.raises(ValueError, match="not a number"):
+            asked(float("nan"), 1)
+        assert asked(0.25, 1) is True
+    assert trial.reported == {0: 0.5, 1: 0.25}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # processes import two frameworks
+@pytest.mark.usefixtures("_enabled")
+def test_trials_that_train_in_processes_are_pruned_too():
+    model = stack()
+    model.search(
+        n_trials=1,
+        x=x,
+        y=y,
+        epochs=3,
+        num_processes=2,
+        pruner=PrunerType.Threshold,
+        pruner_kwargs={"upper": 1e-12},
+    )
+    (trial,) = model.study.trials
+    assert trial.state.name == "PRUNED"
+    assert list(trial.intermediate_values) == [0]
+
+
+@pytest.mark.usefixtures("_enabled")
+def test_a_searched_model_is_taken_for_the_model_that_it_has_become(tmp_path):
+    model = stack()
+    assert not isinstance(model, keras.Model)
+    with pytest.raises(UsageError, match="call search before fit"):
+        InferenceOptimizer.save(model, tmp_path / "saved")
+    model.search(n_trials=1, x=x, y=y)
+    InferenceOptimizer.save(model, tmp_path / "saved")  # makes the best one
+    expected = model.predict(x, verbose=0)
+
+    assert isinstance(model, keras.Sequential)
+    assert InferenceOptimizer.load(tmp_path / "saved").predict(x, verbose=0) == pytest.approx(
+        expected
+    )
+    fast = InferenceOptimizer.quantize(model, precision="bf16")
+    assert fast.predict(x, verbose=0) == pytest.approx(expected, abs=0.05)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.predict(x, verbose=0) == pytest.approx(expected)
+    nested = keras.Sequential([keras.Input(shape=(1,)), model, keras.layers.Dense(2)])
+    assert len(nested.weights) == 6
+    model.trainable = False
+    assert nested.layers[0].trainable_weights == []
+    parts = KerasParts(None, None, {}).with_instance(model)
+    assert parts.build().predict(x, verbose=0) == pytest.approx(expected)
+
+
+@pytest.mark.usefixtures("_enabled")
+def test_names_of_keras_2_are_answered():
+    model = stack(units=3, rate=0.1)
+    (spec,), keywords = model.save_spec()
+    assert (spec.shape.as_list(), spec.dtype.name, keywords) == ([None, 1], "float32", {})
+    with pytest.raises(UsageError, match="use to_json"):
+        model.to_yaml()
 
 
 @pytest.mark.usefixtures("_enabled")

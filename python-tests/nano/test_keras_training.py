@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from bigdl.common import scratch
 from bigdl.common.errors import UsageError
 from bigdl.nano.tf.keras import (
     Input,
@@ -22,6 +24,9 @@ from bigdl.nano.tf.keras import (
 )
 from bigdl.nano.tf.keras.layers import Dense, Embedding, Flatten
 from bigdl.nano.tf.optimizers import SparseAdam
+from bigdl.nano.tf.training import spool
+from bigdl.nano.tf.training.feeds import feed_of
+from bigdl.nano.tf.training.group import Group
 
 pytestmark = pytest.mark.timeout(900)  # processes import two frameworks each
 
@@ -185,6 +190,22 @@ WRONG = {
     "lengths": (lambda m: m.fit(ROWS, TARGETS[:3], num_processes=2), "as many rows each"),
     "kind": (lambda m: m.fit(3, num_processes=2), "x must hold arrays"),
     "empty": (lambda m: m.fit(iter(()), num_processes=2), "yields nothing"),
+    "steps": (
+        lambda m: m.fit(batches(), steps_per_epoch=0, num_processes=2),
+        "steps_per_epoch must be an int of at least 1",
+    ),
+    "validation without end": (
+        lambda m: m.fit(batches(), validation_data=batches().repeat(), num_processes=2),
+        "The dataset has no end; pass validation_steps",
+    ),
+    "unlike batches": (
+        lambda m: m.fit(iter([(np.ones((2, 5)), [0, 1]), (np.ones(2), [0, 1])]), num_processes=2),
+        "must be nested alike",
+    ),
+    "backend of one process": (
+        lambda m: m.fit(batches(), backend="banana"),
+        "Backend banana is not implemented.",
+    ),
     "two models": (
         lambda m: nano(num_processes=2)(train)(m, m),
         "there should be only one keras.Model in the function parameter list, but got 2",
@@ -199,6 +220,83 @@ def test_what_cannot_be_is_refused_before_a_process_starts(case):
     with pytest.raises(UsageError) as raised:
         call(classifier())
     assert sentence in str(raised.value)
+
+
+def endless(size: int = 8):
+    while True:
+        yield from batches(size).as_numpy_iterator()
+
+
+def test_data_without_end_train_and_validate_for_as_many_steps_as_are_asked_for():
+    alone, together = classifier(), classifier()
+    order = {"epochs": 2, "steps_per_epoch": 2, "validation_steps": 2, "verbose": 0}
+    expected = alone.fit(endless(), validation_data=batches(8).repeat(), **order)
+    found = together.fit(endless(), validation_data=endless(), **order, num_processes=2)
+    assert_alike(alone, together)
+    for name, figures in expected.history.items():
+        assert found.history[name] == pytest.approx(figures, abs=1e-4), name
+
+
+@pytest.mark.parametrize("kind", ["generator", "from_generator"])
+def test_python_s_data_without_end_are_given_up_and_leave_nothing(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(spool, "MOST_BATCHES", 20)
+    monkeypatch.setenv(scratch.VARIABLE, str(tmp_path))
+    spec = batches().element_spec
+    source = {
+        "generator": endless,
+        "from_generator": lambda: tf.data.Dataset.from_generator(endless, output_signature=spec),
+    }[kind]
+    with pytest.raises(UsageError, match="after 20 batches; pass steps_per_epoch"):
+        classifier().fit(source(), num_processes=2)
+    with pytest.raises(UsageError, match="after 20 batches; pass validation_steps"):
+        classifier().fit(batches(), validation_data=source(), num_processes=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_that_would_fill_the_disk_are_given_up(tmp_path, monkeypatch):
+    monkeypatch.setenv(scratch.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(spool.shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000))
+    with pytest.raises(UsageError, match="more than half of the free space"):
+        classifier().fit(endless(), steps_per_epoch=10**9, num_processes=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_generator_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted():
+        yield from pairs()
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv(scratch.VARIABLE, str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        classifier().fit(interrupted(), num_processes=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_batches_of_several_shapes_and_of_texts_are_read_back_as_they_were(tmp_path):
+    given = [
+        ((np.arange(6).reshape(2, 3), np.array(["a", "bc"])), np.ones(2)),
+        ((np.arange(4).reshape(1, 4), np.array(["longer"])), np.ones(1, np.float32)),
+    ]
+    path, spec = spool.write_batches(iter(given), tmp_path)
+    assert spec[0][0].shape.as_list() == [None, None]
+    found = list(spool.read_batches(path, spec).as_numpy_iterator())
+    for ((numbers, texts), targets), ((x, words), y) in zip(given, found, strict=True):
+        assert (x.tolist(), y.tolist(), y.dtype) == (numbers.tolist(), targets.tolist(), float)
+        assert [word.decode() for word in words] == texts.tolist()
+
+
+class Endless(keras.utils.PyDataset):
+    num_batches = None
+
+    def __getitem__(self, index):
+        return np.full((2, 5), index, np.float32), np.zeros(2)
+
+
+def test_a_pydataset_may_have_no_end(tmp_path):
+    order = {"batch_size": None, "shuffle": False, "class_weight": None, "folder": tmp_path}
+    feed = feed_of(Endless(), None, None, steps=2, epochs=2, **order)
+    shares = list(feed.shares(Group(0, 1), 0))
+    assert [int(share.batch[0][0, 0]) for share in shares] == [0, 1, 2, 3]
 
 
 def test_a_fit_without_processes_is_keras_own():

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from bigdl.common.errors import UsageError
+from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration import (
     BuildOptions,
     Calibration,
@@ -65,6 +66,7 @@ def build(
         If an argument does not apply to the method, the method is not possible on this machine, or
         the model cannot be converted.
     """
+    model = actual(model)
     check_model(model)
     method.require()
     _refuse_inapplicable(method, arguments, rest)

@@ -11,6 +11,7 @@ import keras
 
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
+from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration import Method, find_method, methods
 from bigdl.nano.acceleration.arguments import thread_count
 from bigdl.nano.acceleration.search.cache import Cache
@@ -306,6 +307,7 @@ class InferenceOptimizer(Searcher):
             If an argument makes no sense, or the original does not run on the data or the metric.
         """
         began = time.monotonic()
+        model = actual(model)
         check_model(model)
         if direction not in ("min", "max"):
             raise UsageError(f"Only support direction 'min', 'max'. {direction!r} was given.")

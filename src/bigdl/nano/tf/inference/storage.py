@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import keras
 
 from bigdl.common.errors import UsageError, one_line
+from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.saved import directory_of, read_meta, require_files, write_directory
 from bigdl.nano.tf.inference import bf16_model, network_models  # noqa: F401 - define classes
 from bigdl.nano.tf.inference.accelerated import AcceleratedKerasModel
@@ -36,6 +37,7 @@ def save_model(model: Any, path: str | os.PathLike) -> None:
     UsageError
         If the model is none, or the directory cannot be written.
     """
+    model = actual(model)
     if not isinstance(model, keras.Model):
         raise UsageError(f"A Keras model was to be saved, but got a {type(model).__name__}")
 
@@ -76,6 +78,7 @@ def load_model(
     UsageError
         If the directory or a file of it is missing, or it holds something else.
     """
+    model = actual(model)
     with (
         directory_of(path) as directory,
         keras.saving.custom_object_scope(dict(custom_objects or {})),

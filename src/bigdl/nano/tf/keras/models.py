@@ -98,6 +98,9 @@ class _Trains:
             "validation_batch_size": validation_batch_size,
             "validation_freq": validation_freq,
         }
+        from bigdl.nano.tf.training.backends import check_backend
+
+        check_backend(backend)
         if num_processes is None:
             return super().fit(**of_keras)
         from bigdl.nano.tf.training.fit import fit_in_processes, processes_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import itertools
 import math
-import tempfile
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.structure import flatten, is_tensor
 from bigdl.nano.tf.training.group import Group
 from bigdl.nano.tf.training.shares import Share, share_of
+from bigdl.nano.tf.training.spool import batches_of, read_batches, write_batches
 
 __all__ = ["ArrayFeed", "DatasetFeed", "Feed", "feed_of"]
 
@@ -100,14 +101,14 @@ class ArrayFeed(Feed):
 
 @dataclass
 class DatasetFeed(Feed):
-    """A ``tf.data.Dataset`` of batches, as a graph or as a directory of its elements.
+    """A ``tf.data.Dataset`` of batches, as a graph or as a file of them.
 
     Every process reads all of it and takes its rows of each batch.
 
     Attributes
     ----------
     content : bytes or str
-        The graph, or the directory.
+        The graph, or the file's path.
     spec
         Of the elements.
     weights : dict or None
@@ -139,7 +140,7 @@ class DatasetFeed(Feed):
 
     def _dataset(self, seed: int) -> tf.data.Dataset:
         if isinstance(self.content, str):
-            return tf.data.Dataset.load(self.content)
+            return read_batches(self.content, self.spec)
         variant = tf.raw_ops.DatasetFromGraph(graph_def=_seeded(self.content, seed))
         return tf.data.experimental.from_variant(variant, structure=self.spec)
 
@@ -155,6 +156,7 @@ def feed_of(
     shuffle: bool,
     class_weight: Mapping | None,
     folder: Path,
+    steps_argument: str = "steps_per_epoch",
 ) -> Feed:
     """The feed of what ``fit`` was given.
 
@@ -166,12 +168,17 @@ def feed_of(
         How often the data are gone through.
     folder : Path
         Where elements are put that only this process can make; it outlives the feed.
+    steps_argument : str
+        What `steps` is called in ``fit``.
 
     Raises
     ------
     UsageError
-        If the data are of another kind, have no end, or are not batches.
+        If the data are of another kind, or are not batches; if they are to be gone through to their
+        end and have none: such data of Python's are given up after
+        :data:`~bigdl.nano.tf.training.spool.MOST_BATCHES`.
     """
+    steps = _checked(steps, steps_argument)
     if _is_nest(x):
         return _array_feed(x, y, sample_weight, batch_size, steps, shuffle, class_weight)
     if y is not None or sample_weight is not None:
@@ -179,22 +186,34 @@ def feed_of(
             "x is a dataset or a generator, which holds targets and weights itself; leave y and "
             "sample_weight out"
         )
-    if isinstance(x, keras.utils.PyDataset):
-        steps = steps or len(x)
-        x = _epochs_of(x, steps * epochs)
     weights = (
         {int(key): float(value) for key, value in class_weight.items()} if class_weight else None
     )
     if isinstance(x, tf.data.Dataset):
-        return _dataset_feed(x, steps, epochs, weights, folder)
+        return _dataset_feed(x, steps, epochs, weights, folder, steps_argument)
+    if isinstance(x, keras.utils.PyDataset):
+        steps = steps or x.num_batches
+        x = _batches_in_order(x)
     if not isinstance(x, Iterator):
         raise UsageError(
             "x must hold arrays, or be a tf.data.Dataset, a keras.utils.PyDataset or a generator, "
             f"not a {type(x).__name__}"
         )
     limit = None if steps is None else steps * epochs
-    dataset = _of_generator(itertools.islice(x, limit))
-    return _spooled(dataset, steps, weights, folder)
+    batches = map(_as_element, batches_of(x, limit, steps_argument))
+    return _spooled(batches, None, steps, weights, folder)
+
+
+def _checked(steps: Any, argument: str) -> int | None:
+    if steps is None:
+        return None
+    try:
+        number = operator.index(steps)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise UsageError(f"{argument} must be an int of at least 1, but it is {steps!r}")
+    return number
 
 
 def _array_feed(x, y, sample_weight, batch_size, steps, shuffle, class_weight) -> ArrayFeed:
@@ -214,30 +233,34 @@ def _array_feed(x, y, sample_weight, batch_size, steps, shuffle, class_weight) -
     return ArrayFeed(arrays, int(batch_size), bool(shuffle), steps)
 
 
-def _dataset_feed(dataset, steps, epochs, weights, folder) -> Feed:
+def _dataset_feed(dataset, steps, epochs, weights, folder, steps_argument) -> Feed:
     try:
         variant = dataset._variant_tensor
         graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1)
         content = graph.numpy()
     except tf.errors.OpError as error:
         raise UsageError(f"The dataset cannot be sent: {one_line(error)}") from error
-    if _runs_python(content):
-        if steps is not None:
-            dataset = dataset.repeat().take(steps * epochs)
-        elif dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-            raise UsageError("The dataset has no end; pass steps_per_epoch")
-        return _spooled(dataset, steps, weights, folder)
-    if steps is None and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise UsageError("The dataset has no end; pass steps_per_epoch")
-    return DatasetFeed(content, dataset.element_spec, weights, _first_of(dataset, weights), steps)
+    batches = dataset.cardinality()
+    if steps is None and batches == tf.data.INFINITE_CARDINALITY:
+        raise UsageError(f"The dataset has no end; pass {steps_argument}")
+    if not _runs_python(content):
+        first = _first_of(dataset, weights)
+        return DatasetFeed(content, dataset.element_spec, weights, first, steps)
+    if steps is not None:
+        limit, dataset = steps * epochs, dataset.repeat()
+    else:
+        limit = None if batches == tf.data.UNKNOWN_CARDINALITY else int(batches)
+    elements = batches_of(iter(dataset), limit, steps_argument)
+    return _spooled(elements, dataset.element_spec, steps, weights, folder)
 
 
-def _spooled(dataset, steps, weights, folder) -> DatasetFeed:
-    """A feed of elements that are made now, once."""
-    path = tempfile.mkdtemp(dir=folder)
-    dataset.save(path)
-    made = tf.data.Dataset.load(path)
-    return DatasetFeed(path, dataset.element_spec, weights, _first_of(made, weights), steps)
+def _spooled(batches, spec, steps, weights, folder) -> DatasetFeed:
+    """A feed of batches that are made now, once."""
+    path, spec = write_batches(batches, folder, spec)
+    if spec is None:
+        raise UsageError("The generator yields nothing; give at least one batch")
+    first = _first_of(read_batches(path, spec), weights)
+    return DatasetFeed(path, spec, weights, first, steps)
 
 
 def _first_of(dataset: tf.data.Dataset, weights: dict | None) -> Any:
@@ -250,28 +273,19 @@ def _first_of(dataset: tf.data.Dataset, weights: dict | None) -> Any:
     raise UsageError("The dataset holds no batch; give at least one")
 
 
-def _of_generator(batches: Iterator) -> tf.data.Dataset:
-    first = next(batches, None)
-    if first is None:
-        raise UsageError("The generator yields nothing; give at least one batch")
-    rest = (_as_element(each) for each in itertools.chain([first], batches))
-    leaves, structure = flatten(_as_element(first))
-    spec = structure.rebuild(
-        [tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
-    )
-    return tf.data.Dataset.from_generator(lambda: rest, output_signature=spec)
-
-
 def _as_element(batch: Any) -> Any:
-    return _as_arrays(batch if isinstance(batch, tuple) else (batch,))
+    parts = list(batch) if isinstance(batch, tuple) else [batch]
+    while parts and parts[-1] is None:
+        parts.pop()
+    # In an element of a dataset a list would be one tensor.
+    return keras.tree.lists_to_tuples(_as_arrays(tuple(parts)))
 
 
-def _epochs_of(data: Any, count: int) -> Iterator:
-    made = 0
-    while made < count:
-        for index in range(min(len(data), count - made)):
+def _batches_in_order(data: Any) -> Iterator:
+    """Batches of a PyDataset, over and over."""
+    while True:
+        for index in itertools.count() if data.num_batches is None else range(data.num_batches):
             yield data[index]
-            made += 1
         data.on_epoch_end()
 
 

@@ -6,6 +6,7 @@ import pickle
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from bigdl.common.errors import UsageError, one_line
 from bigdl.common.scratch import scratch_directory
 from bigdl.nano.acceleration.structure import flatten
 from bigdl.nano.tf.compiled import compile_arguments
+from bigdl.nano.tf.training.backends import BACKENDS, check_backend
 from bigdl.nano.tf.training.feeds import Feed, feed_of
 from bigdl.nano.tf.travel import Parcel, packed, unpacked
 
 __all__ = ["fit_in_processes", "processes_of", "take_home", "weights_of"]
 
-_BACKENDS = {"multiprocessing": "subprocess", "ray": "ray"}
 _OF_EPOCHS = ("epochs", "initial_epoch", "validation_steps", "validation_freq")
 
 
@@ -36,11 +37,8 @@ def processes_of(num_processes: int | None, backend: str) -> Any:
     """
     from bigdl.nano.pytorch.training.processes import Processes
 
-    if backend not in _BACKENDS:
-        raise UsageError(
-            f"Backend {backend} is not implemented. Choose one of {', '.join(_BACKENDS)}."
-        )
-    return Processes.of(num_processes, _BACKENDS[backend], None, None)
+    check_backend(backend)
+    return Processes.of(num_processes, BACKENDS[backend], None, None)
 
 
 def fit_in_processes(model: Any, processes: Any, arguments: Mapping[str, Any]) -> Any:
@@ -133,13 +131,15 @@ def _feeds(arguments: dict[str, Any], room: Path) -> tuple[Feed, Feed | None]:
     validation = feed_of(
         *(*parts, None, None)[:3],
         batch_size=arguments["validation_batch_size"] or arguments["batch_size"],
-        steps=None,
-        epochs=epochs,
+        steps=arguments["validation_steps"],
+        epochs=1,
         shuffle=False,
         class_weight=None,
         folder=room,
+        steps_argument="validation_steps",
     )
-    return feed, validation
+    # Each evaluation begins with the first batch, so nothing is repeated.
+    return feed, replace(validation, steps=None)
 
 
 def _split(x: Any, y: Any, weight: Any, fraction: float) -> tuple[tuple, tuple]:

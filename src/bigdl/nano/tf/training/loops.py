@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from bigdl.common.errors import UsageError, one_line
+from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.structure import flatten, is_tensor
 from bigdl.nano.tf.training.fit import processes_of, take_home, weights_of
 from bigdl.nano.tf.travel import dumps, packed, unpacked
@@ -158,6 +159,7 @@ def _in_bf16(value: Any) -> Any:
 
 
 def _run(func: Callable, processes: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    args = tuple(map(actual, args))
     models = [each for each in args if isinstance(each, keras.Model)]
     if len(models) != 1:
         raise UsageError(

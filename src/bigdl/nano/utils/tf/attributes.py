@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from bigdl.common.stand_ins import actual
 from bigdl.nano.tf.compiled import compiled_like
 
 __all__ = ["patch_attrs", "patch_compiled", "patch_compiled_and_attrs"]
@@ -26,6 +27,7 @@ def patch_attrs(target: Any, source: keras.Model) -> Any:
     object
         `target`.
     """
+    source = actual(source)
     classes = [each for each in type(source).__mro__ if not _is_of_a_library(each)]
     names = set(vars(source)).union(*map(vars, classes))
     for name in sorted(names - set(dir(keras.Model()))):
@@ -48,7 +50,7 @@ def patch_compiled(target: keras.Model, source: keras.Model) -> keras.Model:
     keras.Model
         `target`.
     """
-    return compiled_like(target, source)
+    return compiled_like(target, actual(source))
 
 
 def patch_compiled_and_attrs(target: keras.Model, source: keras.Model) -> keras.Model:

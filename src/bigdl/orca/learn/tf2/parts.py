@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.common.stand_ins import actual
 from bigdl.orca.learn.state import isolated_rng
 from bigdl.orca.learn.tf2.runtime import backend_of_program, use_backend
 
@@ -118,6 +119,7 @@ class KerasParts:
         """The same with a copy of a model instead of a creator."""
         import keras
 
+        model = actual(model)
         if not isinstance(model, keras.Model):
             raise UsageError(
                 f"model must be a keras.Model, got {type(model).__module__}."
@@ -155,7 +157,7 @@ class KerasParts:
                 warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
                 model = pickle.loads(self.archive)
         else:
-            model = self.creator(self.config)
+            model = actual(self.creator(self.config))
         if not isinstance(model, keras.Model):
             raise UsageError(
                 f"The model creator must return a keras.Model, it returned {type(model).__name__}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bigdl.common.errors import UsageError, require
+from bigdl.common.stand_ins import StandIn
 from bigdl.nano.automl.hpo.auto import AutoObject
 from bigdl.nano.automl.hpo.lazy import Choice, Lazy, Naming, holds_spaces, take
 from bigdl.nano.automl.searching import SearchArguments, Searches
@@ -24,20 +25,29 @@ from bigdl.nano.automl.tf.names import original
 __all__ = ["Model", "Searchable", "SearchableClass", "Sequential"]
 
 
-class Searchable(Searches):
+class _IsItsModel(StandIn):
+    """Is of the class of the model that it stands for, to ``isinstance``, once that is made."""
+
+    _model: Any = None
+
+    __class__ = property(lambda self: type(self) if self._model is None else type(self._model))
+
+
+class Searchable(_IsItsModel, Searches):
     """A Keras model with search spaces, and everything a Keras model has once they are chosen.
 
     Arguments of layers, of :meth:`compile` and of the training may be spaces of
     :mod:`bigdl.nano.automl.hpo.space`. :meth:`search` tries values for them; :meth:`end_search`
     makes the best model, or :meth:`fit` does, which trains it. From then on ``predict``,
-    ``evaluate``, ``save`` and all else are the model's own.
+    ``evaluate``, ``save`` and all else are the model's own, public attributes that are set are set
+    on it, and the object is an instance of its class. What takes a Keras model in BigDL takes this
+    object at any time, and makes the model if it was not.
     """
 
     def __init__(self, recipe: Callable[[], AutoObject]):
         super().__init__()
         self._recipe = recipe
-        self._compiled: dict[str, Any] = {}
-        self._model: Any = None
+        self._compiled_with: dict[str, Any] = {}
         self._fit_spaces: dict[str, Any] = {}
         self._fit_settled: dict[str, Any] = {}
 
@@ -51,7 +61,7 @@ class Searchable(Searches):
         """
         compile_ = require("keras", "tf").Model.compile
         bound = inspect.signature(compile_).bind(None, *args, **kwargs).arguments
-        self._compiled = {name: value for name, value in bound.items() if name != "self"}
+        self._compiled_with = {name: value for name, value in bound.items() if name != "self"}
         self._model = None
 
     def search(
@@ -91,7 +101,7 @@ class Searchable(Searches):
         """
         arguments = SearchArguments.of(kwargs, _arguments_of_fit())
         target = Target.of(
-            target_metric, target_metric_mode, arguments.study, self._compiled, arguments.rest
+            target_metric, target_metric_mode, arguments.study, self._compiled_with, arguments.rest
         )
         arguments.study.pop("directions", None)
         arguments.study["direction"] = target.direction
@@ -129,8 +139,8 @@ class Searchable(Searches):
         UsageError
             If there are spaces and nothing was searched.
         """
-        self._make()
-        bound = inspect.signature(type(self._model).fit).bind_partial(self._model, *args, **kwargs)
+        model = self._actual()
+        bound = inspect.signature(type(model).fit).bind_partial(model, *args, **kwargs)
         given = bound.arguments
         given.pop("self")
         given |= given.pop("kwargs", {})
@@ -142,29 +152,74 @@ class Searchable(Searches):
                     "or give a value"
                 )
             del given[name]
-        return self._model.fit(**self._fit_settled | given)
+        return model.fit(**self._fit_settled | given)
+
+    def to_yaml(self, **kwargs: Any) -> str:
+        """Keras 3 has none; raises a UsageError that names ``to_json``."""
+        raise UsageError("Keras 3 writes no YAML; use to_json(), which keras.models reads")
+
+    def save_spec(self, dynamic_batch: bool = True) -> tuple[list, dict] | None:
+        """What the model is called with, as in Keras 2.
+
+        Parameters
+        ----------
+        dynamic_batch : bool
+            Whether the number of rows is left open.
+
+        Returns
+        -------
+        tuple of list and dict, or None
+            ``tf.TensorSpec`` of the arguments by position and by name; None for a model whose
+            inputs are not known.
+        """
+        inputs = getattr(self, "inputs", None)
+        if not inputs:
+            return None
+        tf = require("tensorflow", "tf")
+
+        def spec(tensor: Any) -> Any:
+            rows = None if dynamic_batch else tensor.shape[0]
+            return tf.TensorSpec((rows, *tensor.shape[1:]), tensor.dtype, name=tensor.name)
+
+        specs = require("keras", "tf").tree.map_structure(spec, inputs)
+        single = isinstance(specs, list) and len(specs) == 1
+        return ([specs[0] if single else specs], {})
 
     def __getattr__(self, name: str) -> Any:
         # Only for what is not found otherwise. Python asks for some names before `__init__`.
-        if name.startswith("_") or "_model" not in vars(self):
+        made = vars(self).get("_model")
+        if name.startswith("__") or (made is None and name.startswith("_")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if self._model is None and not hasattr(require("keras", "tf").Sequential, name):
+        if made is not None:
+            return getattr(made, name)
+        if "_recipe" not in vars(self) or not hasattr(require("keras", "tf").Sequential, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if self._model is None and self._has_spaces():
+        if self._has_spaces():
             raise UsageError(
                 f"Model is not actually built yet, so it has no {name}; call search and then "
                 "end_search or fit first"
             )
-        self._make()
-        return getattr(self._model, name)
+        return getattr(self._actual(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name.startswith("_") or self._model is None or hasattr(type(self), name)
+        if own:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._model, name, value)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Copies and pickles of what is a model are models.
+        if self._model is None:
+            return super().__reduce_ex__(protocol)
+        return self._model.__reduce_ex__(protocol)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._make()
-        return self._model(*args, **kwargs)
+        return self._actual()(*args, **kwargs)
 
-    def _make(self) -> None:
+    def _actual(self) -> Any:
         if self._model is not None:
-            return
+            return self._model
         if self.study is not None:
             self.end_search()
         elif self._has_spaces():
@@ -175,6 +230,7 @@ class Searchable(Searches):
         else:
             subject = self._subject({})
             self._model = build_model(take(subject, Choice.of_config(Naming(subject), {})))
+        return self._model
 
     def _has_spaces(self) -> bool:
         return bool(Naming(self._subject({})).spaces)
@@ -182,7 +238,7 @@ class Searchable(Searches):
     def _subject(self, fit: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "model": self._recipe(),
-            "compile": AutoObject(dict, **self._compiled),
+            "compile": AutoObject(dict, **self._compiled_with),
             "fit": AutoObject(dict, **fit),
         }
 
@@ -198,10 +254,10 @@ class Sequential(Searchable):
     """
 
     def __init__(self, layers: list[Any] | None = None, name: str | None = None):
-        self._layers = list(layers or [])
+        self._stack = list(layers or [])
         super().__init__(
             lambda: AutoObject(
-                sequential, stack=self._layers, name=name, cloned=holds_layers(self._layers)
+                sequential, stack=self._stack, name=name, cloned=holds_layers(self._stack)
             )
         )
 
@@ -209,15 +265,15 @@ class Sequential(Searchable):
         """Put a layer on top."""
         if not (isinstance(layer, Lazy) or is_layer(layer)):
             raise UsageError(f"A layer of Keras can be added, not {layer!r}")
-        self._layers.append(layer)
+        self._stack.append(layer)
         self._model = None
 
     def pop(self) -> Any:
         """Take the last layer away; returns it."""
-        if not self._layers:
+        if not self._stack:
             raise UsageError("There are no layers in the model")
         self._model = None
-        return self._layers.pop()
+        return self._stack.pop()
 
 
 class Model(Searchable):

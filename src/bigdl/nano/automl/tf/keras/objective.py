@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import keras
 
-from bigdl.common.errors import require
+from bigdl.common.errors import UsageError, one_line, require
 from bigdl.nano.automl.hpo.lazy import Choice, Naming, take
 from bigdl.nano.automl.tf.keras.building import build_model
+from bigdl.nano.automl.tf.keras.judging import EpochReports, judge_of
 from bigdl.nano.automl.tf.keras.targets import Target
 
 __all__ = ["KerasObjective"]
@@ -34,36 +36,28 @@ class KerasObjective:
         made = take(self._subject, Choice.of_trial(Naming(self._subject), trial))
         model = build_model(made)
         fit = {"verbose": 0, **made["fit"]}
-        report = _EpochReports(trial, self._target.name)
-        if (fit.get("num_processes") or 1) == 1:
-            fit["callbacks"] = [*_listed(fit.get("callbacks")), report]
-        history = model.fit(**fit)
+        several = (fit.get("num_processes") or 1) != 1
+        with judge_of(trial, elsewhere=several) as judge:
+            report = EpochReports(judge, self._target.name)
+            fit["callbacks"] = [*_copies(fit.get("callbacks")), report]
+            history = model.fit(**fit)
         if report.pruned:
             raise require("optuna", "automl").TrialPruned(f"pruned after {report.epochs} epochs")
         return self._target.of_history(history.history)
 
 
-class _EpochReports(keras.callbacks.Callback):
-    """Tells a trial of each epoch, and ends the training if the trial does not look promising."""
-
-    def __init__(self, trial: Any, metric: str):
-        super().__init__()
-        self._trial = trial
-        self._metric = metric
-        self.epochs = 0
-        self.pruned = False
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        self.epochs = epoch + 1
-        if self._metric not in (logs or {}):
-            return
-        self._trial.report(float(logs[self._metric]), epoch)
-        if self._trial.should_prune():
-            self.pruned = True
-            self.model.stop_training = True
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    if callbacks is None:
-        return []
-    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+def _copies(callbacks: Any) -> list[Any]:
+    """Callbacks of one trial: a callback knows its model, and trials may run at the same time."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    given = [each for each in given if each is not None]
+    # The models that they were used with before are not copied.
+    models = {id(getattr(each, "_model", None)): None for each in given}
+    try:
+        return copy.deepcopy(given, models)
+    except Exception as error:
+        raise UsageError(
+            f"Each trial has copies of the callbacks, but one cannot be copied: {one_line(error)}; "
+            "give callbacks that were not used before"
+        ) from error

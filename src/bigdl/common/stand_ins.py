@@ -1,0 +1,24 @@
+"""Objects that stand for models, such as those that are searched before they are made.
+
+What takes a model takes such an object, too: it asks :func:`actual` for the model first.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+__all__ = ["StandIn", "actual"]
+
+
+class StandIn(abc.ABC):
+    """Stands for another object."""
+
+    @abc.abstractmethod
+    def _actual(self) -> Any:
+        """The other object; made now if it was not."""
+
+
+def actual(value: Any) -> Any:
+    """What an object stands for; all else as it is."""
+    return value._actual() if isinstance(value, StandIn) else value
