@@ -156,6 +156,31 @@ def test_inputs_by_name_and_two_outputs(frame, rows):
     assert np.array([row.k for row in out]) == pytest.approx(kind, abs=1e-6)
 
 
+def named_outputs(config):
+    """Two outputs in a dict whose keys are not in alphabetical order."""
+    import keras
+
+    x = keras.Input((4,))
+    heads = {name: keras.layers.Dense(1, name=name)(x) for name in config["outputs"]}
+    model = keras.Model(x, heads)
+    model.compile("sgd", dict.fromkeys(heads, "mse"))
+    return model
+
+
+@pytest.mark.parametrize("outputs", [["y", "user"], ["second", "first"]])
+def test_targets_belong_to_the_outputs_by_name_or_in_their_order(frame, rows, outputs):
+    est = estimator(named_outputs, config={"outputs": outputs})
+    labels = ["user", "y"] if "y" in outputs else ["y", "user"]
+    found = est.evaluate(frame, feature_cols=["x"], label_cols=labels)
+    model = est.get_model()
+    predicted = model.predict(rows["x"], verbose=0)
+    expected = sum(
+        np.mean((predicted[output][:, 0] - rows[column]) ** 2)
+        for output, column in zip(outputs, ["y", "user"], strict=True)
+    )
+    assert found["validation_loss"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_rows_weigh_what_their_column_says(frame):
     doubled = frame.selectExpr("x", "y", "if(kind = 0, 2.0, 1.0) as w")
     repeated = frame.select("x", "y").union(frame.where("kind = 0").select("x", "y"))

@@ -25,18 +25,25 @@ class Assembly:
     weighted : bool
         Whether the last label column holds the weights of the rows.
     class_weight : dict of int to float, optional
+    outputs : sequence of str, optional
+        Of a model whose output is a dict, the keys that the target columns belong to.
     """
 
     names: Sequence[str] | None = None
     by_name: bool = False
     weighted: bool = False
     class_weight: dict[int, float] | None = None
+    outputs: Sequence[str] | None = None
 
     @classmethod
-    def of(cls, model, names, *, weighted=False, class_weight=None) -> Assembly:
-        """For a model and the columns that it is given."""
-        by_name = bool(names) and takes_dict(model)
-        return cls(names, by_name, weighted, class_weight)
+    def of(cls, model, names, labels=None, *, weighted=False, class_weight=None) -> Assembly:
+        """For a model and the columns that it is given, features and targets."""
+        by_name = bool(names) and isinstance(_form_of(model, "input"), dict)
+        output, outputs = _form_of(model, "output"), None
+        if isinstance(output, dict):
+            targets = list(labels or ())[: -1 if weighted else None]
+            outputs = targets if set(targets) == set(output) else list(output)
+        return cls(names, by_name, weighted, class_weight, outputs)
 
     def inputs(self, features: Sequence) -> Any:
         """``x`` of the feature columns."""
@@ -56,17 +63,20 @@ class Assembly:
         if self.weighted:
             *targets, weights = target
             target = targets[0] if len(targets) == 1 else tuple(targets)
+        if self.outputs and isinstance(target, tuple) and len(target) == len(self.outputs):
+            # Keras would take a tuple for that of the keys in alphabetical order
+            target = dict(zip(self.outputs, target, strict=True))
         batch = (self.inputs(features), target)
         batch = batch if weights is None else (*batch, weights)
         return batch if self.class_weight is None else with_class_weight(batch, self.class_weight)
 
 
-def takes_dict(model) -> bool:
-    """Whether a functional model's input is a dict."""
+def _form_of(model, name: str):
+    """A functional model's ``input`` or ``output``; None of one that is not built yet."""
     try:
-        return isinstance(model.input, dict)
-    except (AttributeError, ValueError):  # subclassed, or not built yet
-        return False
+        return getattr(model, name)
+    except (AttributeError, ValueError):
+        return None
 
 
 def with_class_weight(batch: tuple, table: dict[int, float]) -> tuple:

@@ -124,7 +124,9 @@ class EvaluateProgram:
         known = exchange(sync, data.known)
         if not sum(each["rows"] for each in known):
             raise UsageError("The data to evaluate has no rows")
-        assembly = Assembly.of(model, settings.feature_cols, weighted=settings.weighted)
+        assembly = Assembly.of(
+            model, settings.feature_cols, settings.label_cols, weighted=settings.weighted
+        )
         types = next((each["types"] for each in known if each["types"]), None)
         build_for(model, data.example(types, assembly))
         weights = sync.broadcast(worker.state() if sync.rank == 0 else None)

@@ -88,6 +88,7 @@ class KerasReplica(LayerReplica):
         self._assembly = Assembly.of(
             self._model,
             columns.feature_cols,
+            columns.label_cols,
             weighted=columns.weighted,
             class_weight=settings.class_weight,
         )

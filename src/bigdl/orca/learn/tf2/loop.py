@@ -319,6 +319,7 @@ class KerasLoop(WorkerLoop):
         self._assembly = Assembly.of(
             self.model,
             columns.feature_cols,
+            columns.label_cols,
             weighted=columns.weighted,
             class_weight=settings.class_weight,
         )
