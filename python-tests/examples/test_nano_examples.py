@@ -136,6 +136,7 @@ def test_a_head_learns_on_photographs_and_a_trunk_of_a_file(data_dir, tmp_path):
     assert found["report"] == "backbone: eager, relative error 0"
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path):
     notebook = nbformat.read(NANO / "quickstart.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "clear the outputs"

@@ -132,6 +132,7 @@ def train(model, dataset, loss, optimizer, step, epochs):
     return losses
 
 
+@pytest.mark.slow
 def test_a_loop_of_the_user_s_own_makes_the_same_steps_in_two_processes():
     results = []
     for processes in (1, 2):
@@ -227,6 +228,7 @@ def endless(size: int = 8):
         yield from batches(size).as_numpy_iterator()
 
 
+@pytest.mark.slow
 def test_data_without_end_train_and_validate_for_as_many_steps_as_are_asked_for():
     alone, together = classifier(), classifier()
     order = {"epochs": 2, "steps_per_epoch": 2, "validation_steps": 2, "verbose": 0}

@@ -30,6 +30,7 @@ def on_ray():
     return rays.active_ray()
 
 
+@pytest.mark.slow
 def test_ray_finds_what_this_machine_finds(tmp_path):
     local = fit(search(tmp_path / "local"))
     before = signal.getsignal(signal.SIGINT), dict(os.environ)

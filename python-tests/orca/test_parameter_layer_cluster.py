@@ -111,6 +111,7 @@ def fitted(**fit):
     return est.get_state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_fewer_executors_own_fewer_slices_and_the_result_is_the_same(executors, caplog):
     expected = fitted()
