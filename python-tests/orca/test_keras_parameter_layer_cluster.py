@@ -22,15 +22,7 @@ def executors(local_cluster):
     found.take()
 
 
-@pytest.mark.parametrize("transport", ["shuffle", "barrier"])
-def test_a_killed_executor_changes_nothing(executors, undisturbed, tmp_path, transport):
-    kill = keras_faults.KillExecutor(tmp_path)
-    state, found = keras_faults.fitted(kill, transport=transport, group_size=4)
-    expected, figures = undisturbed
-    assert kill.done() == 1
-    assert keras_faults.same(state, expected)
-    assert found["loss"] == pytest.approx(figures["loss"])
-    assert found["mae"] == pytest.approx(figures["mae"])
+# First: once executors were killed, Spark's master gives no more when it is asked.
 
 
 def shrink():
@@ -55,13 +47,26 @@ def shrink():
 def test_fewer_executors_own_fewer_slices_and_the_result_is_the_same(
     executors, undisturbed, caplog
 ):
+    executors.need_first()
     with caplog.at_level(logging.INFO, "bigdl.orca"):
         state, found = keras_faults.fitted(min_workers=1, callbacks=[shrink()])
     said = [r.getMessage() for r in caplog.records if "cut in" in r.getMessage()]
-    assert said == [
+    # once more after each return to a checkpoint
+    assert list(dict.fromkeys(said)) == [
         "The weights are cut in 1 slices instead of 2",
         "The weights are cut in 2 slices instead of 1",
     ]
     expected, figures = undisturbed
     assert keras_faults.same(state, expected)
     assert found["loss"] == pytest.approx(figures["loss"])
+
+
+@pytest.mark.parametrize("transport", ["shuffle", "barrier"])
+def test_a_killed_executor_changes_nothing(executors, undisturbed, tmp_path, transport):
+    kill = keras_faults.KillExecutor(tmp_path)
+    state, found = keras_faults.fitted(kill, transport=transport, group_size=4)
+    expected, figures = undisturbed
+    assert kill.done() == 1
+    assert keras_faults.same(state, expected)
+    assert found["loss"] == pytest.approx(figures["loss"])
+    assert found["mae"] == pytest.approx(figures["mae"])
