@@ -4,6 +4,7 @@ import copy
 import inspect
 import logging
 import os
+import pickle
 from importlib.util import find_spec
 
 import numpy as np
@@ -21,6 +22,7 @@ from bigdl.common.memory import glibc_tunables
 from bigdl.nano.pytorch import InferenceOptimizer, Trainer
 from bigdl.nano.pytorch.algorithms import SelectiveBackprop
 from bigdl.nano.pytorch.lightning import LightningModule
+from bigdl.nano.pytorch.training.compiled import Compiled
 from bigdl.nano.pytorch.training.fitted import fitted_loader
 from bigdl.nano.pytorch.training.mixed import bf16_instructions, gains_from_bf16
 
@@ -243,6 +245,17 @@ def test_a_precision_of_a_plugin_is_kept():
     run.fit(Looking(), DataLoader(table(), batch_size=8))
     assert run.settings[0] == "precision 64-true"
     assert set(seen) == {torch.float64}
+
+
+def test_a_copy_of_a_compiled_model_runs_by_its_own_weights():
+    net = nn.Sequential(nn.Linear(2, 1, bias=False))
+    compiled = Compiled(net)
+    twins = copy.deepcopy(net), pickle.loads(pickle.dumps(net))
+    compiled.remove()
+    for twin in twins:
+        nn.init.ones_(twin[0].weight)
+        assert twin(torch.ones(1, 2)).item() == 2.0
+    assert "forward" not in vars(net[0])
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class Compiled:
         self._before: list[Any] = []
         for part in self._parts:
             self._before.append(vars(part).get("forward"))
-            part.forward = torch.compile(part.forward)
+            part.forward = _CompiledForward(part.forward)
 
     def remove(self) -> None:
         """Let the modules run as written."""
@@ -36,5 +37,19 @@ class Compiled:
             if before is not None:
                 part.forward = before
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_parts": [], "_before": []}  # a copy of the module is not compiled
+
+class _CompiledForward:
+    """A forward pass; a copy of its module, or a saved one, has its own as written."""
+
+    def __init__(self, forward: Callable[..., Any]):
+        self._forward, self._compiled = forward, torch.compile(forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compiled(*args, **kwargs)
+
+    def __reduce__(self):
+        return _as_written, (self._forward,)
+
+
+def _as_written(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return forward
