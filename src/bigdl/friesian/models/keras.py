@@ -198,8 +198,8 @@ def mmoe(
     Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate
     Mixture-of-Experts", KDD 2018; see :class:`bigdl.friesian.models.MMoE`.
 
-    The outputs are a list and no dict: Keras would match the label columns of a table to the keys
-    of a dict by their alphabet.
+    The outputs are a list and no dict: Keras itself matches several targets to the keys of a dict
+    by their alphabet.
 
     Parameters
     ----------

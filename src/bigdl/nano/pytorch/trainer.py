@@ -33,7 +33,6 @@ from bigdl.nano.pytorch.training.fitted import (
 from bigdl.nano.pytorch.training.processes import Processes
 from bigdl.nano.pytorch.training.settings import Wishes
 from bigdl.nano.pytorch.training.strategies import ProcessesStrategy, SingleProcessStrategy
-from bigdl.nano.runtime.tuning import tuned_fit
 
 __all__ = ["Trainer"]
 
@@ -181,8 +180,7 @@ class Trainer(_lightning.Trainer):
         if not self._is_tuned_here:
             super().fit(*args, **kwargs)
             return
-        cores = self._processes.cores[0] if self._processes.cores else None
-        with tuned_fit(tuned=self._processes.tuned, cores=cores) as said:
+        with self._processes.tuned_here() as said:
             self.strategy.said = said
             super().fit(*args, **kwargs)
 

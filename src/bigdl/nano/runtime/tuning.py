@@ -170,13 +170,13 @@ def tuned_fit(*, tuned: bool = True, cores: Sequence[int] | None = None) -> Iter
         if cores is not None:
             undoing.enter_context(_on_cores(lambda own: set(cores)))
             said.append(f"cores {sorted(cores)}")
+        applied: dict[str, str] = {}
         if tuned or cores is not None:
-            tuning = undoing.enter_context(tune(allocator=tuned))
-            said += ["tuned allocator"] if "allocator" in tuning.applied else []
+            applied = undoing.enter_context(tune(allocator=tuned)).applied
         try:
-            yield said
+            yield [*said, *(["tuned allocator"] if "allocator" in applied else [])]
         finally:
-            if "tuned allocator" in said and not _in_task_of_spark():
+            if "allocator" in applied and not _in_task_of_spark():
                 keep_memory()
 
 

@@ -18,14 +18,12 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from bigdl.common.errors import UsageError
-from bigdl.common.memory import glibc_tunables
 from bigdl.nano.pytorch.training.arguments import check_bucket
 from bigdl.nano.pytorch.training.group import LocalGroup
 from bigdl.nano.pytorch.training.optimizers import LearningRateRamp
 from bigdl.nano.pytorch.training.processes import BACKENDS, Processes
 from bigdl.nano.pytorch.training.settings import FastSteps, Wishes
 from bigdl.nano.pytorch.training.travel import Belongings, Changes
-from bigdl.nano.runtime.tuning import tuned_fit
 
 __all__ = ["LoopSettings", "Parts", "run_loop"]
 
@@ -151,14 +149,13 @@ class Parts:
             steps.undo()
 
     def _say(self, steps: FastSteps) -> None:
-        count = self.fabric.world_size
-        threads = f"{torch.get_num_threads()} threads"
-        self.report = [*steps.report, *self._said]
-        if count > 1:
-            bucket = f"gradients by {self._settings.bucket_cap_mb:g} MB"
-            self.report += [f"{count} processes × {threads}", bucket]
+        processes, count = self._settings.processes, self.fabric.world_size
+        if processes.count > 1:
+            told = processes.told(self._settings.bucket_cap_mb)
         else:
-            self.report.append(threads)
+            several = f"{count} processes × " if count > 1 else ""  # of a strategy of Fabric's
+            told = [*self._said, f"{several}{torch.get_num_threads()} threads"]
+        self.report = [*steps.report, *told]
         rank_zero_info(f"Nano trains with {', '.join(self.report)}")
 
 
@@ -174,9 +171,7 @@ def run_loop(settings: LoopSettings, loop: Callable[..., Any], args: tuple, kwar
         What the first process returned.
     """
     if settings.processes.count == 1:
-        processes = settings.processes
-        cores = processes.cores[0] if processes.cores else None
-        with tuned_fit(tuned=processes.tuned, cores=cores) as said:
+        with settings.processes.tuned_here() as said:
             return _run(Parts(settings, said=said), loop, args, kwargs)
     belongings = _belongings(loop, args, kwargs)
     random = _collect_rng_states(include_cuda=False)
@@ -196,8 +191,7 @@ def _run_in_worker(
     belongings = _belongings(loop, args, kwargs)
     owner = {} if loop.owner is None else {"owner": loop.owner}
     changes = Changes(belongings, owner, ("train", "_parts", "_settings"))
-    said = ["tuned allocator"] if settings.processes.tuned and glibc_tunables() else []
-    result = _run(Parts(settings, rank, said), loop, args, kwargs)
+    result = _run(Parts(settings, rank), loop, args, kwargs)
     if rank:
         return None
     optimizers = {

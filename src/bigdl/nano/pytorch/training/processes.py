@@ -16,18 +16,21 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError, WorkerError, require
 from bigdl.common.launch import launch
-from bigdl.common.memory import tune_allocator
+from bigdl.common.memory import glibc_tunables, tune_allocator
 from bigdl.common.scratch import scratch_directory
 from bigdl.nano.pytorch.patching.state import Patches
 from bigdl.nano.runtime.keeping import release_memory
+from bigdl.nano.runtime.tuning import tuned_fit
 
 __all__ = ["BACKENDS", "Processes"]
 
@@ -87,6 +90,16 @@ class Processes:
         if cores is not None:
             _check_cores(cores, count, everywhere=distributed_backend == "ray")
         return cls(count, distributed_backend, cores, tune_process)
+
+    def tuned_here(self) -> AbstractContextManager[list[str]]:
+        """:func:`~bigdl.nano.runtime.tuning.tuned_fit` of a training in this process alone."""
+        return tuned_fit(tuned=self.tuned, cores=self.cores[0] if self.cores else None)
+
+    def told(self, bucket_cap_mb: float) -> list[str]:
+        """What holds in one of several processes, in a few words each."""
+        allocator = ["tuned allocator"] if self.tuned and glibc_tunables() else []
+        threads = f"{self.count} processes × {torch.get_num_threads()} threads"
+        return [*allocator, threads, f"gradients by {bucket_cap_mb:g} MB"]
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Call ``fn(rank, *args)`` in each process, inside of their process group.

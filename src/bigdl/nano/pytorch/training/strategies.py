@@ -15,7 +15,6 @@ from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
-from bigdl.common.memory import glibc_tunables
 from bigdl.nano.pytorch.training.auto_lr import AutoLr
 from bigdl.nano.pytorch.training.group import LocalGroup
 from bigdl.nano.pytorch.training.launcher import FitLauncher
@@ -142,8 +141,7 @@ class ProcessesStrategy(_Fast, _LocalDdp):
         self.processes = processes
         self.wishes = wishes
         self.auto_lr = auto_lr
-        self.said = ["tuned allocator"] if processes.tuned and glibc_tunables() else []
-        self._bucket = f"gradients by {bucket_cap_mb:g} MB"
+        self._bucket_cap_mb = bucket_cap_mb
 
     @property
     def root_device(self) -> torch.device:
@@ -167,7 +165,4 @@ class ProcessesStrategy(_Fast, _LocalDdp):
         self._launcher = FitLauncher(self)
 
     def _told(self) -> list[str]:
-        count = self.world_size
-        rates = self.auto_lr.told()
-        processes = f"{count} processes × {torch.get_num_threads()} threads"
-        return [*self.said, processes, self._bucket, *rates]
+        return [*self.processes.told(self._bucket_cap_mb), *self.auto_lr.told()]

@@ -52,7 +52,7 @@ def is_text(dtype: str) -> bool:
 
 def name_of_dtype(array: np.ndarray) -> str:
     """The dtype of a leaf; ``S16`` for texts, which numpy does not understand by its own name."""
-    return f"{TEXT}{array.itemsize}" if array.dtype.kind == "S" else array.dtype.name
+    return f"{TEXT}{array.itemsize}" if array.dtype.kind == TEXT else array.dtype.name
 
 
 def encoded(texts, name: str) -> np.ndarray:

@@ -26,7 +26,7 @@ import numpy as np
 
 from bigdl.orca.data.feeds.base import SourceError
 from bigdl.orca.data.feeds.columns import Leaf
-from bigdl.orca.data.feeds.texts import are_texts, name_of_dtype, text_array
+from bigdl.orca.data.feeds.texts import TEXT, are_texts, name_of_dtype, text_array
 
 __all__ = ["columns_of", "grouped", "is_frame", "named_by_shard"]
 
@@ -242,7 +242,7 @@ def grouped(columns: Sequence[Column]) -> tuple[list[Leaf], list[np.ndarray]]:
     """Columns as the arrays of a shard: scalar ones of one dtype become one matrix."""
     alike: dict[Any, list[Column]] = {}
     for i, (name, key, values) in enumerate(columns):
-        scalar = values.ndim == 1 and key is None and values.dtype.kind != "S"
+        scalar = values.ndim == 1 and key is None and values.dtype.kind != TEXT
         alike.setdefault(values.dtype.name if scalar else i, []).append((name, key, values))
     leaves, arrays = [], []
     for members in alike.values():
