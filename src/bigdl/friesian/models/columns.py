@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError
@@ -10,7 +10,7 @@ from bigdl.common.errors import UsageError
 if TYPE_CHECKING:
     from bigdl.friesian.feature.schema import FeatureSchema
 
-__all__ = ["cardinalities", "check_numbers"]
+__all__ = ["cardinalities", "check_numbers", "check_tasks"]
 
 
 def cardinalities(schema: FeatureSchema, names: Iterable[str]) -> dict[str, int]:
@@ -26,3 +26,9 @@ def check_numbers(schema: FeatureSchema, names: Iterable[str]) -> list[str]:
         if feature.shape or feature.dtype in ("string", "boolean"):
             raise UsageError(f"{name} should hold numbers, but its type is {feature}")
     return names
+
+
+def check_tasks(tasks: Sequence[str]) -> None:
+    """A UsageError if they are no names of outputs."""
+    if isinstance(tasks, str) or not tasks:
+        raise UsageError(f"tasks should be a list of names, got {tasks!r}")

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError, require
-from bigdl.friesian.models.columns import cardinalities, check_numbers
+from bigdl.friesian.models.columns import cardinalities, check_numbers, check_tasks
 
 if TYPE_CHECKING:
     import keras
@@ -227,8 +227,7 @@ def mmoe(
     """
     keras = require("keras", "tf")
     layers = keras.layers
-    if isinstance(tasks, str) or not tasks:
-        raise UsageError(f"tasks should be a list of names, got {tasks!r}")
+    check_tasks(tasks)
     sizes, numbers = cardinalities(schema, categories), check_numbers(schema, numbers)
     taken = [task for i, task in enumerate(tasks) if task in [*sizes, *numbers, *tasks[:i]]]
     if taken:

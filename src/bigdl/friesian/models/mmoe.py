@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.models.columns import cardinalities, check_numbers
+from bigdl.friesian.models.columns import cardinalities, check_numbers, check_tasks
 from bigdl.friesian.models.inputs import TableModel, TabularInput
 from bigdl.friesian.models.layers import mlp
 
@@ -55,8 +55,7 @@ class MMoE(TableModel):
         tower_hidden: Sequence[int] = (32,),
         dropout: float = 0.0,
     ):
-        if isinstance(tasks, str) or not tasks:
-            raise UsageError(f"tasks should be a list of names, got {tasks!r}")
+        check_tasks(tasks)
         table = TabularInput(categories, numbers, dim)
         super().__init__(table.feature_cols)
         self.tasks = list(tasks)
