@@ -68,8 +68,8 @@ def _epochs_program(columns):
         import torch
 
         from bigdl.common.memory import memory_usage
-        from bigdl.orca.data.feeds.batches import permutation
-        from bigdl.orca.learn.data.tensors import TensorShard
+        from bigdl.runtime.shards.batches import permutation
+        from bigdl.training.tensors import TensorShard
 
         model = torch.nn.Linear(8, 1)  # memory is counted from here on
         before = memory_usage()

@@ -226,7 +226,7 @@ class Replica:
         return {"rows": ROWS}
 
     def compute(self, step, weights, buffers):
-        from bigdl.orca.sync.parameter_layer.rank import Contribution
+        from bigdl.orca.parameter_layer.rank import Contribution
 
         return Contribution(gradient(self._network, weights), float(ROWS), ROWS)
 
@@ -275,11 +275,11 @@ def layer(transport: str, make, group: int, ranks: int = RANKS, *, phases: bool 
     from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.orca.data.feeds import as_feed
     from bigdl.orca.data.feeds.group import FeedGroup
-    from bigdl.orca.engine.spark import SparkEngine
-    from bigdl.orca.sync.parameter_layer.barrier import BarrierTransport
-    from bigdl.orca.sync.parameter_layer.plan import LayerPlan, Step
-    from bigdl.orca.sync.parameter_layer.shuffle import ShuffleTransport
-    from bigdl.orca.sync.parameter_layer.state import RankState
+    from bigdl.orca.engines.spark import SparkEngine
+    from bigdl.orca.parameter_layer.barrier import BarrierTransport
+    from bigdl.orca.parameter_layer.plan import LayerPlan, Step
+    from bigdl.orca.parameter_layer.shuffle import ShuffleTransport
+    from bigdl.orca.parameter_layer.state import RankState
 
     parameters = list(make().model.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
@@ -376,7 +376,7 @@ def by_ddp(width: int, steps: int) -> float:
     """Two processes without Spark."""
     import tempfile
 
-    from bigdl.common.launch import launch
+    from bigdl.runtime.launch import launch
 
     with tempfile.TemporaryDirectory() as folder:
         return max(launch(train_ddp, RANKS, (width, steps, os.path.join(folder, "meet"))))

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bigdl.orca.sync.parameter_layer.plan import LayerPlan, Step
-from bigdl.orca.sync.parameter_layer.rank import Contribution
+from bigdl.orca.parameter_layer.plan import LayerPlan, Step
+from bigdl.orca.parameter_layer.rank import Contribution
 
 from .validate import Calibration, Point
 
@@ -184,7 +184,7 @@ class _Layer:
 
         from bigdl.orca.data.feeds import as_feed
         from bigdl.orca.data.feeds.group import FeedGroup
-        from bigdl.orca.sync.parameter_layer.state import RankState
+        from bigdl.orca.parameter_layer.state import RankState
 
         self._point = point
         plan = LayerPlan((point.parameters,), (0,), torch.optim.SGD, point.workers)
@@ -222,9 +222,9 @@ class _Layer:
 
 def _opened(transport, plan, program, feed):
     from bigdl.orca.cluster.spark import SparkCluster
-    from bigdl.orca.engine.spark import SparkEngine
-    from bigdl.orca.sync.parameter_layer.barrier import BarrierTransport
-    from bigdl.orca.sync.parameter_layer.shuffle import ShuffleTransport
+    from bigdl.orca.engines.spark import SparkEngine
+    from bigdl.orca.parameter_layer.barrier import BarrierTransport
+    from bigdl.orca.parameter_layer.shuffle import ShuffleTransport
 
     # more threads would be more than the machine has cores for, and spin while they wait
     if transport == "barrier":

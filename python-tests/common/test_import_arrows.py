@@ -1,6 +1,6 @@
-"""Imports point one way: common <- orca.{cluster,data,engine,sync} <- orca.learn <- orca.automl.
+"""Imports point one way: common <- runtime <- training, tuning <- orca.
 
-``nano`` stands on ``common`` alone, ``friesian`` on ``common`` and the public names of ``orca``,
+``nano`` stands on the rooms below ``orca``, ``friesian`` on them and public names of ``orca``,
 and only ``orca.learn`` and ``orca.inference`` may call ``nano``.  What Estimators share knows of no
 framework, and none imports from another's.  An import inside a function counts like one at the top.
 """
@@ -15,8 +15,9 @@ import pytest
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 
+BELOW_ORCA = ["bigdl.common", "bigdl.runtime", "bigdl.training", "bigdl.tuning"]
 BELOW_LEARN = {
-    "may": ["bigdl.common", "bigdl.orca"],
+    "may": [*BELOW_ORCA, "bigdl.orca"],
     "never": ["bigdl.orca.learn", "bigdl.orca.automl"],
 }
 
@@ -24,7 +25,7 @@ BELOW_LEARN = {
 def part_of_learn(*others: str) -> dict[str, list[str]]:
     """What an Estimator may import, but for those of other frameworks."""
     return {
-        "may": ["bigdl.common", "bigdl.orca", "bigdl.nano"],
+        "may": [*BELOW_ORCA, "bigdl.orca", "bigdl.nano"],
         "never": ["bigdl.orca.automl", *others],
     }
 
@@ -32,25 +33,29 @@ def part_of_learn(*others: str) -> dict[str, list[str]]:
 # The longest matching name is the layer of a module.
 LAYERS = {
     "bigdl.common": {"may": ["bigdl.common"]},
+    "bigdl.runtime": {"may": ["bigdl.common", "bigdl.runtime"]},
+    "bigdl.training": {"may": ["bigdl.common", "bigdl.runtime", "bigdl.training"]},
+    "bigdl.tuning": {"may": ["bigdl.common", "bigdl.runtime", "bigdl.tuning"]},
     "bigdl.orca.cluster": BELOW_LEARN,
     "bigdl.orca.data": BELOW_LEARN,
     "bigdl.orca.engine": BELOW_LEARN,
-    "bigdl.orca.sync": BELOW_LEARN,
+    "bigdl.orca.engines": BELOW_LEARN,
+    "bigdl.orca.parameter_layer": BELOW_LEARN,
     "bigdl.orca.learn": part_of_learn("bigdl.orca.learn.pytorch", "bigdl.orca.learn.tf2"),
     "bigdl.orca.learn.nnframes": part_of_learn("bigdl.orca.learn.tf2"),
     "bigdl.orca.learn.pytorch": part_of_learn("bigdl.orca.learn.tf2"),
     "bigdl.orca.learn.tf2": part_of_learn("bigdl.orca.learn.pytorch"),
     "bigdl.orca.inference": {
-        "may": ["bigdl.common", "bigdl.orca", "bigdl.nano"],
+        "may": [*BELOW_ORCA, "bigdl.orca", "bigdl.nano"],
         "never": ["bigdl.orca.learn", "bigdl.orca.automl"],
     },
-    "bigdl.orca": {"may": ["bigdl.common", "bigdl.orca"]},
-    "bigdl.nano": {"may": ["bigdl.common", "bigdl.nano"]},
+    "bigdl.orca": {"may": [*BELOW_ORCA, "bigdl.orca"]},
+    "bigdl.nano": {"may": [*BELOW_ORCA, "bigdl.nano"]},
     "bigdl.friesian": {
-        "may": ["bigdl.common", "bigdl.orca", "bigdl.friesian"],
+        "may": [*BELOW_ORCA, "bigdl.orca", "bigdl.friesian"],
         "public_only": True,
     },
-    "bigdl.dllib": {"may": ["bigdl.common", "bigdl.orca", "bigdl.dllib"]},
+    "bigdl.dllib": {"may": [*BELOW_ORCA, "bigdl.orca", "bigdl.dllib"]},
 }
 
 
@@ -128,12 +133,12 @@ def test_imports_point_one_way():
     ("module", "source"),
     [
         ("bigdl.common.cpu", "import bigdl.orca"),
-        ("bigdl.orca.engine.spark", "from bigdl.orca import learn"),
-        ("bigdl.orca.engine.spark", "from ..learn.metrics import Accuracy"),
-        ("bigdl.orca.sync.base", "def f():\n    import bigdl.orca.automl.hp"),
+        ("bigdl.orca.engines.spark", "from bigdl.orca import learn"),
+        ("bigdl.orca.engines.spark", "from ..learn.metrics import Accuracy"),
+        ("bigdl.runtime.collectives.base", "def f():\n    import bigdl.orca.automl.hp"),
         ("bigdl.orca.data.shard", "importlib.import_module('bigdl.orca.learn')"),
         ("bigdl.orca.learn.metrics", "from bigdl.orca.automl import hp"),
-        ("bigdl.orca.learn.training", "from bigdl.orca.learn.pytorch.loop import FitProgram"),
+        ("bigdl.training.training", "from bigdl.orca.learn.pytorch.loop import FitProgram"),
         ("bigdl.orca.learn.tf2.loop", "from bigdl.orca.learn.pytorch import Estimator"),
         ("bigdl.orca.cluster.spark", "from bigdl.nano.pytorch import Trainer"),
         ("bigdl.nano.pytorch", "from bigdl.orca import init_orca_context"),

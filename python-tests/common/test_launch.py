@@ -10,7 +10,7 @@ import pytest
 
 from bigdl.common.cpu import THREAD_VARIABLES, split_cores, usable_cores
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
-from bigdl.common.launch import LaunchTimeout, launch
+from bigdl.runtime.launch import LaunchTimeout, launch
 
 PATH = {"PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -79,7 +79,7 @@ def test_a_callable_object_is_a_function_too():
 @pytest.mark.parametrize("as_file", [True, False])
 def test_functions_and_classes_of_the_main_program_travel(tmp_path, as_file):
     program = (
-        "from bigdl.common.launch import launch\n"
+        "from bigdl.runtime.launch import launch\n"
         "class Pair:\n"
         "    def __init__(self, *both): self.both = both\n"
         "def helper(rank): return Pair(rank, __name__)\n"
@@ -355,7 +355,7 @@ def test_a_result_counts_though_the_worker_crashes_when_it_shuts_down():
 
 @pytest.mark.fault
 def test_a_worker_that_ignores_sigterm_is_killed(monkeypatch, tmp_path):
-    monkeypatch.setattr("bigdl.common.launch._GRACE", 0.3)
+    monkeypatch.setattr("bigdl.runtime.launch._GRACE", 0.3)
 
     def ignore(rank, folder):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -396,7 +396,7 @@ def test_a_timeout_says_who_was_late_in_one_sentence(tmp_path):
 
 PARENT = """
 import os, pathlib, signal, sys, time
-from bigdl.common.launch import launch
+from bigdl.runtime.launch import launch
 
 def work(rank, folder, stubborn):
     if stubborn:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from bigdl.common.errors import UsageError, WorkerLost
-from bigdl.common.tuning import (
+from bigdl.tuning import (
     PrunerType,
     SamplerType,
     create_pruner,
@@ -279,7 +279,7 @@ def test_a_trial_that_kills_its_process_twice_is_given_up(database):
 SEARCH = """
     import os, sys, time
 
-    from bigdl.common.tuning import open_study, run_trials
+    from bigdl.tuning import open_study, run_trials
 
     def objective(trial):
         x = trial.suggest_float("x", 0, 1)
@@ -333,7 +333,7 @@ def test_a_killed_search_resumes_without_losing_finished_trials(database, tmp_pa
 GRID = """
     import os, sys
 
-    from bigdl.common.tuning import create_sampler, open_study, run_trials
+    from bigdl.tuning import create_sampler, open_study, run_trials
 
     grid = create_sampler("Grid", search_space={"x": [1, 2, 3]})
     study = open_study(storage=sys.argv[1], name="grid", sampler=grid)

@@ -12,8 +12,8 @@ import pytest
 
 from bigdl.common.cpu import THREAD_VARIABLES, usable_cores
 from bigdl.common.errors import UsageError, WorkerLost
-from bigdl.common.messages import decode, encode
-from bigdl.common.worker_pool import Seat, Stage, TaskError, WorkerPool
+from bigdl.runtime.messages import decode, encode
+from bigdl.runtime.pool import Seat, Stage, TaskError, WorkerPool
 
 CORE = usable_cores()[0]
 LARGE = 1 << 18  # float64 numbers: 2 MB
@@ -323,7 +323,7 @@ def test_workers_end_with_the_last_reference():
 def test_no_worker_outlives_the_program(end, busy):
     program = (
         "import os, threading, time\n"
-        "from bigdl.common.worker_pool import Seat, Stage, WorkerPool\n"
+        "from bigdl.runtime.pool import Seat, Stage, WorkerPool\n"
         f"pool = WorkerPool([Stage('a', lambda: time.sleep, [Seat(({CORE},), 1)] * 2)])\n"
         "print(*pool.pids[0], flush=True)\n"
         f"if {busy}:\n"
@@ -343,7 +343,7 @@ def test_no_worker_outlives_the_program(end, busy):
 def test_an_interrupted_run_leaves_a_pool_that_works():
     program = (
         "import signal, threading, time\n"
-        "from bigdl.common.worker_pool import Seat, Stage, WorkerPool\n"
+        "from bigdl.runtime.pool import Seat, Stage, WorkerPool\n"
         # a program that was started in the background ignores the signal
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"pool = WorkerPool([Stage('a', lambda: time.sleep, [Seat(({CORE},), 1)])])\n"

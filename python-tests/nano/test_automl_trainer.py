@@ -16,11 +16,11 @@ from training_models import QUIET
 
 import bigdl.nano.automl.hpo as hpo
 from bigdl.common.errors import UsageError
-from bigdl.common.tuning import trial_table
 from bigdl.nano.automl.hpo import space
 from bigdl.nano.automl.hpo.backend import PrunerType, SamplerType
 from bigdl.nano.automl.pytorch import HPOSearcher
 from bigdl.nano.pytorch import Trainer
+from bigdl.tuning import trial_table
 
 FAR = 250.0  # seconds that anything here may take on a machine that is busy
 

@@ -8,7 +8,7 @@ import copy
 import numpy as np
 import torch
 
-from bigdl.orca.data.feeds.batches import BatchPlan, permutation
+from bigdl.runtime.shards.batches import BatchPlan, permutation
 
 
 def rows_of(sizes, *, dtype="float64", classes=3, seed=0):

@@ -12,14 +12,14 @@ import time
 import cloudpickle
 import numpy as np
 
-from bigdl.common.launch import launch
-from bigdl.orca.data.feeds.columns import ColumnSpec, Leaf
-from bigdl.orca.data.feeds.shard import Shard
-from bigdl.orca.data.feeds.spool import SpoolWriter
-from bigdl.orca.engine.base import PeerLost
-from bigdl.orca.engine.channel import Channel, Inbox
-from bigdl.orca.engine.uplink import ChannelUplink
-from bigdl.orca.engine.worker import Worker
+from bigdl.runtime.channel import Channel, Inbox
+from bigdl.runtime.engine import PeerLost
+from bigdl.runtime.launch import launch
+from bigdl.runtime.shards.columns import ColumnSpec, Leaf
+from bigdl.runtime.shards.shard import Shard
+from bigdl.runtime.shards.spool import SpoolWriter
+from bigdl.runtime.uplink import ChannelUplink
+from bigdl.runtime.worker import Worker
 
 
 class Crew:

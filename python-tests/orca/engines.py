@@ -77,7 +77,7 @@ def crossed(*cases, fast_on_ray=()):
 
 def syncs():
     """The classes of GradientSync."""
-    from bigdl.orca.sync.horovod import HorovodSync
-    from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+    from bigdl.runtime.collectives.horovod import HorovodSync
+    from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
     return [pytest.param(TorchDistributedSync, id="torch"), *with_horovod(("horovod", HorovodSync))]

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.background import BackgroundWriter
-from bigdl.orca.learn.device import check_precision, move, precision_of, to_cpu, to_device
 from bigdl.orca.learn.pytorch.parts import Built
+from bigdl.training.background import BackgroundWriter
+from bigdl.training.device import check_precision, move, precision_of, to_cpu, to_device
 
 
 def test_the_next_write_waits_for_the_one_before():

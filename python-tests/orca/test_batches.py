@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds.batches import BatchPlan, permutation
+from bigdl.runtime.shards.batches import BatchPlan, permutation
 
 shards = st.lists(st.integers(0, 30), min_size=1, max_size=6)
 batch_sizes = st.integers(1, 40)

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.engine.base import PeerLost
-from bigdl.orca.engine.channel import CHUNK, Address, Channel, Inbox, Unreachable
+from bigdl.runtime.channel import CHUNK, Address, Channel, Inbox, Unreachable
+from bigdl.runtime.engine import PeerLost
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_meet_ends_when_somebody_fails(channel, why):
 
 DRIVER = """
     import sys
-    from bigdl.orca.engine.channel import Channel
+    from bigdl.runtime.channel import Channel
 
     channel = Channel("127.0.0.1")
     channel.line(1).set("key", "value")

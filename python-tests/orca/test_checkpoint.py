@@ -12,16 +12,16 @@ from crew import Crew, CrewJob
 from torch import nn
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
-from bigdl.orca.learn.checkpoint import CheckpointDirectory, Snapshot, read_bytes, write_bytes
-from bigdl.orca.learn.failure import FailurePolicy
-from bigdl.orca.learn.position import Goal
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.pytorch.loop import FitSettings
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.training import TorchTraining
 from bigdl.orca.learn.trigger import EveryEpoch, SeveralIteration, Trigger
-from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+from bigdl.training.checkpoint import CheckpointDirectory, Snapshot, read_bytes, write_bytes
+from bigdl.training.failure import FailurePolicy
+from bigdl.training.position import Goal
 
 # -- directories --------------------------------------------------------------------------------
 

@@ -15,8 +15,7 @@ from pyspark.sql.types import DataType, StructType
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed
-from bigdl.orca.data.feeds.base import SourceError
-from bigdl.orca.data.feeds.columns import (
+from bigdl.runtime.shards.columns import (
     ColumnSpec,
     column_spec,
     decode,
@@ -25,8 +24,9 @@ from bigdl.orca.data.feeds.columns import (
     project,
     unified_spec,
 )
-from bigdl.orca.data.feeds.shard import Shard
-from bigdl.orca.data.feeds.spool import SpoolWriter
+from bigdl.runtime.shards.feed import SourceError
+from bigdl.runtime.shards.shard import Shard
+from bigdl.runtime.shards.spool import SpoolWriter
 
 TYPES = """
     flag boolean, tiny tinyint, small smallint, plain int, long bigint, real float, wide double,

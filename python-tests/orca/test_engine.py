@@ -21,10 +21,11 @@ from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
-from bigdl.orca.engine import SparkEngine, spark_job
-from bigdl.orca.engine.causes import job_error
-from bigdl.orca.engine.channel import Channel
-from bigdl.orca.engine.intake import match
+from bigdl.orca.engine import SparkEngine
+from bigdl.orca.engines import spark_job
+from bigdl.runtime.causes import job_error
+from bigdl.runtime.channel import Channel
+from bigdl.runtime.intake import match
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_large_results_come_back(engine):
 
 def test_too_large_a_result_is_one_sentence(engine):
     def program(worker):
-        from bigdl.orca.engine import uplink
+        from bigdl.runtime import uplink
 
         uplink.RESULT_LIMIT = 1 << 20
         try:
@@ -300,7 +301,7 @@ def test_everything_listens_on_loopback_only(engine):
     inside = []
 
     def program(worker):
-        from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+        from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
         sync = TorchDistributedSync(worker)
         sync.start()

@@ -217,7 +217,7 @@ def blocked_in_python(worker):
 
 
 def blocked_in_a_collective(worker):
-    from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+    from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
     sync = TorchDistributedSync(worker)
     sync.start()
@@ -237,7 +237,7 @@ BLOCKED = (blocked_in_python, blocked_in_a_collective, blocked_in_native_code)
 
 def join_group_if(block, worker):
     if block is blocked_in_a_collective:
-        from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+        from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
         TorchDistributedSync(worker).start()
 
@@ -303,7 +303,7 @@ def test_error_with_a_collective_under_way_is_reported(engine):
         import torch
         import torch.distributed as dist
 
-        from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+        from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
         TorchDistributedSync(worker).start()
         if worker.rank == 0:
@@ -323,7 +323,7 @@ def test_the_cause_is_reported_and_not_what_it_did_to_others(engine):
         import torch
         import torch.distributed as dist
 
-        from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+        from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
         TorchDistributedSync(worker).start()
         if worker.rank == 1:

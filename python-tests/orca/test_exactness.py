@@ -12,12 +12,12 @@ from sklearn import metrics as sk
 from torch import nn
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.position import Goal
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 from bigdl.orca.learn.pytorch.loop import FitSettings, TorchLoop
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.state import dumps
+from bigdl.training.position import Goal
+from bigdl.training.state import dumps
 
 SHARDS = {"7+4": [7, 4], "9+0": [9, 0], "1+5+3": [1, 5, 3]}
 shards_param = pytest.mark.parametrize("sizes", SHARDS.values(), ids=SHARDS.keys())

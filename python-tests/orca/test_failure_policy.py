@@ -3,7 +3,7 @@
 import pytest
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.failure import FailurePolicy
+from bigdl.training.failure import FailurePolicy
 
 
 class Clock:

@@ -8,9 +8,10 @@ import pytest
 from bigdl.common.errors import WorkerLost
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
-from bigdl.orca.engine import SparkEngine, spark, spark_job
-from bigdl.orca.engine.channel import Address, Channel
+from bigdl.orca.engine import SparkEngine
+from bigdl.orca.engines import spark, spark_job
 from bigdl.orca.learn.trigger import SeveralIteration
+from bigdl.runtime.channel import Address, Channel
 
 pytestmark = pytest.mark.fault
 
@@ -123,7 +124,7 @@ def test_workers_meet_at_rank_0(local_cluster, monkeypatch, rendezvous):
             self.address = Address("127.0.0.1", 9, self.address.prefix)  # nobody listens there
 
     def program(worker):
-        from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+        from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
         sync = TorchDistributedSync(worker)
         sync.start()

@@ -20,10 +20,10 @@ from torch.utils.data import (
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed
-from bigdl.orca.data.feeds.spool import SpoolWriter
-from bigdl.orca.engine.intake import reopen
-from bigdl.orca.learn.data.loading import LoaderBatches, as_loader
-from bigdl.orca.learn.data.tensors import open_batches
+from bigdl.runtime.intake import reopen
+from bigdl.runtime.shards.spool import SpoolWriter
+from bigdl.training.loading import LoaderBatches, as_loader
+from bigdl.training.tensors import open_batches
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROWS = 23

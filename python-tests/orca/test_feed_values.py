@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed
-from bigdl.orca.data.feeds.base import SourceError
-from bigdl.orca.data.feeds.batches import WindowedOrder
-from bigdl.orca.data.feeds.spool import SpoolWriter, describe_difference
-from bigdl.orca.data.feeds.values import columns_of, grouped, named_by_shard
+from bigdl.runtime.shards.batches import WindowedOrder
+from bigdl.runtime.shards.feed import SourceError
+from bigdl.runtime.shards.spool import SpoolWriter, describe_difference
+from bigdl.runtime.shards.values import columns_of, grouped, named_by_shard
 
 X = np.arange(12.0).reshape(6, 2)
 Y = np.arange(6)

@@ -61,7 +61,7 @@ def test_the_script_explains_itself_and_names_what_is_missing(tmp_path):
 @pytest.mark.skipif(not HAS_HOROVOD, reason="no Horovod, in any suite: scripts/install-horovod.sh")
 def test_workers_know_their_place_in_horovod(orca_spark):
     """Users ask Horovod itself, in callbacks and creators that run while it is up."""
-    from bigdl.orca.sync.horovod import HorovodSync
+    from bigdl.runtime.collectives.horovod import HorovodSync
 
     def program(worker):
         import horovod.torch as hvd

@@ -8,13 +8,13 @@ from crew import Crew
 from engines import with_horovod
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.position import Goal
 from bigdl.orca.learn.tf2.evaluation import EvaluateProgram
 from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings, KerasFitSettings
 from bigdl.orca.learn.tf2.loop import KerasLoop
 from bigdl.orca.learn.tf2.parts import KerasParts, Packed
-from bigdl.orca.sync.horovod import HorovodSync
-from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+from bigdl.runtime.collectives.horovod import HorovodSync
+from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+from bigdl.training.position import Goal
 
 # every process that meets Keras first imports it, which takes long on a busy machine
 pytestmark = pytest.mark.timeout(900)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from crew import Crew
 
-from bigdl.orca.engine.base import PeerLost
-from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+from bigdl.runtime.engine import PeerLost
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -18,11 +18,8 @@ from crew import spooled
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data import XShards
-from bigdl.orca.learn.checkpoint import CheckpointDirectory
-from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.layer_fit.groups import LayerRun
 from bigdl.orca.learn.layer_fit.options import LayerOptions
-from bigdl.orca.learn.position import Goal
 from bigdl.orca.learn.tf2 import Estimator
 from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings, KerasFitSettings
 from bigdl.orca.learn.tf2.layer_loop import KerasLayerLoop
@@ -31,11 +28,14 @@ from bigdl.orca.learn.tf2.layer_replica import KerasReplica, KerasReplicaProgram
 from bigdl.orca.learn.tf2.parts import KerasParts
 from bigdl.orca.learn.tf2.state import array_of
 from bigdl.orca.learn.trigger import SeveralIteration
-from bigdl.orca.sync.parameter_layer.geometry import Geometry
-from bigdl.orca.sync.parameter_layer.optimizers import SliceOptimizer, cut_state, joined_state
-from bigdl.orca.sync.parameter_layer.rank import Rank
-from bigdl.orca.sync.parameter_layer.state import RankState
-from bigdl.orca.sync.parameter_layer.transport import Transport
+from bigdl.orca.parameter_layer.geometry import Geometry
+from bigdl.orca.parameter_layer.optimizers import SliceOptimizer, cut_state, joined_state
+from bigdl.orca.parameter_layer.rank import Rank
+from bigdl.orca.parameter_layer.state import RankState
+from bigdl.orca.parameter_layer.transport import Transport
+from bigdl.training.checkpoint import CheckpointDirectory
+from bigdl.training.failure import FailurePolicy
+from bigdl.training.position import Goal
 
 # every process that meets Keras first imports it, which takes long on a busy machine
 pytestmark = pytest.mark.timeout(900)

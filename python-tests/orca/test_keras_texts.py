@@ -7,15 +7,15 @@ import pytest
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data import SparkXShards, XShards
-from bigdl.orca.data.feeds.base import SourceError
-from bigdl.orca.data.feeds.columns import Leaf, column_spec, decode
-from bigdl.orca.data.feeds.shard import Shard
-from bigdl.orca.data.feeds.spool import SpoolWriter
-from bigdl.orca.data.feeds.texts import text_array
-from bigdl.orca.data.feeds.values import columns_of
 from bigdl.orca.data.tf.data import Dataset
 from bigdl.orca.learn.pytorch import Estimator as TorchEstimator
 from bigdl.orca.learn.tf2 import Estimator
+from bigdl.runtime.shards.columns import Leaf, column_spec, decode
+from bigdl.runtime.shards.feed import SourceError
+from bigdl.runtime.shards.shard import Shard
+from bigdl.runtime.shards.spool import SpoolWriter
+from bigdl.runtime.shards.texts import text_array
+from bigdl.runtime.shards.values import columns_of
 
 # every process that meets Keras first imports it, which takes long on a busy machine
 pytestmark = pytest.mark.timeout(900)

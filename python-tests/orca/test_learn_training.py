@@ -12,9 +12,7 @@ from torch import nn
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn import optimizers as orca
-from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.optimizers import schedule
-from bigdl.orca.learn.position import Goal
 from bigdl.orca.learn.pytorch.callbacks import (
     Callback,
     EarlyStopping,
@@ -28,9 +26,11 @@ from bigdl.orca.learn.pytorch.fit_settings import FitSettings
 from bigdl.orca.learn.pytorch.gradients import Clipping
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.training import TorchTraining
-from bigdl.orca.learn.state import dumps, loads
 from bigdl.orca.learn.trigger import SeveralIteration
-from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+from bigdl.training.failure import FailurePolicy
+from bigdl.training.position import Goal
+from bigdl.training.state import dumps, loads
 
 SIZES = [7, 0, 4]
 SEED = 5

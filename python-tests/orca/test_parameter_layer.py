@@ -7,16 +7,16 @@ from slices import SHAPES, SIZES, Given, grouped, hyper_of, parameters, whole
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.optimizers.ftrl import TorchFtrl
-from bigdl.orca.sync.parameter_layer.buffers import changed, merge, merged
-from bigdl.orca.sync.parameter_layer.codec import codec_for, compressions
-from bigdl.orca.sync.parameter_layer.frames import Inbox, frames_of
-from bigdl.orca.sync.parameter_layer.geometry import Geometry, slice_bounds
-from bigdl.orca.sync.parameter_layer.lars import LARS
-from bigdl.orca.sync.parameter_layer.messages import pack, unpack
-from bigdl.orca.sync.parameter_layer.optimizers import check_optimizer, cut_state, joined_state
-from bigdl.orca.sync.parameter_layer.plan import LayerPlan, Step
-from bigdl.orca.sync.parameter_layer.rank import Rank, Sum
-from bigdl.orca.sync.parameter_layer.state import RankState
+from bigdl.orca.parameter_layer.buffers import changed, merge, merged
+from bigdl.orca.parameter_layer.codec import codec_for, compressions
+from bigdl.orca.parameter_layer.frames import Inbox, frames_of
+from bigdl.orca.parameter_layer.geometry import Geometry, slice_bounds
+from bigdl.orca.parameter_layer.lars import LARS
+from bigdl.orca.parameter_layer.messages import pack, unpack
+from bigdl.orca.parameter_layer.optimizers import check_optimizer, cut_state, joined_state
+from bigdl.orca.parameter_layer.plan import LayerPlan, Step
+from bigdl.orca.parameter_layer.rank import Rank, Sum
+from bigdl.orca.parameter_layer.state import RankState
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
@@ -329,7 +329,7 @@ def test_messages_keep_documents_and_arrays():
 
 
 def test_frames_arrive_in_any_order(monkeypatch):
-    from bigdl.orca.sync.parameter_layer import frames
+    from bigdl.orca.parameter_layer import frames
 
     monkeypatch.setattr(frames, "_PAYLOAD", 3)
     sent = [

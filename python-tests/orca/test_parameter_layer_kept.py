@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from bigdl.common.launch import launch
-from bigdl.orca.sync.parameter_layer.kept import KeptStates
-from bigdl.orca.sync.parameter_layer.messages import Message
-from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+from bigdl.orca.parameter_layer.kept import KeptStates
+from bigdl.orca.parameter_layer.messages import Message
+from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+from bigdl.runtime.launch import launch
 
 RANKS = 3
 

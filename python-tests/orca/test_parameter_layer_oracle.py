@@ -8,7 +8,7 @@ import torch
 from slices import SHAPES, grouped, parameters, trained, whole
 
 from bigdl.orca import init_orca_context, stop_orca_context
-from bigdl.orca.sync.parameter_layer.optimizers import joined_state
+from bigdl.orca.parameter_layer.optimizers import joined_state
 
 STEPS = 200
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch import Estimator
-from bigdl.orca.sync.parameter_layer.deadline import within
-from bigdl.orca.sync.parameter_layer.stragglers import DropStragglers, StragglerLimit
+from bigdl.orca.parameter_layer.deadline import within
+from bigdl.orca.parameter_layer.stragglers import DropStragglers, StragglerLimit
 
 # -- how long is too long -------------------------------------------------------------------------
 

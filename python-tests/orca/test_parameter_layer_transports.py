@@ -23,10 +23,10 @@ from slices import (
 )
 
 from bigdl.common.errors import WorkerError, WorkerLost
-from bigdl.orca.sync.parameter_layer.optimizers import joined_state
-from bigdl.orca.sync.parameter_layer.plan import LayerPlan
-from bigdl.orca.sync.parameter_layer.rank import Contribution
-from bigdl.orca.sync.parameter_layer.state import RankState
+from bigdl.orca.parameter_layer.optimizers import joined_state
+from bigdl.orca.parameter_layer.plan import LayerPlan
+from bigdl.orca.parameter_layer.rank import Contribution
+from bigdl.orca.parameter_layer.state import RankState
 
 
 class Broken(OnRows):

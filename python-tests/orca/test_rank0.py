@@ -26,7 +26,7 @@ def test_results_and_messages_come_back(orca_spark, without_driver):
     big = 9 << 20
 
     def program(worker):
-        from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+        from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
         print("not to be seen")
         worker.progress(step=1)
@@ -57,7 +57,7 @@ def test_results_and_messages_come_back(orca_spark, without_driver):
 @pytest.mark.parametrize("others", ["collective", "python"])
 def test_errors_are_reported_in_time(orca_spark, without_driver, tmp_path, failing, others):
     def program(worker):
-        from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+        from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
         sync = TorchDistributedSync(worker)
         sync.start()
@@ -85,7 +85,7 @@ def test_refuses_what_the_channel_refuses(without_driver):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_loses_a_worker(without_driver, tmp_path, rank):
     def program(worker):
-        from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+        from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
         sync = TorchDistributedSync(worker)
         sync.start()

@@ -120,7 +120,7 @@ def test_nothing_is_left_behind_and_ray_can_be_started_again(tmp_path):
         """
         import json, os, psutil, ray
         from bigdl.orca import init_orca_context, stop_orca_context
-        from bigdl.orca.engine.ray import RayEngine
+        from bigdl.orca.engines.ray import RayEngine
 
         before = dict(os.environ)
         found = []
@@ -180,7 +180,7 @@ def test_ctrl_c_ends_the_workers_and_leaves_ray_usable(tmp_path):
         """
         import json, os, psutil, signal, threading, time
         from bigdl.orca import init_orca_context, stop_orca_context
-        from bigdl.orca.engine.ray import RayEngine
+        from bigdl.orca.engines.ray import RayEngine
 
         def forever(worker):
             worker.send("pid", {}, str(os.getpid()).encode())
@@ -217,7 +217,7 @@ def test_a_program_connects_to_a_ray_that_runs_already(tmp_path):
         """
         import json, os, ray
         from bigdl.orca import init_orca_context, stop_orca_context
-        from bigdl.orca.engine.ray import RayEngine
+        from bigdl.orca.engines.ray import RayEngine
 
         first = ray.init(num_cpus=2, include_dashboard=False, object_store_memory=10**8)
         address = first.address_info["gcs_address"]
@@ -226,7 +226,7 @@ def test_a_program_connects_to_a_ray_that_runs_already(tmp_path):
         second = '''
         import sys, ray
         from bigdl.orca import init_orca_context, stop_orca_context
-        from bigdl.orca.engine.ray import RayEngine
+        from bigdl.orca.engines.ray import RayEngine
         context = init_orca_context(runtime="ray", address=sys.argv[1])
         print(RayEngine(context.cluster).run(lambda worker: worker.world_size))
         stop_orca_context()

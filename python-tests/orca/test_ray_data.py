@@ -12,8 +12,8 @@ from bigdl.orca.data import SharedValue, SparkXShards, XShards, spark_df_to_ray_
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.pandas import read_csv, read_json, read_parquet
 from bigdl.orca.data.ray_xshards import RayXShards, evenly
-from bigdl.orca.engine.ray import RayEngine
-from bigdl.orca.engine.spark import SparkEngine
+from bigdl.orca.engines.ray import RayEngine
+from bigdl.orca.engines.spark import SparkEngine
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
 

@@ -7,7 +7,7 @@ import pytest
 import rays
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.engine.ray import RayEngine
+from bigdl.orca.engines.ray import RayEngine
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
 

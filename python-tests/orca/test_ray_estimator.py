@@ -181,7 +181,7 @@ def test_kinds_of_data_are_not_mixed(data):
 
 @pytest.mark.slow
 def test_shutdown_ends_the_workers_and_the_next_fit_starts_new_ones(data, trained):
-    from bigdl.orca.engine.ray import RayEngine
+    from bigdl.orca.engines.ray import RayEngine
 
     before = set(RayEngine(workers_per_node=2).run(lambda worker: os.getpid()))
     trained.shutdown()

@@ -14,8 +14,8 @@ from bigdl.common.errors import UsageError
 from bigdl.orca import OrcaContext, stop_orca_context
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds import as_feed
-from bigdl.orca.engine.ray import RayEngine
-from bigdl.orca.engine.spark import SparkEngine
+from bigdl.orca.engines.ray import RayEngine
+from bigdl.orca.engines.spark import SparkEngine
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.ray import OrcaRayContext
 

@@ -21,7 +21,7 @@ GONE_S = 90  # seconds; on an idle machine it takes less than 15
 PROGRAM = f"""
     import json, os, sys, time
     from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
-    from bigdl.orca.engine.ray import RayEngine
+    from bigdl.orca.engines.ray import RayEngine
 
     init_orca_context(
         "standalone", cores=1, memory="700m", num_nodes=2, driver_memory="1g",

@@ -14,12 +14,13 @@ from pyspark.sql.types import DataType, StructType
 
 from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.cluster.spark import SparkCluster
-from bigdl.orca.data.feeds import as_feed, packing
-from bigdl.orca.data.feeds.columns import Leaf
+from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
-from bigdl.orca.data.feeds.spool import SpoolWriter
-from bigdl.orca.engine.spark import SparkEngine
+from bigdl.orca.engines.spark import SparkEngine
+from bigdl.runtime.shards import packing
+from bigdl.runtime.shards.columns import Leaf
+from bigdl.runtime.shards.spool import SpoolWriter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -436,7 +437,7 @@ def test_writing_to_a_batch_changes_no_later_epoch(orca_spark, engine, rows, shu
     frame = orca_spark.range(0, 5, 1, 1).selectExpr("id", "id AS twin", "array(id, id) AS pair")
 
     def two_epochs(worker):
-        from bigdl.orca.learn.data.tensors import TensorShard
+        from bigdl.training.tensors import TensorShard
 
         data = TensorShard(worker.shard, ["id", "twin", "pair"], [])
         order = np.array([3, 1, 4, 0, 2], np.int32) if shuffled else None

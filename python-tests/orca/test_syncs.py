@@ -10,9 +10,9 @@ from engines import syncs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigdl.orca.engine.base import PeerLost
-from bigdl.orca.sync import flat
-from bigdl.orca.sync.horovod import slots_of
+from bigdl.runtime.collectives import flat
+from bigdl.runtime.collectives.horovod import slots_of
+from bigdl.runtime.engine import PeerLost
 
 
 @pytest.fixture(scope="module")

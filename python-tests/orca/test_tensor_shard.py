@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from bigdl.orca.data.feeds.columns import Leaf
-from bigdl.orca.data.feeds.shard import Shard
-from bigdl.orca.data.feeds.spool import SpoolWriter
-from bigdl.orca.learn.data.tensors import TensorShard
+from bigdl.runtime.shards.columns import Leaf
+from bigdl.runtime.shards.shard import Shard
+from bigdl.runtime.shards.spool import SpoolWriter
+from bigdl.training.tensors import TensorShard
 
 ROWS = 31
 NAMES = ("a", "b", "c", "d", "e", "f", "g", "h")

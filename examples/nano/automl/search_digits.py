@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bigdl.nano.automl.hpo as hpo
-from bigdl.common.tuning import trial_table
 from bigdl.nano.automl.hpo import space
 from bigdl.nano.automl.hpo.backend import PrunerType
 from bigdl.nano.pytorch import Trainer
+from bigdl.tuning import trial_table
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

@@ -4,6 +4,6 @@ Importing this package starts nothing and loads no engine; :func:`init_orca_cont
 """
 
 from bigdl.orca.context import OrcaContext, init_orca_context, stop_orca_context
-from bigdl.orca.pickling import SafePickle
+from bigdl.runtime.serialization import SafePickle
 
 __all__ = ["OrcaContext", "SafePickle", "init_orca_context", "stop_orca_context"]

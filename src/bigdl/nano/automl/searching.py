@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.common.tuning import (
+from bigdl.nano.automl.hpo.lazy import Choice, Naming, take
+from bigdl.tuning import (
     SamplerType,
     create_pruner,
     create_sampler,
     open_study,
     run_trials,
 )
-from bigdl.nano.automl.hpo.lazy import Choice, Naming, take
 
 __all__ = ["LastSearch", "SearchArguments", "Searches"]
 

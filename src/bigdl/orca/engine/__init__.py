@@ -1,7 +1,7 @@
 """Who runs the N workers of a distributed program."""
 
-from bigdl.orca.engine.base import Engine, Job
-from bigdl.orca.engine.ray import RayEngine
-from bigdl.orca.engine.spark import SparkEngine
+from bigdl.orca.engines.ray import RayEngine
+from bigdl.orca.engines.spark import SparkEngine
+from bigdl.runtime.engine import Engine, Job
 
 __all__ = ["Engine", "Job", "RayEngine", "SparkEngine"]

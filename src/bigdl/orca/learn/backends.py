@@ -7,7 +7,7 @@ from typing import Any
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.data.feeds import kind_of
-from bigdl.orca.engine.base import Engine
+from bigdl.runtime.engine import Engine
 
 __all__ = ["backend_of", "cluster_of", "end_workers", "engine_of", "is_on_ray", "sync_of"]
 
@@ -38,7 +38,7 @@ def backend_of(given: str, old_names: Mapping[str, str]) -> str:
     if backend == "ray":
         require("ray", "ray")
     if backend == "horovod":
-        from bigdl.orca.sync.horovod import require_horovod
+        from bigdl.runtime.collectives.horovod import require_horovod
 
         require_horovod()
     return backend
@@ -54,10 +54,10 @@ def is_on_ray(backend: str) -> bool:
 def sync_of(backend: str) -> type:
     """The class of GradientSync by which the workers' gradients meet."""
     if backend == "horovod":
-        from bigdl.orca.sync.horovod import HorovodSync
+        from bigdl.runtime.collectives.horovod import HorovodSync
 
         return HorovodSync
-    from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+    from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
     return TorchDistributedSync
 
@@ -74,15 +74,15 @@ def engine_of(
     workers_per_node : int
     log_to_driver : bool
     min_workers : int, optional
-        Of Ray; see :class:`~bigdl.orca.engine.ray.RayEngine`.
+        Of Ray; see :class:`~bigdl.orca.engines.ray.RayEngine`.
     """
     options = {"workers_per_node": workers_per_node, "log_to_driver": log_to_driver}
     if is_on_ray(backend):
         from bigdl.orca.cluster.ray import RayCluster
-        from bigdl.orca.engine.ray import RayEngine
+        from bigdl.orca.engines.ray import RayEngine
 
         return RayEngine(RayCluster.of_program(), min_workers=min_workers, **options)
-    from bigdl.orca.engine.spark import SparkEngine
+    from bigdl.orca.engines.spark import SparkEngine
 
     return SparkEngine(**options)
 
@@ -106,6 +106,6 @@ def end_workers(backend: str) -> None:
     from bigdl.orca.cluster.ray import is_connected
 
     if backend in ("ray", "horovod") and is_connected():
-        from bigdl.orca.engine.ray import RayEngine
+        from bigdl.orca.engines.ray import RayEngine
 
         RayEngine().shutdown()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from bigdl.common.errors import UsageError
-
-__all__ = ["BaseEstimator", "check_positive"]
+__all__ = ["BaseEstimator"]
 
 
 class BaseEstimator(ABC):
@@ -39,13 +37,3 @@ class BaseEstimator(ABC):
     @abstractmethod
     def shutdown(self) -> None:
         """Free what the Estimator holds."""
-
-
-def check_positive(name: str, value, *, minimum: int = 1) -> int:
-    """An integer of at least `minimum`, or a UsageError that names the argument."""
-    import numbers
-
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
-        kind = "a positive integer" if minimum == 1 else f"an integer of at least {minimum}"
-        raise UsageError(f"{name} should be {kind}, got {value!r}")
-    return int(value)

@@ -106,7 +106,7 @@ class LocalWorkers(Host):
     """
 
     def __init__(self, workers: int | None = None):
-        from bigdl.common.worker_pool import Seat, Stage, WorkerPool
+        from bigdl.runtime.pool import Seat, Stage, WorkerPool
 
         cores = sorted(os.sched_getaffinity(0))
         if workers is not None and (type(workers) is not int or workers < 1):

@@ -24,10 +24,10 @@ from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import BigDLError, UsageError, WorkerLost, one_line
 from bigdl.common.memory import memory_usage
 from bigdl.common.scratch import VARIABLE as SCRATCH
-from bigdl.common.worker_pool import Seat, Stage, WorkerPool
 from bigdl.nano.acceleration.search.bench import Bench
 from bigdl.nano.acceleration.search.candidates import ORIGINAL
 from bigdl.nano.acceleration.search.trial import Plan, Trial, try_method
+from bigdl.runtime.pool import Seat, Stage, WorkerPool
 
 __all__ = ["InThisProcess", "Isolated"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bigdl.common.tuning import (
+from bigdl.nano.automl.hpo.lazy import Choice, Naming, take
+from bigdl.tuning import (
     PrunerType,
     SamplerType,
     create_pruner,
     create_sampler,
     open_study,
 )
-from bigdl.nano.automl.hpo.lazy import Choice, Naming, take
 
 __all__ = ["OptunaBackend", "PrunerType", "SamplerType", "create_hpo_backend"]
 
@@ -24,14 +24,14 @@ class OptunaBackend:
     def create_sampler(
         sampler_type: Any = SamplerType.TPE, kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """A sampler; see :func:`bigdl.common.tuning.create_sampler`."""
+        """A sampler; see :func:`bigdl.tuning.create_sampler`."""
         return create_sampler(sampler_type, **(kwargs or {}))
 
     @staticmethod
     def create_pruner(
         pruner_type: Any = PrunerType.Nop, kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """A pruner; see :func:`bigdl.common.tuning.create_pruner`."""
+        """A pruner; see :func:`bigdl.tuning.create_pruner`."""
         return create_pruner(pruner_type, **(kwargs or {}))
 
     @staticmethod
@@ -43,7 +43,7 @@ class OptunaBackend:
         load_if_exists: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """A study; see :func:`bigdl.common.tuning.open_study`."""
+        """A study; see :func:`bigdl.tuning.open_study`."""
         return open_study(
             name=study_name, directions=directions or [direction], resume=load_if_exists, **kwargs
         )

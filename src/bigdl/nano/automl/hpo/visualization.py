@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bigdl.common.errors import require
-from bigdl.common.tuning._by_name import quietly
 from bigdl.nano.automl.hpo.lazy import SPLITTER
+from bigdl.tuning._by_name import quietly
 
 __all__ = [
     "is_available",

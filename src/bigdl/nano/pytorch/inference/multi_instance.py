@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.common.launch import worker_shares
-from bigdl.common.worker_pool import Seat, Stage, TaskError, WorkerPool
 from bigdl.nano.pytorch.inference.context import context_of
 from bigdl.nano.pytorch.inference.travel import ready_in_worker
 from bigdl.nano.utils.common import schedule_workers
+from bigdl.runtime.launch import worker_shares
+from bigdl.runtime.pool import Seat, Stage, TaskError, WorkerPool
 
 __all__ = ["ForwardError", "MultiInstanceModel", "to_multi_instance"]
 

@@ -10,9 +10,9 @@ import torch
 
 from bigdl.common.cpu import topology
 from bigdl.common.errors import UsageError
-from bigdl.common.launch import worker_shares
-from bigdl.common.worker_pool import Seat, Stage, TaskError, WorkerPool
 from bigdl.nano.pytorch.inference.travel import ready_in_worker
+from bigdl.runtime.launch import worker_shares
+from bigdl.runtime.pool import Seat, Stage, TaskError, WorkerPool
 
 __all__ = ["Pipeline", "StageError"]
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.common.messages import encode
 from bigdl.common.scratch import scratch_directory
 from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
 from bigdl.nano.pytorch.inference.context import InferenceContext, Settings, settings_of
+from bigdl.runtime.messages import encode
 
 __all__ = ["ready_in_worker"]
 

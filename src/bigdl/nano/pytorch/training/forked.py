@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
-from bigdl.common.launch import cause_of_end, worker_shares
+from bigdl.runtime.launch import cause_of_end, worker_shares
 
 __all__ = ["run_forked"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import WorkerError, WorkerLost, require
-from bigdl.common.launch import worker_shares
+from bigdl.runtime.launch import worker_shares
 
 __all__ = ["run_on_ray"]
 

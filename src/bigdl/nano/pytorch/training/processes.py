@@ -2,7 +2,7 @@
 
 :class:`Processes` is what the arguments of a Trainer say about them. Its `run` starts them, has
 them meet in a process group, and returns what the function returned in each. They are fresh
-interpreters (:mod:`bigdl.common.launch`), whatever started the program: a script, a notebook, or a
+interpreters (:mod:`bigdl.runtime.launch`), whatever started the program: a script, a notebook, or a
 test. They meet through a file in a directory of their own, so no port is guessed, and talk over
 the loopback interface.
 """
@@ -25,12 +25,12 @@ import torch
 
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError, WorkerError, require
-from bigdl.common.launch import launch
 from bigdl.common.memory import glibc_tunables, tune_allocator
 from bigdl.common.scratch import scratch_directory
 from bigdl.nano.pytorch.patching.state import Patches
 from bigdl.nano.runtime.keeping import release_memory
 from bigdl.nano.runtime.tuning import tuned_fit
+from bigdl.runtime.launch import launch
 
 __all__ = ["BACKENDS", "Processes"]
 

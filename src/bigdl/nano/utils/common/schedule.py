@@ -68,7 +68,7 @@ def schedule_processors(
     """The environment of each worker, by which Intel's OpenMP pins it to its cores.
 
     GNU's OpenMP, which the wheels of torch bring, reads ``OMP_NUM_THREADS`` alone;
-    :func:`bigdl.common.launch.launch` pins its workers under any runtime.
+    :func:`bigdl.runtime.launch.launch` pins its workers under any runtime.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bigdl.common.cpu import THREAD_VARIABLES, usable_cores
-from bigdl.common.launch import launch
+from bigdl.runtime.launch import launch
 
 __all__ = ["spawn_new_process"]
 

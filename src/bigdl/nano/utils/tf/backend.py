@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.common.launch import launch
+from bigdl.runtime.launch import launch
 
 __all__ = ["MultiprocessingBackend"]
 
@@ -15,7 +15,7 @@ __all__ = ["MultiprocessingBackend"]
 class MultiprocessingBackend:
     """Runs a function in fresh processes of this machine.
 
-    :func:`bigdl.common.launch.launch` says how they start and end.
+    :func:`bigdl.runtime.launch.launch` says how they start and end.
     """
 
     def setup(self) -> None:

@@ -128,7 +128,7 @@ class PytorchBaseModel(Model):
         from bigdl.orca.learn.pytorch.buffers import Buffers
         from bigdl.orca.learn.pytorch.gradients import Update, may_be_sparse
         from bigdl.orca.learn.pytorch.steps import step_for
-        from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+        from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
         self.config = config
         self._sync = TorchDistributedSync(_Alone()) if sync is None else sync

@@ -13,8 +13,8 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl.model.rows import Creator, RayRows, Rows, SavedRows
 from bigdl.orca.data.feeds import as_feed, kind_of, names_of
-from bigdl.orca.data.feeds.base import SourceError
-from bigdl.orca.data.feeds.values import columns_of, named_by_shard
+from bigdl.runtime.shards.feed import SourceError
+from bigdl.runtime.shards.values import columns_of, named_by_shard
 
 __all__ = ["trial_data"]
 
@@ -153,7 +153,7 @@ def _look(references):
 def _on_this_machine(feed, keep) -> SavedRows:
     """Rows in files of this machine, written by one worker of the Spark that runs on it."""
     from bigdl.orca.cluster.spark import SparkCluster
-    from bigdl.orca.engine.spark import SparkEngine
+    from bigdl.orca.engines.spark import SparkEngine
 
     if feed.kind in ("RayXShards", "Ray Dataset"):
         raise UsageError(f"{feed.name} is a {feed.kind}; pass backend='ray' to search on Ray")
@@ -183,7 +183,7 @@ def _on_this_machine(feed, keep) -> SavedRows:
 
 def _read(reader, features, labels, name) -> Rows:
     """The rows of an ingest for one worker; runs in a task of Ray."""
-    from bigdl.orca.data.feeds.spool import SpoolWriter
+    from bigdl.runtime.shards.spool import SpoolWriter
 
     with tempfile.TemporaryDirectory(prefix="bigdl-rows-") as folder:
 

@@ -147,7 +147,7 @@ class SharedKerasModel(KerasBaseModel):
         return self._of_rows(data, epoch) if isinstance(data, Rows) else self._of_dataset(data)
 
     def _of_rows(self, rows: Rows, epoch: int) -> Iterator[_Batch]:
-        from bigdl.orca.data.feeds.batches import permutation
+        from bigdl.runtime.shards.batches import permutation
 
         size, count = batch_size_of(self.config), len(rows)
         shuffle = self.config.get("shuffle", True)

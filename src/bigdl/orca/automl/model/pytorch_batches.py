@@ -51,7 +51,7 @@ def batches_of_rows(
     """
     import torch
 
-    from bigdl.orca.data.feeds.batches import permutation
+    from bigdl.runtime.shards.batches import permutation
 
     size, count = batch_size_of(config), len(rows)
     shuffle = epoch is not None and config.get("shuffle", True)

@@ -111,7 +111,7 @@ def sampler_of(search_alg: Any, params: Mapping[str, Any] | None, seed: int) -> 
     UsageError
         If the sampler does not take the parameters.
     """
-    from bigdl.common.tuning import create_sampler
+    from bigdl.tuning import create_sampler
 
     params = dict(params or {})
     if is_random(search_alg):
@@ -137,7 +137,7 @@ def pruner_of(scheduler: Any, params: Mapping[str, Any] | None, epochs: int) -> 
     UsageError
         For a scheduler that Optuna has no pruner for, or a parameter that its pruner has not.
     """
-    from bigdl.common.tuning import create_pruner
+    from bigdl.tuning import create_pruner
 
     params = dict(params or {})
     if scheduler is not None and _is_of(scheduler, "optuna"):

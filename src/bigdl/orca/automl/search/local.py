@@ -35,7 +35,7 @@ def run_locally(records: Records, job: Job, *, processes: int, threads: int = 1)
     threads : int
         Of a trial in this process; other processes have the threads of their cores.
     """
-    from bigdl.common.tuning import run_trials
+    from bigdl.tuning import run_trials
 
     count = records.waiting()
     if not count:

@@ -8,10 +8,10 @@ from typing import Any
 from ray.tune import Callback
 from ray.tune.search import SearchAlgorithm, Searcher, SearchGenerator
 
-from bigdl.common.tuning.lost import mark
 from bigdl.orca.automl.search.ray_domains import draws_of
 from bigdl.orca.automl.search.ray_trial import KEEPER
 from bigdl.orca.automl.search.records import Records
+from bigdl.tuning.lost import mark
 
 __all__ = ["Algorithm", "Proposer", "Recorder", "Running", "drawing"]
 

@@ -42,7 +42,7 @@ class _Member:
     Parameters
     ----------
     rank, size : int
-    address : bigdl.orca.engine.channel.Address
+    address : bigdl.runtime.channel.Address
     """
 
     def __init__(self, rank: int, size: int, address):
@@ -52,8 +52,8 @@ class _Member:
 
     def begin(self, number: int, job: Job, config: Mapping[str, Any]) -> None:
         """Meet the others and make the model of a trial; `number` tells trials apart."""
-        from bigdl.orca.engine.worker import Worker
-        from bigdl.orca.sync.torch_distributed import TorchDistributedSync
+        from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+        from bigdl.runtime.worker import Worker
 
         self.end()
         self._worker = Worker(
@@ -80,7 +80,7 @@ class _Member:
 
     def outcome(self, call: Callable[[], Any]) -> tuple[Any, tuple[str, str, str] | None]:
         """What a call gives, and how it has failed: whose fault, kind of error and traceback."""
-        from bigdl.orca.engine.task import is_peer_failure
+        from bigdl.runtime.task import is_peer_failure
 
         try:
             return call(), None
@@ -132,7 +132,7 @@ class Team:
     """
 
     def __init__(self, workers: int):
-        from bigdl.orca.engine.channel import Channel
+        from bigdl.runtime.channel import Channel
 
         self._channel = Channel(ray.util.get_node_ip_address())
         self._number, self._line = 0, None

@@ -71,8 +71,8 @@ class Records:
         pruner: Any = None,
         description: Mapping[str, Any],
     ):
-        from bigdl.common.tuning import open_study
-        from bigdl.common.tuning.storage import open_database
+        from bigdl.tuning import open_study
+        from bigdl.tuning.storage import open_database
 
         self.folder, self.space, self.goal, self.seed = Path(folder), space, goal, seed
         self.is_random = is_random
@@ -161,7 +161,7 @@ class Records:
 
     def _origin(self, trial) -> Mapping[str, Any]:
         """The attributes of a trial, or of the lost one that it stands for."""
-        from bigdl.common.tuning.lost import RETRY_OF
+        from bigdl.tuning.lost import RETRY_OF
 
         attributes = trial.user_attrs
         if "plan" not in attributes and RETRY_OF in attributes:
@@ -219,7 +219,7 @@ class Records:
 
     def lose(self, trial, error: str) -> None:
         """Write down that the process of a trial was lost, and let it be tried again, once."""
-        from bigdl.common.tuning.lost import RETRY_OF, propose_again
+        from bigdl.tuning.lost import RETRY_OF, propose_again
 
         if RETRY_OF in trial.user_attrs:
             self.fail(trial, error)

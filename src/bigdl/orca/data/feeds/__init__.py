@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds.base import Feed, Ingest
+from bigdl.runtime.shards.feed import Feed, Ingest
 
 __all__ = ["ON_RAY", "Feed", "Ingest", "as_feed", "is_path", "kind_of", "names_of"]
 
@@ -24,7 +24,7 @@ def as_feed(data, feature_cols=None, label_cols=None, config=None, *, name=None)
     data : pyspark.sql.DataFrame, SparkXShards, str, arrays, pandas.DataFrame, DataLoader, \
 RayXShards, ray.data.Dataset or Feed
         A string, or a list of them, is the path of Parquet files; arrays are an ndarray or a tuple,
-        list or dict of them (:mod:`bigdl.orca.data.feeds.values`). A torch ``Dataset`` or a
+        list or dict of them (:mod:`bigdl.runtime.shards.values`). A torch ``Dataset`` or a
         function ``creator(config, batch_size)`` stands for a ``DataLoader``.
     feature_cols, label_cols : str or sequence of str, optional
         Columns for the model and targets; of a loader, keys of batches that are dicts.
@@ -113,7 +113,7 @@ def _parquet(data, features, labels, config, name):
 
 
 def _is_in_memory(data: Any) -> bool:
-    from bigdl.orca.data.feeds.values import is_frame
+    from bigdl.runtime.shards.values import is_frame
 
     return (
         hasattr(data, "__array_interface__")

@@ -14,13 +14,13 @@ import tempfile
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds.base import Ingest, PackedFeed, SourceError
-from bigdl.orca.data.feeds.columns import float_dtype
 from bigdl.orca.data.feeds.group import prepare_packed
-from bigdl.orca.data.feeds.packing import cell_table, rows_packer
-from bigdl.orca.data.feeds.shard import Shard
-from bigdl.orca.data.feeds.texts import takes_texts
-from bigdl.orca.data.feeds.values import columns_of, grouped
+from bigdl.runtime.shards.columns import float_dtype
+from bigdl.runtime.shards.feed import Ingest, PackedFeed, SourceError
+from bigdl.runtime.shards.packing import cell_table, rows_packer
+from bigdl.runtime.shards.shard import Shard
+from bigdl.runtime.shards.texts import takes_texts
+from bigdl.runtime.shards.values import columns_of, grouped
 
 __all__ = ["ArrayFeed"]
 
@@ -31,7 +31,7 @@ class ArrayFeed(PackedFeed):
     Parameters
     ----------
     data : pandas.DataFrame, ndarray, tuple, list or dict
-        See :mod:`bigdl.orca.data.feeds.values`.
+        See :mod:`bigdl.runtime.shards.values`.
     feature_cols, label_cols : sequence of str, optional
         Columns of a frame, or arrays of a dict, for the model and targets.
     config : dict, optional

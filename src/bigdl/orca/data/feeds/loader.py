@@ -24,12 +24,11 @@ import os
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds.base import Feed, Ingest
-from bigdl.orca.data.feeds.shard import LoaderShard
+from bigdl.runtime.shards.feed import Feed, Ingest
+from bigdl.runtime.shards.shard import LOADER_FILE, LoaderShard
 
-__all__ = ["PAYLOAD", "LoaderFeed"]
+__all__ = ["LoaderFeed"]
 
-PAYLOAD = "loader.pkl"
 """The file of a spool that holds the pickled loader or function."""
 
 
@@ -78,7 +77,7 @@ class LoaderFeed(Feed):
 def _reader(name, payload):
     def read(batches, open_spool):
         writer = open_spool(name, [])
-        with open(os.path.join(writer.path, PAYLOAD), "wb") as file:
+        with open(os.path.join(writer.path, LOADER_FILE), "wb") as file:
             file.write(payload)
         return {name: LoaderShard(writer.finish())}
 

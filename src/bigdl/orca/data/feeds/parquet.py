@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.data.feeds.arrow_types import arrow_type_of, densified, spark_type
-from bigdl.orca.data.feeds.base import Feed, Ingest, SourceError
-from bigdl.orca.data.feeds.columns import ColumnSpec, column_spec, decode, float_dtype
-from bigdl.orca.data.feeds.shard import Shard
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
-from bigdl.orca.data.feeds.texts import takes_texts
-from bigdl.orca.data.feeds.values import grouped
+from bigdl.runtime.shards.arrow_types import arrow_type_of, densified, spark_type
+from bigdl.runtime.shards.columns import ColumnSpec, column_spec, decode, float_dtype
+from bigdl.runtime.shards.feed import Feed, Ingest, SourceError
+from bigdl.runtime.shards.shard import Shard
+from bigdl.runtime.shards.texts import takes_texts
+from bigdl.runtime.shards.values import grouped
 
 __all__ = ["ParquetFeed"]
 

@@ -1,19 +1,19 @@
 """XShards -> shards of columns.
 
 The elements of the RDD are converted to arrays where they are and travel in the cells of
-:mod:`~bigdl.orca.data.feeds.packing`, so that every worker gets its part of the rows whatever the
+:mod:`~bigdl.runtime.shards.packing`, so that every worker gets its part of the rows whatever the
 shards' number and sizes are, and nothing goes through the driver.
 """
 
 from __future__ import annotations
 
 from bigdl.common.memory import freeze_modules
-from bigdl.orca.data.feeds.base import Ingest, PackedFeed
-from bigdl.orca.data.feeds.columns import float_dtype
 from bigdl.orca.data.feeds.group import prepare_packed
-from bigdl.orca.data.feeds.packing import CELL, rows_packer
-from bigdl.orca.data.feeds.texts import takes_texts
-from bigdl.orca.data.feeds.values import columns_of, grouped
+from bigdl.runtime.shards.columns import float_dtype
+from bigdl.runtime.shards.feed import Ingest, PackedFeed
+from bigdl.runtime.shards.packing import CELL, rows_packer
+from bigdl.runtime.shards.texts import takes_texts
+from bigdl.runtime.shards.values import columns_of, grouped
 
 __all__ = ["XShardsFeed"]
 
@@ -25,7 +25,7 @@ class XShardsFeed(PackedFeed):
     ----------
     shards : SparkXShards
         Of pandas frames, of dicts ``{"x": ..., "y": ...}``, or of tuples of arrays; see
-        :mod:`bigdl.orca.data.feeds.values`. A shard may have no rows.
+        :mod:`bigdl.runtime.shards.values`. A shard may have no rows.
     feature_cols, label_cols : sequence of str, optional
         Columns of frames, or arrays of dicts, for the model and targets.
     config : dict, optional

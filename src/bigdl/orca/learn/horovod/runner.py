@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.errors import UsageError, require
 
 if TYPE_CHECKING:
-    from bigdl.orca.engine.worker import Worker
     from bigdl.orca.ray import OrcaRayContext
+    from bigdl.runtime.worker import Worker
 
 __all__ = ["HorovodRayRunner"]
 
@@ -44,7 +44,7 @@ class HorovodRayRunner:
         worker_param: dict[str, Any] | None = None,
         workers_per_node: int = 1,
     ):
-        from bigdl.orca.engine.ray import RayEngine
+        from bigdl.orca.engines.ray import RayEngine
 
         if worker_cls is not None and not isinstance(worker_cls, type):
             raise UsageError(f"worker_cls should be a class or None, got {worker_cls!r}")
@@ -78,7 +78,7 @@ class HorovodRayRunner:
         WorkerLost
             If a process went away.
         """
-        from bigdl.orca.sync.horovod import require_horovod
+        from bigdl.runtime.collectives.horovod import require_horovod
 
         require_horovod()
         pickle = require("cloudpickle", "orca")
@@ -90,7 +90,7 @@ def _program(func: Callable, made: tuple[type, dict] | None) -> Callable[[Worker
         import cloudpickle
         import horovod.torch as hvd
 
-        from bigdl.orca.sync.horovod import HorovodSync
+        from bigdl.runtime.collectives.horovod import HorovodSync
 
         sync = HorovodSync(worker)
         sync.start()

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from bigdl.orca.learn.sums import EpochSums
+from bigdl.training.sums import EpochSums
 
 __all__ = ["PHASES", "LayerFigures"]
 
@@ -69,7 +69,7 @@ class LayerFigures:
         Parameters
         ----------
         records : list of list of dict
-            Of :meth:`~bigdl.orca.sync.parameter_layer.transport.Transport.run`.
+            Of :meth:`~bigdl.orca.parameter_layer.transport.Transport.run`.
         seconds : float
             That the group took.
         began_at : float

@@ -13,20 +13,20 @@ import numpy as np
 
 from bigdl.common.errors import WorkerLost
 from bigdl.orca.cluster.spark import SparkCluster
-from bigdl.orca.learn.checkpoint import CheckpointDirectory, Snapshot
-from bigdl.orca.learn.data.batches import planned
-from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.layer_fit.figures import LayerFigures
 from bigdl.orca.learn.layer_fit.model import LayerModel
 from bigdl.orca.learn.layer_fit.options import LayerOptions
-from bigdl.orca.learn.position import Position
-from bigdl.orca.learn.run_settings import RunSettings
-from bigdl.orca.learn.state import dumps, loads
-from bigdl.orca.learn.sums import EpochSums
-from bigdl.orca.learn.trigger import TriggerState
-from bigdl.orca.sync.parameter_layer.plan import LayerPlan, Step
-from bigdl.orca.sync.parameter_layer.stragglers import StragglerLimit
-from bigdl.orca.sync.parameter_layer.transport import Transport
+from bigdl.orca.parameter_layer.plan import LayerPlan, Step
+from bigdl.orca.parameter_layer.stragglers import StragglerLimit
+from bigdl.orca.parameter_layer.transport import Transport
+from bigdl.training.batches import planned
+from bigdl.training.checkpoint import CheckpointDirectory, Snapshot
+from bigdl.training.failure import FailurePolicy
+from bigdl.training.position import Position
+from bigdl.training.run_settings import RunSettings
+from bigdl.training.state import dumps, loads
+from bigdl.training.sums import EpochSums
+from bigdl.training.trigger import TriggerState
 
 __all__ = ["LayerGroups", "LayerRun"]
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bigdl.orca.learn.checkpoint import Snapshot
 from bigdl.orca.learn.layer_fit.options import LayerOptions
-from bigdl.orca.sync.parameter_layer.buffers import changed
-from bigdl.orca.sync.parameter_layer.optimizers import joined_state
-from bigdl.orca.sync.parameter_layer.plan import LayerPlan
-from bigdl.orca.sync.parameter_layer.state import RankState, states_of
+from bigdl.orca.parameter_layer.buffers import changed
+from bigdl.orca.parameter_layer.optimizers import joined_state
+from bigdl.orca.parameter_layer.plan import LayerPlan
+from bigdl.orca.parameter_layer.state import RankState, states_of
+from bigdl.training.checkpoint import Snapshot
 
 __all__ = ["LayerModel"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.estimator import check_positive
-from bigdl.orca.sync.parameter_layer.codec import codec_for
-from bigdl.orca.sync.parameter_layer.stragglers import DropStragglers
+from bigdl.orca.parameter_layer.codec import codec_for
+from bigdl.orca.parameter_layer.stragglers import DropStragglers
 
 __all__ = ["LayerOptions", "layer_options"]
 

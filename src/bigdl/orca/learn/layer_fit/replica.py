@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from bigdl.orca.learn.layer_fit.rows import LayerRows, Place
-from bigdl.orca.learn.state import seed_everything
-from bigdl.orca.sync.parameter_layer.buffers import changed
-from bigdl.orca.sync.parameter_layer.plan import Step
-from bigdl.orca.sync.parameter_layer.rank import Contribution
+from bigdl.orca.parameter_layer.buffers import changed
+from bigdl.orca.parameter_layer.plan import Step
+from bigdl.orca.parameter_layer.rank import Contribution
+from bigdl.training.state import seed_everything
 
 __all__ = ["LayerReplica"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.data.tensors import TensorShard
-from bigdl.orca.learn.run_settings import RunSettings
-from bigdl.orca.sync.parameter_layer.plan import Step
+from bigdl.orca.parameter_layer.plan import Step
+from bigdl.training.run_settings import RunSettings
+from bigdl.training.tensors import TensorShard
 
 __all__ = ["LayerRows", "Place"]
 

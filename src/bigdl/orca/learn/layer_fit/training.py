@@ -10,14 +10,14 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.group import FeedGroup
-from bigdl.orca.engine.causes import NoRows
-from bigdl.orca.learn.evaluating import evaluated
 from bigdl.orca.learn.layer_fit.groups import LayerGroups, LayerRun
 from bigdl.orca.learn.layer_fit.model import LayerModel
 from bigdl.orca.learn.layer_fit.options import LayerOptions
-from bigdl.orca.learn.progress import ProgressBar
-from bigdl.orca.learn.run_settings import RunSettings
-from bigdl.orca.learn.training import Training
+from bigdl.runtime.causes import NoRows
+from bigdl.training.evaluation import evaluated
+from bigdl.training.progress import ProgressBar
+from bigdl.training.run_settings import RunSettings
+from bigdl.training.training import Training
 
 __all__ = ["LayerTraining", "Opening"]
 
@@ -43,7 +43,7 @@ class Opening:
 
 
 class LayerTraining(Training):
-    """:class:`~bigdl.orca.learn.training.Training` by the parameter layer.
+    """:class:`~bigdl.training.training.Training` by the parameter layer.
 
     The program of a fit does not run; a framework says what takes its place.
     """
@@ -122,10 +122,10 @@ def _open_transport(options: LayerOptions, engine, plan, program, feed: FeedGrou
         Of one feed.
     """
     if options.transport == "barrier":
-        from bigdl.orca.sync.parameter_layer.barrier import BarrierTransport
+        from bigdl.orca.parameter_layer.barrier import BarrierTransport
 
         return BarrierTransport(engine, plan, program, feed)
-    from bigdl.orca.sync.parameter_layer.shuffle import ShuffleTransport
+    from bigdl.orca.parameter_layer.shuffle import ShuffleTransport
 
     cluster = engine.cluster
     per_node = -(-plan.ranks // max(cluster.nodes, 1))

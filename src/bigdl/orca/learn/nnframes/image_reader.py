@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.learn.estimator import check_positive
 
 __all__ = ["NNImageReader"]
 

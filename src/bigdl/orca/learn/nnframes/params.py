@@ -7,8 +7,8 @@ from typing import Any
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasPredictionCol, HasSeed
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.estimator import check_positive
 
 __all__ = ["ClassifierParams", "ModelParams", "TrainingParams"]
 

@@ -15,7 +15,7 @@ from bigdl.orca.learn.nnframes.params import ModelParams, TrainingParams
 from bigdl.orca.learn.nnframes.preprocessing import ScalarToTensor, as_preprocessing
 from bigdl.orca.learn.nnframes.storage import StageReader, StageWriter
 from bigdl.orca.learn.nnframes.training import TrainingOptions
-from bigdl.orca.learn.trigger import MaxEpoch, MaxIteration
+from bigdl.training.trigger import MaxEpoch, MaxIteration
 
 __all__ = ["NNEstimator", "NNModel"]
 
@@ -127,7 +127,7 @@ class NNModel(Model, ModelParams, _Storable):
     # -- files ---------------------------------------------------------------------------------
 
     def _files(self) -> dict[str, bytes]:
-        from bigdl.orca.learn.state import dumps
+        from bigdl.training.state import dumps
 
         model = self.getModel()
         parts = {"preprocessing": self._preprocessing, "model": _with_empty_weights(model, "meta")}
@@ -135,7 +135,7 @@ class NNModel(Model, ModelParams, _Storable):
 
     @classmethod
     def _from_files(cls, files, unpickled):
-        from bigdl.orca.learn.state import loads
+        from bigdl.training.state import loads
 
         parts = unpickled(files["parts.pkl"])
         model = _with_empty_weights(parts["model"], "cpu")

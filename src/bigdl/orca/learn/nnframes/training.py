@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.nnframes.optimizers import optimizer_of
 from bigdl.orca.learn.nnframes.preprocessing import FeatureLabelPreprocessing
 from bigdl.orca.learn.nnframes.summary import TrainSummary, ValidationSummary
-from bigdl.orca.learn.trigger import EveryEpoch, Trigger
+from bigdl.training.trigger import EveryEpoch, Trigger
 
 __all__ = ["TrainingOptions"]
 

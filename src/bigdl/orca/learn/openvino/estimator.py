@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import kind_of, names_of
-from bigdl.orca.learn.estimator import BaseEstimator, check_positive
+from bigdl.orca.learn.estimator import BaseEstimator
 from bigdl.orca.learn.openvino.shipping import Network
 
 __all__ = ["Estimator", "OpenvinoEstimator"]

@@ -13,12 +13,12 @@ from dataclasses import replace
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds.base import SourceError
-from bigdl.orca.data.feeds.columns import column_spec, convert, decode, float_dtype
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
-from bigdl.orca.data.feeds.texts import takes_texts
 from bigdl.orca.learn.prediction.output_columns import Output, OutputColumns
 from bigdl.orca.learn.prediction.shipping import Ready, Shipped
+from bigdl.runtime.shards.columns import column_spec, convert, decode, float_dtype
+from bigdl.runtime.shards.feed import SourceError
+from bigdl.runtime.shards.texts import takes_texts
 
 __all__ = ["converted_columns", "decode_columns", "predict_dataframe", "run_model"]
 

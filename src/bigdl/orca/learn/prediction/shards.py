@@ -17,11 +17,11 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.data.feeds import ON_RAY, kind_of
-from bigdl.orca.data.feeds.base import SourceError
-from bigdl.orca.data.feeds.columns import float_dtype
-from bigdl.orca.data.feeds.texts import takes_texts
-from bigdl.orca.data.feeds.values import columns_of, is_frame
 from bigdl.orca.learn.prediction.dataframe import predict_dataframe, run_model
+from bigdl.runtime.shards.columns import float_dtype
+from bigdl.runtime.shards.feed import SourceError
+from bigdl.runtime.shards.texts import takes_texts
+from bigdl.runtime.shards.values import columns_of, is_frame
 
 __all__ = [
     "checked_arrays",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.device import device_of_task
+from bigdl.training.device import device_of_task
 
 __all__ = ["Ready", "Shippable", "Shipped", "digest_of"]
 
@@ -99,7 +99,7 @@ class Shipped:
         """The model, on the driver and its CPU."""
         import torch
 
-        from bigdl.orca.learn.state import isolated_rng
+        from bigdl.training.state import isolated_rng
 
         with isolated_rng(0):
             return _load(self.broadcast.value, torch.device("cpu"))

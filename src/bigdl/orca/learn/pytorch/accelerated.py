@@ -169,7 +169,7 @@ def _digest_of_files(files: dict[str, bytes]) -> str:
 def _original(snapshot: TorchSnapshot):
     import torch
 
-    from bigdl.orca.learn.state import isolated_rng
+    from bigdl.training.state import isolated_rng
 
     with isolated_rng(0):
         return snapshot.ready(torch.device("cpu")).model

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.estimator import check_positive
-from bigdl.orca.learn.progress import is_interactive
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, TqdmCallback
+from bigdl.training.progress import is_interactive
 
 __all__ = [
     "check_accumulation",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigdl.orca.learn.running import RunningState
+from bigdl.training.running import RunningState
 
 __all__ = ["Buffers"]
 

@@ -6,16 +6,16 @@ import inspect
 import logging
 from collections.abc import Callable
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.learn.arguments import config_of, location_of
 from bigdl.orca.learn.backends import backend_of
-from bigdl.orca.learn.checkpoint import CheckpointDirectory
-from bigdl.orca.learn.device import check_precision
-from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.old_keywords import take_old
 from bigdl.orca.learn.pytorch.callbacks import ModelCheckpoint
 from bigdl.orca.learn.pytorch.pytorch_estimator import PyTorchEstimator
 from bigdl.orca.learn.pytorch.training_operator import check_operator
+from bigdl.training.checkpoint import CheckpointDirectory
+from bigdl.training.device import check_precision
 
 __all__ = ["Estimator", "PyTorchEstimator"]
 
@@ -73,7 +73,7 @@ class Estimator:
             Ray, which live from one call to the next. ``"horovod"``: gradients meet by Horovod, on
             the actors of the Ray that the program is connected to, else on Spark's tasks.
             ``"bigdl"``: weights, gradients and the optimizer's state are cut in slices that meet in
-            ordinary Spark jobs (:mod:`bigdl.orca.sync.parameter_layer`).
+            ordinary Spark jobs (:mod:`bigdl.orca.parameter_layer`).
         config : dict, optional
             Passed to every creator. ``dtype`` ("float32", "float64"), ``shuffle`` (True) and
             ``drop_last`` (False) apply to the input; ``batch_size`` is refused.

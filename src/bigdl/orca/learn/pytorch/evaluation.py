@@ -9,16 +9,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.data.tensors import TensorShard, open_batches
-from bigdl.orca.learn.device import device_of, move, precision_of, to_cpu, to_device
-from bigdl.orca.learn.evaluating import evaluated
-from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.runner import BatchesOfWorker, Runner
 from bigdl.orca.learn.pytorch.state import load_into
 from bigdl.orca.learn.pytorch.steps import step_for
-from bigdl.orca.learn.state import dumps, loads, seed_everything
+from bigdl.training.device import device_of, move, precision_of, to_cpu, to_device
+from bigdl.training.evaluation import evaluated
+from bigdl.training.failure import FailurePolicy
+from bigdl.training.state import dumps, loads, seed_everything
+from bigdl.training.tensors import TensorShard, open_batches
 
 __all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_shard", "run_evaluation"]
 
@@ -238,7 +238,7 @@ def run_evaluation(job, weights: bytes, metric_names, policy: FailurePolicy) -> 
     metric_names : iterable of str
         For a table without rows, whose figures are None.
     """
-    from bigdl.orca.engine.causes import NoRows
+    from bigdl.runtime.causes import NoRows
 
     with job:
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigdl.orca.learn.pytorch.gradients import Clipping
-from bigdl.orca.learn.run_settings import RunSettings
+from bigdl.training.run_settings import RunSettings
 
 __all__ = ["FitSettings"]
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.device import to_device
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
 from bigdl.orca.learn.pytorch.gradients import Update
 from bigdl.orca.learn.pytorch.runner import Runner
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.orca.learn.sums import EpochSums
+from bigdl.training.device import to_device
+from bigdl.training.sums import EpochSums
 
 __all__ = ["Iteration"]
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from bigdl.orca.learn.keeper import StateKeeper
 from bigdl.orca.learn.pytorch.parts import Built
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.orca.learn.state import capture_rng, dumps, loads, restore_rng
+from bigdl.training.checkpointing import StateKeeper
+from bigdl.training.state import capture_rng, dumps, loads, restore_rng
 
 __all__ = ["TorchKeeper"]
 
 
 class TorchKeeper(StateKeeper):
-    """:class:`~bigdl.orca.learn.keeper.StateKeeper` for the parts of a PyTorch training.
+    """:class:`~bigdl.training.checkpointing.StateKeeper` for the parts of a PyTorch training.
 
     Every rank's own are its random numbers.
     """

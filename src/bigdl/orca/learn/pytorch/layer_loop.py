@@ -8,15 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.checkpoint import Snapshot
-from bigdl.orca.learn.figures import score_of, validation_names
 from bigdl.orca.learn.layer_fit.figures import LayerFigures
 from bigdl.orca.learn.layer_fit.groups import LayerGroups, LayerRun
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.group_phases import GroupPhases
 from bigdl.orca.learn.pytorch.runner import Runner
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.orca.learn.state import dumps, loads
+from bigdl.training.checkpoint import Snapshot
+from bigdl.training.figures import score_of, validation_names
+from bigdl.training.state import dumps, loads
 
 __all__ = ["TorchLayerLoop", "check_callbacks"]
 

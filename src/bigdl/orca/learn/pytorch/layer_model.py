@@ -7,7 +7,6 @@ import copy
 import numpy as np
 
 from bigdl.common.errors import require
-from bigdl.orca.learn.checkpoint import Snapshot
 from bigdl.orca.learn.layer_fit.model import LayerModel
 from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
@@ -15,9 +14,10 @@ from bigdl.orca.learn.pytorch.fit_settings import FitSettings
 from bigdl.orca.learn.pytorch.layer_replica import trained_parameters
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.steps import step_for
-from bigdl.orca.learn.state import dumps, isolated_rng
-from bigdl.orca.sync.parameter_layer.optimizers import check_optimizer, groups_of
-from bigdl.orca.sync.parameter_layer.plan import LayerPlan
+from bigdl.orca.parameter_layer.optimizers import check_optimizer, groups_of
+from bigdl.orca.parameter_layer.plan import LayerPlan
+from bigdl.training.checkpoint import Snapshot
+from bigdl.training.state import dumps, isolated_rng
 
 __all__ = ["TorchLayerModel"]
 

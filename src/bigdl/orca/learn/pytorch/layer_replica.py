@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bigdl.orca.learn.data.tensors import open_batches
-from bigdl.orca.learn.device import precision_of
 from bigdl.orca.learn.layer_fit.replica import LayerReplica
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
 from bigdl.orca.learn.pytorch.fit_settings import FitSettings
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.state import load_into
 from bigdl.orca.learn.pytorch.steps import counts_unevenly, step_for
-from bigdl.orca.learn.state import seed_everything
-from bigdl.orca.sync.parameter_layer.rank import Contribution
+from bigdl.orca.parameter_layer.rank import Contribution
+from bigdl.training.device import precision_of
+from bigdl.training.state import seed_everything
+from bigdl.training.tensors import open_batches
 
 __all__ = ["TorchReplica", "TorchReplicaProgram", "trained_parameters"]
 

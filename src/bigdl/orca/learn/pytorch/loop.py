@@ -14,12 +14,6 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
-from bigdl.orca.learn.background import BackgroundWriter
-from bigdl.orca.learn.data.batches import Batches, exchange, planned
-from bigdl.orca.learn.data.tensors import open_batches, shuffle_memory
-from bigdl.orca.learn.device import device_of, move, precision_of
-from bigdl.orca.learn.figures import score_of, validation_names
-from bigdl.orca.learn.loop import WorkerLoop
 from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
 from bigdl.orca.learn.pytorch.buffers import Buffers
 from bigdl.orca.learn.pytorch.evaluation import EvaluationSettings, evaluate_shard
@@ -31,8 +25,14 @@ from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.pytorch.runner import BatchesOfWorker
 from bigdl.orca.learn.pytorch.steps import counts_unevenly, step_for
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.orca.learn.run_checkpoints import open_run
-from bigdl.orca.learn.state import seed_everything
+from bigdl.training.background import BackgroundWriter
+from bigdl.training.batches import Batches, exchange, planned
+from bigdl.training.device import device_of, move, precision_of
+from bigdl.training.figures import score_of, validation_names
+from bigdl.training.loop import WorkerLoop
+from bigdl.training.run_checkpoints import open_run
+from bigdl.training.state import seed_everything
+from bigdl.training.tensors import open_batches, shuffle_memory
 
 __all__ = ["FitProgram", "FitSettings", "TorchLoop"]
 

@@ -1,7 +1,7 @@
 """The model of an Estimator and its files.
 
 A file holds a state dict, the full state of BigDL 2.x (epoch, models, optimizers, schedulers), or a
-pickled module.  A folder of ``model_dir`` (see :mod:`bigdl.orca.learn.checkpoint`) is read too.
+pickled module.  A folder of ``model_dir`` (see :mod:`bigdl.training.checkpoint`) is read too.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Callable
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.checkpoint import (
+from bigdl.orca.learn.estimator import BaseEstimator
+from bigdl.orca.learn.old_keywords import take_old
+from bigdl.orca.learn.pytorch.state import load_into
+from bigdl.training.checkpoint import (
     Snapshot,
     find_checkpoint,
     read_bytes,
     read_checkpoint,
     write_bytes,
 )
-from bigdl.orca.learn.estimator import BaseEstimator
-from bigdl.orca.learn.old_keywords import take_old
-from bigdl.orca.learn.position import Position
-from bigdl.orca.learn.pytorch.state import load_into
-from bigdl.orca.learn.state import dumps, isolated_rng, loads
+from bigdl.training.position import Position
+from bigdl.training.state import dumps, isolated_rng, loads
 
 __all__ = ["ModelFiles"]
 

@@ -18,7 +18,7 @@ from bigdl.orca.learn.pytorch.summaries import (
     train_summary,
     validation_summary,
 )
-from bigdl.orca.learn.state import loads
+from bigdl.training.state import loads
 
 __all__ = ["EstimatorOptions"]
 

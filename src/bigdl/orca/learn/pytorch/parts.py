@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.figures import figure_of
 from bigdl.orca.learn.pytorch.lightning import configured, is_lightning
 from bigdl.orca.learn.pytorch.state import load_into
-from bigdl.orca.learn.state import dumps
+from bigdl.training.figures import figure_of
+from bigdl.training.state import dumps
 
 __all__ = ["Built", "ModelParts"]
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from bigdl.orca.learn.estimator import check_positive
+from bigdl.common.checks import check_positive
 from bigdl.orca.learn.pytorch.arguments import check_not_accelerated, takes_over_prediction
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
 from bigdl.orca.learn.pytorch.options import EstimatorOptions

@@ -7,12 +7,10 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed, kind_of
 from bigdl.orca.learn.arguments import with_weight
-from bigdl.orca.learn.estimator import check_positive
-from bigdl.orca.learn.failure import FailurePolicy
-from bigdl.orca.learn.figures import as_returned, epoch_as_returned
 from bigdl.orca.learn.old_keywords import take_old
 from bigdl.orca.learn.pytorch.arguments import (
     check_accumulation,
@@ -22,7 +20,9 @@ from bigdl.orca.learn.pytorch.arguments import (
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
 from bigdl.orca.learn.pytorch.predictor import TorchPredictor
 from bigdl.orca.learn.pytorch.weighted import check_weighted
-from bigdl.orca.learn.trigger import EveryEpoch, Trigger
+from bigdl.training.failure import FailurePolicy
+from bigdl.training.figures import as_returned, epoch_as_returned
+from bigdl.training.trigger import EveryEpoch, Trigger
 
 __all__ = ["PyTorchEstimator"]
 
@@ -131,7 +131,7 @@ Ray also RayXShards or a ray.data.Dataset
             When to write a checkpoint; default after every epoch.
         end_trigger : Trigger, optional
             Stop before `epochs` or `max_steps` when it fires, such as ``MinLoss(0.1)`` or
-            ``MaxScore(0.9)`` (:mod:`bigdl.orca.learn.trigger`; ``TriggerOr`` and ``TriggerAnd``
+            ``MaxScore(0.9)`` (:mod:`bigdl.training.trigger`; ``TriggerOr`` and ``TriggerAnd``
             combine them). Loss and score, which is the first metric of the validation, are looked
             at after every epoch, the number of steps after every step.
         accumulate_grad_batches : int
@@ -156,7 +156,7 @@ Ray also RayXShards or a ray.data.Dataset
             ``"window"`` draws runs of consecutive rows at random, as BigDL 2.x did.
         drop_stragglers : dict or DropStragglers, optional
             Of ``backend="bigdl"``: leave contributions out that come too late; see
-            :class:`~bigdl.orca.sync.parameter_layer.stragglers.DropStragglers` for its keys. The
+            :class:`~bigdl.orca.parameter_layer.stragglers.DropStragglers` for its keys. The
             result then depends on the speed of the workers. Default: wait for everybody.
         min_workers : int, optional
             Of ``backend="bigdl"`` by shuffle: while fewer tasks than workers can run at once, cut
@@ -187,8 +187,8 @@ Ray also RayXShards or a ray.data.Dataset
         from bigdl.orca.learn.backends import is_on_ray
         from bigdl.orca.learn.layer_fit.options import layer_options
         from bigdl.orca.learn.layer_fit.training import Opening
-        from bigdl.orca.learn.position import Goal
         from bigdl.orca.learn.pytorch.fit_settings import FitSettings
+        from bigdl.training.position import Goal
 
         take_old("fit", old, known=_FIT)
         layer = layer_options(

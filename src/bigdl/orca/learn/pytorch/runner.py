@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.checkpoint import write_bytes
-from bigdl.orca.learn.position import Position
 from bigdl.orca.learn.pytorch.callbacks.maincallback import MainCallback
 from bigdl.orca.learn.pytorch.callbacks.old_hooks import call_old_hooks, has_old_hooks
-from bigdl.orca.learn.state import dumps
+from bigdl.training.checkpoint import write_bytes
+from bigdl.training.position import Position
+from bigdl.training.state import dumps
 
 __all__ = ["BatchesOfWorker", "Runner"]
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import kind_of
-from bigdl.orca.data.feeds.base import SourceError
-from bigdl.orca.data.feeds.columns import float_dtype
-from bigdl.orca.data.feeds.values import columns_of, is_frame
 from bigdl.orca.learn.prediction.dataframe import converted_columns, decode_columns
 from bigdl.orca.learn.prediction.shards import checked_arrays, rows_of_columns
+from bigdl.runtime.shards.columns import float_dtype
+from bigdl.runtime.shards.feed import SourceError
+from bigdl.runtime.shards.values import columns_of, is_frame
 
 __all__ = ["SAMPLE_ROWS", "Sample", "sample_of"]
 

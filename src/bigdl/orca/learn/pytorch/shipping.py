@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from bigdl.orca.learn.device import precision_of, to_device
 from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
 from bigdl.orca.learn.pytorch.state import load_into
+from bigdl.training.device import precision_of, to_device
 
 __all__ = ["TorchReady", "TorchSnapshot", "ship"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.state import loads
+from bigdl.training.state import loads
 
 __all__ = ["load_into"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bigdl.orca.learn.pytorch.loop import FitProgram
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.state import dumps, isolated_rng
-from bigdl.orca.learn.training import Training
+from bigdl.training.state import dumps, isolated_rng
+from bigdl.training.training import Training
 
 __all__ = ["TorchTraining"]
 
 
 class TorchTraining(Training):
-    """:class:`~bigdl.orca.learn.training.Training` of a PyTorch model."""
+    """:class:`~bigdl.training.training.Training` of a PyTorch model."""
 
     def _program(self, parts: ModelParts, settings):
         return FitProgram(parts, settings, self._sync)

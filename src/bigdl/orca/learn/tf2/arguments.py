@@ -5,8 +5,8 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.layer_fit.figures import PHASES
 
 __all__ = ["check_batch_size", "check_class_weight", "check_frequency", "history"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds.texts import TEXT
+from bigdl.runtime.shards.texts import TEXT
 
 __all__ = ["Assembly", "made_up", "with_class_weight"]
 

@@ -26,9 +26,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.data.batches import Batches
 from bigdl.orca.learn.tf2.data import with_class_weight
 from bigdl.orca.learn.tf2.sources import Part
+from bigdl.training.batches import Batches
 
 __all__ = ["DatasetGraph", "DatasetRows", "StreamSource", "is_dataset", "shipped_dataset"]
 

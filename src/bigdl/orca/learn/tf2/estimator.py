@@ -7,14 +7,14 @@ import os
 import sys
 from collections.abc import Callable
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.learn.arguments import config_of, location_of
 from bigdl.orca.learn.backends import backend_of
-from bigdl.orca.learn.checkpoint import CheckpointDirectory
-from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.old_keywords import take_old, warn_once
 from bigdl.orca.learn.tf2.keras_estimator import KerasEstimator
 from bigdl.orca.learn.tf2.runtime import check_backend
+from bigdl.training.checkpoint import CheckpointDirectory
 
 __all__ = ["Estimator", "KerasEstimator"]
 
@@ -65,7 +65,7 @@ class Estimator:
             ``"spark"``: workers are the tasks of one Spark barrier stage. ``"ray"`` (also
             ``"tf2"``): actors of Ray, which live from one call to the next. ``"horovod"``:
             gradients meet by Horovod. ``"bigdl"``: synchronous SGD on ordinary Spark jobs
-            (:mod:`bigdl.orca.sync.parameter_layer`), for the optimizers SGD, Adam, AdamW, Adagrad
+            (:mod:`bigdl.orca.parameter_layer`), for the optimizers SGD, Adam, AdamW, Adagrad
             and RMSprop. Results are the same. Default: Ray if that is what
             ``init_orca_context(runtime="ray")`` has started, else Spark.
         cpu_binding : bool

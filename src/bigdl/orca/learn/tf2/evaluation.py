@@ -7,9 +7,6 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
-from bigdl.orca.learn.data.batches import exchange
-from bigdl.orca.learn.evaluating import evaluated
-from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.tf2.data import Assembly
 from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings
 from bigdl.orca.learn.tf2.opening import build_for, check_end, open_rows
@@ -18,6 +15,9 @@ from bigdl.orca.learn.tf2.running import merge_metrics
 from bigdl.orca.learn.tf2.runtime import seed_keras
 from bigdl.orca.learn.tf2.state import array_of, put_weights, tensor_of
 from bigdl.orca.learn.tf2.steps import steps_of
+from bigdl.training.batches import exchange
+from bigdl.training.evaluation import evaluated
+from bigdl.training.failure import FailurePolicy
 
 __all__ = ["EvaluateProgram", "evaluate_batches", "figures_of", "numbers_of", "run_evaluation"]
 
@@ -147,7 +147,7 @@ def run_evaluation(job, weights: bytes, policy: FailurePolicy) -> dict:
     weights : bytes
         Empty for a model that is built by the workers.
     """
-    from bigdl.orca.engine.causes import NoRows
+    from bigdl.runtime.causes import NoRows
 
     with job:
         try:

@@ -7,9 +7,9 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed, kind_of
-from bigdl.orca.data.feeds.base import Feed
-from bigdl.orca.data.feeds.texts import with_texts
 from bigdl.orca.learn.tf2.runtime import backend_of_program
+from bigdl.runtime.shards.feed import Feed
+from bigdl.runtime.shards.texts import with_texts
 
 __all__ = ["as_keras_feed", "data_config_of", "kind_of_input", "prediction_input"]
 

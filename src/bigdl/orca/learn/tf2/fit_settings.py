@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bigdl.orca.learn.position import Position
-from bigdl.orca.learn.run_settings import RunSettings
+from bigdl.training.position import Position
+from bigdl.training.run_settings import RunSettings
 
 __all__ = ["EvaluationSettings", "KerasFitSettings"]
 

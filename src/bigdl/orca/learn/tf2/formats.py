@@ -11,7 +11,7 @@ import posixpath
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.checkpoint import file_exists, read_bytes
+from bigdl.training.checkpoint import file_exists, read_bytes
 
 __all__ = [
     "WHOLE",

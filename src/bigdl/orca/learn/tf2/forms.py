@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds.texts import TEXT
 from bigdl.orca.learn.tf2.data import Assembly, made_up
 from bigdl.orca.learn.tf2.shipping import call_on
 from bigdl.orca.learn.tf2.state import array_of
+from bigdl.runtime.shards.texts import TEXT
 
 __all__ = ["first_row", "form_of", "tell_shapes", "zeros_of"]
 

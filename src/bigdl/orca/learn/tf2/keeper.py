@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigdl.orca.learn.keeper import StateKeeper
-from bigdl.orca.learn.state import capture_rng, restore_rng
 from bigdl.orca.learn.tf2.callbacks import WorkerCallbacks
 from bigdl.orca.learn.tf2.state import (
     dump_optimizers,
@@ -16,12 +14,14 @@ from bigdl.orca.learn.tf2.state import (
     tensor_of,
     to_variable,
 )
+from bigdl.training.checkpointing import StateKeeper
+from bigdl.training.state import capture_rng, restore_rng
 
 __all__ = ["KerasKeeper"]
 
 
 class KerasKeeper(StateKeeper):
-    """:class:`~bigdl.orca.learn.keeper.StateKeeper` for a model of Keras.
+    """:class:`~bigdl.training.checkpointing.StateKeeper` for a model of Keras.
 
     In the place of `built` it is given the model.  Every rank's own are its random numbers (also
     those of its layers) and the metrics of the epoch that is not finished; of callbacks, what

@@ -6,12 +6,10 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.arguments import with_weight
-from bigdl.orca.learn.estimator import check_positive
-from bigdl.orca.learn.failure import FailurePolicy
 from bigdl.orca.learn.old_keywords import take_old
-from bigdl.orca.learn.progress import is_interactive
 from bigdl.orca.learn.tf2.arguments import (
     check_batch_size,
     check_class_weight,
@@ -22,7 +20,9 @@ from bigdl.orca.learn.tf2.callbacks import as_callbacks
 from bigdl.orca.learn.tf2.feeds import as_keras_feed, kind_of_input
 from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings, KerasFitSettings
 from bigdl.orca.learn.tf2.predictor import KerasPredictor
-from bigdl.orca.learn.trigger import EveryEpoch, Trigger
+from bigdl.training.failure import FailurePolicy
+from bigdl.training.progress import is_interactive
+from bigdl.training.trigger import EveryEpoch, Trigger
 
 __all__ = ["KerasEstimator"]
 
@@ -162,9 +162,9 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         """
         from bigdl.orca.learn.layer_fit.options import layer_options
         from bigdl.orca.learn.layer_fit.training import Opening
-        from bigdl.orca.learn.position import Goal
         from bigdl.orca.learn.tf2.parts import Packed
         from bigdl.orca.learn.tf2.training import OnItsWay
+        from bigdl.training.position import Goal
 
         take_old("fit", old, known=_FIT)
         layer = layer_options(

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.checkpoint import Snapshot
-from bigdl.orca.learn.figures import score_of
 from bigdl.orca.learn.layer_fit.groups import LayerGroups, LayerRun
 from bigdl.orca.learn.tf2.callbacks import BATCH_HOOKS, WorkerCallbacks
 from bigdl.orca.learn.tf2.layer_figures import KerasLayerFigures
 from bigdl.orca.learn.tf2.state import dump_weights
+from bigdl.training.checkpoint import Snapshot
+from bigdl.training.figures import score_of
 
 __all__ = ["KerasLayerLoop", "check_callbacks"]
 

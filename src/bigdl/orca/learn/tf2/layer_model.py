@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.checkpoint import Snapshot
 from bigdl.orca.learn.layer_fit.model import LayerModel
 from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.tf2.evaluation import numbers_of
@@ -29,7 +28,8 @@ from bigdl.orca.learn.tf2.state import (
     put_optimizers,
     put_weights,
 )
-from bigdl.orca.sync.parameter_layer.plan import LayerPlan
+from bigdl.orca.parameter_layer.plan import LayerPlan
+from bigdl.training.checkpoint import Snapshot
 
 __all__ = ["KerasLayerModel"]
 

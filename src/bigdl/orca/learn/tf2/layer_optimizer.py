@@ -83,7 +83,7 @@ class LayerOptimizer:
     groups : tuple of int
         The entry of :meth:`hyper` for every weight.
     clamp, norm, with_norms
-        See :class:`bigdl.orca.sync.parameter_layer.plan.LayerPlan`.
+        See :class:`bigdl.orca.parameter_layer.plan.LayerPlan`.
     """
 
     def __init__(self, optimizer, weights: list):

@@ -19,7 +19,7 @@ from bigdl.orca.learn.tf2.opening import build_for, open_columns
 from bigdl.orca.learn.tf2.parts import Packed, fit_divisor
 from bigdl.orca.learn.tf2.runtime import seed_keras
 from bigdl.orca.learn.tf2.state import array_of, put_weights, seed_states
-from bigdl.orca.sync.parameter_layer.rank import Contribution
+from bigdl.orca.parameter_layer.rank import Contribution
 
 __all__ = ["KerasReplica", "KerasReplicaProgram", "running_weights"]
 

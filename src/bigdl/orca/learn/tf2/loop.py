@@ -19,11 +19,6 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
-from bigdl.orca.learn.background import BackgroundWriter
-from bigdl.orca.learn.data.batches import Batches, exchange
-from bigdl.orca.learn.figures import score_of
-from bigdl.orca.learn.loop import WorkerLoop
-from bigdl.orca.learn.run_checkpoints import open_run
 from bigdl.orca.learn.tf2.callbacks import WorkerCallbacks
 from bigdl.orca.learn.tf2.data import Assembly
 from bigdl.orca.learn.tf2.evaluation import evaluate_batches, figures_of, numbers_of
@@ -38,6 +33,11 @@ from bigdl.orca.learn.tf2.runtime import seed_keras
 from bigdl.orca.learn.tf2.sources import Part
 from bigdl.orca.learn.tf2.state import seed_states, tensor_of, to_variable
 from bigdl.orca.learn.tf2.steps import steps_of
+from bigdl.training.background import BackgroundWriter
+from bigdl.training.batches import Batches, exchange
+from bigdl.training.figures import score_of
+from bigdl.training.loop import WorkerLoop
+from bigdl.training.run_checkpoints import open_run
 
 __all__ = ["KerasFitProgram", "KerasLoop"]
 

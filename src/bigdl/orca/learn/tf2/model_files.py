@@ -2,7 +2,7 @@
 
 A file is what Keras writes (see :mod:`bigdl.orca.learn.tf2.formats`), a checkpoint of
 :meth:`KerasFiles.save_checkpoint`, or a folder of ``model_dir`` (see
-:mod:`bigdl.orca.learn.checkpoint`).
+:mod:`bigdl.training.checkpoint`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.checkpoint import Snapshot, read_bytes, read_checkpoint, write_bytes
 from bigdl.orca.learn.estimator import BaseEstimator
 from bigdl.orca.learn.old_keywords import warn_once
-from bigdl.orca.learn.position import Position
-from bigdl.orca.learn.state import dumps, loads
 from bigdl.orca.learn.tf2.formats import (
     WHOLE,
     check_place,
@@ -30,6 +27,9 @@ from bigdl.orca.learn.tf2.formats import (
 from bigdl.orca.learn.tf2.forms import first_row, form_of, tell_shapes
 from bigdl.orca.learn.tf2.runtime import backend_of_program
 from bigdl.orca.learn.tf2.state import dump_optimizers, dump_weights, put_optimizers, put_weights
+from bigdl.training.checkpoint import Snapshot, read_bytes, read_checkpoint, write_bytes
+from bigdl.training.position import Position
+from bigdl.training.state import dumps, loads
 
 __all__ = ["KerasFiles"]
 

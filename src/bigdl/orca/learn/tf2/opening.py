@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds.batches import BatchPlan
-from bigdl.orca.data.feeds.shard import LoaderShard
-from bigdl.orca.data.feeds.texts import TEXT
-from bigdl.orca.learn.data.batches import Batches, planned
-from bigdl.orca.learn.data.tensors import open_batches, open_loader, shuffle_memory
 from bigdl.orca.learn.tf2.data import Assembly, made_up
 from bigdl.orca.learn.tf2.sources import PlannedSource
+from bigdl.runtime.shards.batches import BatchPlan
+from bigdl.runtime.shards.shard import LoaderShard
+from bigdl.runtime.shards.texts import TEXT
+from bigdl.training.batches import Batches, planned
+from bigdl.training.tensors import open_batches, open_loader, shuffle_memory
 
 __all__ = ["ColumnRows", "build_for", "check_end", "open_columns", "open_rows"]
 
@@ -74,7 +74,7 @@ def open_columns(shard, settings, config: dict, place):
 
     Returns
     -------
-    TensorShard or bigdl.orca.learn.data.loading.LoaderBatches
+    TensorShard or bigdl.training.loading.LoaderBatches
 
     Raises
     ------
@@ -116,7 +116,7 @@ def _opened(made, shard, settings, config, worker):
 def _loader(made, config, batch_size):
     from torch.utils.data import DataLoader, Dataset
 
-    from bigdl.orca.learn.data.loading import as_loader
+    from bigdl.training.loading import as_loader
 
     if not isinstance(made, DataLoader | Dataset):
         raise UsageError(

@@ -17,8 +17,8 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
-from bigdl.orca.learn.state import isolated_rng
 from bigdl.orca.learn.tf2.runtime import backend_of_program, use_backend
+from bigdl.training.state import isolated_rng
 
 __all__ = ["KerasParts", "Packed", "fit_divisor"]
 

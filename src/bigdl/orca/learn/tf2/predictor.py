@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.estimator import check_positive
 from bigdl.orca.learn.old_keywords import warn_once
 from bigdl.orca.learn.tf2.feeds import data_config_of, prediction_input
 from bigdl.orca.learn.tf2.model_files import KerasFiles

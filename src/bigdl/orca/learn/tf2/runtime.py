@@ -98,7 +98,7 @@ def seed_keras(seed: int, rank: int = 0) -> None:
     import keras
     import numpy as np
 
-    from bigdl.orca.learn.state import seed_everything
+    from bigdl.training.state import seed_everything
 
     mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
     keras.utils.set_random_seed(mixed)

@@ -29,7 +29,7 @@ class KerasSlice(torch.optim.Optimizer, ABC):
     elementwise : bool
         Tells the parameter layer that it may be cut.
     norms : sequence of (float, float) or None
-        See :class:`bigdl.orca.sync.parameter_layer.lars.LARS`.
+        See :class:`bigdl.orca.parameter_layer.lars.LARS`.
     """
 
     elementwise = True

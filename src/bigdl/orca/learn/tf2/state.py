@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.state import dumps, loads
+from bigdl.training.state import dumps, loads
 
 __all__ = [
     "array_of",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.estimator import check_positive
-from bigdl.orca.learn.figures import figure_of
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
+from bigdl.training.figures import figure_of
 
 __all__ = ["EarlyStopping", "check_mode"]
 

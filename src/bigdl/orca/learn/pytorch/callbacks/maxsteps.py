@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigdl.orca.learn.estimator import check_positive
+from bigdl.common.checks import check_positive
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 
 __all__ = ["MaxstepsCallback"]

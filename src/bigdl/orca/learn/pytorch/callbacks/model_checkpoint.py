@@ -7,9 +7,9 @@ import posixpath
 import re
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.figures import figure_of
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 from bigdl.orca.learn.pytorch.callbacks.early_stopping import check_mode
+from bigdl.training.figures import figure_of
 
 __all__ = ["ModelCheckpoint"]
 
@@ -148,14 +148,14 @@ class ModelCheckpoint(Callback):
 
     def _remove(self, runner, path):
         if runner.rank == 0:
-            from bigdl.orca.learn.checkpoint import remove_file
+            from bigdl.training.checkpoint import remove_file
 
             remove_file(path)
 
     @classmethod
     def get_latest_checkpoint(cls, dirname: str) -> str:
         """``<dirname>/last.ckpt``, or a UsageError if there is none."""
-        from bigdl.orca.learn.checkpoint import file_exists
+        from bigdl.training.checkpoint import file_exists
 
         path = f"{os.fspath(dirname).rstrip('/')}/last.ckpt"
         if not file_exists(path):

@@ -88,7 +88,7 @@ def writer_class():
 
 def upload(folder: str, url: str) -> None:
     """Copy the files of a local folder to any fsspec URL."""
-    from bigdl.orca.learn.checkpoint import write_bytes
+    from bigdl.training.checkpoint import write_bytes
 
     for parent, _, names in os.walk(folder):
         for name in names:

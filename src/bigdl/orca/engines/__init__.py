@@ -1,0 +1,1 @@
+"""The engines that run workers on Spark and on Ray."""

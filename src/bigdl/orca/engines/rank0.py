@@ -1,0 +1,183 @@
+"""The way without a channel, for clusters whose executors cannot reach the driver.
+
+Rank 0 hosts the store at which the workers meet; they learn its address by Spark's ``allGather``,
+which takes about a second.  Options and state travel with the task, and what the workers have to
+say comes back in the rows of the stage, once all of them have ended: no progress, no output, and
+of the messages of one topic the last.  After a lost worker Spark has no rows, so the next attempt
+reads the input again and goes on from the latest checkpoint in ``model_dir``, if there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bigdl.common.errors import UsageError
+from bigdl.runtime.causes import reported
+from bigdl.runtime.channel import Address, Line, Unreachable, listen
+from bigdl.runtime.task import TaskSpec, attempt_task, describe, task_environment
+from bigdl.runtime.uplink import Uplink, decode
+from bigdl.runtime.watcher import captured
+
+__all__ = ["execute", "read"]
+
+_ROW = 4 << 20  # bytes of one row
+_LEAVE_S = 1.0  # seconds that the others get to end by themselves after an error
+
+Row = tuple[int, str, str, bytes | None]
+
+
+class RowUplink(Uplink):
+    """Keeps what there is to say until the task ends."""
+
+    def __init__(self, spec: TaskSpec, line: Line):
+        self._spec, self._line = spec, line
+        self._messages: dict[str, tuple[dict, bytes]] = {}
+        self._result: tuple[str, bytes] | None = None
+        self.error: dict | None = None
+
+    def options(self):
+        return self._spec.options
+
+    def state(self):
+        return self._spec.state
+
+    def send(self, doc, data):
+        self._messages.pop(doc["topic"], None)  # the order is that of the last ones
+        self._messages[doc["topic"]] = doc, data
+
+    def give(self, rank, kind, data):
+        self._result = kind, data
+
+    def failing(self):
+        try:
+            return self._line.count("failed", 1)
+        except RuntimeError:  # rank 0 and its store are gone
+            return self._spec.world_size + 1
+
+    def report(self, doc):
+        self.error = doc
+
+    def rows(self, rank: int, outcome: str, detail: str) -> Iterator[Row]:
+        """Everything, and the outcome as the last row."""
+        for doc, data in self._messages.values():
+            yield from _cut(rank, "message", json.dumps(doc), data)
+        if self._result is not None:
+            yield from _cut(rank, "result", *self._result)
+        if self.error is not None:
+            yield rank, "report", json.dumps(self.error), None
+        yield rank, outcome, detail, None
+
+
+def _cut(rank, kind, detail, data):
+    yield rank, kind, detail, data[:_ROW]
+    for start in range(_ROW, len(data), _ROW):
+        yield rank, "more", "", data[start : start + _ROW]
+
+
+def execute(spec: TaskSpec, context, batches, local_dir: str) -> Iterator[Row]:
+    """Run one task of a job.
+
+    Parameters
+    ----------
+    spec : TaskSpec
+    context : pyspark.BarrierTaskContext
+    batches : iterator of pyarrow.RecordBatch
+    local_dir : str
+
+    Yields
+    ------
+    rank, kind, detail, data
+
+    Raises
+    ------
+    RuntimeError
+        With the report of a program's exception, where the other workers do not end by themselves:
+        Spark then ends them.
+    """
+    place = context.partitionId()
+    with task_environment(spec):
+        line, address = _meet(spec, context, place)
+        uplink = RowUplink(spec, line)
+        with captured(False, spec.is_local):
+            outcome = attempt_task(spec, place, local_dir, line, address, uplink, batches)
+        _leave(spec, line, place, uplink.error)
+        yield from uplink.rows(*outcome)
+
+
+def _meet(spec, context, place):
+    """A line to the store of rank 0."""
+    store, said = None, ""
+    try:
+        if place == 0:
+            host = context.getTaskInfos()[0].address.rpartition(":")[0] or os.uname().nodename
+            store, port = listen(host)
+            said = json.dumps([host, port, secrets.token_hex(16)])
+        address = Address(*json.loads(context.allGather(said)[0]))
+        if store is not None:
+            return Line(store, address.prefix, 0), address
+        return address.connect(0), address
+    except Unreachable as error:
+        failure = UsageError(
+            f"The worker on {os.uname().nodename} cannot connect to worker 0 at {error}; the "
+            "workers must be able to open connections to each other"
+        )
+        raise reported(describe(failure)) from None
+    except UsageError as error:
+        raise reported(describe(error)) from None
+
+
+def _leave(spec, line, place, error):
+    """End together, rank 0 with its store as the last; after an error wait for nobody long."""
+    with contextlib.suppress(RuntimeError):  # rank 0 and its store may be gone
+        line.set(f"left/{place}", "")
+        others = [f"left/{p}" for p in range(spec.world_size)]
+        end = time.monotonic() + _LEAVE_S
+        while not line.has(*others):
+            failed = line.count("failed")
+            if failed and time.monotonic() > end:
+                break
+            if place and not failed:
+                return
+            time.sleep(0.05)
+        else:
+            return
+    if error is not None:
+        raise reported(error)
+
+
+def read(rows: list[Row], on_event: Callable[[str, Any], None] | None):
+    """What the rows of a stage say.
+
+    Returns
+    -------
+    results : dict of int to (bytes or JSON-able)
+        By rank.
+    errors : list of dict
+    outcomes : set of str
+    details : list of str
+    """
+    entries: list[tuple[int, str, str, list]] = []
+    for rank, kind, detail, data in rows:
+        if kind == "more":
+            entries[-1][3].append(data)
+        else:
+            entries.append((rank, kind, detail, [] if data is None else [data]))
+    results, errors, outcomes, details = {}, [], set(), []
+    for rank, kind, detail, parts in entries:
+        if kind == "message":
+            if on_event is not None:
+                on_event("message", (json.loads(detail), b"".join(parts)))
+        elif kind == "result":
+            results[rank] = decode(detail, b"".join(parts))
+        elif kind == "report":
+            errors.append(json.loads(detail))
+        else:
+            outcomes.add(kind)
+            details += [detail] if detail else []
+    return results, errors, outcomes, details

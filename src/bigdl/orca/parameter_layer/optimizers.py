@@ -1,0 +1,196 @@
+"""A torch optimizer that works on one slice of the flat vector.
+
+An optimizer is cut by making one of its class whose parameters are the segments of the slice, as
+one-dimensional tensors.  That gives the updates of the whole if every element is updated on its
+own, which is known of the classes below and can be said of others by an attribute
+``elementwise = True`` of the class.  The state of all slices together is the ``state_dict`` of the
+whole optimizer, so it can be cut again for another number of workers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.parameter_layer.geometry import Geometry, Segment
+
+__all__ = ["SliceOptimizer", "check_optimizer", "cut_state", "groups_of", "joined_state"]
+
+_ELEMENTWISE = (
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "Adagrad",
+    "Adadelta",
+    "RMSprop",
+    "Rprop",
+    "ASGD",
+)
+# of torch's optimizers: tensors of the state that are one number for the whole parameter
+_COUNTERS = ("step", "eta", "mu", "mu_product")
+
+
+def check_optimizer(optimizer) -> None:
+    """Refuse an optimizer that cannot be cut in slices, and parameters that it cannot hold."""
+    import torch
+
+    kind = type(optimizer)
+    is_known = kind.__module__.startswith("torch.optim") and kind.__name__ in _ELEMENTWISE
+    if not (is_known or getattr(kind, "elementwise", False) or getattr(kind, "needs_norms", False)):
+        raise UsageError(
+            f"{kind.__name__} cannot be cut in slices, since it may look at more than one number "
+            f"at a time; use one of {', '.join(_ELEMENTWISE)}, LARS, a class that says "
+            "elementwise = True, or backend='spark'"
+        )
+    others = {
+        str(p.dtype).removeprefix("torch.")
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.dtype != torch.float32
+    }
+    if others:
+        raise UsageError(
+            "backend='bigdl' trains parameters of float32, the model has some of "
+            f"{', '.join(sorted(others))}; convert it, or use backend='spark'"
+        )
+
+
+def groups_of(optimizer) -> tuple[int, ...]:
+    """The parameter group of every parameter, in order."""
+    return tuple(i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
+
+
+class SliceOptimizer:
+    """An optimizer of the segments of one slice.
+
+    Parameters
+    ----------
+    kind : type
+        Class of the optimizer.
+    groups : sequence of int
+        See :func:`groups_of`.
+    hyper : sequence of dict
+        The parameter groups without their parameters.
+    segments : sequence of Segment
+    weights : ndarray of float32
+        The slice; steps write to it.
+    state : sequence of dict
+        The state of each segment.
+    """
+
+    def __init__(self, kind, groups, hyper, segments: Sequence[Segment], weights, state):
+        import torch
+
+        vector = torch.from_numpy(weights)
+        self._segments = segments
+        self._tensors = [vector[s.start : s.stop] for s in segments]
+        found = [
+            {
+                **hyper[number],
+                "params": [
+                    t
+                    for s, t in zip(segments, self._tensors, strict=True)
+                    if groups[s.parameter] == number
+                ],
+            }
+            for number in range(len(hyper))
+        ]
+        self._optimizer = kind([group for group in found if group["params"]])
+        for tensor, values in zip(self._tensors, state, strict=True):
+            if values:
+                self._optimizer.state[tensor] = dict(values)
+
+    def step(self, gradient, absent, norms=None) -> None:
+        """One update.
+
+        Parameters
+        ----------
+        gradient : ndarray of float32
+            Of the slice.
+        absent : collection of int
+            Parameters without a gradient, which are left alone.
+        norms : dict of int to (float, float), optional
+            Norm of each parameter and of its gradient, for optimizers that need them.
+        """
+        import torch
+
+        vector = torch.from_numpy(gradient)
+        for segment, tensor in zip(self._segments, self._tensors, strict=True):
+            here = segment.parameter not in absent
+            tensor.grad = vector[segment.start : segment.stop] if here else None
+        if norms is not None:
+            by_tensor = {
+                id(t): norms[s.parameter]
+                for s, t in zip(self._segments, self._tensors, strict=True)
+            }
+            self._optimizer.norms = [
+                by_tensor[id(t)] for group in self._optimizer.param_groups for t in group["params"]
+            ]
+        self._optimizer.step()
+
+    def state(self) -> list[dict]:
+        """The state of each segment."""
+        return [dict(self._optimizer.state.get(tensor, {})) for tensor in self._tensors]
+
+
+# -- the state of the whole optimizer -------------------------------------------------------------
+
+
+def cut_state(state: dict, geometry: Geometry, rank: int) -> list[dict]:
+    """The part of an optimizer's state for the segments of a slice.
+
+    Parameters
+    ----------
+    state : dict
+        ``state_dict()["state"]``: by number of parameter.
+    """
+    low, _ = geometry.bounds[rank]
+    found = []
+    for segment in geometry.segments(rank):
+        size, offset = geometry.sizes[segment.parameter], geometry.offsets[segment.parameter]
+        values = state.get(segment.parameter, {})
+        first, last = segment.start + low - offset, segment.stop + low - offset
+        found.append({k: _cut(k, v, size, first, last) for k, v in values.items()})
+    return found
+
+
+def _cut(key, value, size, first, last):
+    import torch
+
+    if isinstance(value, torch.Tensor) and key not in _COUNTERS and value.numel() == size:
+        return value.reshape(-1)[first:last].clone()
+    return copy.deepcopy(value)
+
+
+def joined_state(states: Sequence[Sequence[dict]], geometry: Geometry, shapes) -> dict:
+    """The inverse of :func:`cut_state` over all slices.
+
+    Parameters
+    ----------
+    states : sequence of sequence of dict
+        Of every rank, of every segment.
+    shapes : sequence of tuple
+        Of the parameters.
+    """
+    import torch
+
+    pieces: dict[int, list] = {}
+    for rank, own in enumerate(states):
+        for segment, values in zip(geometry.segments(rank), own, strict=True):
+            pieces.setdefault(segment.parameter, []).append((segment, values))
+    found = {}
+    for number, parts in pieces.items():
+        first = parts[0][1]
+        if not first:
+            continue
+        found[number] = {
+            key: torch.cat([values[key] for _, values in parts]).reshape(shapes[number])
+            if isinstance(value, torch.Tensor) and key not in _COUNTERS
+            else copy.deepcopy(value)
+            for key, value in first.items()
+        }
+    return found

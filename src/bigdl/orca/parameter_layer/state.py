@@ -1,0 +1,130 @@
+"""What a rank owns between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bigdl.orca.parameter_layer.messages import Message, unpack
+from bigdl.orca.parameter_layer.optimizers import cut_state
+from bigdl.orca.parameter_layer.plan import LayerPlan
+
+__all__ = ["RankState", "states_of"]
+
+
+@dataclass
+class RankState:
+    """A slice of the weights with all that belongs to it.
+
+    Attributes
+    ----------
+    weights : ndarray of float32
+        The slice, in full precision whatever travels.
+    optimizer : list of dict
+        State of the optimizer, for each segment.
+    buffers : dict of int to ndarray
+        Those buffers of the model that are merged here and have changed since the start.
+    residual : ndarray of float32 or None
+        What encoding has taken from this rank's gradients, of all parameters.
+    records : list of dict
+        Times of the steps of this group, and on rank 0 what every rank had to say of its batch.
+    is_halted : bool
+        Whether a step of this group was discarded: those after it are not made.
+    """
+
+    weights: np.ndarray
+    optimizer: list[dict]
+    buffers: dict[int, np.ndarray] = field(default_factory=dict)
+    residual: np.ndarray | None = None
+    records: list[dict] = field(default_factory=list)
+    is_halted: bool = False
+
+    def begin_group(self) -> None:
+        """Forget what was only about the group before."""
+        self.records, self.is_halted = [], False
+
+    @property
+    def has_weights(self) -> bool:
+        """False for one that was packed without."""
+        return bool(len(self.weights))
+
+    def pack(self) -> bytes:
+        """As bytes; see :meth:`message`."""
+        return bytes(self.message())
+
+    def message(self, *, with_weights: bool = True) -> Message:
+        """A view of all but the residual, which another part of a step changes."""
+        import torch
+
+        arrays, listed = [self.weights if with_weights else self.weights[:0]], []
+        for values in self.optimizer:
+            kinds = {}
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor):
+                    kinds[key] = ["tensor", len(arrays)]
+                    arrays.append(value.detach().numpy())
+                else:
+                    kinds[key] = ["number", value]
+            listed.append(kinds)
+        places = {number: len(arrays) + i for i, number in enumerate(self.buffers)}
+        arrays += self.buffers.values()
+        doc = {
+            "optimizer": listed,
+            "buffers": list(places.items()),
+            "records": self.records,
+            "is_halted": self.is_halted,
+        }
+        return Message(doc, arrays)
+
+    @classmethod
+    def unpack(cls, data, residual: np.ndarray | None = None) -> RankState:
+        """The inverse of :meth:`pack`."""
+        import torch
+
+        doc, arrays = unpack(data)
+        optimizer = [
+            {
+                key: torch.from_numpy(arrays[value].copy()) if kind == "tensor" else value
+                for key, (kind, value) in values.items()
+            }
+            for values in doc["optimizer"]
+        ]
+        buffers = {number: arrays[place].copy() for number, place in doc["buffers"]}
+        return cls(arrays[0].copy(), optimizer, buffers, residual, doc["records"], doc["is_halted"])
+
+
+def states_of(
+    plan: LayerPlan,
+    vector: np.ndarray,
+    optimizer: Mapping[int, Mapping],
+    buffers: Mapping[int, np.ndarray],
+    residuals: Sequence[np.ndarray] | None = None,
+) -> list[RankState]:
+    """The states of all owners of slices, cut from those of a whole model.
+
+    Parameters
+    ----------
+    plan : LayerPlan
+    vector : ndarray of float32
+        All parameters.
+    optimizer : mapping of int to mapping
+        The state of every parameter by its number.
+    buffers : mapping of int to ndarray
+        Those that have changed since the start.
+    residuals : sequence of ndarray, optional
+        Of every rank; those of another number of ranks are of no use.
+    """
+    geometry, owners = plan.geometry, plan.owners
+    if residuals is None or len(residuals) != owners:
+        residuals = [None] * owners
+    return [
+        RankState(
+            vector[low:high].copy(),
+            cut_state(optimizer, geometry, rank),
+            {n: b for n, b in buffers.items() if n % owners == rank},
+            residuals[rank],
+        )
+        for rank, (low, high) in enumerate(geometry.bounds)
+    ]

@@ -1,0 +1,1 @@
+"""Functions in N processes, whoever starts them: launch, pools, engines, channel, shards."""

@@ -1,0 +1,265 @@
+"""Gradients meet by Horovod, over its gloo, on the workers of any engine.
+
+Horovod's processes find each other by a key-value server.  Rank 0 runs it while the others join, on
+the address of the job and for no longer.  What they say to each other while they train is Horovod's
+own; its tensor fusion stays off, since it would make the order of a sum, and so its last bits, a
+matter of timing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from socketserver import TCPServer
+
+from bigdl.common.environment import EnvContext
+from bigdl.common.errors import MissingExtraError, UsageError
+from bigdl.runtime.collectives.collective import CollectiveSync, bytes_tensor, interface_of
+from bigdl.runtime.collectives.flat import GradientGroups
+from bigdl.runtime.engine import PeerLost
+
+__all__ = ["HorovodSync", "Slot", "require_horovod", "slots_of"]
+
+_CURE = (
+    "run scripts/install-horovod.sh of BigDL's sources, which builds it for the installed torch, "
+    'or use backend="spark" or "ray", whose updates are the same'
+)
+
+
+def require_horovod():
+    """``horovod.torch``, or how to get it.
+
+    Raises
+    ------
+    MissingExtraError
+        If Horovod is not installed.
+    UsageError
+        If it was built without PyTorch, or for another one.
+    """
+    try:
+        import horovod.torch as hvd
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "horovod":
+            raise
+        raise MissingExtraError(f"horovod is not installed; {_CURE}") from None
+    except ImportError as error:
+        raise UsageError(f"The installed Horovod cannot be loaded ({error}); {_CURE}") from None
+    if not hasattr(hvd, "init"):  # it prints why
+        raise UsageError(f"The installed Horovod has no part for the installed torch; {_CURE}")
+    return hvd
+
+
+class HorovodSync(CollectiveSync):
+    """Collectives of Horovod; tensors of a GPU go through the memory of the host.
+
+    Parameters
+    ----------
+    worker : bigdl.runtime.worker.Worker
+    """
+
+    def __init__(self, worker):
+        super().__init__(worker)
+        self._hvd = None
+        self._flying = 0  # sums that were started and not waited for
+
+    def start(self) -> None:
+        if self.world_size == 1:
+            return
+        hvd = require_horovod()
+        if hvd.is_initialized():  # left by a task that was killed inside a reused process
+            hvd.shutdown()
+        line = self._worker.line
+        line.set(f"horovod/host/{self.rank}", self._worker.host)
+        line.meet("horovod", self.world_size)
+        hosts = [line.get(f"horovod/host/{rank}").decode() for rank in range(self.world_size)]
+        slots = slots_of(hosts)
+        with contextlib.ExitStack() as stack:
+            if self.rank == 0:
+                port = stack.enter_context(_rendezvous(self._worker.host, slots))
+                line.set_json("horovod/address", [self._worker.host, port])
+            line.meet("horovod address", self.world_size)
+            address = line.get_json("horovod/address")
+            stack.enter_context(self._environment(slots[self.rank], address))
+            try:
+                hvd.init()
+            except ValueError as error:
+                raise PeerLost(f"Horovod's workers did not find each other: {error}") from error
+            self._hvd = hvd
+            self._worker.at_exit(self.stop)
+            line.meet("horovod joined", self.world_size)  # the server is needed until then
+
+    def _environment(self, slot: Slot, address) -> EnvContext:
+        host, port = address
+        interface = interface_of(self._worker.host)
+        values = {
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(int(self._worker.timeout)),
+            **({"HOROVOD_GLOO_IFACE": interface} if interface else {}),
+            "HOROVOD_FUSION_THRESHOLD": "0",
+            "HOROVOD_LOG_LEVEL": "fatal",  # we say ourselves who went away
+            **slot.variables(),
+        }
+        return EnvContext(values)
+
+    def stop(self) -> None:
+        self._groups = GradientGroups([], [])
+        hvd, self._hvd = self._hvd, None
+        if hvd is not None:
+            hvd.shutdown()
+
+    # -- collectives ----------------------------------------------------------------------------
+
+    def _broadcast(self, tensor):
+        with _peers():
+            self._hvd.broadcast_(tensor, 0, name="bigdl.broadcast")
+
+    def _all_gather(self, tensor):
+        if not tensor.numel():
+            return [tensor] * self.world_size
+        with _peers():
+            return list(self._hvd.allgather(tensor[None], name="bigdl.all_gather"))
+
+    def _gather(self, data, sizes):
+        if not sum(sizes):
+            return [b""] * self.world_size if self.rank == 0 else None
+        with _peers():
+            everything = self._hvd.allgather(bytes_tensor(data), name="bigdl.gather")
+        if self.rank:
+            return None
+        return [part.numpy().tobytes() for part in everything.split(sizes)]
+
+    def _all_reduce(self, tensor, operation):
+        self._start(tensor, self._hvd.Max if operation == "max" else self._hvd.Sum)()
+
+    def _start_sum(self, tensor):
+        return self._start(tensor, self._hvd.Sum)
+
+    def _start(self, tensor, operation) -> Callable[[], None]:
+        """Begin to combine a tensor in place; Horovod knows it by its name on all ranks."""
+        carrier = _carrier(tensor)
+        name = f"bigdl.{carrier.dtype}.{self._flying}"
+        self._flying += 1
+        with _peers():
+            handle = self._hvd.allreduce_async_(carrier, name=name, op=operation)
+
+        def wait():
+            with _peers():
+                self._hvd.synchronize(handle)
+            self._flying -= 1
+            _take_back(tensor, carrier)
+
+        return wait
+
+    def _sum_sparse(self, tensor):
+        """Horovod has no sum of sparse tensors: every rank adds up what all ranks have."""
+        import torch
+
+        tensor = tensor.coalesce()
+        with _peers():
+            indices = self._hvd.allgather(tensor.indices().t().contiguous(), name="bigdl.indices")
+            values = self._hvd.allgather(tensor.values().contiguous(), name="bigdl.values")
+        return torch.sparse_coo_tensor(
+            indices.t(), values, tensor.shape, check_invariants=False
+        ).coalesce()
+
+
+def _carrier(tensor):
+    """A contiguous tensor of a kind of number that Horovod adds up; `tensor` itself if it can."""
+    import torch
+
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    known = (torch.uint8, torch.int8, torch.int32, torch.int64)
+    known += (torch.float16, torch.float32, torch.float64)
+    if real.dtype not in known:
+        real = real.to(torch.float32 if real.dtype.is_floating_point else torch.int64)
+    return real.detach().cpu().contiguous()
+
+
+def _take_back(tensor, carrier):
+    import torch
+
+    target = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    if target.data_ptr() != carrier.data_ptr():
+        target.copy_(carrier)
+
+
+@contextlib.contextmanager
+def _peers():
+    """Say what Horovod's own error means: another worker went away."""
+    from horovod.common.exceptions import HorovodInternalError
+
+    try:
+        yield
+    except HorovodInternalError as error:
+        raise PeerLost(str(error).split("\n")[0]) from error
+
+
+# -- who is where -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a worker in Horovod's view of the job.
+
+    Attributes
+    ----------
+    hostname : str
+    rank, size : int
+        Among all workers.
+    local_rank, local_size : int
+        Among those of its machine.
+    cross_rank, cross_size : int
+        Among those of the same local rank on all machines.
+    """
+
+    hostname: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+    def variables(self) -> dict[str, str]:
+        """The environment variables that tell Horovod."""
+        names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+        numbers = {f"HOROVOD_{name.upper()}": str(getattr(self, name)) for name in names}
+        return {"HOROVOD_HOSTNAME": self.hostname, **numbers}
+
+
+def slots_of(hosts: Sequence[str]) -> list[Slot]:
+    """The slots of workers, of which the one of rank r is on ``hosts[r]``."""
+    local_ranks = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+    slots = []
+    for rank, (host, local_rank) in enumerate(zip(hosts, local_ranks, strict=True)):
+        alike = [r for r, other in enumerate(local_ranks) if other == local_rank]
+        local_size = hosts.count(host)
+        numbers = local_rank, local_size, alike.index(rank), len(alike)
+        slots.append(Slot(host, rank, len(hosts), *numbers))
+    return slots
+
+
+@contextlib.contextmanager
+def _rendezvous(host: str, slots: Sequence[Slot]) -> Iterator[int]:
+    """Horovod's key-value server on an address of this machine; yields its port."""
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    class Server(RendezvousHTTPServer):
+        daemon_threads = True
+        server_bind = TCPServer.server_bind  # without asking for the name of the address
+
+    server = Server((host, 0), RendezvousHandler, False)
+    server.init(slots)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,399 @@
+"""From a Spark type to a tensor's dtype and shape: the conversion rules, in one place.
+
+========================  =====================================================
+Spark                     in the model
+========================  =====================================================
+boolean                   bool
+tinyint, smallint, int    int32
+bigint                    int64
+float, double, decimal    float32, or what ``config["dtype"]`` says
+Vector (dense, sparse)    dense, floating, one more dimension
+array<...>                one more dimension; equal lengths within a column
+string                    bytes of UTF-8, where the model may take texts
+map<key, ...>             a dict of the value's arrays; the same keys in every row
+========================  =====================================================
+
+Vectors become arrays and doubles become floats **in the JVM**, so that half of the bytes are moved.
+Scalar columns travel as one array per row, since Spark writes an Arrow list of k values at least
+twice as fast as k Arrow columns: as doubles where their types differ but a double holds them all.
+Those of one dtype stay together as the columns of one matrix.
+
+Nulls, arrays of unequal lengths, and texts for a model that computes with numbers are refused: only
+the user knows what they mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+from bigdl.runtime.shards.feed import SourceError
+from bigdl.runtime.shards.texts import TEXT, encoded, is_text, name_of_dtype
+
+__all__ = [
+    "ColumnSpec",
+    "Leaf",
+    "column_spec",
+    "convert",
+    "decode",
+    "decode_batch",
+    "float_dtype",
+    "project",
+    "unified_spec",
+]
+
+_FLOATS = {"float32": "float", "float64": "double"}
+
+
+def float_dtype(config: dict | None) -> str:
+    """Name of the floating dtype that ``config["dtype"]`` asks for (default ``"float32"``)."""
+    given = (config or {}).get("dtype")
+    if given is None:
+        return "float32"
+    name = str(given).removeprefix("torch.")
+    if isinstance(given, type | np.dtype):
+        name = np.dtype(given).name
+    if name not in _FLOATS:
+        raise UsageError(f'config["dtype"] must be "float32" or "float64", got {given!r}')
+    return name
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """How one column of a DataFrame reaches the model.
+
+    Attributes
+    ----------
+    name : str
+        Name of the column.
+    kind : str
+        ``"plain"`` or ``"map"``.
+    dtype : str
+        numpy name of the innermost values; ``"S"`` for texts.
+    ndim : int
+        Dimensions besides the rows: 0 for scalars, 1 for vectors and arrays, ...
+    cast : str
+        Spark type to cast to in the JVM, ``"vector"`` for ML vectors.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    ndim: int
+    cast: str
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a shard: what it holds, dtype and row shape.
+
+    Attributes
+    ----------
+    column : str or tuple of str
+        The column, or the scalar columns that are the columns of this matrix.
+    key : str or None
+        Key of a map column.
+    dtype : str
+    shape : tuple of int
+        Without the rows.
+    """
+
+    column: str | tuple[str, ...]
+    key: str | None
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def from_json(cls, doc: list | dict) -> Leaf:
+        """From what ``json`` made of a leaf, as a dict or a list of its fields."""
+        column, key, dtype, shape = doc.values() if isinstance(doc, dict) else doc
+        column = tuple(column) if isinstance(column, list) else column
+        return cls(column, key, dtype, tuple(shape))
+
+
+def column_spec(name: str, spark_type, floats: str, *, texts: bool = False) -> ColumnSpec:
+    """The conversion of one column, with `texts` also of such, or a UsageError that names it."""
+    from pyspark.sql import types as T
+
+    def inner(t, depth):
+        while isinstance(t, T.ArrayType):
+            t, depth = t.elementType, depth + 1
+        if isinstance(t, T.BooleanType):
+            return "bool", "boolean", depth
+        if isinstance(t, (T.ByteType, T.ShortType, T.IntegerType)):
+            return "int32", "int", depth
+        if isinstance(t, T.LongType):
+            return "int64", "bigint", depth
+        if isinstance(t, (T.FloatType, T.DoubleType, T.DecimalType)):
+            return floats, _FLOATS[floats], depth
+        if texts and isinstance(t, T.StringType):
+            return TEXT, "string", depth
+        return None
+
+    if type(spark_type).__name__ == "VectorUDT":
+        return ColumnSpec(name, "plain", floats, 1, "vector")
+    if isinstance(spark_type, T.MapType):
+        found = inner(spark_type.valueType, 0)
+        if found and isinstance(spark_type.keyType, (T.StringType, T.IntegerType, T.LongType)):
+            dtype, base, depth = found
+            value = "array<" * depth + base + ">" * depth
+            key = spark_type.keyType.simpleString()
+            return ColumnSpec(name, "map", dtype, depth, f"map<{key},{value}>")
+    else:
+        found = inner(spark_type, 0)
+        if found:
+            dtype, base, depth = found
+            return ColumnSpec(name, "plain", dtype, depth, "array<" * depth + base + ">" * depth)
+    advice = "encode it as numbers first"
+    if isinstance(spark_type, T.StringType):
+        advice = "encode it as numbers first, e.g. with StringIndexer"
+    elif isinstance(spark_type, (T.TimestampType, T.DateType, T.TimestampNTZType)):
+        advice = f'cast it to a number first, e.g. unix_timestamp("{name}")'
+    raise UsageError(
+        f"Column '{name}' has type {spark_type.simpleString()}, which cannot become a tensor; "
+        f"{advice}"
+    )
+
+
+def unified_spec(
+    name: str, spark_type, floats: str, reference: ColumnSpec, owner: str, *, texts: bool = False
+) -> ColumnSpec:
+    """The conversion of a column that must look like that of the training data.
+
+    Numbers take the dtype of `reference`; a number that it cannot hold is refused when it is met.
+
+    Parameters
+    ----------
+    name, spark_type, floats, texts
+        As for :func:`column_spec`.
+    reference : ColumnSpec
+        The column of the training data.
+    owner : str
+        Name of the other frame in messages.
+
+    Raises
+    ------
+    UsageError
+        When one of them is boolean or text and the other a number, or their dimensions differ.
+    """
+    spec = column_spec(name, spark_type, floats, texts=texts)
+    kinds = [np.dtype(s.dtype).kind for s in (spec, reference)]
+    same_shape = (spec.kind, spec.ndim) == (reference.kind, reference.ndim)
+    if not same_shape or kinds.count("b") == 1 or kinds.count(TEXT) == 1:
+        raise UsageError(
+            f"Column '{name}' is {spec.cast} in {owner} but {reference.cast} in the training data; "
+            "give both the same type"
+        )
+    if kinds == ["f", "i"]:
+        # whole numbers are told from others before anything is rounded to float32
+        spec = column_spec(name, spark_type, "float64")
+    return replace(spec, dtype=reference.dtype)
+
+
+def project(frame, specs):
+    """Select and convert the columns of `specs` in the JVM, for :func:`decode_batch`."""
+    from pyspark.sql import functions as F
+
+    out = []
+    for i, members in enumerate(_lists(specs)):
+        if len(members) > 1:
+            casts = {spec.cast for spec in members}
+            cast = casts.pop() if len(casts) == 1 else "double"
+            # as text: a thousand Column objects take seconds
+            column = F.expr(f"array({', '.join(_cast(spec, cast) for spec in members)})")
+        else:
+            column = convert(members[0])
+        out.append(column.alias(f"c{i}"))
+    return frame.select(*out)
+
+
+def _cast(spec: ColumnSpec, cast: str) -> str:
+    """SQL for a column in its own type (as far as that decides its value) and then in `cast`."""
+    text = f"CAST({_quoted(spec.name)} AS {spec.cast})"
+    return text if cast == spec.cast else f"CAST({text} AS {cast})"
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def convert(spec: ColumnSpec):
+    """The Spark column of a spec, converted in the JVM."""
+    from pyspark.sql import functions as F
+
+    column = F.col(_quoted(spec.name))
+    if spec.cast != "vector":
+        return column.cast(spec.cast)
+    from pyspark.ml.functions import vector_to_array
+
+    floats = spec.dtype if spec.dtype in _FLOATS else "float64"
+    # the values of a dense vector are there already, a sparse one is filled up
+    inside = F.unwrap_udt(column)
+    dense = inside.getField("values").cast(f"array<{_FLOATS[floats]}>")
+    array = F.when(inside.getField("type") == 1, dense).otherwise(vector_to_array(column, floats))
+    # vector_to_array fails on a null, with an exception that does not name the column
+    return F.when(column.isNotNull(), array)
+
+
+def _lists(specs) -> list[list[ColumnSpec]]:
+    """The columns that travel as one list per row; all but scalars alone."""
+    lists: dict = {}
+    for i, spec in enumerate(specs):
+        key: object = i
+        if spec.kind == "plain" and spec.ndim == 0 and not is_text(spec.dtype):
+            key = "bigint" if spec.cast == "bigint" else "double"
+        lists.setdefault(key, []).append(spec)
+    return list(lists.values())
+
+
+def _matrices(specs) -> list[list[ColumnSpec]]:
+    """Of the members of one list, those that become the columns of one matrix."""
+    groups: dict = {}
+    for spec in specs:
+        groups.setdefault((spec.dtype, spec.cast), []).append(spec)
+    return list(groups.values())
+
+
+def decode_batch(specs, batch) -> tuple[list[Leaf], list[np.ndarray]]:
+    """The arrays of one record batch of :func:`project`, C-contiguous, and what they are."""
+    leaves, arrays = [], []
+    for members, column in zip(_lists(specs), batch.columns, strict=True):
+        if len(members) == 1:
+            found = [(members[0].name, *pair) for pair in decode(members[0], column)]
+        else:
+            found = _decode_list(members, column)
+        for name, key, array in found:
+            leaves.append(Leaf(name, key, name_of_dtype(array), array.shape[1:]))
+            arrays.append(np.ascontiguousarray(array))
+    return leaves, arrays
+
+
+def _decode_list(specs, array):
+    values = array.flatten()
+    if values.null_count:
+        missing = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)) % len(specs)
+        first = specs[int(missing[0])]
+        raise _nulls(first, int((missing == missing[0]).sum()))
+    values = values.to_numpy(zero_copy_only=False).reshape(len(array), len(specs))
+    place = {spec.name: i for i, spec in enumerate(specs)}
+    found = []
+    for members in _matrices(specs):
+        columns = [place[spec.name] for spec in members]
+        if len(members) == len(specs):
+            part = values
+        elif columns == list(range(columns[0], columns[-1] + 1)):
+            part = values[:, columns[0] : columns[-1] + 1]  # no copy before the conversion
+        else:
+            part = values[:, columns]
+        if len(members) > 1:
+            found.append((tuple(s.name for s in members), None, _in_dtype(members, part)))
+        else:
+            found.append((members[0].name, None, _in_dtype(members, part[:, 0])))
+    return found
+
+
+def decode(spec: ColumnSpec, array) -> list[tuple[str | None, np.ndarray]]:
+    """One Arrow column of one record batch as numpy arrays of shape ``(rows, ...)``.
+
+    Returns
+    -------
+    list of (key, ndarray)
+        One entry with key None, or one entry per key of a map column, sorted by key.
+
+    Raises
+    ------
+    SourceError
+        For nulls, for empty arrays and maps, for arrays of unequal lengths, for maps with unequal
+        keys and for numbers that the dtype cannot hold.
+    """
+    _no_nulls(spec, array)
+    if spec.kind == "map":
+        return _decode_map(spec, array)
+    return [(None, _decode_values(spec, array, spec.ndim))]
+
+
+def _no_nulls(spec, array):
+    if array.null_count:
+        raise _nulls(spec, array.null_count)
+
+
+def _nulls(spec, count):
+    return SourceError(
+        f"Column '{spec.name}' holds nulls ({count} in the first batch that has any); fill or "
+        f'drop them first, e.g. df.dropna(subset=["{spec.name}"])'
+    )
+
+
+def _decode_values(spec, array, ndim):
+    rows, shape = len(array), []
+    for _ in range(ndim):
+        _no_nulls(spec, array)
+        advice = "pad or cut them to one length first"
+        shape.append(_common_length(spec, array, "arrays", advice))
+        array = array.flatten()
+    _no_nulls(spec, array)
+    if is_text(spec.dtype):
+        return encoded(array, spec.name).reshape(rows, *shape)
+    return _in_dtype([spec], array.to_numpy(zero_copy_only=False)).reshape(rows, *shape)
+
+
+def _common_length(spec, array, noun, advice):
+    """The length of every list or map of a column."""
+    lengths = np.diff(array.offsets.to_numpy())
+    if not len(lengths):
+        return 0
+    length = int(lengths[0])
+    if (lengths != length).any():
+        other = int(lengths[lengths != length][0])
+        raise SourceError(
+            f"Column '{spec.name}' holds {noun} of different lengths ({length} and {other}); "
+            f"{advice}"
+        )
+    if not length:
+        raise SourceError(f"Column '{spec.name}' holds empty {noun}; leave it out")
+    return length
+
+
+def _in_dtype(members, values):
+    """`values`, of which the last axis is that of the columns if there are several."""
+    wanted = np.dtype(members[0].dtype)
+    if values.dtype == wanted:
+        return values
+    with np.errstate(invalid="ignore"):
+        cast = values.astype(wanted)
+    if members[0].cast == "int":  # Spark has cast it, and a double holds it
+        return cast
+    if wanted.kind == "i" and (lossy := cast != values).any():
+        first = int(np.flatnonzero(lossy)[0])
+        raise SourceError(
+            f"Column '{members[first % len(members)].name}' holds {values.flat[first]}, which is "
+            f"no {wanted.name}, its type in the training data; cast one of the two columns"
+        )
+    return cast
+
+
+def _decode_map(spec, array):
+    rows = len(array)
+    if rows == 0:
+        return []
+    advice = "give every row the same keys"
+    width = _common_length(spec, array, "maps", advice)
+    offsets = array.offsets.to_numpy()
+    inside = slice(int(offsets[0]), int(offsets[-1]))
+    keys = array.keys[inside].dictionary_encode()
+    names = keys.dictionary.to_pylist()
+    codes = keys.indices.to_numpy().reshape(rows, width)
+    # a map has no order: that of its keys may differ from row to row
+    order = np.argsort(codes, axis=1)
+    if (np.take_along_axis(codes, order, 1) != np.arange(width)).any():
+        raise SourceError(
+            f"Column '{spec.name}' is a map whose keys differ between rows (the first one has "
+            f"{names[:width]}); {advice}"
+        )
+    values = _decode_values(spec, array.items[inside], spec.ndim)
+    values = values.reshape(rows, width, *values.shape[1:])
+    row = np.arange(rows)
+    ranked = sorted(range(width), key=lambda i: names[i])
+    return [(str(names[i]), np.ascontiguousarray(values[row, order[:, i]])) for i in ranked]

@@ -1,0 +1,111 @@
+"""What a Feed is, in prose.
+
+A **Feed** is an input of any kind (a Spark DataFrame, XShards, a DataLoader, ...) seen as
+"N shards of columnar batches".  It is made on the driver by :func:`bigdl.orca.data.feeds.as_feed`
+and lives for one call of ``fit`` or ``evaluate``:
+
+1. The Estimator asks the chooser for a Feed and passes it to an Engine.
+2. The Engine calls :meth:`Feed.prepare` once, on the driver.  The Feed checks everything that can
+   be known before a job is submitted and describes, in the terms of the engine, how N tasks get
+   their rows (an :class:`Ingest`).
+3. On every worker the Ingest's picklable ``reader`` turns what arrives into a
+   :class:`~bigdl.runtime.shards.shard.Shard`: columns in memory-mapped files, so that epochs
+   2...n do not touch the engine's data path again and memory is the page cache's.
+
+Promises: every row reaches exactly one worker, once; nothing goes through the driver; equal input
+gives an equal order of the rows in every shard, whatever the network did.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Feed", "Ingest", "PackedFeed", "SourceError"]
+
+
+class SourceError(Exception):
+    """A fault in the rows themselves (a null, a ragged array), found while they are converted.
+
+    It travels to the driver as text and is raised there as a
+    :class:`~bigdl.common.errors.UsageError`.
+    """
+
+
+@dataclass
+class Ingest:
+    """How the N tasks of an engine get their rows.
+
+    Attributes
+    ----------
+    frame : object
+        What the engine runs its tasks over; for Spark a DataFrame with exactly N partitions. None
+        where the workers get at the rows by themselves.
+    reader : callable
+        ``reader(batches, open_spool) -> dict[str, Shard]``; picklable, runs in the worker, where
+        ``open_spool(name, specs)`` gives it a :class:`~bigdl.runtime.shards.spool.SpoolWriter`,
+        and ``open_spool.place`` and ``open_spool.world_size`` say which worker it is.
+    close : callable
+        Frees what was persisted for the time of the call; safe to call twice.
+    accept : callable, optional
+        ``accept(rows)`` says, of the rows of every shard, whether to go on with them.
+    otherwise : callable, optional
+        ``otherwise()`` makes the Ingest that is used when `accept` said no.
+    settings : dict of str to str
+        SQL settings under which the stage over `frame` is planned.
+    """
+
+    frame: Any
+    reader: Callable
+    close: Callable[[], None] = field(default=lambda: None)
+    accept: Callable[[list[int]], bool] | None = None
+    otherwise: Callable[[], Ingest] | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+class Feed(ABC):
+    """An input to ``fit``, ``evaluate`` or ``Engine.run``."""
+
+    #: names of the columns given to the model, and of the targets; None where only the shards know
+    feature_cols: Sequence[str] | None = ()
+    label_cols: Sequence[str] | None = ()
+    #: what messages call inputs like this one
+    kind: str = "Feed"
+    #: what messages call the input itself, e.g. "validation_data"
+    name: str | None = None
+
+    @abstractmethod
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+        """Check the input and describe how `num_workers` tasks get its rows."""
+
+
+class PackedFeed(Feed):
+    """A Feed whose rows can travel in cells (:mod:`~bigdl.runtime.shards.packing`), alone or
+    together with those of others."""
+
+    @abstractmethod
+    def cells(
+        self, number: int, num_workers: int, reference: PackedFeed | None = None
+    ) -> tuple[Any, Sequence, Callable[[], None]]:
+        """The rows as a DataFrame of cells.
+
+        Parameters
+        ----------
+        number : int
+            The ``part`` of its cells.
+        num_workers : int
+        reference : PackedFeed, optional
+            The Feed whose columns' types these must have.
+
+        Returns
+        -------
+        frame, specs, close
+            The columns' :class:`~bigdl.runtime.shards.columns.ColumnSpec`, if they are known, and
+            what frees what was persisted.
+        """
+
+    def travels(self, cluster) -> bool:
+        """Whether the rows must travel in cells to reach the workers of a cluster."""
+        return True

@@ -1,0 +1,255 @@
+"""From arrays and frames in memory to the columns of a shard.
+
+Data comes in one of two forms.
+
+*structured*
+    ``{"x": ..., "y": ...}``, ``(x, y)`` or several arrays of which the last is the target; ``x``
+    and ``y`` are an array or a tuple or list of them, and ``x`` (or a part of it) may be a dict of
+    arrays, which the model gets as a dict. The columns are called ``x[0]``, ``x[1]``, ... and
+    ``y[0]``, ..., and every shard names them itself.
+*named*
+    A pandas frame, or a dict of arrays, with `feature_cols` and `label_cols`. A cell may be an
+    array: those of a column have equal shapes.
+
+Floating values get the dtype of ``config["dtype"]`` like those of a Spark DataFrame; whole numbers
+and booleans keep theirs, but for unsigned ones of more than 8 bits, which torch cannot compute
+with and which become signed ones that hold them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bigdl.runtime.shards.columns import Leaf
+from bigdl.runtime.shards.feed import SourceError
+from bigdl.runtime.shards.texts import TEXT, are_texts, name_of_dtype, text_array
+
+__all__ = ["columns_of", "grouped", "is_frame", "named_by_shard"]
+
+_ROLE = re.compile(r"(?P<role>[xy])\[(?P<place>[0-9]+)\]")
+_SIGNED = {2: "int32", 4: "int64", 8: "int64"}
+
+Column = tuple[str, str | None, np.ndarray]  # name, key of a dict, values
+
+
+def named_by_shard(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Of the columns of structured data, those of the model and the targets."""
+    found = [m for name in names if (m := _ROLE.fullmatch(name))]
+    found.sort(key=lambda m: int(m["place"]))
+    x, y = ([m[0] for m in found if m["role"] == role] for role in "xy")
+    return x, y
+
+
+def is_frame(data: Any) -> bool:
+    """Whether `data` is a pandas DataFrame; does not import pandas."""
+    return any(
+        c.__name__ == "DataFrame" and c.__module__.split(".")[0] == "pandas"
+        for c in type(data).__mro__
+    )
+
+
+def columns_of(
+    data: Any,
+    feature_cols: Sequence[str] | None,
+    label_cols: Sequence[str] | None,
+    floats: str | None,
+    *,
+    with_labels: bool = True,
+    texts: bool = False,
+) -> list[Column]:
+    """The columns of data in memory, all of as many rows.
+
+    Parameters
+    ----------
+    data : pandas.DataFrame, dict, tuple, list or ndarray
+    feature_cols, label_cols : sequence of str, optional
+        For named data.
+    floats : str or None
+        dtype of floating values; None leaves it to them.
+    with_labels : bool
+        False takes all arrays of a tuple for features, and leaves ``"y"`` out.
+    texts : bool
+        Whether arrays may hold texts, see :mod:`bigdl.runtime.shards.texts`.
+
+    Raises
+    ------
+    SourceError
+    """
+    if is_frame(data) or feature_cols:
+        found = _named(data, [*(feature_cols or ()), *(label_cols or ())])
+    else:
+        found = _structured(data, with_labels)
+    columns = [
+        (name, key, as_array(values, _spoken(name, key), floats, texts=texts))
+        for name, key, values in found
+    ]
+    sizes = {len(values) for _, _, values in columns}
+    if len(sizes) > 1:
+        given = ", ".join(f"{_spoken(n, k)}: {len(v)}" for n, k, v in columns)
+        raise SourceError(f"The arrays must be of equal numbers of rows, they have {given}")
+    return columns
+
+
+def _named(data, names):
+    if not names:
+        raise SourceError(
+            "feature_cols is required for a pandas DataFrame; pass the names of the columns that "
+            f"the model takes, of {list(data.columns)}"
+        )
+    if not (is_frame(data) or isinstance(data, dict)):
+        raise SourceError(
+            "feature_cols belongs to a pandas DataFrame or to a dict of arrays, got "
+            f"{type(data).__name__}"
+        )
+    has = list(data.columns) if is_frame(data) else list(data)
+    for name in names:
+        if name not in has:
+            raise SourceError(f"There is no column '{name}'; there are {has}")
+        if is_frame(data) and getattr(data[name], "ndim", 1) != 1:
+            raise SourceError(f"There is more than one column '{name}'; rename one first")
+    return [(name, None, data[name]) for name in dict.fromkeys(names)]
+
+
+def _structured(data, with_labels):
+    x, y = data, None
+    if isinstance(data, dict):
+        if "x" not in data:
+            raise SourceError(
+                'A dict must hold the features as "x" (and the targets as "y"), or feature_cols '
+                f"must name some of its arrays; it has {list(data)}"
+            )
+        x, y = data["x"], data.get("y")
+    elif isinstance(data, tuple | list) and with_labels:
+        if len(data) < 2:
+            raise SourceError(
+                "A tuple of arrays must end with the targets, as (x, y); this one has "
+                f"{len(data)} entries"
+            )
+        *features, y = data
+        x = features[0] if len(features) == 1 else features
+    out = [entry for i, each in enumerate(_parts(x)) for entry in _entries(f"x[{i}]", each)]
+    if y is not None and with_labels:
+        if isinstance(y, dict):
+            raise SourceError("The targets cannot be a dict; pass an array or a tuple of arrays")
+        out += [(f"y[{i}]", None, each) for i, each in enumerate(_parts(y))]
+    if not out:
+        raise SourceError("There is no array of features in the data")
+    return out
+
+
+def _parts(values):
+    return values if isinstance(values, tuple | list) else [values]
+
+
+def _entries(name, values):
+    if isinstance(values, dict):
+        return [(name, str(key), values[key]) for key in sorted(values, key=str)]
+    return [(name, None, values)]
+
+
+def _spoken(name, key):
+    return f"'{name}'" if key is None else f"'{name}[{key!r}]'"
+
+
+def as_array(values: Any, name: str, floats: str | None, *, texts: bool = False) -> np.ndarray:
+    """Values as an array of a dtype that torch has.
+
+    Parameters
+    ----------
+    values : ndarray, tensor, pandas.Series or sequence
+    name : str
+        For messages.
+    floats : str or None
+    texts : bool
+        Whether they may be texts.
+    """
+    if hasattr(values, "detach"):  # a tensor
+        values = values.detach().cpu().numpy()
+    elif hasattr(values, "isna"):  # a Series, whose nulls may be of any kind
+        values = _from_series(values, name)
+    elif not isinstance(values, np.ndarray):
+        raise SourceError(
+            f"{name} must be a numpy array, got {type(values).__name__}; convert it with np.asarray"
+        )
+    if values.ndim == 0:
+        raise SourceError(f"{name} has no rows: it is a single value")
+    if texts and are_texts(values):
+        return text_array(values, name)
+    if values.dtype == object:
+        values = _stacked(values, name)
+        if texts and are_texts(values):
+            return text_array(values, name)
+    if 0 in values.shape[1:]:
+        raise SourceError(f"{name} holds empty arrays; leave it out")
+    kind = values.dtype.kind
+    if kind not in "biufc":
+        raise SourceError(
+            f"{name} has type {values.dtype}, which cannot become a tensor; encode it as numbers "
+            "first"
+        )
+    if kind == "f" and floats is not None:
+        return values.astype(floats, copy=False)
+    if kind == "u" and values.itemsize > 1:
+        if values.itemsize == 8 and len(values) and int(values.max()) >= 2**63:
+            raise SourceError(f"{name} holds {values.max()}, which is no int64")
+        return values.astype(_SIGNED[values.itemsize])
+    if not values.dtype.isnative:
+        return values.astype(values.dtype.newbyteorder("="))
+    return values
+
+
+def _from_series(series, name):
+    if isinstance(series.dtype, np.dtype):
+        return series.to_numpy()
+    nulls = int(series.isna().sum())
+    if nulls:
+        raise SourceError(
+            f"Column {name} holds nulls ({nulls} of {len(series)}); fill or drop them"
+        )
+    inner = getattr(series.dtype, "numpy_dtype", None)
+    return series.to_numpy(dtype=inner) if isinstance(inner, np.dtype) else series.to_numpy()
+
+
+def _stacked(cells, name):
+    """The arrays in the cells of a column, as one array."""
+    cells = cells.reshape(-1) if cells.ndim == 1 else list(cells)
+    arrays = []
+    for cell in cells:
+        if cell is None:
+            raise SourceError(f"Column {name} holds nulls; fill or drop them first")
+        if isinstance(cell, str | bytes):
+            raise SourceError(
+                f"{name} holds strings, which cannot become a tensor; encode them as numbers first"
+            )
+        arrays.append(np.asarray(cell.toArray() if hasattr(cell, "toArray") else cell))
+    shapes = list(dict.fromkeys(a.shape for a in arrays))
+    if len(shapes) > 1:
+        raise SourceError(
+            f"Column {name} holds arrays of different shapes ({shapes[0]} and {shapes[1]}); pad or "
+            "cut them to one shape first"
+        )
+    stacked = np.stack(arrays) if arrays else np.empty(0)
+    if stacked.dtype == object and not are_texts(stacked):
+        raise SourceError(f"{name} holds values of {type(cells[0]).__name__}, which are no numbers")
+    return stacked
+
+
+def grouped(columns: Sequence[Column]) -> tuple[list[Leaf], list[np.ndarray]]:
+    """Columns as the arrays of a shard: scalar ones of one dtype become one matrix."""
+    alike: dict[Any, list[Column]] = {}
+    for i, (name, key, values) in enumerate(columns):
+        scalar = values.ndim == 1 and key is None and values.dtype.kind != TEXT
+        alike.setdefault(values.dtype.name if scalar else i, []).append((name, key, values))
+    leaves, arrays = [], []
+    for members in alike.values():
+        name, key, values = members[0]
+        if len(members) > 1:
+            name, key = tuple(m[0] for m in members), None
+            values = np.stack([m[2] for m in members], axis=1)
+        leaves.append(Leaf(name, key, name_of_dtype(values), values.shape[1:]))
+        arrays.append(values)
+    return leaves, arrays

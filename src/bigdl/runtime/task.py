@@ -1,0 +1,314 @@
+"""How the engine runs a program in a task: from the task's input to its outcome.
+
+A task never raises because of what a program did.  It returns an *outcome*: ``"ok"``; ``"error"``,
+reported on the way to the driver; ``"peer"``, when another worker went away; ``"nospool"``, when
+spools expected here are gone; ``"refused"``, when the input does not accept the sizes of its
+shards; and ``"void"``, when the cluster ran this task again by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bigdl.common.errors import UsageError
+from bigdl.common.memory import freeze_modules
+from bigdl.runtime.channel import Address
+from bigdl.runtime.engine import PeerLost
+from bigdl.runtime.intake import (
+    choose_rank,
+    is_accepted,
+    read_input,
+    remove_spools,
+    reopen,
+)
+from bigdl.runtime.uplink import ChannelUplink, encode
+from bigdl.runtime.watcher import Watcher, captured
+from bigdl.runtime.worker import Worker
+
+__all__ = ["TaskSpec", "attempt_task", "describe", "execute", "task_environment"]
+
+_CAUSE_S = 1.0  # seconds that a worker whose peer went away waits for the cause to be known
+_CLEAN_UP_S = 1.0  # seconds that the clean-up after an error may hold up its report
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What every task of a job is told; the same for all attempts that read the input.
+
+    Attributes
+    ----------
+    address : Address or None
+        Of the channel, where there is one.
+    job : int
+        Number of the job; jobs of one driver are numbered upwards.
+    active_jobs : tuple of int
+        Jobs whose spools are in use.
+    world_size, threads, timeout : see Worker
+    is_local : bool
+        Whether the output of a task is that of the driver.
+    log_to_driver : bool
+    import_path : tuple of str
+        The driver's own folders of modules; used where they exist.
+    program : bytes
+        The function, pickled by cloudpickle.
+    reader, accept : callable or None
+        See :class:`~bigdl.runtime.shards.feed.Ingest`.
+    spools : tuple of dict, or None
+        Spools of an earlier attempt, by rank, to be used instead of the input.
+    options : dict, state : bytes or None
+        What the driver has to say, where there is no channel.
+    keep_spools : bool
+        Whether other attempts follow one that succeeded.
+    """
+
+    address: Address | None
+    job: int
+    active_jobs: tuple[int, ...]
+    world_size: int
+    threads: int
+    timeout: float
+    is_local: bool
+    log_to_driver: bool
+    import_path: tuple[str, ...]
+    program: bytes
+    reader: Callable | None
+    accept: Callable | None = None
+    spools: tuple[dict, ...] | None = None
+    options: dict | None = None
+    state: bytes | None = None
+    keep_spools: bool = False
+
+
+def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
+    """Run one task of a job.
+
+    Parameters
+    ----------
+    spec : TaskSpec
+    attempt : int
+        Number of the attempt that this task was started for. A task of an earlier attempt can still
+        be starting when the next one runs.
+    batches : iterator of pyarrow.RecordBatch
+        The input of this task; an empty one when the spools of an earlier attempt are used.
+    place : int
+        Number of the task. It is also its rank, unless spools are used.
+    local_dir : str
+
+    Returns
+    -------
+    tuple of (rank, outcome, detail)
+
+    Raises
+    ------
+    Unreachable
+        If there is no way to the channel, so that only the cluster can tell the driver.
+    """
+    with task_environment(spec):
+        line = spec.address.connect(attempt)
+        if line.count(f"enter/{place}", 1) > 1:
+            line.count("failed", 1)  # nobody shall wait for this task
+            return place, "void", "Spark ran this task again"
+        uplink = ChannelUplink(line)
+        with captured(spec.log_to_driver, spec.is_local) as log:
+            watcher = Watcher(spec.address.connect(attempt), place, uplink, log)
+            watcher.start()
+            try:
+                task = _Task(spec, place, local_dir, line, spec.address, uplink, watcher)
+                return task.run(batches)
+            finally:
+                watcher.stop()
+                with contextlib.suppress(Exception):
+                    line.set(f"left/{place}", "")
+
+
+@contextlib.contextmanager
+def task_environment(spec):
+    """Let the program import what the driver can; leave the reused process as it was."""
+    path, level = list(sys.path), os.environ.get("TORCH_CPP_LOG_LEVEL")
+    sys.path[:0] = [p for p in spec.import_path if p not in path and os.path.exists(p)]
+    if level is None:
+        os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # we say ourselves who went away
+        import torch  # noqa: F401 - it looks at the variable once
+    freeze_modules()
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        if level is None:
+            os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
+
+
+def attempt_task(spec: TaskSpec, place: int, local_dir: str, line, address, uplink, batches):
+    """Run the program of a task whose way to the driver is `uplink`.
+
+    Returns
+    -------
+    tuple of (rank, outcome, detail)
+    """
+    return _Task(spec, place, local_dir, line, address, uplink).run(batches)
+
+
+class _Task:
+    """One run of a program in one worker."""
+
+    def __init__(self, spec, place, local_dir, line, address, uplink, watcher=None):
+        self._spec, self._place, self._local_dir = spec, place, local_dir
+        self._line, self._uplink, self._watcher = line, uplink, watcher
+        self._host = own_address(address)
+        self._worker: Worker | None = None
+        self._take_rank(place)
+
+    def _take_rank(self, rank):
+        self._rank = rank
+        if self._watcher is not None:
+            self._watcher.rank = rank
+        who = {"rank": rank, "pid": os.getpid(), "host": self._host}
+        self._line.set_json(f"who/{self._place}", who)
+
+    def run(self, batches):
+        from bigdl.common.cpu import thread_scope
+
+        try:
+            with thread_scope(self._spec.threads):
+                outcome = self._attempt(batches)
+            return self._rank, outcome, ""
+        except BaseException as error:  # whatever user code raises is an outcome
+            if is_peer_failure(error):
+                self._await_cause()
+                return self._rank, "peer", str(error).split("\n")[0]
+            self._fail(error)
+            for _ in batches:  # Spark ends a task quietly only when its input was read
+                pass
+            return self._rank, "error", ""
+        finally:
+            self._clean_up()
+            if self._worker is not None:
+                self._worker.shards.clear()
+
+    def _clean_up(self, patience=None):
+        if self._worker is not None:
+            self._worker.clean_up(patience)
+
+    def _attempt(self, batches):
+        import cloudpickle
+
+        spec, line = self._spec, self._line
+        if spec.spools is not None:
+            for _ in batches:  # of an empty frame: Spark re-uses a process that has read its input
+                pass
+            rank = choose_rank(spec, self._place, line)
+            if rank is None:
+                return "nospool"
+            self._take_rank(rank)
+            shards = reopen(spec.spools[rank])
+        else:
+            shards = read_input(spec, batches, self._place, self._local_dir)
+            if spec.accept is not None and not is_accepted(spec, shards, self._place, line):
+                remove_spools(shards)
+                return "refused"
+            docs = {name: shard.spool.to_json() for name, shard in shards.items()}
+            line.set_json(f"spool/{self._place}", docs)
+        self._worker = Worker(
+            self._rank,
+            spec.world_size,
+            threads=spec.threads,
+            shards=shards,
+            line=line,
+            uplink=self._uplink,
+            host=self._host,
+            local_dir=self._local_dir,
+            timeout=spec.timeout,
+        )
+        result = cloudpickle.loads(spec.program)(self._worker)
+        kind, data = encode(result)
+        self._worker.clean_up()
+        self._uplink.give(self._rank, kind, data)
+        if shards and not spec.keep_spools:
+            # nobody can need them any more once all results are on their way
+            line.meet("results", spec.world_size, longest=0.5)
+            remove_spools(shards)
+        return "ok"
+
+    def _await_cause(self):
+        """Give the driver time to see what happened.
+
+        When a process was lost, Spark is about to close our connection; it is quieter to be ended
+        by the driver than by that.
+        """
+        self._clean_up(_CLEAN_UP_S)
+        end = time.monotonic() + _CAUSE_S
+        with contextlib.suppress(RuntimeError):  # it may be the line that went away
+            while time.monotonic() < end:
+                if self._line.count("failed"):  # an error ends the job, so no attempt will follow
+                    self._drop_spools()
+                    break
+                time.sleep(0.05)
+
+    def _fail(self, error):
+        """Free the peers, then report; what hangs is ended by the driver's answer."""
+        place = self._uplink.failing()
+        self._clean_up(_CLEAN_UP_S)
+        self._uplink.report({"place": place, "rank": self._rank, **describe(error)})
+        self._drop_spools()
+
+    def _drop_spools(self):
+        if self._worker is not None:
+            remove_spools(self._worker.shards)
+
+
+_TRANSPORT = "gloo/transport/"
+
+
+def is_peer_failure(error: BaseException) -> bool:
+    """Whether an exception says that another worker, or the line, went away.
+
+    A program may use ``torch.distributed`` without our GradientSync, which says it by PeerLost.
+    """
+    if isinstance(error, PeerLost) or type(error).__name__ == "DistNetworkError":
+        return True
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    return _TRANSPORT in text and "enforce fail" not in text
+
+
+def describe(error: BaseException) -> dict:
+    """An exception as a JSON-able report."""
+    from bigdl.runtime.shards.feed import SourceError
+
+    try:
+        message = str(error)
+        frames = traceback.TracebackException.from_exception(error)
+        text = "".join(_without_engine(frames).format())
+    except Exception as unprintable:
+        message = f"<{type(error).__name__} that cannot be printed: {type(unprintable).__name__}>"
+        text = "".join(traceback.format_tb(error.__traceback__)) + message
+    return {
+        "kind": type(error).__name__,
+        "usage": isinstance(error, UsageError | SourceError),
+        "message": message,
+        "traceback": text,
+    }
+
+
+def _without_engine(frames):
+    """Drop the engine's own frames from the top of a traceback."""
+    own = os.path.dirname(os.path.abspath(__file__))
+    while len(frames.stack) > 1 and frames.stack[0].filename.startswith(own):
+        frames.stack.pop(0)
+    return frames
+
+
+def own_address(address: Address) -> str:
+    """The address that this machine uses towards another one."""
+    family, _, _, _, other = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)[
+        0
+    ]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(other)
+        return probe.getsockname()[0]

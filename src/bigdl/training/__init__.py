@@ -1,0 +1,1 @@
+"""What the fits of all frameworks share: position, checkpoints, triggers, failures, figures."""

@@ -1,0 +1,305 @@
+"""Checkpoints: everything that a run needs to go on as if it had never stopped.
+
+A :class:`Snapshot` is a manifest (JSON) and a few files (bytes).  It is written by rank 0 in a
+:class:`CheckpointDirectory` on any fsspec URL, or travels over the channel to the driver.  A
+directory holds one folder per run and in it one folder per checkpoint::
+
+    <model_dir>/run-20261121T070000.123456-1f2e3d/checkpoint-000002-00000150/
+        manifest.json     position, seed, history, size and checksum of the files
+        model.pt  optimizer.pt  scheduler.pt  rng.pt
+
+The numbers are the finished epochs and the finished steps of the epoch after them.
+A checkpoint is written aside and renamed; on stores without a rename the manifest is written last.
+Without its manifest a checkpoint does not exist.  The files load with
+``torch.load(..., weights_only=True)``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import posixpath
+import re
+import secrets
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bigdl.common.errors import UsageError, require
+from bigdl.training.position import Position
+
+__all__ = [
+    "CheckpointDirectory",
+    "Snapshot",
+    "checkpoint_name",
+    "file_exists",
+    "find_checkpoint",
+    "read_bytes",
+    "read_checkpoint",
+    "remove_file",
+    "write_bytes",
+]
+
+logger = logging.getLogger("bigdl.orca")
+
+FORMAT = 1
+_MANIFEST = "manifest.json"
+_NAME = re.compile(r"checkpoint-\d{6,}-\d{8,}")
+
+
+@dataclass
+class Snapshot:
+    """The state of a run at one point.
+
+    Attributes
+    ----------
+    manifest : dict
+        JSON-able: the fields of :class:`~bigdl.training.position.Position`, ``seed``, and what
+        the batches depend on.
+    files : dict of str to bytes
+    """
+
+    manifest: dict
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def position(self) -> Position:
+        return Position.of(self.manifest)
+
+    def pack(self) -> tuple[dict, bytes]:
+        """As one message: a JSON-able description and one blob."""
+        sizes = {name: len(data) for name, data in self.files.items()}
+        return {"manifest": self.manifest, "sizes": sizes}, b"".join(self.files.values())
+
+    @classmethod
+    def unpack(cls, doc: dict, blob: bytes) -> Snapshot:
+        files, start = {}, 0
+        for name, size in doc["sizes"].items():
+            files[name] = blob[start : start + size]
+            start += size
+        return cls(doc["manifest"], files)
+
+
+class CheckpointDirectory:
+    """The checkpoints of one run.
+
+    Parameters
+    ----------
+    url : str
+        Folder of the run; a local path or any fsspec URL.
+    keep : int
+        How many of the newest checkpoints stay.
+    """
+
+    def __init__(self, url: str, keep: int = 2):
+        self._fs, self._root = _open(url)
+        # a relative path would be another one where a worker has another working directory
+        self.url = self._root if "file" in _protocols(self._fs) else url.rstrip("/")
+        self.keep = keep
+
+    @classmethod
+    def create(cls, model_dir: str, keep: int = 2) -> CheckpointDirectory:
+        """A new run's folder below `model_dir`."""
+        now = time.time()
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)) + f"{now % 1:.6f}"[1:]
+        name = f"run-{stamp}-{secrets.token_hex(3)}"
+        directory = cls(f"{model_dir.rstrip('/')}/{name}", keep)
+        try:
+            directory._fs.makedirs(directory._root, exist_ok=True)
+            directory._fs.pipe_file(f"{directory._root}/.probe", name.encode())
+        except Exception as error:
+            raise UsageError(
+                f"model_dir {model_dir!r} cannot be written ({error}); pass a folder that the "
+                "driver and all workers can write"
+            ) from error
+        return directory
+
+    @classmethod
+    def latest_run(cls, model_dir: str, keep: int = 2) -> CheckpointDirectory | None:
+        """The newest run below `model_dir` that has a complete checkpoint, or None."""
+        fs, root = _open(model_dir)
+        if not fs.exists(root):
+            return None
+        names = sorted(posixpath.basename(p.rstrip("/")) for p in fs.ls(root, detail=False))
+        for name in reversed([n for n in names if n.startswith("run-")]):
+            directory = cls(f"{model_dir.rstrip('/')}/{name}", keep)
+            if directory.names():
+                return directory
+        return None
+
+    def is_shared(self) -> bool:
+        """Whether this machine sees what the driver created."""
+        return self._fs.exists(f"{self._root}/.probe")
+
+    def names(self) -> list[str]:
+        """Complete checkpoints, oldest first."""
+        return sorted(
+            name
+            for name in self._listed()
+            if _NAME.fullmatch(name) and self._fs.exists(f"{self._root}/{name}/{_MANIFEST}")
+        )
+
+    def newest(self) -> str:
+        """Name of the newest complete checkpoint, or an empty string."""
+        return (self.names() or [""])[-1]
+
+    def _listed(self):
+        self._fs.invalidate_cache(self._root)
+        if not self._fs.exists(self._root):
+            return []
+        return [posixpath.basename(p.rstrip("/")) for p in self._fs.ls(self._root, detail=False)]
+
+    def write(self, snapshot: Snapshot) -> str:
+        """Write a checkpoint and remove the oldest ones; returns its name."""
+        manifest = dict(snapshot.manifest, format=FORMAT, saved_at=time.time())
+        manifest["files"] = {
+            name: {"size": len(data), "crc32": zlib.crc32(data)}
+            for name, data in snapshot.files.items()
+        }
+        name = checkpoint_name(snapshot)
+        final = f"{self._root}/{name}"
+        local = "file" in _protocols(self._fs)
+        aside = f"{self._root}/.{name}-{secrets.token_hex(4)}" if local else final
+        if self._fs.exists(final):  # an attempt that was repeated from an earlier point
+            self._fs.rm(final, recursive=True)
+        self._fs.makedirs(aside, exist_ok=True)
+        for file, data in snapshot.files.items():
+            self._fs.pipe_file(f"{aside}/{file}", data)
+        self._fs.pipe_file(f"{aside}/{_MANIFEST}", json.dumps(manifest).encode())
+        if local:
+            self._fs.mv(aside, final, recursive=True)
+        unfinished = [n for n in self._listed() if n.startswith(".checkpoint-")]  # of a dead writer
+        for old in [*unfinished, *self.names()[: -self.keep]]:
+            self._fs.rm(f"{self._root}/{old}", recursive=True)
+        return name
+
+    def read(self, name: str) -> Snapshot:
+        """Read and verify a checkpoint.
+
+        Raises
+        ------
+        UsageError
+            If it is damaged or of another format.
+        """
+        where = f"{self._root}/{name}"
+        try:
+            manifest = json.loads(self._fs.cat_file(f"{where}/{_MANIFEST}"))
+            if manifest.get("format") != FORMAT:
+                raise ValueError(f"format {manifest.get('format')!r} is not {FORMAT}")
+            files = {}
+            for file, known in manifest["files"].items():
+                data = self._fs.cat_file(f"{where}/{file}")
+                if len(data) != known["size"] or zlib.crc32(data) != known["crc32"]:
+                    raise ValueError(f"{file} is damaged")
+                files[file] = data
+        except (OSError, ValueError, KeyError) as error:
+            raise UsageError(f"The checkpoint {self.url}/{name} cannot be read: {error}") from error
+        return Snapshot(manifest, files)
+
+    def position(self, name: str) -> Position:
+        """Where a checkpoint was taken, without reading its files."""
+        try:
+            return Position.of(json.loads(self._fs.cat_file(f"{self._root}/{name}/{_MANIFEST}")))
+        except (OSError, ValueError, TypeError) as error:
+            raise UsageError(f"The checkpoint {self.url}/{name} cannot be read: {error}") from error
+
+    def latest(self, warn: Callable[[str], None] = logger.warning) -> tuple[str, Snapshot] | None:
+        """The newest checkpoint that can be read; damaged ones are skipped with a warning."""
+        for name in reversed(self.names()):
+            try:
+                return name, self.read(name)
+            except UsageError as error:
+                warn(f"{error}; the one before is used")
+        return None
+
+
+def checkpoint_name(snapshot: Snapshot) -> str:
+    """The name of a snapshot's checkpoint; names sort by position."""
+    return f"checkpoint-{snapshot.manifest['epoch']:06d}-{snapshot.manifest['step']:08d}"
+
+
+def read_checkpoint(path: str) -> Snapshot | None:
+    """The checkpoint in the folder `path`, or None if `path` is not one."""
+    parent, name = posixpath.split(path.rstrip("/"))
+    if not _NAME.fullmatch(name):
+        return None
+    return CheckpointDirectory(parent).read(name)
+
+
+def find_checkpoint(path: str, version: int | None = None) -> Snapshot:
+    """A checkpoint below a ``model_dir`` or a run's folder.
+
+    Parameters
+    ----------
+    path : str
+    version : int, optional
+        Optimizer steps after which it was taken; default the newest that can be read.
+    """
+    run = CheckpointDirectory(path)
+    if not run.names():
+        run = CheckpointDirectory.latest_run(path)
+    if version is None:
+        found = None if run is None else run.latest()
+        if found is None:
+            raise UsageError(f"There is no checkpoint below {path!r}; pass a model_dir")
+        return found[1]
+    there = {} if run is None else {run.position(name).global_step: name for name in run.names()}
+    if version not in there:
+        raise UsageError(
+            f"There is no checkpoint of version {version!r} below {path!r}; the versions there are "
+            f"{sorted(there)}"
+        )
+    return run.read(there[version])
+
+
+def _open(url):
+    fsspec = require("fsspec", "orca")
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"The location {url!r} cannot be opened: {error}") from error
+    return fs, path.rstrip("/")
+
+
+def _protocols(fs):
+    return (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+
+
+def read_bytes(url: str) -> bytes:
+    """The content of a file on any fsspec URL, or a UsageError that names it."""
+    fs, path = _open(url)
+    try:
+        return fs.cat_file(path)
+    except OSError as error:
+        raise UsageError(f"The file {url!r} cannot be read: {error}") from error
+
+
+def write_bytes(url: str, data: bytes) -> None:
+    """Write a file on any fsspec URL; a local one is written aside and renamed."""
+    fs, path = _open(url)
+    try:
+        parent = posixpath.dirname(path)
+        if parent:
+            fs.makedirs(parent, exist_ok=True)
+        if "file" in _protocols(fs):
+            aside = f"{path}.{secrets.token_hex(4)}"
+            fs.pipe_file(aside, data)
+            fs.mv(aside, path)
+        else:
+            fs.pipe_file(path, data)
+    except OSError as error:
+        raise UsageError(f"The file {url!r} cannot be written: {error}") from error
+
+
+def file_exists(url: str) -> bool:
+    """Whether a file is there, on any fsspec URL."""
+    fs, path = _open(url)
+    return fs.isfile(path)
+
+
+def remove_file(url: str) -> None:
+    """Remove a file on any fsspec URL, if it is there."""
+    fs, path = _open(url)
+    if fs.isfile(path):
+        fs.rm_file(path)
