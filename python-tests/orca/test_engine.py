@@ -91,7 +91,7 @@ def no_jobs(orca_spark):
 
 @pytest.mark.parametrize("num_workers", [0, -1, 1.5, "2", True])
 def test_bad_number_of_workers(engine, no_jobs, num_workers):
-    expected = r"^num_workers should be an integer of at least 1, got "
+    expected = r"^num_workers should be a positive integer, got "
     with pytest.raises(UsageError, match=expected):
         engine.run(lambda worker: 0, num_workers=num_workers)
 

@@ -179,9 +179,9 @@ def test_what_workers_print_arrives_once(engine, capsys):
     ("options", "fn", "workers", "message"),
     [
         ({}, rank_of, 3, r"^3 workers were asked for but the cluster can run 2 tasks at once; ask"),
-        ({}, rank_of, 0, "^num_workers should be an integer of at least 1, got 0"),
-        ({}, rank_of, 1.5, "^num_workers should be an integer of at least 1, got 1.5"),
-        ({}, rank_of, True, "^num_workers should be an integer of at least 1, got True"),
+        ({}, rank_of, 0, "^num_workers should be a positive integer, got 0"),
+        ({}, rank_of, 1.5, "^num_workers should be a positive integer, got 1.5"),
+        ({}, rank_of, True, "^num_workers should be a positive integer, got True"),
         ({}, "program", 1, "^fn should be a function of a worker, got str"),
         ({"workers_per_node": 0}, rank_of, 1, "^workers_per_node should be an integer of at leas"),
         ({"timeout": 0}, rank_of, 1, "^timeout should be a positive number of seconds, got 0"),

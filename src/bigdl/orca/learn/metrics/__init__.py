@@ -14,20 +14,23 @@ torchmetrics have no notion of weights and are refused there.
 Importing this package does not import torch.
 """
 
-from bigdl.orca.learn.metrics.adapters import CustomizedMetric
-from bigdl.orca.learn.metrics.base import Metric
-from bigdl.orca.learn.metrics.confusion import F1Score, Precision, Recall
-from bigdl.orca.learn.metrics.curves import AUC, ROC, PrecisionRecallCurve
-from bigdl.orca.learn.metrics.means import (
+from bigdl.orca.learn.metrics.metric import CustomizedMetric, Metric
+from bigdl.orca.learn.metrics.named import (
+    AUC,
     MAE,
     MSE,
+    ROC,
     Accuracy,
     BinaryAccuracy,
     BinaryCrossEntropy,
     CategoricalAccuracy,
     CategoricalCrossEntropy,
+    F1Score,
     KLDivergence,
     Poisson,
+    Precision,
+    PrecisionRecallCurve,
+    Recall,
     SparseCategoricalAccuracy,
     SparseCategoricalCrossEntropy,
     Top5Accuracy,

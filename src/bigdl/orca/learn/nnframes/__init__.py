@@ -6,8 +6,8 @@ They work in a ``Pipeline``, in a ``CrossValidator`` and with Spark's evaluators
 :class:`bigdl.orca.learn.pytorch.Estimator`, exactly for any number of workers.
 """
 
-from bigdl.orca.learn.nnframes.classifier import NNClassifier, NNClassifierModel
 from bigdl.orca.learn.nnframes.image_reader import NNImageReader
+from bigdl.orca.learn.nnframes.params import TrainSummary, ValidationSummary
 from bigdl.orca.learn.nnframes.preprocessing import (
     ArrayToTensor,
     ChainedPreprocessing,
@@ -18,9 +18,13 @@ from bigdl.orca.learn.nnframes.preprocessing import (
     SeqToMultipleTensors,
     SeqToTensor,
 )
-from bigdl.orca.learn.nnframes.stages import NNEstimator, NNModel
-from bigdl.orca.learn.nnframes.storage import trusted_loading
-from bigdl.orca.learn.nnframes.summary import TrainSummary, ValidationSummary
+from bigdl.orca.learn.nnframes.stages import (
+    NNClassifier,
+    NNClassifierModel,
+    NNEstimator,
+    NNModel,
+    trusted_loading,
+)
 
 __all__ = [
     "ArrayToTensor",

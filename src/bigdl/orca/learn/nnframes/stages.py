@@ -1,23 +1,231 @@
-"""NNEstimator and NNModel: a PyTorch model as a stage of a Spark ML pipeline."""
+"""The stages: estimators of Spark ML whose models predict rows, for values and for classes."""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import hashlib
 import logging
 import re
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from pyspark.ml import Estimator, Model
-from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.ml.util import (
+    DefaultParamsReader,
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)
+from torch import nn
 
 from bigdl.common.errors import UsageError, WorkerError
-from bigdl.orca.learn.nnframes.optimizers import IterationDecay, optimizer_of
-from bigdl.orca.learn.nnframes.params import ModelParams, TrainingParams
+from bigdl.orca.learn.nnframes.params import (
+    ClassifierParams,
+    IterationDecay,
+    ModelParams,
+    TrainingOptions,
+    TrainingParams,
+    optimizer_of,
+)
 from bigdl.orca.learn.nnframes.preprocessing import ScalarToTensor, as_preprocessing
-from bigdl.orca.learn.nnframes.storage import StageReader, StageWriter
-from bigdl.orca.learn.nnframes.training import TrainingOptions
+from bigdl.orca.learn.pytorch.callbacks.base import Callback
 from bigdl.training.trigger import MaxEpoch, MaxIteration
 
-__all__ = ["NNEstimator", "NNModel"]
+__all__ = [
+    "ClassHead",
+    "NNClassifier",
+    "NNClassifierModel",
+    "NNEstimator",
+    "NNModel",
+    "Prepared",
+    "PreparedCreator",
+    "PreparedLabels",
+    "StageReader",
+    "StageWriter",
+    "trusted_loading",
+]
+
+
+class Prepared(nn.Module):
+    """A model that takes the features column as it is.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    preprocessing : Preprocessing
+    """
+
+    def __init__(self, model: nn.Module, preprocessing):
+        super().__init__()
+        self.model = model
+        self.preprocessing = preprocessing
+
+    def forward(self, rows):
+        made = self.preprocessing.batch(rows)
+        return self.model(*made) if isinstance(made, tuple) else self.model(made)
+
+
+class PreparedCreator:
+    """A creator of :class:`Prepared` from a creator of the model."""
+
+    def __init__(self, creator, preprocessing):
+        self.creator, self.preprocessing = creator, preprocessing
+
+    def __call__(self, config):
+        model = self.creator(config)
+        if not isinstance(model, nn.Module):
+            raise UsageError(
+                f"The model creator must return an nn.Module, it returned {type(model).__name__}"
+            )
+        return Prepared(model, self.preprocessing)
+
+
+class PreparedLabels(Callback):
+    """Labels go through their preprocessing before the loss and the metrics see them."""
+
+    def __init__(self, preprocessing):
+        self.preprocessing = preprocessing
+
+    def before_iter(self, runner):
+        if runner.batch is not None:
+            *features, target = runner.batch
+            runner.batch = [*features, self.preprocessing.batch(target)]
+
+
+class ClassHead(nn.Module):
+    """The class that a classifier's outputs stand for.
+
+    One output is the probability of the second class (or its logit), several are scores.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    threshold : float
+        Probability above which a single output means the second class.
+    logits : bool
+        Whether a single output is a logit.
+    first : int
+        Number of the first class of several.
+    raw : bool
+        Give the scores of the classes too, before the class.
+    """
+
+    def __init__(self, model, *, threshold: float, logits: bool, first: int, raw: bool):
+        super().__init__()
+        self.model = model
+        self.threshold, self.logits, self.first, self.raw = threshold, logits, first, raw
+
+    def forward(self, *inputs):
+        scores = self.model(*inputs)
+        if not isinstance(scores, torch.Tensor):
+            raise UsageError(
+                "A classifier must return one tensor of scores, it returned "
+                f"{type(scores).__name__}"
+            )
+        scores = scores.reshape(len(scores), -1)
+        if scores.shape[1] == 1:
+            score = scores[:, 0]
+            probability = torch.sigmoid(score) if self.logits else score
+            chosen = (probability > self.threshold).float()
+            scores = torch.stack([-score if self.logits else 1 - score, score], dim=1)
+        else:
+            chosen = (scores.argmax(dim=1) + self.first).float()
+        return (scores, chosen) if self.raw else chosen
+
+
+_PIECE = 16 << 20
+_own: set[str] = set()  # digests of the pickles that this process wrote
+_trusts = contextvars.ContextVar("trusts", default=False)
+
+
+@contextlib.contextmanager
+def trusted_loading() -> Iterator[None]:
+    """A context in which saved stages load whoever wrote them.
+
+    For ``PipelineModel.load`` and its like, which have no ``trust=``: loading a model that somebody
+    saved runs that person's code.
+    """
+    token = _trusts.set(True)
+    try:
+        yield
+    finally:
+        _trusts.reset(token)
+
+
+class StageWriter(MLWriter):
+    """Writes a stage whose ``_files()`` gives the content of its files by name."""
+
+    def __init__(self, stage):
+        super().__init__()
+        self._stage = stage
+
+    def saveImpl(self, path: str) -> None:
+        import pyarrow as pa
+
+        files = self._stage._files()
+        DefaultParamsWriter.saveMetadata(self._stage, path, self.sparkSession)
+        rows = [
+            {"name": name, "number": number, "piece": data[start : start + _PIECE]}
+            for name, data in files.items()
+            for number, start in enumerate(range(0, max(1, len(data)), _PIECE))
+        ]
+        schema = pa.schema([("name", pa.string()), ("number", pa.int32()), ("piece", pa.binary())])
+        frame = self.sparkSession.createDataFrame(pa.Table.from_pylist(rows, schema))
+        frame.coalesce(1).write.parquet(f"{path}/torch")
+        _own.update(_digest(data) for name, data in files.items() if name.endswith(".pkl"))
+
+
+class StageReader(MLReader):
+    """Reads a stage; its class makes itself of the files with ``_from_files``."""
+
+    def __init__(self, cls, trust: bool = False):
+        super().__init__()
+        self._cls = cls
+        self._trust = trust
+
+    def load(self, path: str):
+        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+        expected = f"{self._cls.__module__}.{self._cls.__name__}"
+        if metadata["class"] != expected:
+            raise UsageError(
+                f"{path!r} holds a {metadata['class']}, not a {self._cls.__name__}; load it with "
+                "its own class"
+            )
+        stage = self._cls._from_files(self._files(path), lambda data: self._loaded(path, data))
+        stage._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(stage, metadata)
+        return stage
+
+    def _files(self, path) -> dict[str, bytes]:
+        pieces: dict[str, list] = {}
+        frame = self.sparkSession.read.parquet(f"{path}/torch").orderBy("name", "number")
+        for row in frame.collect():
+            pieces.setdefault(row["name"], []).append(bytes(row["piece"]))
+        return {name: b"".join(found) for name, found in pieces.items()}
+
+    def _loaded(self, path, data) -> Any:
+        """What a pickle of the folder holds, if it may be read."""
+        import cloudpickle
+
+        if not (self._trust or _trusts.get() or _digest(data) in _own):
+            raise UsageError(
+                f"{path!r} holds a pickled model, and loading it can run any code; if you know "
+                "where it comes from, pass trust=True, or load a pipeline inside "
+                "`with trusted_loading():`"
+            )
+        try:
+            return cloudpickle.loads(data)
+        except Exception as error:  # whatever the code in it raises
+            raise UsageError(f"The model in {path!r} cannot be loaded: {error}") from error
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -206,8 +414,6 @@ class NNEstimator(Estimator, TrainingParams, TrainingOptions, _Storable):
         arguments: dict[str, Any] = self._goal()
         callbacks = arguments.pop("callbacks", [])
         if self._label_preprocessing is not None:
-            from bigdl.orca.learn.nnframes.modules import PreparedLabels
-
             callbacks.append(PreparedLabels(self._label_preprocessing))
         if self.isDefined(self.seed):
             arguments["seed"] = self.getSeed()
@@ -333,8 +539,6 @@ def prepared(model: Any, preprocessing: Any) -> Any:
     """A model, or its creator, behind a preprocessing of its inputs."""
     import torch
 
-    from bigdl.orca.learn.nnframes.modules import Prepared, PreparedCreator
-
     if preprocessing is None:
         return model
     wrap = Prepared if isinstance(model, torch.nn.Module) else PreparedCreator
@@ -385,3 +589,122 @@ def _pickled(parts) -> bytes:
 
 def _quoted(name: str) -> str:
     return "`" + re.sub("`", "``", name) + "`"
+
+
+class NNClassifierModel(NNModel, ClassifierParams):
+    """A Transformer that adds the class that a PyTorch model chooses, as a double.
+
+    A model of one output gives the probability of class 1 and is compared to ``threshold``; of
+    several outputs the greatest one is the class, counted from 0 (or from 1, see
+    :meth:`setZeroBasedLabel`).
+
+    Parameters
+    ----------
+    model : torch.nn.Module or callable
+    feature_preprocessing : Preprocessing, callable, list of int or list of lists, optional
+    logits : bool
+        Whether a single output is a logit, as ``BCEWithLogitsLoss`` trains it, rather than a
+        probability.
+    """
+
+    def __init__(self, model: Any, feature_preprocessing: Any = None, *, logits: bool = False):
+        super().__init__(model, feature_preprocessing)
+        self._setDefault(threshold=0.5, zeroBasedLabel=True)
+        self._logits = logits
+
+    def _output_columns(self):
+        raw = [self.getRawPredictionCol()] if self._has_raw else []
+        return [*raw, self.getPredictionCol()]
+
+    def _head_key(self):
+        return self.getThreshold(), self.isZeroBasedLabel(), self._has_raw, self._logits
+
+    def _head(self, module):
+
+        return ClassHead(
+            module,
+            threshold=self.getThreshold(),
+            logits=self._logits,
+            first=0 if self.isZeroBasedLabel() else 1,
+            raw=self._has_raw,
+        )
+
+    def _files(self):
+        return {**super()._files(), "logits": b"1" if self._logits else b"0"}
+
+    @classmethod
+    def _from_files(cls, files, unpickled):
+        stage = super()._from_files(files, unpickled)
+        stage._logits = files["logits"] == b"1"
+        return stage
+
+
+class NNClassifier(NNEstimator, ClassifierParams):
+    """An Estimator that trains a PyTorch model to choose a class.
+
+    Labels are numbers from 0 to k - 1, as Spark ML's StringIndexer makes them; programs for BigDL
+    2.x whose labels start at 1 call ``setZeroBasedLabel(False)``.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or callable
+    criterion : torch.nn.Module or callable
+        ``CrossEntropyLoss`` or ``NLLLoss`` for a model of k outputs, ``BCELoss`` or
+        ``BCEWithLogitsLoss`` for one output.
+    feature_preprocessing : Preprocessing, callable, list of int or list of lists, optional
+    zero_based_label : bool
+        Whether the first of several classes is 0 or 1.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        criterion: Any,
+        feature_preprocessing: Any = None,
+        *,
+        zero_based_label: bool = True,
+    ):
+        super().__init__(model, criterion, feature_preprocessing)
+        self._setDefault(threshold=0.5, zeroBasedLabel=True)
+        if not zero_based_label:
+            self.setZeroBasedLabel(False)
+
+    def _labelled(self, dataset):
+        from pyspark.sql import functions as F
+
+        name = self.getLabelCol()
+        if self.isZeroBasedLabel() or name not in dataset.columns or self._is_binary:
+            return dataset
+        return dataset.withColumn(name, F.col(_quoted(name)) - 1)
+
+    @property
+    def _is_binary(self) -> bool:
+        """Whether the loss takes one output, whose classes are 0 and 1 in any counting."""
+        from torch import nn
+
+        return isinstance(self._criterion, nn.BCELoss | nn.BCEWithLogitsLoss)
+
+    def _explained(self, error: WorkerError) -> Exception:
+        if "out of bounds" not in error.traceback or "Target" not in error.traceback:
+            return error
+        first = 0 if self.isZeroBasedLabel() else 1
+        advice = "if they start at 1, call setZeroBasedLabel(False)"
+        if first:
+            advice = "if they start at 0, call setZeroBasedLabel(True)"
+        return UsageError(
+            f"A label in column '{self.getLabelCol()}' is no class of the model, which counts "
+            f"them from {first} to its number of outputs{' - 1' if not first else ''}; {advice}"
+        )
+
+    def _new_model(self, module):
+        from torch import nn
+
+        logits = isinstance(self._criterion, nn.BCEWithLogitsLoss)
+        return NNClassifierModel(module, self._preprocessing, logits=logits)
+
+    @classmethod
+    def _from_files(cls, files, unpickled):
+        parts = unpickled(files["parts.pkl"])
+        stage = cls(parts["model"], parts["criterion"], parts["preprocessing"])
+        stage._label_preprocessing, stage._options = parts["label_preprocessing"], parts["options"]
+        return stage

@@ -27,6 +27,7 @@ __all__ = [
     "checked_arrays",
     "opened",
     "predict_any",
+    "predict_ray",
     "predictor",
     "rows_of_columns",
     "threads_of_task",
@@ -66,8 +67,6 @@ def predict_any(
         )
     is_tensors = type(data).__module__.startswith("torch")
     if kind in ON_RAY:
-        from bigdl.orca.learn.prediction.ray import predict_ray
-
         return predict_ray(data, kind, shipped, config, feature_cols, batch_size, output_cols)
     if kind not in ("SparkXShards", "array") or is_tensors:
         raise UsageError(
@@ -272,3 +271,43 @@ def _cells(value):
     if isinstance(value, list):
         return [list(row) for row in zip(*value, strict=True)]
     return value if value.ndim == 1 else list(value)
+
+
+def predict_ray(
+    data,
+    kind: str,
+    shipped,
+    config: dict,
+    feature_cols: Sequence[str],
+    batch_size: int,
+    output_cols: Sequence[str] | None,
+):
+    """Predictions in the form of the input.
+
+    Parameters
+    ----------
+    data : RayXShards or ray.data.Dataset
+    kind : str
+        Of :data:`bigdl.orca.data.feeds.ON_RAY`.
+    shipped, config, feature_cols, batch_size, output_cols
+        See :func:`~bigdl.orca.learn.prediction.dataframe.predict_dataframe`.
+
+    Returns
+    -------
+    RayXShards, computed in the background, or a lazy ray.data.Dataset
+        Of the same rows in the same order.
+    """
+    predict = predictor(shipped, config, feature_cols, batch_size, output_cols, threads=1)
+    if kind == "RayXShards":
+        return data.map_partitions(lambda partition: list(predict(partition)))
+    if not feature_cols:
+        raise UsageError(
+            "feature_cols is required for a Ray Dataset; pass the names of the columns that the "
+            "model takes"
+        )
+
+    def predict_block(block):
+        (found,) = predict([block])
+        return found
+
+    return data.map_batches(predict_block, batch_format="pandas", batch_size=None)

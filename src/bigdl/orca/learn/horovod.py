@@ -1,4 +1,4 @@
-"""A function on actors of Ray that form a job of Horovod."""
+"""Programs of Horovod on Ray, under the name of BigDL 2.x."""
 
 from __future__ import annotations
 

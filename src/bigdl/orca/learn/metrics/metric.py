@@ -1,23 +1,119 @@
-"""Metrics that come from elsewhere: a function of the user, a ``torchmetrics`` object."""
+"""A metric as the user gives it to an Estimator: one of ours, of torchmetrics, or a function."""
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.metrics.base import Metric
-from bigdl.orca.learn.metrics.inputs import batch_to_cpu, row_count
-from bigdl.orca.learn.metrics.state import TensorMetric, TorchMetric, check_keys
+from bigdl.orca.learn.metrics.state import (
+    TensorMetric,
+    TorchMetric,
+    batch_to_cpu,
+    check_keys,
+    row_count,
+)
 
 if TYPE_CHECKING:
     import torch
 
     from bigdl.orca.learn.metrics.state import Reduction
 
-__all__ = ["CustomizedMetric", "TorchmetricsMetric", "is_torchmetrics"]
+__all__ = ["METRICS_BY_NAME", "CustomizedMetric", "Metric"]
+
+
+class Metric(ABC):
+    """A metric by name and parameters; it holds no data.
+
+    The Estimator keeps it on the driver, sends it to the workers, and calls :meth:`get_metric`
+    once per evaluation and worker.  A subclass stores its parameters in the constructor and
+    implements :meth:`_torch_metric`.
+    """
+
+    def get_name(self) -> str:
+        """Return the name under which the figure is reported."""
+        return type(self).__name__
+
+    def get_metric(self, backend: str | None = None) -> TorchMetric:
+        """Make a fresh state for one evaluation.
+
+        Parameters
+        ----------
+        backend : {None, "pytorch"}
+            The framework whose tensors will be fed.
+
+        Returns
+        -------
+        TorchMetric
+
+        Raises
+        ------
+        UsageError
+            If `backend` is another one.
+        """
+        if backend not in (None, "pytorch"):
+            raise UsageError(
+                f'{self.get_name()} exists for the backend "pytorch", but {backend!r} was asked for'
+            )
+        return self._torch_metric()
+
+    @abstractmethod
+    def _torch_metric(self) -> TorchMetric:
+        """Make the torch state; called on every worker."""
+
+    @staticmethod
+    def convert_metrics_list(metrics: Any, backend: str | None = None) -> list[TorchMetric]:
+        """Make fresh states from whatever a user may pass as ``metrics=``.
+
+        Parameters
+        ----------
+        metrics : object, sequence of object, or None
+            Each object is a :class:`Metric`, the name of one (``"accuracy"``, ``"mse"``, ...;
+            case and underscores do not matter), a ``torchmetrics.Metric`` instance (copied, never
+            touched), a function ``fn(preds, targets)`` (see :class:`CustomizedMetric`), or an
+            object that follows the contract of :class:`TorchMetric`.
+        backend : {None, "pytorch"}
+            The framework whose tensors will be fed.
+
+        Returns
+        -------
+        list of TorchMetric
+            In the order metric; names are unique, also when case is ignored (a second
+            ``Precision`` becomes ``Precision_2``).
+
+        Raises
+        ------
+        UsageError
+            If an object is none of these, or its state cannot be merged across workers.
+        """
+
+        return _convert_metrics(metrics, backend)
+
+    @staticmethod
+    def convert_metrics_dict(metrics: Any, backend: str | None = None) -> dict[str, TorchMetric]:
+        """Do as :meth:`convert_metrics_list`, keyed by name.
+
+        Parameters
+        ----------
+        metrics : object, sequence of object, or None
+            See :meth:`convert_metrics_list`.
+        backend : {None, "pytorch"}
+            The framework whose tensors will be fed.
+
+        Returns
+        -------
+        dict of str to TorchMetric
+
+        Raises
+        ------
+        UsageError
+            As :meth:`convert_metrics_list`.
+        """
+        return {metric.name: metric for metric in Metric.convert_metrics_list(metrics, backend)}
 
 
 class CustomizedMetric(Metric):
@@ -261,3 +357,84 @@ def _unpack(flat: torch.Tensor, shapes: torch.Tensor) -> list[torch.Tensor]:
         entries.append(flat[start:stop].clone().reshape(shape))
         start = stop
     return entries
+
+
+METRICS_BY_NAME: dict[str, type[Metric]] = {}
+"""Classes by their names in lower case; the modules that define metrics add theirs."""
+_ALIASES = {
+    "acc": "accuracy",
+    "auroc": "auc",
+    "f1": "f1score",
+    "meanabsoluteerror": "mae",
+    "meansquarederror": "mse",
+}
+_CONTRACT = ("__call__", "compute", "reset", "state", "load_state", "merge", "reductions")
+
+
+def _convert_metrics(metrics: Any, backend: str | None) -> list[TorchMetric]:
+    """Do the work of :meth:`Metric.convert_metrics_list`."""
+    if metrics is None:
+        metrics = []
+    elif not isinstance(metrics, list | tuple):
+        metrics = [metrics]
+    states = [_to_state(metric, backend) for metric in metrics]
+    taken: set[str] = set()
+    for state in states:
+        state.name = _unused(state.name, taken)
+        taken.add(state.name.lower())
+    return states
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    candidate, number = name, 1
+    while candidate.lower() in taken:  # fit reports val_<name in lower case>
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate
+
+
+def _to_state(metric: Any, backend: str | None) -> TorchMetric:
+    if _follows_contract(metric):
+        state = copy.deepcopy(metric)
+        state.reset()
+        state.name = getattr(metric, "name", type(metric).__name__)
+        return state
+    return _to_metric(metric).get_metric(backend)
+
+
+def _follows_contract(metric: Any) -> bool:
+    if isinstance(metric, type) or is_torchmetrics(metric):
+        return False
+    return all(hasattr(metric, attribute) for attribute in _CONTRACT)
+
+
+def _to_metric(metric: Any) -> Metric:
+    if isinstance(metric, Metric):
+        return metric
+    if isinstance(metric, str):
+        return _by_name(metric)
+    if isinstance(metric, type):
+        raise UsageError(f"{metric.__name__} is a class; as a metric pass an instance of it")
+    if is_torchmetrics(metric):
+        return TorchmetricsMetric(metric)
+    if callable(metric) and not hasattr(metric, "compute"):
+        return CustomizedMetric(metric)
+    if callable(metric):
+        raise UsageError(
+            f"{type(metric).__name__} has a compute() but no state that can be merged across "
+            "workers; pass an Orca Metric, a torchmetrics.Metric or a function fn(preds, targets), "
+            "or give it the methods of bigdl.orca.learn.metrics.TorchMetric"
+        )
+    raise UsageError(
+        f"a metric is expected to be an Orca Metric, the name of one, a torchmetrics.Metric or a "
+        f"function fn(preds, targets), got {metric!r} ({type(metric).__name__})"
+    )
+
+
+def _by_name(name: str) -> Metric:
+    key = name.lower().replace("_", "").replace("-", "").replace(" ", "")
+    key = _ALIASES.get(key, key)
+    if key not in METRICS_BY_NAME:
+        known = ", ".join(sorted(cls.__name__ for cls in METRICS_BY_NAME.values()))
+        raise UsageError(f"there is no metric of the name {name!r}; known names are: {known}")
+    return METRICS_BY_NAME[key]()

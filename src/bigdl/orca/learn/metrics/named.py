@@ -1,0 +1,571 @@
+"""The metrics by name: means of terms, figures from counts per class, and curves."""
+
+from __future__ import annotations
+
+import numbers
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.learn.metrics.metric import METRICS_BY_NAME, Metric
+from bigdl.orca.learn.metrics.state import (
+    TensorMetric,
+    TorchMetric,
+    binary_scores,
+    class_scores,
+    cpu_tensors,
+    labels_below,
+    row_weights,
+    same_shape,
+    several_labels,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from bigdl.orca.learn.metrics.state import Reduction
+
+__all__ = [
+    "AUC",
+    "MAE",
+    "MSE",
+    "ROC",
+    "Accuracy",
+    "BinaryAccuracy",
+    "BinaryCrossEntropy",
+    "CategoricalAccuracy",
+    "CategoricalCrossEntropy",
+    "F1Score",
+    "KLDivergence",
+    "Poisson",
+    "Precision",
+    "PrecisionRecallCurve",
+    "Recall",
+    "SparseCategoricalAccuracy",
+    "SparseCategoricalCrossEntropy",
+    "Top5Accuracy",
+]
+
+
+_EPSILON = 1e-7  # keeps logarithms finite
+
+
+class MeanMetric(Metric):
+    """Base of the metrics that are ``sum(terms) / number of terms``.
+
+    With weights of the rows it is ``sum(weight * term) / sum(weight)`` over the terms.
+    """
+
+    def _torch_metric(self) -> TorchMetric:
+        return _Mean(self)
+
+    @abstractmethod
+    def _terms(self, preds: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the terms of one batch, one per element or row; inputs are on the CPU."""
+
+
+class _Mean(TensorMetric):
+    reductions: Mapping[str, Reduction] = {"total": "sum", "count": "sum"}
+    takes_weights = True
+
+    def __init__(self, metric: MeanMetric):
+        self._metric = metric
+        super().__init__(metric.get_name())
+
+    def _initial_state(self):
+        import torch
+
+        return {"total": torch.tensor(0.0, dtype=torch.float64), "count": torch.tensor(0)}
+
+    def _batch_state(self, preds, targets, weights=None):
+        import torch
+
+        terms = self._metric._terms(*cpu_tensors(self.name, preds, targets))
+        if weights is None:
+            return {"total": terms.sum(dtype=torch.float64), "count": torch.tensor(terms.numel())}
+        terms = terms.reshape(len(terms), -1)
+        weights = row_weights(self.name, weights, len(terms))
+        total = (weights[:, None] * terms).sum()
+        return {"total": total, "count": weights.sum() * terms.shape[1]}
+
+    def compute(self):
+        state = self.state()
+        return (state["total"] / state["count"]).float()
+
+
+class Accuracy(MeanMetric):
+    """Share of right predictions.
+
+    Class scores ``(..., C)`` against labels ``(...)`` or ``(..., 1)``: the class with the highest
+    score (the first one of equal scores) is compared.  Else shapes are equal, where ``(n, 1)``
+    counts as ``(n,)``: floating-point predictions are taken as probabilities and become 1 from 0.5
+    on, integer ones are compared as they are.
+
+    Parameters
+    ----------
+    zero_based_label : bool, default True
+        Whether the first class is labelled 0.  False: it is 1, and 1 is subtracted from targets
+        before they meet the class found by score or probability.
+    """
+
+    def __init__(self, zero_based_label: bool = True):
+        self.zero_based_label = zero_based_label
+
+    def _terms(self, preds, targets):
+        preds, targets, has_classes = class_scores(self.get_name(), preds, targets)
+        if has_classes:
+            preds = preds.argmax(-1)
+        elif preds.is_floating_point():
+            preds = (preds >= 0.5).long()
+        else:
+            return preds == targets
+        return preds == (targets if self.zero_based_label else targets - 1)
+
+
+class SparseCategoricalAccuracy(MeanMetric):
+    """Share of rows whose class of highest score is the label.
+
+    Scores are ``(..., C)``, labels ``(...)`` or ``(..., 1)``.
+    """
+
+    def _terms(self, preds, targets):
+        scores, labels = _scores_and_labels(self.get_name(), preds, targets)
+        return scores.argmax(-1) == labels
+
+
+class CategoricalAccuracy(MeanMetric):
+    """Share of rows whose class of highest score is that of the one-hot target.
+
+    Both are of shape ``(..., C)``.
+    """
+
+    def _terms(self, preds, targets):
+        preds, targets = _distributions(self.get_name(), preds, targets)
+        return preds.argmax(-1) == targets.argmax(-1)
+
+
+class BinaryAccuracy(MeanMetric):
+    """Share of elements where ``preds > 0.5`` equals the 0/1 target.
+
+    For predictions of shape ``(n,)`` or ``(n, 1)`` elements are rows.  For several outputs per
+    row every output counts, so the figure stays between 0 and 1 (BigDL 2.x divided by the number
+    of rows).
+    """
+
+    def _terms(self, preds, targets):
+        preds, targets = same_shape(self.get_name(), preds, targets)
+        return (preds > 0.5).long() == targets
+
+
+class Top5Accuracy(MeanMetric):
+    """Share of rows whose label is among the five classes of highest score.
+
+    Scores are ``(..., C)``, labels ``(...)`` or ``(..., 1)``.  Of equal scores the class with the
+    lower number goes first.
+    """
+
+    def _terms(self, preds, targets):
+        import torch
+
+        scores, labels = _scores_and_labels(self.get_name(), preds, targets)
+        classes = scores.shape[-1]
+        labels = labels_below(classes, self.get_name(), labels).unsqueeze(-1)
+        own = scores.gather(-1, labels)
+        ahead = (scores > own) | ((scores == own) & (torch.arange(classes) < labels))
+        return (ahead.sum(-1) < 5) & ~own.squeeze(-1).isnan()
+
+
+class MSE(MeanMetric):
+    """Mean of ``(pred - target)**2`` over all elements.
+
+    Shapes must be equal; ``(n, 1)`` counts as ``(n,)``.
+    """
+
+    def _terms(self, preds, targets):
+        preds, targets = same_shape(self.get_name(), preds, targets)
+        return (preds.double() - targets.double()).square()
+
+
+class MAE(MeanMetric):
+    """Mean of ``|pred - target|`` over all elements.
+
+    Shapes must be equal; ``(n, 1)`` counts as ``(n,)``.
+    """
+
+    def _terms(self, preds, targets):
+        preds, targets = same_shape(self.get_name(), preds, targets)
+        return (preds.double() - targets.double()).abs()
+
+
+class BinaryCrossEntropy(MeanMetric):
+    """Mean of ``-t log(p) - (1 - t) log(1 - p)`` over all elements, in nats.
+
+    Predictions are probabilities, clipped to ``[1e-7, 1 - 1e-7]``.  Shapes must be equal;
+    ``(n, 1)`` counts as ``(n,)``.
+    """
+
+    def _terms(self, preds, targets):
+        preds, targets = same_shape(self.get_name(), preds, targets)
+        preds, targets = preds.double().clamp(_EPSILON, 1 - _EPSILON), targets.double()
+        return -targets * preds.log() - (1 - targets) * (1 - preds).log()
+
+
+class CategoricalCrossEntropy(MeanMetric):
+    """Mean over rows of ``-sum(t log p)``, in nats.
+
+    Both are of shape ``(..., C)``; predictions are probabilities, at least 1e-7 after clipping.
+    """
+
+    def _terms(self, preds, targets):
+        preds, targets = _distributions(self.get_name(), preds, targets)
+        return -(targets.double() * preds.double().clamp(min=_EPSILON).log()).sum(-1)
+
+
+class SparseCategoricalCrossEntropy(MeanMetric):
+    """Mean over rows of ``-log p[label]``, in nats.
+
+    Predictions are probabilities ``(..., C)``, at least 1e-7 after clipping; labels are ``(...)``
+    or ``(..., 1)``.
+    """
+
+    def _terms(self, preds, targets):
+        probabilities, labels = _scores_and_labels(self.get_name(), preds, targets)
+        labels = labels_below(probabilities.shape[-1], self.get_name(), labels)
+        own = probabilities.gather(-1, labels.unsqueeze(-1))
+        return -own.double().clamp(min=_EPSILON).log()
+
+
+class KLDivergence(MeanMetric):
+    """Mean over rows of ``sum(t log(t / p + 1e-7))``, in nats.
+
+    Both are distributions of shape ``(..., C)``; predictions are at least 1e-7 after clipping.  A
+    class with ``t = 0`` adds nothing.
+    """
+
+    def _terms(self, preds, targets):
+        preds, targets = _distributions(self.get_name(), preds, targets)
+        preds, targets = preds.double().clamp(min=_EPSILON), targets.double()
+        return (targets * (targets / preds + _EPSILON).log()).sum(-1)
+
+
+class Poisson(MeanMetric):
+    """Mean of ``p - t log(p + 1e-7)`` over all elements.
+
+    Shapes must be equal; ``(n, 1)`` counts as ``(n,)``.
+    """
+
+    def _terms(self, preds, targets):
+        preds, targets = same_shape(self.get_name(), preds, targets)
+        preds = preds.double()
+        return preds - targets.double() * (preds + _EPSILON).log()
+
+
+def _scores_and_labels(name, preds, targets):
+    preds, targets, has_classes = class_scores(name, preds, targets)
+    if not has_classes:
+        raise UsageError(
+            f"{name} expects preds of shape (..., classes) and labels of shape (...), "
+            f"got {tuple(preds.shape)} and {tuple(targets.shape)}"
+        )
+    return preds, targets
+
+
+def _distributions(name, preds, targets):
+    if preds.ndim < 2 or preds.shape != targets.shape:
+        raise UsageError(
+            f"{name}: preds and targets are expected to have the same shape (..., classes), got "
+            f"{tuple(preds.shape)} and {tuple(targets.shape)}; for integer labels use the Sparse "
+            "variant of the metric"
+        )
+    return preds, targets
+
+
+_AVERAGES = ("micro", "macro", "weighted")
+
+
+class ConfusionMetric(Metric):
+    """Base of the metrics that follow from hits, predictions and truths per class."""
+
+    def __init__(
+        self, num_classes: int | None = None, average: str = "micro", threshold: float = 0.5
+    ):
+        name = type(self).__name__
+        if average not in _AVERAGES:
+            raise UsageError(f"{name}: average is expected to be in {_AVERAGES}, got {average!r}")
+        if num_classes is not None and (
+            isinstance(num_classes, bool)
+            or not isinstance(num_classes, numbers.Integral)
+            or num_classes < 1
+        ):
+            raise UsageError(f"{name}: num_classes must be a positive int, got {num_classes!r}")
+        self.num_classes = num_classes
+        self.average = average
+        self.threshold = threshold
+
+    def _torch_metric(self) -> TorchMetric:
+        return _Confusion(self)
+
+    @staticmethod
+    @abstractmethod
+    def _ratio(hits: torch.Tensor, predicted: torch.Tensor, actual: torch.Tensor):
+        """Return numerator and denominator of the figure, element by element."""
+
+
+class Precision(ConfusionMetric):
+    """Share of the predictions of a class that are right.
+
+    Predictions with ``C >= 2`` columns are class scores, and the class with the highest score
+    counts.  One column, ``(n,)`` or ``(n, 1)``, of floating-point numbers holds probabilities of
+    class 1, which is chosen from `threshold` on; no sigmoid is guessed, so for logits give the
+    threshold in logits (0.0).  Integer predictions are labels.
+
+    With two classes the figure is that of class 1, the positive one, unless `average` asks for
+    both.  A class that was never predicted (for precision) or never true (for recall) has the
+    figure 0.
+
+    Parameters
+    ----------
+    num_classes : int, optional
+        Number of classes; known from the columns of the predictions if these are class scores,
+        else 2.
+    average : {"micro", "macro", "weighted"}, default "micro"
+        "micro": of the two classes the positive one; of more classes the counts of all are summed
+        first.  "macro": mean of the classes that occur in predictions or targets.  "weighted": the
+        same, weighted by the number of true rows.
+    threshold : float, default 0.5
+        Where class 1 begins if predictions have one column.
+
+    Raises
+    ------
+    UsageError
+        If a parameter is not one of these.
+    """
+
+    @staticmethod
+    def _ratio(hits, predicted, actual):
+        return hits, predicted
+
+
+class Recall(ConfusionMetric):
+    """Share of the rows of a class that were found; everything else as in :class:`Precision`."""
+
+    @staticmethod
+    def _ratio(hits, predicted, actual):
+        return hits, actual
+
+
+class F1Score(ConfusionMetric):
+    """Harmonic mean of precision and recall; everything else as in :class:`Precision`."""
+
+    @staticmethod
+    def _ratio(hits, predicted, actual):
+        return 2 * hits, predicted + actual
+
+
+class _Confusion(TensorMetric):
+    """Hits, predictions and truths of each class; empty tensors until the first batch.
+
+    They are counts, or sums of the rows' weights.
+    """
+
+    reductions: Mapping[str, Reduction] = {"hits": "sum", "predicted": "sum", "actual": "sum"}
+    takes_weights = True
+
+    def __init__(self, metric: ConfusionMetric):
+        self._metric = metric
+        super().__init__(metric.get_name())
+
+    def _initial_state(self):
+        import torch
+
+        return {key: torch.zeros(0, dtype=torch.int64) for key in self.reductions}
+
+    def _batch_state(self, preds, targets, weights=None):
+        preds, targets = cpu_tensors(self.name, preds, targets)
+        predicted, actual, classes = self._labels(preds, targets)
+        hit, of_hits = predicted == actual, None
+        if weights is not None:
+            weights = row_weights(self.name, weights, len(targets))
+            weights = weights.repeat_interleave(len(actual) // len(targets))
+            of_hits = weights[hit]
+        return {
+            "hits": actual[hit].bincount(of_hits, classes),
+            "predicted": predicted.bincount(weights, classes),
+            "actual": actual.bincount(weights, classes),
+        }
+
+    def _labels(self, preds, targets) -> tuple[torch.Tensor, torch.Tensor, int]:
+        preds, targets, has_classes = class_scores(self.name, preds, targets)
+        expected = self._metric.num_classes
+        classes = max(expected or 2, 2)
+        if has_classes:
+            if expected is not None and preds.shape[-1] != classes:
+                raise UsageError(
+                    f"{self.name}: num_classes={expected}, but preds have {preds.shape[-1]} columns"
+                )
+            classes = preds.shape[-1]
+            preds = preds.argmax(-1)
+        elif preds.ndim > 1 and preds.is_floating_point():
+            raise several_labels(self.name, targets)
+        elif preds.is_floating_point():
+            if classes > 2:
+                raise UsageError(
+                    f"{self.name}: num_classes={classes} needs preds with {classes} columns or "
+                    f"integer labels, got floating-point preds of shape {tuple(preds.shape)}"
+                )
+            preds = preds >= self._metric.threshold
+        predicted = labels_below(classes, self.name, preds.flatten(), "preds")
+        return predicted, labels_below(classes, self.name, targets.flatten()), classes
+
+    def compute(self):
+        import torch
+
+        state = {key: tensor.double() for key, tensor in self.state().items()}
+        if not state["actual"].sum():
+            return torch.tensor(float("nan"))
+        average = self._metric.average
+        if average == "micro":
+            pick = slice(1, 2) if len(state["hits"]) == 2 else slice(None)
+            state = {key: tensor[pick].sum() for key, tensor in state.items()}
+        numerator, denominator = self._metric._ratio(**state)
+        figure = torch.where(denominator > 0, numerator / denominator, 0.0)  # 0 / 0 is 0
+        if average == "macro":
+            figure = figure[state["predicted"] + state["actual"] > 0].mean()
+        elif average == "weighted":
+            figure = (figure * state["actual"]).sum() / state["actual"].sum()
+        return figure.float()
+
+
+class AUC(Metric):
+    """Area under the ROC curve, exact.
+
+    The probability that a random row of class 1 has a higher score than a random one of class 0,
+    where equal scores count one half (as ``sklearn.metrics.roc_auc_score``).  Every score is kept:
+    a worker needs 5 bytes per row for float32 scores.
+
+    Scores are ``(n,)``, ``(n, 1)`` or ``(n, 2)`` (column 1 counts), probabilities or not; targets
+    are 0 and 1.  The figure is nan if there is only one class, or a score is nan.
+
+    Parameters
+    ----------
+    threshold_num : int, default 200
+        Accepted for programs written for BigDL 2.x; the figure is exact, no thresholds are needed.
+    """
+
+    def __init__(self, threshold_num: int = 200):
+        self.threshold_num = threshold_num
+
+    def _torch_metric(self) -> TorchMetric:
+        return _Area(self.get_name())
+
+
+class ROC(Metric):
+    """The ROC curve; its figure is the tuple ``(fpr, tpr, thresholds)`` of 1-D tensors.
+
+    One point per distinct score, in descending order, after the point ``(0, 0)`` with the
+    threshold inf: ``sklearn.metrics.roc_curve(..., drop_intermediate=False)``.  A rate whose class
+    has no row is nan.  See :class:`AUC` for the inputs.
+    """
+
+    def _torch_metric(self) -> TorchMetric:
+        return _ROC(self.get_name())
+
+
+class PrecisionRecallCurve(Metric):
+    """The precision-recall curve; its figure is ``(precision, recall, thresholds)``, 1-D tensors.
+
+    One point per distinct score, in ascending order, then the point ``(1, 0)`` without threshold:
+    ``sklearn.metrics.precision_recall_curve``.  Recall is nan if no row is of class 1.  See
+    :class:`AUC` for the inputs.
+    """
+
+    def _torch_metric(self) -> TorchMetric:
+        return _PrecisionRecall(self.get_name())
+
+
+class _Scores(TensorMetric):
+    """All scores and labels, in the order of the rows; without weights there are none of these."""
+
+    reductions: Mapping[str, Reduction] = {"scores": "cat", "labels": "cat", "weights": "cat"}
+    takes_weights = True
+
+    def _initial_state(self):
+        import torch
+
+        return {
+            "scores": torch.zeros(0, dtype=torch.float32),
+            "labels": torch.zeros(0, dtype=torch.uint8),
+            "weights": torch.zeros(0, dtype=torch.float64),
+        }
+
+    def _batch_state(self, preds, targets, weights=None):
+        import torch
+
+        scores, labels = binary_scores(self.name, *cpu_tensors(self.name, preds, targets))
+        narrow = scores.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        scores = scores.to(torch.float32 if narrow else torch.float64, copy=True)
+        state = {"scores": scores, "labels": labels.to(torch.uint8)}
+        if weights is None:
+            return {**state, "weights": torch.zeros(0, dtype=torch.float64)}
+        state["weights"] = row_weights(self.name, weights, len(scores))
+        counts = state["weights"] > 0  # the others would be thresholds of nobody
+        return {key: tensor[counts] for key, tensor in state.items()}
+
+    def _counts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the distinct scores in ascending order and their rows of class 1 and 0."""
+        state = self.state()
+        thresholds, place = state["scores"].unique(return_inverse=True)
+        weights, is_positive = state["weights"], state["labels"] == 1
+
+        def count(chosen):
+            of_chosen = weights[chosen] if len(weights) else None
+            return place[chosen].bincount(of_chosen, len(thresholds))
+
+        return thresholds, count(is_positive), count(~is_positive)
+
+
+class _Area(_Scores):
+    def compute(self):
+        import torch
+
+        thresholds, positives, negatives = self._counts()
+        pairs = positives.sum() * negatives.sum()
+        if not pairs or thresholds.isnan().any():
+            return torch.tensor(float("nan"))
+        below = negatives.cumsum(0) - negatives
+        twice_won = (positives * (2 * below + negatives)).sum()  # integers: exact
+        return (twice_won.double() / (2 * pairs).double()).float()
+
+
+class _ROC(_Scores):
+    def compute(self):
+        import torch
+
+        thresholds, positives, negatives = (counts.flip(0) for counts in self._counts())
+        start = torch.zeros(1, dtype=torch.int64)
+        true, false = (torch.cat([start, c]).cumsum(0).double() for c in (positives, negatives))
+        first = torch.full((1,), float("inf"), dtype=thresholds.dtype)
+        return (
+            (false / false[-1]).float(),
+            (true / true[-1]).float(),
+            torch.cat([first, thresholds]),
+        )
+
+
+class _PrecisionRecall(_Scores):
+    def compute(self):
+        import torch
+
+        thresholds, positives, negatives = self._counts()
+        above = positives.flip(0).cumsum(0).flip(0).double()
+        chosen = (positives + negatives).flip(0).cumsum(0).flip(0).double()
+        end = torch.ones(1, dtype=torch.float64)
+        return (
+            torch.cat([above / chosen, end]).float(),
+            torch.cat([above / positives.sum(), end - 1]).float(),
+            thresholds,
+        )
+
+
+METRICS_BY_NAME.update({name.lower(): globals()[name] for name in __all__})
