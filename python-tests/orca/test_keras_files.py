@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn import old_keywords
+from bigdl.orca.learn import arguments as old_keywords
 from bigdl.orca.learn.tf2 import Estimator
 
 # every process that meets Keras first imports it, which takes long on a busy machine

@@ -9,7 +9,7 @@ from alone import largest_difference, rows_of
 from torch import nn
 
 from bigdl.common.errors import MissingExtraError
-from bigdl.orca.learn import old_keywords
+from bigdl.orca.learn import arguments as old_keywords
 from bigdl.orca.learn.metrics import MAE, MSE
 from bigdl.orca.learn.optimizers import Adam
 from bigdl.orca.learn.pytorch import Estimator, TrainingOperator

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.learn.arguments import config_of, location_of
+from bigdl.orca.learn.arguments import config_of, location_of, take_old
 from bigdl.orca.learn.backends import backend_of
-from bigdl.orca.learn.old_keywords import take_old
 from bigdl.orca.learn.pytorch.callbacks import ModelCheckpoint
 from bigdl.orca.learn.pytorch.pytorch_estimator import PyTorchEstimator
 from bigdl.orca.learn.pytorch.training_operator import check_operator

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.arguments import take_old
 from bigdl.orca.learn.estimator import BaseEstimator
-from bigdl.orca.learn.old_keywords import take_old
 from bigdl.orca.learn.pytorch.state import load_into
 from bigdl.training.checkpoint import (
     Snapshot,

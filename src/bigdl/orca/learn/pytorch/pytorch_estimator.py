@@ -10,8 +10,7 @@ from typing import Any
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed, kind_of
-from bigdl.orca.learn.arguments import with_weight
-from bigdl.orca.learn.old_keywords import take_old
+from bigdl.orca.learn.arguments import take_old, with_weight
 from bigdl.orca.learn.pytorch.arguments import (
     check_accumulation,
     measures_of,

@@ -7,7 +7,7 @@ import tempfile
 import time
 
 from bigdl.common.errors import MissingExtraError, UsageError
-from bigdl.orca.learn.old_keywords import warn_once
+from bigdl.orca.learn.arguments import warn_once
 from bigdl.orca.learn.pytorch.callbacks.tensorboard import upload, writer_class
 
 __all__ = ["TRAIN_TAGS", "EventFiles", "StepSummary", "train_summary", "validation_summary"]

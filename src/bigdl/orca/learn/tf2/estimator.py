@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.learn.arguments import config_of, location_of
+from bigdl.orca.learn.arguments import config_of, location_of, take_old, warn_once
 from bigdl.orca.learn.backends import backend_of
-from bigdl.orca.learn.old_keywords import take_old, warn_once
 from bigdl.orca.learn.tf2.keras_estimator import KerasEstimator
 from bigdl.orca.learn.tf2.runtime import check_backend
 from bigdl.training.checkpoint import CheckpointDirectory

@@ -8,8 +8,7 @@ from typing import Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.arguments import with_weight
-from bigdl.orca.learn.old_keywords import take_old
+from bigdl.orca.learn.arguments import take_old, with_weight
 from bigdl.orca.learn.tf2.arguments import (
     check_batch_size,
     check_class_weight,

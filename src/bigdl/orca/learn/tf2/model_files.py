@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.arguments import warn_once
 from bigdl.orca.learn.estimator import BaseEstimator
-from bigdl.orca.learn.old_keywords import warn_once
 from bigdl.orca.learn.tf2.formats import (
     WHOLE,
     check_place,

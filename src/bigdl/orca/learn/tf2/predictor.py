@@ -7,7 +7,7 @@ from typing import Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.old_keywords import warn_once
+from bigdl.orca.learn.arguments import warn_once
 from bigdl.orca.learn.tf2.feeds import data_config_of, prediction_input
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 
