@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 LINTED := src python-tests examples benchmarks docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint docs test test-all bench clean distclean
+.PHONY: help install demo lint size docs test test-all bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ demo: install ## train, evaluate and predict on a Spark DataFrame in local mode
 lint: install ## ruff: rules and format
 	$(BIN)/ruff check $(LINTED)
 	$(BIN)/ruff format --check $(LINTED)
+
+size: ## files and lines of code, by room
+	$(PYTHON) scripts/count_code.py
 
 # -E: a page that has not changed since a failed build must fail again.
 docs: install ## HTML pages in docs/_build/html; a warning is an error

@@ -67,6 +67,7 @@ EXTRAS = {
         "build>=1.2",
         "hypothesis>=6.100",
         "ipykernel>=6.29",
+        "mypy>=2.4",
         "nbclient>=0.10",
         "nbformat>=5.10",
         "psutil>=5.9",
@@ -104,6 +105,7 @@ setup(
     ),
     install_requires=["cloudpickle>=3.0", "packaging>=23"],
     extras_require=EXTRAS,
+    package_data={"": ["py.typed"]},
     entry_points={
         "console_scripts": [
             "bigdl-submit=bigdl.orca.cluster.submit_main:main",
