@@ -6,7 +6,7 @@ import torch
 from slices import SHAPES, SIZES, Given, grouped, hyper_of, parameters, whole
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.optimizers.optimizer import TorchFtrl
+from bigdl.orca.learn.optimizers.ftrl import TorchFtrl
 from bigdl.orca.parameter_layer.buffers import changed, merge, merged
 from bigdl.orca.parameter_layer.codec import codec_for, compressions
 from bigdl.orca.parameter_layer.frames import Inbox, frames_of
