@@ -13,7 +13,7 @@ from typing import Any
 
 from bigdl.common.errors import require
 from bigdl.nano.automl.hpo.lazy import SPLITTER
-from bigdl.tuning._by_name import quietly
+from bigdl.tuning.study import without_experimental_warnings
 
 __all__ = [
     "is_available",
@@ -42,7 +42,7 @@ def _chart(name: str) -> Callable[..., Any]:
         args = tuple(_todays_names(value) for value in args)
         if "params" in kwargs:
             kwargs["params"] = _todays_names(kwargs["params"])
-        with quietly():
+        with without_experimental_warnings():
             return getattr(_library(), name)(study, *args, **kwargs)
 
     plot.__name__ = plot.__qualname__ = name

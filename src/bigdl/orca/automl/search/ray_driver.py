@@ -11,7 +11,7 @@ from ray.tune.search import SearchAlgorithm, Searcher, SearchGenerator
 from bigdl.orca.automl.search.ray_domains import draws_of
 from bigdl.orca.automl.search.ray_trial import KEEPER
 from bigdl.orca.automl.search.records import Records
-from bigdl.tuning.lost import mark
+from bigdl.tuning.recovery import record_process
 
 __all__ = ["Algorithm", "Proposer", "Recorder", "Running", "drawing"]
 
@@ -74,7 +74,7 @@ class Proposer(Searcher):
         if self._concurrency and len(self._running.trials) >= self._concurrency:
             return None
         trial = self._records.study.ask()
-        mark(trial)
+        record_process(trial)
         config = self._records.draw(trial, self._draw(trial, trial_id))
         ray.get(self._keeper.name.remote(trial_id, trial.number))
         self._running.trials[trial_id] = trial

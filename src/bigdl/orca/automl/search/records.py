@@ -79,7 +79,7 @@ class Records:
         self.weights_folder = self.folder / "weights"
         self.weights_folder.mkdir(exist_ok=True)
         self.study = open_study(
-            storage=open_database(f"sqlite:///{self.folder / STUDY}", writes_ahead=True),
+            storage=open_database(f"sqlite:///{self.folder / STUDY}", write_ahead=True),
             name="search",
             directions=["minimize" if m.mode == "min" else "maximize" for m in goal.metrics],
             sampler=sampler,
@@ -161,7 +161,7 @@ class Records:
 
     def _origin(self, trial) -> Mapping[str, Any]:
         """The attributes of a trial, or of the lost one that it stands for."""
-        from bigdl.tuning.lost import RETRY_OF
+        from bigdl.tuning.recovery import RETRY_OF
 
         attributes = trial.user_attrs
         if "plan" not in attributes and RETRY_OF in attributes:
@@ -219,7 +219,7 @@ class Records:
 
     def lose(self, trial, error: str) -> None:
         """Write down that the process of a trial was lost, and let it be tried again, once."""
-        from bigdl.tuning.lost import RETRY_OF, propose_again
+        from bigdl.tuning.recovery import RETRY_OF, propose_again
 
         if RETRY_OF in trial.user_attrs:
             self.fail(trial, error)
