@@ -22,8 +22,7 @@ from bigdl.common.errors import UsageError, WorkerLost, require
 from bigdl.runtime._pool_staff import Seat, Staff, Stage, TaskError, Worker, encoded, opened
 from bigdl.runtime.launch import worker_shares
 from bigdl.runtime.messages import Message
-from bigdl.tuning.recovery import propose_again, record_process
-from bigdl.tuning.study import is_in_memory
+from bigdl.tuning.study import is_in_memory, propose_again, record_process
 
 if TYPE_CHECKING:
     from optuna.study import Study

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bigdl.nano.automl.hpo.lazy import Choice, Naming, take
+from bigdl.nano.automl.hpo.objects import suggested
 from bigdl.tuning import (
     PrunerType,
     SamplerType,
@@ -18,7 +18,7 @@ __all__ = ["OptunaBackend", "PrunerType", "SamplerType", "create_hpo_backend"]
 
 
 class OptunaBackend:
-    """What searches by Optuna need."""
+    """Makes the parts of a search by Optuna."""
 
     @staticmethod
     def create_sampler(
@@ -50,7 +50,7 @@ class OptunaBackend:
 
     @staticmethod
     def instantiate(trial: Any, obj: Any) -> Any:
-        """An object with what a trial proposes in the places of its spaces.
+        """Return an object with what a trial proposes in the places of its spaces.
 
         Parameters
         ----------
@@ -58,7 +58,7 @@ class OptunaBackend:
         obj : object
             An AutoObject, a space, or a container with any of them.
         """
-        return take(obj, Choice.of_trial(Naming(obj), trial))
+        return suggested(obj, trial)
 
 
 def create_hpo_backend() -> OptunaBackend:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bigdl.common.errors import require
-from bigdl.nano.automl.hpo.lazy import SPLITTER
+from bigdl.nano.automl.hpo.objects import SPLITTER
 from bigdl.tuning.study import without_experimental_warnings
 
 __all__ = [

@@ -20,9 +20,9 @@ from typing import Any
 import ray
 
 from bigdl.common.errors import WorkerError, WorkerLost
-from bigdl.orca.automl.search.trial import Job, Step, TrialRun
+from bigdl.orca.automl.trial import Job, Step, TrialRun
 
-__all__ = ["Team"]
+__all__ = ["TrialWorkers"]
 
 _TIMEOUT_S = 1800.0  # seconds after which a collective without progress fails
 _CLEAN_UP_S = 1.0  # seconds that the end of a process group may hold up its report
@@ -37,7 +37,7 @@ class _NoDriver:
 
 
 class _Member:
-    """One worker of the team, in its own process.
+    """One worker of the trial, in its own process.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class Peer:
         self._member = _Member(rank, size, address)
 
     def begin(self, number: int, reference: list, config: Mapping[str, Any]):
-        """See :meth:`Team.begin`; returns how it has failed, if it has."""
+        """See :meth:`TrialWorkers.begin`; returns how it has failed, if it has."""
 
         def begin():
             job = ray.get(reference[0]).opened()
@@ -122,7 +122,7 @@ class Peer:
         return self._member.outcome(lambda: self._member.run.restore(state))[1]
 
 
-class Team:
+class TrialWorkers:
     """All workers of a trial, in the process of rank 0; has the face of a TrialRun.
 
     Parameters
@@ -167,7 +167,7 @@ class Team:
         return self._together(self._member.run.step, "step")
 
     def state(self) -> dict:
-        """What another team needs to go on with the trial."""
+        """What other workers needs to go on with the trial."""
         return self._member.run.state()
 
     def restore(self, state: dict) -> None:
@@ -231,7 +231,7 @@ def _failures(calls: list, patience: float | None) -> list:
 def _failure(call):
     try:
         return ray.get(call, timeout=0)
-    except ray.exceptions.GetTimeoutError:  # it hangs, and is ended with the team
+    except ray.exceptions.GetTimeoutError:  # it hangs, and is ended with the trial
         return None
     except ray.exceptions.RayActorError as error:
         return WorkerLost(f"The process of a worker of the trial was lost: {error}")

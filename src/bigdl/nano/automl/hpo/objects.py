@@ -1,4 +1,4 @@
-"""Objects that are constructed when their arguments have been chosen, and what makes them.
+"""Lazy objects: calls that are made when their arguments have been chosen, and their decorators.
 
 A class under ``@hpo.obj()`` still is that class. Constructed with a search space among its
 arguments, it gives an :class:`AutoObject`, which stands for as many objects as there are choices.
@@ -8,15 +8,105 @@ from __future__ import annotations
 
 import functools
 import inspect
+import random
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bigdl.common.errors import UsageError
-from bigdl.nano.automl.hpo.lazy import Choice, Naming, Searchable, holds_spaces, take, visit
+import numpy as np
 
-__all__ = ["AutoObject", "args", "func", "obj"]
+from bigdl.common.errors import UsageError, require
+from bigdl.tuning.spaces import Assignment, Domain, Lazy, Naming, holds_lazy, resolve, visit
 
-_PLAINLY = object()
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import Trial
+
+    from bigdl.nano.automl.hpo.space import SimpleSpace
+
+__all__ = [
+    "SPLITTER",
+    "AutoObject",
+    "Searchable",
+    "args",
+    "func",
+    "obj",
+    "plmodel",
+    "spaces_in",
+    "suggested",
+    "tfmodel",
+    "with_config",
+]
+
+SPLITTER = "▁"
+"""Stands in names between that of a nested space and that of its part."""
+
+_PLAIN = object()
+
+
+def spaces_in(value: Any) -> dict[str, SimpleSpace]:
+    """Return the simple spaces in an object by the names of their parameters."""
+    return Naming(value, SPLITTER).domains
+
+
+def suggested(value: Any, trial: Trial) -> Any:
+    """Return an object with what a trial of Optuna suggests in the places of its spaces."""
+    return resolve(value, Assignment.of_trial(Naming(value, SPLITTER), trial))
+
+
+def with_config(value: Any, config: Mapping[str, Any]) -> Any:
+    """Return an object with values by name, and the defaults, in the places of its spaces.
+
+    Raises
+    ------
+    UsageError
+        If there is no space of a name.
+    """
+    naming = Naming(value, SPLITTER)
+    unknown = sorted(set(config) - set(naming.domains))
+    if unknown:
+        raise UsageError(
+            f"There is no search space called {', '.join(map(repr, unknown))}; there are "
+            f"{', '.join(map(repr, naming.domains)) or 'none'}"
+        )
+
+    def draw(name: str, space: SimpleSpace) -> Any:
+        return config.get(name, space.default_draw)
+
+    return resolve(value, Assignment(naming, draw))
+
+
+class Searchable(Lazy):
+    """A lazy object that a user can inspect: its spaces, and its values for some choices."""
+
+    @property
+    def kwspaces(self) -> dict[str, SimpleSpace]:
+        """The simple spaces inside by name."""
+        return spaces_in(self)
+
+    @property
+    def default(self) -> Any:
+        """The value where nothing was chosen: that of the defaults of all spaces."""
+        return self.sample()
+
+    @property
+    def rand(self) -> Any:
+        """A value at random, of Python's generator."""
+        rng = np.random.default_rng(random.getrandbits(64))
+
+        def draw(name: str, space: Domain) -> Any:
+            return space.draw(rng)
+
+        return resolve(self, Assignment(Naming(self, SPLITTER), draw))
+
+    def sample(self, **config: Any) -> Any:
+        """Return the value for some choices.
+
+        Parameters
+        ----------
+        **config
+            Values by the names of :attr:`kwspaces`; all others are the defaults.
+        """
+        return with_config(self, config)
 
 
 class AutoObject(Searchable):
@@ -36,7 +126,7 @@ class AutoObject(Searchable):
         self.kwargs = kwargs
 
     @property
-    def cs(self) -> dict[str, Any]:
+    def cs(self) -> dict[str, BaseDistribution]:
         """The distributions of Optuna by name."""
         return {name: space.cs for name, space in self.kwspaces.items()}
 
@@ -47,15 +137,11 @@ class AutoObject(Searchable):
         for own, value in _named(self.target, self.args, self.kwargs).items():
             visit(value, naming, own)
 
-    def take(self, choice: Choice) -> Any:
-        return choice.built(self, lambda: self._built(choice))
+    def resolve(self, assignment: Assignment) -> Any:
+        return assignment.once(self, lambda: self._built(assignment))
 
-    def with_arguments(self, **kwargs: Any) -> AutoObject:
-        """The same call with further arguments."""
-        return AutoObject(self.target, *self.args, **self.kwargs | kwargs)
-
-    def _built(self, choice: Choice) -> Any:
-        args, kwargs = take(list(self.args), choice), take(self.kwargs, choice)
+    def _built(self, assignment: Assignment) -> Any:
+        args, kwargs = resolve([list(self.args), self.kwargs], assignment)
         return self.target(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -108,7 +194,7 @@ def func(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             kwargs = _with_defaults(function, args, kwargs, defaults)
-            if holds_spaces(list(args)) or holds_spaces(kwargs):
+            if holds_lazy([args, kwargs]):
                 return AutoObject(function, *args, **kwargs)
             return function(*args, **kwargs)
 
@@ -176,16 +262,16 @@ def lazily_constructed(
     make = cls.__new__
 
     def construct(kind: type, *args: Any, **kwargs: Any) -> Any:
-        if args[:1] != (_PLAINLY,):
+        if args[:1] != (_PLAIN,):
             given = _with_defaults(kind, args, kwargs, defaults)
-            if len(given) > len(kwargs) or holds_spaces(list(args)) or holds_spaces(given):
+            if len(given) > len(kwargs) or holds_lazy([args, given]):
                 return lazy(kind, *args, **given)
         return make(kind) if make is object.__new__ else make(kind, *args, **kwargs)
 
     cls.__new__ = construct
     if defaults and not hasattr(cls, "__getnewargs_ex__"):
         # Copies and pickles are made without arguments, and not of the defaults.
-        cls.__getnewargs_ex__ = lambda self: ((_PLAINLY,), {})
+        cls.__getnewargs_ex__ = lambda self: ((_PLAIN,), {})
     return cls
 
 
@@ -218,3 +304,66 @@ def _signed(target: Callable) -> Callable:
 
 def _self(target: Callable) -> tuple:
     return (None,) if isinstance(target, type) else ()
+
+
+def plmodel(**defaults: Any) -> Callable[[type], type]:
+    """Decorate a LightningModule, or any module of PyTorch, for ``Trainer.search``.
+
+    Parameters
+    ----------
+    **defaults
+        Arguments for models that are constructed without them: values or spaces.
+
+    Returns
+    -------
+    callable
+        Returns the class itself. Constructed with spaces, it gives an
+        :class:`~bigdl.nano.automl.hpo.space.AutoObject`, of which ``Trainer.search`` makes the best
+        model.
+
+    Raises
+    ------
+    UsageError
+        If the class is not a module of PyTorch.
+    """
+
+    def decorate(cls: type) -> type:
+        module = require("torch", "nano").nn.Module
+        if not (isinstance(cls, type) and issubclass(cls, module)):
+            raise UsageError(f"hpo.plmodel decorates a LightningModule or nn.Module, not {cls!r}")
+        return lazily_constructed(cls, defaults, AutoObject)
+
+    return decorate
+
+
+def tfmodel(**defaults: Any) -> Callable[[type], type]:
+    """Decorate a subclass of ``keras.Model``, so that it can be searched.
+
+    Parameters
+    ----------
+    **defaults
+        Arguments for models that are constructed without them: values or spaces.
+
+    Returns
+    -------
+    callable
+        Returns the class itself. Constructed with spaces, it gives an object with ``compile``,
+        ``search``, ``fit`` and all else of :class:`bigdl.nano.automl.tf.keras.Model`.
+
+    Raises
+    ------
+    UsageError
+        If the class is not a Keras model.
+    """
+
+    def decorate(cls: type) -> type:
+        keras = require("keras", "tf")
+        if not (isinstance(cls, type) and issubclass(cls, keras.Model)):
+            raise UsageError(f"hpo.tfmodel decorates a subclass of keras.Model, not {cls!r}")
+        from bigdl.nano.automl.tf.keras import SearchableClass
+        from bigdl.nano.automl.tf.substitutes import with_real_layers
+
+        cls.__init__ = with_real_layers(cls.__init__)
+        return lazily_constructed(cls, defaults, SearchableClass)
+
+    return decorate
