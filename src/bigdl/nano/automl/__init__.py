@@ -20,7 +20,7 @@ class HPOConfig:
 
     @property
     def hpo_tf(self) -> bool:
-        """Whether ``bigdl.nano.tf`` takes search spaces; set by :meth:`enable_hpo_tf`."""
+        """True if ``bigdl.nano.tf`` takes search spaces; set by :meth:`enable_hpo_tf`."""
         return self._tf
 
     @hpo_tf.setter
@@ -32,7 +32,7 @@ class HPOConfig:
 
     @property
     def hpo_pytorch(self) -> bool:
-        """Whether :meth:`enable_hpo_pytorch` was called; nothing depends on it."""
+        """True if :meth:`enable_hpo_pytorch` was called; nothing depends on it."""
         return self._pytorch
 
     @hpo_pytorch.setter

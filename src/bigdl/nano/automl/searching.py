@@ -85,7 +85,7 @@ class SearchArguments:
         return arguments
 
     def directions(self, metrics: Sequence[str]) -> list[str]:
-        """The direction of each metric.
+        """Return the direction of each metric.
 
         Raises
         ------

@@ -135,7 +135,7 @@ class _Axis:
         return cls(name, [float(names.index(str(value))) for value in values], labels)
 
     def part(self, place: int) -> float:
-        """Where a trial is between the ends of the axis."""
+        """Return the place of a trial between the ends of the axis."""
         return self._part(self.places[place])
 
     def marks(self) -> list[tuple[str, float]]:
@@ -178,7 +178,7 @@ def _write(records, path, title, as_svg, on_figure):
 
 
 def _worst_first(ranked):
-    """The best one is drawn last, above the others."""
+    """Return the best one last, which is drawn, above the others."""
     return reversed(list(enumerate(ranked)))
 
 
@@ -252,7 +252,7 @@ def write_leaderboard(records: Records, folder: Path) -> None:
 
 
 def _tensorboard():
-    """What writes event files; that of torch would load TensorFlow where that is installed."""
+    """Return a writer of event files; torch's would load TensorFlow where that is installed."""
     try:
         from tensorboardX import SummaryWriter
         from tensorboardX.summary import hparams

@@ -1,4 +1,4 @@
-"""What proposes configurations and what stops trials early, by the names of BigDL and Ray.
+"""Search algorithms and schedulers by the names of BigDL and Ray.
 
 Ray is imported only where something of Ray is named: a search on this machine needs none.
 """

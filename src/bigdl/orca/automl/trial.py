@@ -167,7 +167,7 @@ def _name(metric: Any) -> str:
 
 @dataclass
 class Job:
-    """What all trials of a search have in common.
+    """Parts that all trials of a search have in common.
 
     Attributes
     ----------

@@ -58,7 +58,7 @@ class XGBoostModelBuilder(Builder):
 
     @property
     def is_classifier(self) -> bool:
-        """Whether targets are classes."""
+        """True if targets are classes."""
         return self.model_type == "classifier"
 
     def build(self, config, *, epochs=1, use_gpu=False, sync=None):
@@ -92,11 +92,11 @@ class XGBoostModelBuilder(Builder):
 
 
 def _parameters_of(config) -> dict[str, Any]:
-    """A configuration in XGBoost's own names."""
-    found = dict(config)
-    if LR_NAME in found:
-        found.setdefault("learning_rate", found.pop(LR_NAME))
-    return found
+    """Return a configuration in XGBoost's own names."""
+    parameters = dict(config)
+    if LR_NAME in parameters:
+        parameters.setdefault("learning_rate", parameters.pop(LR_NAME))
+    return parameters
 
 
 class _XGBoostModel(Model):
@@ -132,13 +132,13 @@ class _XGBoostModel(Model):
 
     def figures(self, data, metrics):
         x, y = _matrix(data)
-        own = [m.name for m in metrics if m.function is None and self._builder.knows(m.name)[0]]
-        found = {name: self._native(name, x, y) for name in own}
-        others = [metric for metric in metrics if metric.name not in own]
+        native = [m.name for m in metrics if m.function is None and self._builder.knows(m.name)[0]]
+        figures = {name: self._native(name, x, y) for name in native}
+        others = [metric for metric in metrics if metric.name not in native]
         if others:
             values = figures_of([y], [np.asarray(self.model.predict(x))], others)
-            found.update(zip((m.name for m in others), values, strict=True))
-        return [found[metric.name] for metric in metrics]
+            figures.update(zip((m.name for m in others), values, strict=True))
+        return [figures[metric.name] for metric in metrics]
 
     def weights(self):
         return bytes(self.model.get_booster().save_raw("ubj"))

@@ -1,4 +1,4 @@
-"""The library that searches: samplers and pruners by name, and what makes studies of them."""
+"""Samplers and pruners by name, and an object that makes studies of them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class OptunaBackend:
     def create_sampler(
         sampler_type: Any = SamplerType.TPE, kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """A sampler; see :func:`bigdl.tuning.create_sampler`."""
+        """Return a sampler; see :func:`bigdl.tuning.create_sampler`."""
         return create_sampler(sampler_type, **(kwargs or {}))
 
     @staticmethod
     def create_pruner(
         pruner_type: Any = PrunerType.Nop, kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """A pruner; see :func:`bigdl.tuning.create_pruner`."""
+        """Return a pruner; see :func:`bigdl.tuning.create_pruner`."""
         return create_pruner(pruner_type, **(kwargs or {}))
 
     @staticmethod
@@ -43,7 +43,7 @@ class OptunaBackend:
         load_if_exists: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """A study; see :func:`bigdl.tuning.open_study`."""
+        """Return a study; see :func:`bigdl.tuning.open_study`."""
         return open_study(
             name=study_name, directions=directions or [direction], resume=load_if_exists, **kwargs
         )
@@ -62,5 +62,5 @@ class OptunaBackend:
 
 
 def create_hpo_backend() -> OptunaBackend:
-    """The library that searches."""
+    """Return an object that makes the parts of a search."""
     return OptunaBackend()

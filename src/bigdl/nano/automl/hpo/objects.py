@@ -134,8 +134,8 @@ class AutoObject(Searchable):
         if not naming.is_new(self):
             return
         # By the names of its own arguments, wherever the object stands.
-        for own, value in _named(self.target, self.args, self.kwargs).items():
-            visit(value, naming, own)
+        for argument, value in _named(self.target, self.args, self.kwargs).items():
+            visit(value, naming, argument)
 
     def resolve(self, assignment: Assignment) -> Any:
         return assignment.once(self, lambda: self._built(assignment))
@@ -261,12 +261,12 @@ def lazily_constructed(
     """
     make = cls.__new__
 
-    def construct(kind: type, *args: Any, **kwargs: Any) -> Any:
+    def construct(target: type, /, *args: Any, **kwargs: Any) -> Any:
         if args[:1] != (_PLAIN,):
-            given = _with_defaults(kind, args, kwargs, defaults)
-            if len(given) > len(kwargs) or holds_lazy([args, given]):
-                return lazy(kind, *args, **given)
-        return make(kind) if make is object.__new__ else make(kind, *args, **kwargs)
+            arguments = _with_defaults(target, args, kwargs, defaults)
+            if len(arguments) > len(kwargs) or holds_lazy([args, arguments]):
+                return lazy(target, *args, **arguments)
+        return make(target) if make is object.__new__ else make(target, *args, **kwargs)
 
     cls.__new__ = construct
     if defaults and not hasattr(cls, "__getnewargs_ex__"):
@@ -278,8 +278,8 @@ def lazily_constructed(
 def _with_defaults(
     target: Callable, args: tuple, kwargs: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    given = _named(target, args, {}) if args and defaults else {}
-    missing = {name: value for name, value in defaults.items() if name not in given}
+    positional = _named(target, args, {}) if args and defaults else {}
+    missing = {name: value for name, value in defaults.items() if name not in positional}
     return missing | dict(kwargs)
 
 

@@ -322,7 +322,7 @@ class Dict(NestedSpace):
 
 
 def _labels(choices: Sequence[Any]) -> list[Any]:
-    """The choices where they can be reported and told apart, and names for them elsewhere."""
+    """Return the choices where they can be reported and told apart, else names for them."""
     if all(type(each) in _REPORTABLE for each in choices) and len(set(choices)) == len(choices):
         return list(choices)
     labels: list[Any] = []

@@ -33,7 +33,7 @@ _OLD_ENDING = f"{SPLITTER}choice"
 
 
 def is_available() -> bool:
-    """Whether charts can be drawn: Plotly or Matplotlib is installed."""
+    """Return True if charts can be drawn: Plotly or Matplotlib is installed."""
     return any(importlib.util.find_spec(name) for name in ("plotly", "matplotlib"))
 
 

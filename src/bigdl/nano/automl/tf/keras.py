@@ -136,25 +136,25 @@ class Searchable(_ModelStandIn, Searcher):
         """
         model = self._actual()
         bound = inspect.signature(type(model).fit).bind_partial(model, *args, **kwargs)
-        given = bound.arguments
-        given.pop("self")
-        given |= given.pop("kwargs", {})
-        unsettled = [name for name, value in given.items() if holds_lazy(value)]
+        arguments = bound.arguments
+        arguments.pop("self")
+        arguments |= arguments.pop("kwargs", {})
+        unsettled = [name for name, value in arguments.items() if holds_lazy(value)]
         for name in unsettled:
             if name not in self._fit_settled:
                 raise UsageError(
                     f"fit has search spaces that no search has chosen: {name}; give it to search, "
                     "or give a value"
                 )
-            del given[name]
-        return model.fit(**self._fit_settled | given)
+            del arguments[name]
+        return model.fit(**self._fit_settled | arguments)
 
     def to_yaml(self, **kwargs: Any) -> str:
         """Keras 3 has none; raises a UsageError that names ``to_json``."""
         raise UsageError("Keras 3 writes no YAML; use to_json(), which keras.models reads")
 
     def save_spec(self, dynamic_batch: bool = True) -> tuple[list, dict] | None:
-        """What the model is called with, as in Keras 2.
+        """Return the specification of the inputs, as in Keras 2.
 
         Parameters
         ----------
@@ -197,8 +197,8 @@ class Searchable(_ModelStandIn, Searcher):
         return getattr(self._actual(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = name.startswith("_") or self._model is None or hasattr(type(self), name)
-        if own:
+        is_own = name.startswith("_") or self._model is None or hasattr(type(self), name)
+        if is_own:
             super().__setattr__(name, value)
         else:
             setattr(self._model, name, value)
@@ -345,17 +345,17 @@ def _holds_layers(value: Any) -> bool:
 
 
 def _sequential(stack: list[Any], name: str | None, cloned: bool) -> Any:
-    """A stack of layers."""
+    """Return a stack of layers."""
     return _cloned(original("Sequential")(stack, name=name), cloned)
 
 
 def _functional(inputs: Any, outputs: Any, name: str | None, cloned: bool) -> Any:
-    """A graph of layers."""
+    """Return a graph of layers."""
     return _cloned(original("Model")(inputs=inputs, outputs=outputs, name=name), cloned)
 
 
 def _cloned(model: Any, wanted: bool) -> Any:
-    """The model, or one with the same weights that is trained in its place."""
+    """Return the model, or one with the same weights that is trained in its place."""
     if not wanted:
         return model
     clone = require("keras", "tf").models.clone_model(model)

@@ -93,7 +93,7 @@ class Target:
         return cls(name, direction, mode)
 
     def of_history(self, history: Mapping[str, Sequence[float]]) -> float:
-        """The figure of a training.
+        """Return the figure of a training.
 
         Raises
         ------
@@ -146,19 +146,19 @@ def _check_name(name: str, metrics: list[str] | None, validated: bool) -> None:
     )
 
 
-def _direction(name: str, given: Any) -> str:
+def _direction(name: str, direction: Any) -> str:
     plain = name.removeprefix(_VALIDATION).lower()
     natural = None
     if any(plain == each or plain.startswith((each, f"{each}_")) for each in _BEST_HIGH):
         natural = "maximize"
     elif plain in _BEST_LOW or plain.endswith(("_loss", "_error")):
         natural = "minimize"
-    if given is None:
+    if direction is None:
         return natural or "minimize"
-    wanted = str(getattr(given, "name", given)).lower()
+    wanted = str(getattr(direction, "name", direction)).lower()
     if natural is not None and wanted in ("minimize", "maximize") and wanted != natural:
         raise UsageError(
-            f"The direction of target metric {name!r} must be {natural!r}, not {given!r}"
+            f"The direction of target metric {name!r} must be {natural!r}, not {direction!r}"
         )
     return wanted
 
@@ -340,7 +340,7 @@ def compiled(made: Mapping[str, Any]) -> Any:
 
 
 def _fresh(value: Any) -> Any:
-    """A copy of what training changes."""
+    """Return a copy of what training changes."""
     keras = require("keras", "tf")
     if isinstance(value, (keras.optimizers.Optimizer, keras.metrics.Metric)):
         return type(value).from_config(value.get_config())

@@ -72,14 +72,14 @@ class KerasModelBuilder(Builder):
         require("keras", "tf").utils.set_random_seed(seed % 2**32)
 
     def default_metric(self, make_config):
-        """The first metric that the model was compiled with; without any, its loss."""
+        """Return the first metric that the model was compiled with; without any, its loss."""
         model = self.compiled(make_config())
-        found = (model.get_compile_config() or {}).get("metrics")
-        while isinstance(found, list | tuple) and found:
-            found = found[0]
-        if isinstance(found, Mapping) and isinstance(found.get("config"), Mapping):  # an object
-            found = found["config"].get("name")
-        return found if found and isinstance(found, str) else "loss"
+        metric = (model.get_compile_config() or {}).get("metrics")
+        while isinstance(metric, list | tuple) and metric:
+            metric = metric[0]
+        if isinstance(metric, Mapping) and isinstance(metric.get("config"), Mapping):  # an object
+            metric = metric["config"].get("name")
+        return metric if metric and isinstance(metric, str) else "loss"
 
     def knows(self, metric):
         if metric.lower() in Evaluator.metrics_func:
@@ -87,7 +87,7 @@ class KerasModelBuilder(Builder):
         return True, _MODES.get(metric)
 
     def compiled(self, config):
-        """The user's model of a configuration."""
+        """Return the user's model of a configuration."""
         model = self.model_creator(dict(config))
         if not getattr(model, "compiled", False):
             raise UsageError(
@@ -154,21 +154,21 @@ class _KerasModel(Model):
 
     def _evaluated(self, data, metrics) -> dict[str, float]:
         size = {"batch_size": batch_size_of(self.config)} if isinstance(data, Rows) else {}
-        found = self.model.evaluate(**self._inputs(data), verbose=0, return_dict=True, **size)
+        figures = self.model.evaluate(**self._inputs(data), verbose=0, return_dict=True, **size)
         for metric in metrics:
-            if metric.name not in found:
+            if metric.name not in figures:
                 raise UsageError(
                     f"The model has no metric {metric.name!r}; it was compiled with "
-                    f"{', '.join(found)}"
+                    f"{', '.join(figures)}"
                 )
-        return found
+        return figures
 
     def _predicted(self, data) -> tuple[list, list]:
         """Return targets and predictions, in the same order."""
         if isinstance(data, Rows):
             x = _one_or_list(data.features)
-            found = self.model.predict(x, batch_size=batch_size_of(self.config), verbose=0)
-            return data.targets, as_list(found)
+            predicted = self.model.predict(x, batch_size=batch_size_of(self.config), verbose=0)
+            return data.targets, as_list(predicted)
         targets, outputs = [], []
         for x, y, *_ in self.loader_of(data, _check_loader):
             targets.append([np.asarray(each) for each in as_list(y)])
@@ -211,7 +211,7 @@ class _SharedKerasModel(_KerasModel):
             self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
 
     def figures(self, data, metrics):
-        """The first worker computes them, since Keras computes its own metrics by itself."""
+        """Return figures of the first worker, since Keras computes its own metrics by itself."""
         values = [0.0] * len(metrics)
         if self._sync.rank == 0:
             values = super().figures(data, metrics)
@@ -307,8 +307,8 @@ class _SharedKerasModel(_KerasModel):
     def _of_dataset(self, data) -> Iterator[Batch]:
         import keras
 
-        for given in self.loader_of(data, _check_loader):
-            leaves = keras.tree.map_structure(np.asarray, tuple(given))
+        for batch in self.loader_of(data, _check_loader):
+            leaves = keras.tree.map_structure(np.asarray, tuple(batch))
 
             def take(start, stop, leaves=leaves):
                 x, y, *weights = keras.tree.map_structure(lambda leaf: leaf[start:stop], leaves)
@@ -318,7 +318,7 @@ class _SharedKerasModel(_KerasModel):
 
 
 def _one_or_list(values: list):
-    """What Keras takes for one or several inputs or targets."""
+    """Return one or several inputs or targets as Keras takes them."""
     return values[0] if len(values) == 1 else values
 
 

@@ -77,7 +77,7 @@ class PytorchModelBuilder(Builder):
         return model.eval()
 
     def module(self, config):
-        """The user's model of a configuration."""
+        """Return the user's model of a configuration."""
         import torch
 
         model = self.model_creator(config)
@@ -94,7 +94,7 @@ _optimizer_creator = optimizer_creator  # a parameter has the name of the functi
 
 @dataclass(frozen=True)
 class _Alone:
-    """The worker of a trial that has no other one."""
+    """Rank and world size of a trial of one worker."""
 
     rank: int = 0
     world_size: int = 1
@@ -164,7 +164,7 @@ class _PytorchModel(Model):
             self._buffers.merge()
 
     def figures(self, data, metrics):
-        """A worker predicts every so-many-th batch; the first one computes the metrics of all."""
+        """Return figures of the first worker, for which each predicts its share of the batches."""
         import torch
 
         rank, size = self._sync.rank, self._sync.world_size
@@ -218,7 +218,7 @@ class _PytorchModel(Model):
 
     @property
     def _is_shared(self) -> bool:
-        """Whether other workers train the same model."""
+        """True if other workers train the same model."""
         return self._sync.world_size > 1
 
     def _train(self, batch: Batch, index: int):
@@ -239,13 +239,13 @@ class _PytorchModel(Model):
 
     @property
     def _is_uneven(self) -> bool:
-        """Whether the loss of a batch may be divided by something else than its rows."""
+        """True if the loss of a batch may be divided by something else than its rows."""
         from bigdl.orca.learn.pytorch.steps import counts_unevenly
 
         return counts_unevenly(self._step.criterion)
 
     def _gathered(self, results: list) -> list | None:
-        """The results for all batches, in their order, on the first worker."""
+        """Return the results for all batches, in their order, on the first worker."""
         import torch
 
         if not self._is_shared:
@@ -294,7 +294,7 @@ def _dumped(state) -> bytes:
 def _batches_of_loader(
     loader, device, numbers: _CommonRandomState | None = None
 ) -> Iterator[Batch]:
-    """What a DataLoader gives.
+    """Yield the batches of a DataLoader.
 
     Parameters
     ----------
@@ -336,13 +336,13 @@ class _CommonRandomState:
     @contextlib.contextmanager
     def drawn(self):
         """Draw from them for the time of the block."""
-        own = _state()
+        before = _state()
         _set_state(self._state)
         try:
             yield
         finally:
             self._state = _state()
-            _set_state(own)
+            _set_state(before)
 
 
 def _state() -> tuple:
