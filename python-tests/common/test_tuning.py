@@ -176,7 +176,10 @@ def test_a_study_that_does_not_exist_is_made_by_resuming(database):
             "has the directions ['minimize'], not ['maximize']",
         ),
         (lambda url: run_trials(open_study(), parabola), "when to end"),
-        (lambda url: run_trials(open_study(), parabola, 0), "n_trials must be an int"),
+        (
+            lambda url: run_trials(open_study(), parabola, 0),
+            "n_trials should be a positive",
+        ),
         (lambda url: run_trials(open_study(), parabola, 2, processes=2), "in memory"),
         (
             lambda url: run_trials(open_study(storage=url), parabola, 2, processes=2, threads=2),

@@ -13,7 +13,7 @@ from bigdl.nano.automl import hpo_config
 from bigdl.nano.automl.hpo import space
 from bigdl.nano.automl.hpo.backend import PrunerType, SamplerType
 from bigdl.nano.automl.tf.keras import Model, Sequential
-from bigdl.nano.automl.tf.keras.judging import judge_of
+from bigdl.nano.automl.tf.objective import pruning_of
 from bigdl.nano.tf.keras import InferenceOptimizer
 from bigdl.orca.learn.tf2.parts import KerasParts
 
@@ -253,8 +253,8 @@ class TwoEpochs:
 @pytest.mark.timeout(120)
 def test_a_judge_is_asked_from_elsewhere():
     trial = TwoEpochs()
-    with judge_of(trial, elsewhere=True) as judge:
-        asked = pickle.loads(pickle.dumps(judge))
+    with pruning_of(trial, in_processes=True) as should_prune:
+        asked = pickle.loads(pickle.dumps(should_prune))
         assert asked(0.5, 0) is False
         with pytest.raises(ValueError, match="not a number"):
             asked(float("nan"), 1)

@@ -100,7 +100,7 @@ def test_functions_make_datasets(tmp_path):
 
 def test_a_model_goes_on_from_its_state_with_its_own_rate():
     from bigdl.orca.automl.model.base_keras_model import KerasModelBuilder
-    from bigdl.orca.automl.model.rows import Rows
+    from bigdl.orca.automl.model.data import Rows
 
     x, y = rows()
     data, builder = Rows([x], [y]), KerasModelBuilder(model)

@@ -9,13 +9,14 @@ import pytest
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl import hp
-from bigdl.orca.automl.space import SearchSpace
+from bigdl.orca.automl.strategy import from_ray
+from bigdl.tuning.spaces import SearchSpace
 
 DRAWS = 400
 
 
 def drawn(space, count=DRAWS, seed=0):
-    searched = SearchSpace(space)
+    searched = SearchSpace(space, convert=from_ray)
     return [
         searched.resolve(searched.random_draws(seed, number), seed, number)
         for number in range(count)
@@ -125,7 +126,7 @@ def test_draws_depend_on_the_seed_and_the_number_alone_and_travel_as_json():
         assert draws == space.random_draws(3, number) != space.random_draws(4, number)
         read = json.loads(json.dumps(draws))
         assert space.resolve(read, 3, number) == space.resolve(draws, 3, number)
-    assert space.text("c", 1) == "sin"
+    assert space.json_draw("c", 1) == "sin"
 
 
 def test_optuna_suggests_what_every_domain_takes():
@@ -172,12 +173,12 @@ def test_domains_of_ray_become_ours():
     ("make", "message"),
     [
         (lambda: hp.uniform(2, 1), "lower must not be above upper"),
-        (lambda: hp.uniform("a", 1), "lower must be a number"),
-        (lambda: hp.randint(0.5, 1), "lower must be an integer"),
+        (lambda: hp.uniform("a", 1), "lower should be a number"),
+        (lambda: hp.randint(0.5, 1), "lower should be an integer"),
         (lambda: hp.loguniform(0, 1), "above 0 on a logarithmic scale"),
-        (lambda: hp.quniform(1, 2, 0), "q must be above 0"),
+        (lambda: hp.quniform(1, 2, 0), "q should be a positive number"),
         (lambda: hp.qrandint(1, 3, 5), "no multiple of 5"),
-        (lambda: hp.randn(0, 0), "std must be above 0"),
+        (lambda: hp.randn(0, 0), "std should be a positive number"),
         (lambda: hp.choice([]), "at least one value"),
         (lambda: hp.choice("abc"), "must be a list"),
         (lambda: hp.choice_n([1, 2], 1, 3), "from 0 to the 2 categories"),

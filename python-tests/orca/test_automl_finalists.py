@@ -5,7 +5,7 @@ from searches import SPACE, fit, model, search
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl import hp
-from bigdl.orca.automl.search.algorithms import Strategy
+from bigdl.orca.automl.strategy import Strategy
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'bigdl[automl]'")
 
@@ -87,7 +87,7 @@ def test_trials_are_compared_after_a_ninth_of_their_epochs_by_default(tmp_path):
 
 @pytest.mark.parametrize("finalists", [-1, 1.5, True, "all"])
 def test_wrong_numbers_of_finalists_are_refused(tmp_path, finalists):
-    with pytest.raises(UsageError, match="finalists in scheduler_params must be"):
+    with pytest.raises(UsageError, match="finalists in scheduler_params should be"):
         halved(search(tmp_path), finalists)
     assert not any(tmp_path.iterdir())
 

@@ -16,7 +16,7 @@ from searches import SPACE, fit, model, mse, rows, search
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl import hp
-from bigdl.orca.automl.search.folders import latest_search
+from bigdl.orca.automl.records import latest_search
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'bigdl[automl]'")
 

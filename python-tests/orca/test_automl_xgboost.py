@@ -146,7 +146,7 @@ def test_lr_is_the_learning_rate(tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda path: AutoXGBRegressor(cpus_per_trial=0), "cpus_per_trial must be"),
+        (lambda path: AutoXGBRegressor(cpus_per_trial=0), "cpus_per_trial should be"),
         (
             lambda path: AutoEstimator(
                 XGBoostModelBuilder("regressor", 1, {}), workers_per_trial=2
@@ -157,7 +157,7 @@ def test_lr_is_the_learning_rate(tmp_path):
             lambda path: fit(
                 AutoXGBRegressor, path, numbers(), None, search_space={"n_estimators": 0}
             ),
-            "n_estimators must be a positive integer",
+            "n_estimators should be a positive integer",
         ),
         (
             lambda path: fit(AutoXGBRegressor, path, numbers(), numbers(), metric="f1"),

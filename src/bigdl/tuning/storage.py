@@ -1,36 +1,60 @@
-"""The database of a study."""
+"""Databases of studies."""
 
 from __future__ import annotations
 
+import sqlite3
+import threading
+from collections.abc import Sequence
 from typing import Any
 
-from bigdl.tuning._by_name import optuna
+from optuna.storages import RDBStorage
+from optuna.trial import TrialState
 
-__all__ = ["open_database"]
+__all__ = ["SQLiteStorage", "open_database"]
 
-_PATIENCE = 120  # seconds that a process waits while others write to the same SQLite file
+_LOCK_TIMEOUT_S = 120  # that a process waits while others write to the same SQLite file
+_lock = threading.Lock()
 
 
-def open_database(url: str, *, writes_ahead: bool = False) -> Any:
-    """The storage of Optuna at a URL.
+class SQLiteStorage(RDBStorage):
+    """A database in which no waiting trial is given to two threads.
+
+    Optuna looks for a waiting trial and takes it in two steps, between which SQLite locks nothing.
+    The threads that take trials are all of one process.
+    """
+
+    def set_trial_state_values(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+    ) -> bool:
+        with _lock:
+            return super().set_trial_state_values(trial_id, state, values)
+
+
+class _WriteAheadConnection(sqlite3.Connection):
+    """A connection that does not wait for the disk at every epoch of a trial.
+
+    With a write-ahead log, a process that is killed loses nothing, and a machine that loses its
+    power at most the last moments.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.execute("PRAGMA journal_mode=WAL").close()
+        self.execute("PRAGMA synchronous=NORMAL").close()
+
+
+def open_database(url: str, *, write_ahead: bool = False) -> RDBStorage:
+    """Open the storage of Optuna at a URL of SQLAlchemy.
 
     Parameters
     ----------
     url : str
-        As SQLAlchemy takes it.
-    writes_ahead : bool
-        Let a file of SQLite have a log that is written ahead, which needs a disk of this machine.
-
-    Returns
-    -------
-    optuna.storages.RDBStorage
+    write_ahead : bool
+        Give a file of SQLite a write-ahead log, which needs a disk of this machine.
     """
-    storages = optuna().storages
     if not url.startswith("sqlite"):
-        return storages.RDBStorage(url)
-    from bigdl.tuning._sqlite import SQLiteStorage, WriteAhead
-
-    arguments: dict[str, Any] = {"timeout": _PATIENCE}
-    if writes_ahead:
-        arguments["factory"] = WriteAhead
+        return RDBStorage(url)
+    arguments: dict[str, Any] = {"timeout": _LOCK_TIMEOUT_S}
+    if write_ahead:
+        arguments["factory"] = _WriteAheadConnection
     return SQLiteStorage(url, engine_kwargs={"connect_args": arguments})

@@ -1,34 +1,188 @@
-"""Studies: where the trials of a search are kept."""
+"""Studies of Optuna: samplers, pruners and storages by name, tables, and recovery of lost trials.
+
+A study is the record of a search. :func:`open_study` makes one or goes on with one, in memory or in
+a database; :func:`create_sampler` and :func:`create_pruner` make by name what proposes parameters
+and what ends trials early.
+
+A trial that runs in a database has a note of the process that runs its search. When the search is
+resumed, a trial that still runs according to the database, but whose process there is no more, is
+marked as failed and proposed again with the same parameters. So is, in a search by several
+processes, a trial that a killed process leaves behind. A trial is proposed again once: what kills
+its process twice is the trial's own doing. Of a process on another machine nothing is known, and
+its trials are left alone.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+import platform
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from bigdl.common.errors import UsageError
-from bigdl.tuning._by_name import optuna, quietly
-from bigdl.tuning.lost import recover
-from bigdl.tuning.pruners import create_pruner
-from bigdl.tuning.samplers import create_sampler
-from bigdl.tuning.storage import open_database
+from bigdl.common.errors import UsageError, require
 
-__all__ = ["is_in_memory", "open_study"]
+if TYPE_CHECKING:
+    import pandas as pd
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.storages import BaseStorage
+    from optuna.study import Study, StudyDirection
+    from optuna.trial import FrozenTrial, Trial
 
+__all__ = [
+    "RETRY_OF",
+    "PrunerType",
+    "SamplerType",
+    "create_pruner",
+    "create_sampler",
+    "is_in_memory",
+    "open_study",
+    "propose_again",
+    "record_process",
+    "recover",
+    "trial_table",
+    "without_experimental_warnings",
+]
+
+RETRY_OF = "retry_of"
+"""User attribute: the number of the lost trial that this one repeats."""
+
+_PROCESS = "process"
+_CLOCK_STEP_S = 2.0  # by which a clock that is set moves the start of a process
 _DIRECTIONS = ("minimize", "maximize")
 _log = logging.getLogger(__name__)
 
 
+class SamplerType(StrEnum):
+    """Names of samplers.
+
+    ``MOTPE`` is what BigDL 2.x called the search for several objectives, which TPE does itself now.
+    """
+
+    TPE = "TPE"
+    CmaEs = "CmaEs"
+    Grid = "Grid"
+    Random = "Random"
+    PartialFixed = "PartialFixed"
+    NSGAII = "NSGAII"
+    MOTPE = "MOTPE"
+
+
+class PrunerType(StrEnum):
+    """Names of pruners."""
+
+    HyperBand = "HyperBand"
+    Median = "Median"
+    Nop = "Nop"
+    Patient = "Patient"
+    Percentile = "Percentile"
+    SuccessiveHalving = "SuccessiveHalving"
+    Threshold = "Threshold"
+
+
+def create_sampler(
+    sampler: SamplerType | str | BaseSampler | None = None, **arguments: Any
+) -> BaseSampler:
+    """Create a sampler of Optuna.
+
+    Parameters
+    ----------
+    sampler : SamplerType or str or optuna.samplers.BaseSampler, optional
+        Its name, TPE by default. A sampler is returned as it is.
+    **arguments
+        Of Optuna's class, for example ``seed``. ``Grid`` needs ``search_space``, the values of each
+        parameter; ``PartialFixed`` needs ``fixed_params`` and takes ``base_sampler``.
+
+    Raises
+    ------
+    UsageError
+        If there is no such sampler, or it does not take the arguments.
+    """
+    samplers = require("optuna", "automl").samplers
+    if isinstance(sampler, samplers.BaseSampler):
+        return sampler
+    name = _member(SamplerType, sampler or SamplerType.TPE, "sampler")
+    if name is SamplerType.CmaEs:
+        require("cmaes", "automl")
+    if name is SamplerType.PartialFixed:
+        arguments.setdefault("base_sampler", samplers.TPESampler())
+    class_name = "TPESampler" if name is SamplerType.MOTPE else f"{name.value}Sampler"
+    return _construct(getattr(samplers, class_name), arguments, f"sampler {name.value!r}")
+
+
+def create_pruner(
+    pruner: PrunerType | str | BasePruner | None = None, **arguments: Any
+) -> BasePruner:
+    """Create a pruner of Optuna.
+
+    Parameters
+    ----------
+    pruner : PrunerType or str or optuna.pruners.BasePruner, optional
+        Its name; by default trials are not pruned. A pruner is returned as it is.
+    **arguments
+        Of Optuna's class, for example ``n_startup_trials``. ``Patient`` wraps no other pruner
+        unless it is given ``wrapped_pruner``.
+
+    Raises
+    ------
+    UsageError
+        If there is no such pruner, or it does not take the arguments.
+    """
+    pruners = require("optuna", "automl").pruners
+    if isinstance(pruner, pruners.BasePruner):
+        return pruner
+    name = _member(PrunerType, pruner or PrunerType.Nop, "pruner")
+    if name is PrunerType.Patient:
+        arguments.setdefault("wrapped_pruner", None)
+    class_name = "HyperbandPruner" if name is PrunerType.HyperBand else f"{name.value}Pruner"
+    return _construct(getattr(pruners, class_name), arguments, f"pruner {name.value!r}")
+
+
+Name = TypeVar("Name", bound=StrEnum)
+
+
+def _member(names: type[Name], name: Any, argument: str) -> Name:
+    """Return the member of an enumeration that a user has named, in any case."""
+    for member in names:
+        if str(name).lower() in (member.value.lower(), str(member).lower()):
+            return member
+    known = ", ".join(repr(member.value) for member in names)
+    raise UsageError(f"{argument} must be one of {known}, or an object of Optuna, not {name!r}")
+
+
+def _construct(cls: type, arguments: Mapping[str, Any], argument: str) -> Any:
+    try:
+        with without_experimental_warnings():
+            return cls(**arguments)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{argument} cannot be made of {dict(arguments)!r}: {error}; see optuna's "
+            f"{cls.__name__}"
+        ) from error
+
+
+@contextmanager
+def without_experimental_warnings() -> Iterator[None]:
+    """Suppress the warnings that something of Optuna is experimental."""
+    with warnings.catch_warnings():
+        category = require("optuna", "automl").exceptions.ExperimentalWarning
+        warnings.simplefilter("ignore", category)
+        yield
+
+
 def open_study(
     *,
-    storage: Any = None,
+    storage: str | BaseStorage | None = None,
     name: str | None = None,
-    directions: Sequence[str] = ("minimize",),
-    sampler: Any = None,
-    pruner: Any = None,
+    directions: Sequence[str | StudyDirection] = ("minimize",),
+    sampler: SamplerType | str | BaseSampler | None = None,
+    pruner: PrunerType | str | BasePruner | None = None,
     resume: bool = False,
     metric_names: Sequence[str] | None = None,
-) -> Any:
+) -> Study:
     """Make a study, or go on with one.
 
     Parameters
@@ -45,13 +199,9 @@ def open_study(
         Of Optuna; TPE, and no pruning by default.
     resume : bool
         Go on with the study if the storage has it. Trials of a search that was killed are marked as
-        failed and come first, with the parameters that they had (:mod:`bigdl.tuning.lost`).
+        failed and come first, with the parameters that they had (:func:`recover`).
     metric_names : sequence of str, optional
         Names of the figures.
-
-    Returns
-    -------
-    optuna.Study
 
     Raises
     ------
@@ -59,42 +209,81 @@ def open_study(
         If there is such a study and it is not to be resumed, it has other directions, the storage
         cannot be opened, or a direction is unknown.
     """
-    library = optuna()
+    optuna = require("optuna", "automl")
     wanted = [_direction(direction) for direction in directions]
-    place = _opened(storage)
-    if resume and name is None and storage is not None:
-        name = _only_study(place)
+    database = _open(storage) if isinstance(storage, str) else storage
+    if resume and name is None and database is not None:
+        name = _only_study(database)
     try:
-        study = library.create_study(
-            storage=place,
+        study = optuna.create_study(
+            storage=database,
             study_name=name,
             directions=wanted,
             sampler=create_sampler(sampler),
             pruner=create_pruner(pruner),
             load_if_exists=resume,
         )
-    except library.exceptions.DuplicatedStudyError as error:
+    except optuna.exceptions.DuplicatedStudyError as error:
         raise UsageError(
             f"There is a study {name!r} already; pass resume=True to go on with it, or choose "
             "another study_name"
         ) from error
-    found = [direction.name.lower() for direction in study.directions]
-    if found != wanted:
+    stored = [direction.name.lower() for direction in study.directions]
+    if stored != wanted:
         raise UsageError(
-            f"The study {study.study_name!r} has the directions {found}, not {wanted}; choose "
+            f"The study {study.study_name!r} has the directions {stored}, not {wanted}; choose "
             "another study_name"
         )
-    if resume:
-        _tell_of(study, recover(study))
+    lost = recover(study) if resume else []
+    if lost:
+        numbers = ", ".join(map(str, lost))
+        _log.warning(
+            "The search %r was killed in trial %s, which is tried again", study.study_name, numbers
+        )
     if metric_names is not None and study.metric_names != list(metric_names):
-        with quietly():
+        with without_experimental_warnings():
             study.set_metric_names(list(metric_names))
     return study
 
 
-def is_in_memory(study: Any) -> bool:
-    """Whether only this process sees the study."""
-    return isinstance(study._storage, optuna().storages.InMemoryStorage)
+def is_in_memory(study: Study) -> bool:
+    """Return True if only this process sees the study."""
+    return isinstance(study._storage, require("optuna", "automl").storages.InMemoryStorage)
+
+
+def trial_table(study: Study) -> pd.DataFrame:
+    """Return the trials of a study, one in each row.
+
+    Parameters
+    ----------
+    study : optuna.Study
+
+    Returns
+    -------
+    DataFrame
+        Indexed by the trial's ``number``. The columns are ``state``, as Optuna calls it; the
+        figures under the names of their metrics, or as ``value`` if they have none; ``seconds``,
+        which the trial took; and each parameter under its name, missing where a trial has none.
+    """
+    import pandas as pd
+
+    trials = study.get_trials(deepcopy=False)
+    count = len(study.directions)
+    unnamed = ["value"] if count == 1 else [f"value_{i}" for i in range(count)]
+    figures = study.metric_names or unnamed
+    names = dict.fromkeys(name for trial in trials for name in trial.params)
+    rows = [
+        {
+            "number": trial.number,
+            "state": trial.state.name,
+            **dict(zip(figures, trial.values or [None] * count, strict=True)),
+            "seconds": None if trial.duration is None else trial.duration.total_seconds(),
+            **trial.params,
+        }
+        for trial in trials
+    ]
+    columns = ["number", "state", *figures, "seconds", *names]
+    return pd.DataFrame(rows, columns=columns).set_index("number")
 
 
 def _direction(direction: Any) -> str:
@@ -104,20 +293,20 @@ def _direction(direction: Any) -> str:
     return name.lower()
 
 
-def _opened(storage: Any) -> Any:
-    if not isinstance(storage, str):
-        return storage
+def _open(url: str) -> BaseStorage:
+    from bigdl.tuning.storage import open_database
+
     try:
-        return open_database(storage)
+        return open_database(url)
     except Exception as error:  # of SQLAlchemy, the driver of a database, or Optuna
         raise UsageError(
-            f"The storage {storage!r} cannot be opened: {error}; give a URL such as "
+            f"The storage {url!r} cannot be opened: {error}; give a URL such as "
             "'sqlite:///search.db'"
         ) from error
 
 
-def _only_study(storage: Any) -> str | None:
-    names = optuna().get_all_study_names(storage)
+def _only_study(storage: BaseStorage) -> str | None:
+    names = require("optuna", "automl").get_all_study_names(storage)
     if len(names) > 1:
         raise UsageError(
             f"The storage has {len(names)} studies ({', '.join(sorted(names))}); say by study_name "
@@ -126,9 +315,65 @@ def _only_study(storage: Any) -> str | None:
     return names[0] if names else None
 
 
-def _tell_of(study: Any, lost: list[int]) -> None:
-    if lost:
-        numbers = ", ".join(map(str, lost))
-        _log.warning(
-            "The search %r was killed in trial %s, which is tried again", study.study_name, numbers
-        )
+# Lost trials --------------------------------------------------------------------------------------
+
+
+def record_process(trial: Trial) -> None:
+    """Note in a trial that this process runs its search."""
+    process = require("psutil", "automl").Process()
+    trial.set_user_attr(_PROCESS, [platform.node(), process.pid, process.create_time()])
+
+
+def recover(study: Study) -> list[int]:
+    """Mark the trials of processes that are gone as failed, and propose them again.
+
+    Returns
+    -------
+    list of int
+        Numbers of the lost trials.
+    """
+    optuna = require("optuna", "automl")
+    states = optuna.trial.TrialState
+    running = study.get_trials(deepcopy=False, states=(states.RUNNING,))
+    lost = [trial for trial in running if _is_gone(trial.user_attrs.get(_PROCESS))]
+    for trial in lost:
+        with suppress(optuna.exceptions.UpdateFinishedTrialError):  # by another that recovers
+            # Not `study.tell`, after which the grid's sampler may end a search that has not begun.
+            study._storage.set_trial_state_values(trial._trial_id, state=states.FAIL)
+            propose_again(study, trial)
+    return [trial.number for trial in lost]
+
+
+def propose_again(study: Study, trial: FrozenTrial) -> bool:
+    """Queue the parameters of a lost trial, unless it is a repetition itself.
+
+    Returns
+    -------
+    bool
+        True if there is a new trial.
+    """
+    if RETRY_OF in trial.user_attrs:
+        return False
+    optuna = require("optuna", "automl")
+    repetition = optuna.create_trial(
+        state=optuna.trial.TrialState.WAITING,
+        params=trial.params,
+        distributions=trial.distributions,
+        system_attrs=trial.system_attrs,  # the grid's sampler has its place there
+        user_attrs={RETRY_OF: trial.number},
+    )
+    study.add_trial(repetition)
+    return True
+
+
+def _is_gone(process: Any) -> bool:
+    if process is None or process[0] != platform.node():
+        return False
+    _, pid, started = process
+    psutil = require("psutil", "automl")
+    try:
+        current = psutil.Process(pid)
+        is_alive = current.status() != psutil.STATUS_ZOMBIE
+        return not is_alive or abs(current.create_time() - started) > _CLOCK_STEP_S
+    except psutil.NoSuchProcess:
+        return True

@@ -1,5 +1,81 @@
 """AutoML: searching for the hyper-parameters of PyTorch and Keras models."""
 
-from bigdl.nano.automl.config import hpo_config
+from __future__ import annotations
 
-__all__ = ["hpo_config"]
+from typing import NoReturn
+
+from bigdl.common.errors import UsageError
+
+__all__ = ["HPOConfig", "hpo_config"]
+
+
+class HPOConfig:
+    """Switches: the layers and optimizers of ``bigdl.nano.tf`` take search spaces or not.
+
+    PyTorch's side needs no switch: ``@hpo.plmodel()`` says it of each class.
+    """
+
+    def __init__(self) -> None:
+        self._tf = self._pytorch = False
+
+    @property
+    def hpo_tf(self) -> bool:
+        """True if ``bigdl.nano.tf`` takes search spaces; set by :meth:`enable_hpo_tf`."""
+        return self._tf
+
+    @hpo_tf.setter
+    def hpo_tf(self, value: object) -> NoReturn:
+        raise UsageError(
+            "Directly set hpo_tf value is not permitted. Please use enable_hpo_tf() or "
+            "disable_hpo_tf()"
+        )
+
+    @property
+    def hpo_pytorch(self) -> bool:
+        """True if :meth:`enable_hpo_pytorch` was called; nothing depends on it."""
+        return self._pytorch
+
+    @hpo_pytorch.setter
+    def hpo_pytorch(self, value: object) -> NoReturn:
+        raise UsageError(
+            "Directly set hpo_pytorch value is not permitted. Please use enable_hpo_pytorch() or "
+            "disable_hpo_pytorch()"
+        )
+
+    def enable_hpo_tf(self) -> None:
+        """Let layers, activations, ``Input``, ``cast`` and optimizers take search spaces.
+
+        These are the names in ``bigdl.nano.tf.keras.layers``, ``bigdl.nano.tf.keras.activations``,
+        ``bigdl.nano.tf.keras``, ``bigdl.nano.tf`` and ``bigdl.nano.tf.optimizers``. Import them
+        after this call: what was imported before is Keras' own, and stays so.
+        """
+        from bigdl.nano.automl.tf.substitutes import substitute
+
+        if not self._tf:
+            substitute()
+        self._tf = True
+
+    def disable_hpo_tf(self) -> None:
+        """Undo :meth:`enable_hpo_tf`; what was imported meanwhile goes on taking spaces."""
+        from bigdl.nano.automl.tf.substitutes import restore
+
+        if self._tf:
+            restore()
+        self._tf = False
+
+    def enable_hpo_pytorch(self) -> None:
+        """Accepted; ``@hpo.plmodel()`` and ``Trainer(use_hpo=True)`` need no more."""
+        self._pytorch = True
+
+    def disable_hpo_pytorch(self) -> None:
+        """Undo :meth:`enable_hpo_pytorch`."""
+        self._pytorch = False
+
+    def reset(self) -> None:
+        """Disable both."""
+        self.disable_hpo_tf()
+        self.disable_hpo_pytorch()
+
+
+hpo_config = HPOConfig()
+"""The switches of this process."""

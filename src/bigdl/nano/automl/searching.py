@@ -1,4 +1,4 @@
-"""What searches of PyTorch and Keras models have in common: arguments, studies, summaries."""
+"""Searches of PyTorch and Keras models: arguments, studies, summaries."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import abc
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.automl.hpo.lazy import Choice, Naming, take
-from bigdl.tuning import (
-    SamplerType,
-    create_pruner,
-    create_sampler,
-    open_study,
-    run_trials,
-)
+from bigdl.nano.automl.hpo.objects import spaces_in, with_config
+from bigdl.tuning import SamplerType, create_pruner, create_sampler, open_study, run_trials
 
-__all__ = ["LastSearch", "SearchArguments", "Searches"]
+if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+
+__all__ = ["SearchArguments", "Searcher"]
 
 _OF_STUDY = (
     "storage",
@@ -57,23 +57,23 @@ class SearchArguments:
     rest: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], of_training: Collection[str]) -> SearchArguments:
-        """Sort keywords.
+    def of(cls, keywords: Mapping[str, Any], of_training: Collection[str]) -> SearchArguments:
+        """Return keywords sorted.
 
         Raises
         ------
         UsageError
             If one is for nobody.
         """
-        sorted_ = cls()
+        arguments = cls()
         unknown = []
-        for name, value in given.items():
+        for name, value in keywords.items():
             if name in _OF_STUDY:
-                sorted_.study[name] = value
+                arguments.study[name] = value
             elif name in _OF_RUN:
-                sorted_.run[name] = value
+                arguments.run[name] = value
             elif name in of_training:
-                sorted_.rest[name] = value
+                arguments.rest[name] = value
             else:
                 unknown.append(name)
         if unknown:
@@ -82,10 +82,10 @@ class SearchArguments:
                 f"Invalid Arguments found for 'search': {', '.join(sorted(unknown))}; it takes "
                 f"{known}"
             )
-        return sorted_
+        return arguments
 
     def directions(self, metrics: Sequence[str]) -> list[str]:
-        """The direction of each metric.
+        """Return the direction of each metric.
 
         Raises
         ------
@@ -106,165 +106,8 @@ class SearchArguments:
         return list(several)
 
 
-class LastSearch:
-    """The study of the last search, and what it searched.
-
-    Attributes
-    ----------
-    study : optuna.Study or None
-    """
-
-    def __init__(self) -> None:
-        self.study: Any = None
-
-    def open(
-        self,
-        subject: Any,
-        arguments: SearchArguments,
-        metrics: Sequence[str],
-        *,
-        resume: bool,
-    ) -> None:
-        """Make the study of a search, or go on with one.
-
-        Parameters
-        ----------
-        subject : object
-            Holds the spaces.
-        arguments : SearchArguments
-        metrics : sequence of str
-            What the trials return.
-        resume : bool
-            Go on with the study of that name in the storage, or with that of the last search where
-            there is no storage.
-        """
-        naming = Naming(subject)
-        if not naming.spaces:
-            raise UsageError(
-                "There is no search space in the arguments of the model: give it some of "
-                "bigdl.nano.automl.hpo.space, for example space.Int(8, 64) as the size of a layer"
-            )
-        wanted, directions = arguments.study, arguments.directions(metrics)
-        sampler = _sampler(wanted, naming)
-        pruner = create_pruner(wanted.get("pruner"), **(wanted.get("pruner_kwargs") or {}))
-        if resume and wanted.get("storage") is None:
-            if self._goes_on(sampler, pruner, directions, wanted):
-                return
-            warnings.warn(
-                "There is no search to resume: this process has not searched yet, and no storage "
-                "is given. A new search begins",
-                stacklevel=4,
-            )
-        self.study = open_study(
-            storage=wanted.get("storage"),
-            name=wanted.get("study_name"),
-            directions=directions,
-            sampler=sampler,
-            pruner=pruner,
-            resume=bool(resume or wanted.get("load_if_exists")),
-            metric_names=list(metrics),
-        )
-
-    def run(
-        self, objective: Callable[[Any], Any], arguments: SearchArguments, n_parallels: int
-    ) -> None:
-        """Run the trials.
-
-        Parameters
-        ----------
-        objective : callable
-        arguments : SearchArguments
-        n_parallels : int
-            Processes.
-        """
-        run = dict(arguments.run)
-        run_trials(
-            self.study,
-            objective,
-            run.pop("n_trials", None),
-            processes=n_parallels,
-            threads=run.pop("n_jobs", 1),
-            callbacks=run.pop("tune_callbacks", None) or (),
-            **run,
-        )
-
-    def best(self, subject: Any, trial_id: int = -1) -> Any:
-        """What was searched, with the parameters of a trial.
-
-        Parameters
-        ----------
-        subject : object
-        trial_id : int
-            Number of the trial; -1 is the best one.
-
-        Raises
-        ------
-        UsageError
-            If there is no such trial.
-        """
-        trial = self._trial(trial_id)
-        return take(subject, Choice.of_config(Naming(subject), trial.params))
-
-    def summary(self) -> Any:
-        """Print the best trials; the study.
-
-        Raises
-        ------
-        UsageError
-            If nothing was searched.
-        """
-        study = self._searched()
-        print(f"Number of finished trials: {len(study.trials)}")
-        if len(study.directions) == 1:
-            print("Best trial:")
-            _print_trial(study, self._trial(-1))
-        else:
-            print(f"Trials that no other is better than in everything: {len(study.best_trials)}")
-            for trial in study.best_trials:
-                _print_trial(study, trial)
-        return study
-
-    def _goes_on(self, sampler: Any, pruner: Any, directions: list[str], wanted: dict) -> bool:
-        if self.study is None:
-            return False
-        found = [direction.name.lower() for direction in self.study.directions]
-        if found != [str(direction).lower() for direction in directions]:
-            raise UsageError(
-                f"The last search had the directions {found}, so it cannot go on with "
-                f"{directions}; leave out resume"
-            )
-        if wanted.get("sampler") is not None:
-            self.study.sampler = sampler
-        if wanted.get("pruner") is not None:
-            self.study.pruner = pruner
-        return True
-
-    def _searched(self) -> Any:
-        if self.study is None:
-            raise UsageError("Nothing was searched yet; call search first")
-        return self.study
-
-    def _trial(self, trial_id: int) -> Any:
-        study = self._searched()
-        if trial_id != -1:
-            trials = study.get_trials(deepcopy=False)
-            if not 0 <= trial_id < len(trials):
-                raise UsageError(
-                    f"There is no trial {trial_id}; the search has trials 0 to {len(trials) - 1}"
-                )
-            return trials[trial_id]
-        if len(study.directions) > 1:
-            raise UsageError(
-                "A search for several metrics has no single best trial; choose one of "
-                "study.best_trials and pass its number as use_trial_id"
-            )
-        if not any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
-            raise UsageError("No trial has finished, so there is no best one")
-        return study.best_trial
-
-
-class Searches(abc.ABC):
-    """What can be asked of an object that searches, in every framework.
+class Searcher(abc.ABC):
+    """An object that searches, in every framework, and keeps the study of its last search.
 
     Attributes
     ----------
@@ -273,25 +116,11 @@ class Searches(abc.ABC):
     """
 
     def __init__(self) -> None:
-        self._last = LastSearch()
+        self._study: Study | None = None
 
     @property
-    def study(self) -> Any:
-        return self._last.study
-
-    def search_summary(self) -> Any:
-        """Print the number of trials and the best of them.
-
-        Returns
-        -------
-        optuna.Study
-
-        Raises
-        ------
-        UsageError
-            If nothing was searched.
-        """
-        return self._last.summary()
+    def study(self) -> Study | None:
+        return self._study
 
     @abc.abstractmethod
     def end_search(self, use_trial_id: int = -1) -> Any:
@@ -313,18 +142,143 @@ class Searches(abc.ABC):
             If nothing was searched, or there is no such trial.
         """
 
+    def search_summary(self) -> Study:
+        """Print the number of trials and the best of them.
 
-def _sampler(wanted: Mapping[str, Any], naming: Naming) -> Any:
-    arguments = dict(wanted.get("sampler_kwargs") or {})
-    name = str(wanted.get("sampler")).lower()
-    if name == SamplerType.Grid.lower():
-        arguments.setdefault(
-            "search_space", {name: space.grid for name, space in naming.spaces.items()}
+        Raises
+        ------
+        UsageError
+            If nothing was searched.
+        """
+        study = self._searched()
+        print(f"Number of finished trials: {len(study.trials)}")
+        if len(study.directions) == 1:
+            print("Best trial:")
+            _print_trial(study, self._trial(-1))
+        else:
+            print(f"Trials that no other is better than in everything: {len(study.best_trials)}")
+            for trial in study.best_trials:
+                _print_trial(study, trial)
+        return study
+
+    def _open(
+        self, subject: Any, arguments: SearchArguments, metrics: Sequence[str], *, resume: bool
+    ) -> None:
+        """Make the study of a search, or go on with one.
+
+        Parameters
+        ----------
+        subject : object
+            Holds the spaces.
+        arguments : SearchArguments
+        metrics : sequence of str
+            Names of the figures that trials return.
+        resume : bool
+            Go on with the study of that name in the storage, or with that of the last search where
+            there is no storage.
+        """
+        spaces = spaces_in(subject)
+        if not spaces:
+            raise UsageError(
+                "There is no search space in the arguments of the model: give it some of "
+                "bigdl.nano.automl.hpo.space, for example space.Int(8, 64) as the size of a layer"
+            )
+        wanted, directions = arguments.study, arguments.directions(metrics)
+        options = dict(wanted.get("sampler_kwargs") or {})
+        if str(wanted.get("sampler")).lower() == SamplerType.Grid.lower():
+            grid = {name: space.grid for name, space in spaces.items()}
+            options.setdefault("search_space", grid)
+        sampler = create_sampler(wanted.get("sampler"), **options)
+        pruner = create_pruner(wanted.get("pruner"), **(wanted.get("pruner_kwargs") or {}))
+        if resume and wanted.get("storage") is None:
+            if self._study is not None:
+                self._go_on(self._study, sampler, pruner, directions, wanted)
+                return
+            warnings.warn(
+                "There is no search to resume: this process has not searched yet, and no storage "
+                "is given. A new search begins",
+                stacklevel=4,
+            )
+        self._study = open_study(
+            storage=wanted.get("storage"),
+            name=wanted.get("study_name"),
+            directions=directions,
+            sampler=sampler,
+            pruner=pruner,
+            resume=bool(resume or wanted.get("load_if_exists")),
+            metric_names=list(metrics),
         )
-    return create_sampler(wanted.get("sampler"), **arguments)
+
+    def _run(
+        self, objective: Callable[[Any], Any], arguments: SearchArguments, n_parallels: int
+    ) -> None:
+        """Run the trials, in `n_parallels` processes."""
+        run = dict(arguments.run)
+        run_trials(
+            self._searched(),
+            objective,
+            run.pop("n_trials", None),
+            processes=n_parallels,
+            threads=run.pop("n_jobs", 1),
+            callbacks=run.pop("tune_callbacks", None) or (),
+            **run,
+        )
+
+    def _best(self, subject: Any, trial_id: int = -1) -> Any:
+        """Return the subject of the search with the parameters of a trial; -1 is the best one.
+
+        Raises
+        ------
+        UsageError
+            If there is no such trial.
+        """
+        return with_config(subject, self._trial(trial_id).params)
+
+    @staticmethod
+    def _go_on(
+        study: Study,
+        sampler: BaseSampler,
+        pruner: BasePruner,
+        directions: list[str],
+        wanted: Mapping[str, Any],
+    ) -> None:
+        """Let the last search go on with the sampler and the pruner that are wanted, if any."""
+        last = [direction.name.lower() for direction in study.directions]
+        if last != [str(direction).lower() for direction in directions]:
+            raise UsageError(
+                f"The last search had the directions {last}, so it cannot go on with "
+                f"{directions}; leave out resume"
+            )
+        if wanted.get("sampler") is not None:
+            study.sampler = sampler
+        if wanted.get("pruner") is not None:
+            study.pruner = pruner
+
+    def _searched(self) -> Study:
+        if self._study is None:
+            raise UsageError("Nothing was searched yet; call search first")
+        return self._study
+
+    def _trial(self, trial_id: int) -> FrozenTrial:
+        study = self._searched()
+        trials = study.get_trials(deepcopy=False)
+        if trial_id != -1:
+            if not 0 <= trial_id < len(trials):
+                raise UsageError(
+                    f"There is no trial {trial_id}; the search has trials 0 to {len(trials) - 1}"
+                )
+            return trials[trial_id]
+        if len(study.directions) > 1:
+            raise UsageError(
+                "A search for several metrics has no single best trial; choose one of "
+                "study.best_trials and pass its number as use_trial_id"
+            )
+        if not any(trial.state.name == "COMPLETE" for trial in trials):
+            raise UsageError("No trial has finished, so there is no best one")
+        return study.best_trial
 
 
-def _print_trial(study: Any, trial: Any) -> None:
+def _print_trial(study: Study, trial: FrozenTrial) -> None:
     names = study.metric_names or ["value"]
     figures = ", ".join(
         f"{name} {figure:g}" for name, figure in zip(names, trial.values, strict=True)

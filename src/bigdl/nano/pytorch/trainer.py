@@ -10,10 +10,6 @@ from typing import Any
 import torch
 
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.automl.hpo.lazy import Lazy
-from bigdl.nano.automl.pytorch import HPOSearcher
-from bigdl.nano.automl.pytorch.compiling import lazily_compiled, refuse_lazy
-from bigdl.nano.automl.pytorch.trainers import trial_arguments
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
 from bigdl.nano.pytorch.inference.switchable import SwitchableModel
 from bigdl.nano.pytorch.lightning import LightningModule
@@ -33,6 +29,7 @@ from bigdl.nano.pytorch.training.fitted import (
 from bigdl.nano.pytorch.training.processes import Processes
 from bigdl.nano.pytorch.training.settings import Wishes
 from bigdl.nano.pytorch.training.strategies import ProcessesStrategy, SingleProcessStrategy
+from bigdl.tuning.spaces import Lazy, holds_lazy
 
 __all__ = ["Trainer"]
 
@@ -146,7 +143,11 @@ class Trainer(_lightning.Trainer):
         rates = AutoLr(auto_lr)
         kwargs = translated(kwargs)
         check_lightning_arguments(kwargs, processes.count)
-        self.hpo_arguments = trial_arguments(given | kwargs) if use_hpo else {}
+        self.hpo_arguments = {}
+        if use_hpo:
+            from bigdl.nano.automl.pytorch import HPOSearcher, trial_arguments
+
+            self.hpo_arguments = trial_arguments(given | kwargs)
         if algorithms:
             check_algorithms(algorithms)
             callbacks = kwargs.get("callbacks") or []
@@ -176,7 +177,11 @@ class Trainer(_lightning.Trainer):
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """As Lightning's; with several processes, model and trainer are afterwards as rank 0's."""
-        refuse_lazy(args, kwargs)
+        if holds_lazy([args, kwargs]):
+            raise UsageError(
+                "The model, or the data, has search spaces; call search first, and fit what it "
+                "returns"
+            )
         if not self._is_tuned_here:
             super().fit(*args, **kwargs)
             return
@@ -294,6 +299,8 @@ class Trainer(_lightning.Trainer):
         ``AutoObject(torch.optim.Adam, lr=space.Real(1e-4, 1e-1, log=True))``.
         """
         if any(isinstance(part, Lazy) for part in (model, loss, optimizer, scheduler, metrics)):
+            from bigdl.nano.automl.pytorch import lazily_compiled
+
             return lazily_compiled(model, loss, optimizer, scheduler, metrics)
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"Model must be instance of nn.Module but got {type(model).__name__}")

@@ -1,33 +1,36 @@
-"""A search for the best configuration of a model, in prose.
+"""AutoEstimator: a search for the best configuration of a model.
 
-:class:`AutoEstimator` is made of a *builder* (:mod:`bigdl.orca.automl.model.base`), which makes a
-model of a configuration.  ``fit`` makes a :class:`~bigdl.orca.automl.search.launching.Search` of
-its arguments: a *job* that all trials share, the *records*, in which the trials are planned, and
-who runs those that wait, Ray (:mod:`bigdl.orca.automl.search.ray_search`) or processes of this
-machine (:mod:`bigdl.orca.automl.search.local`).  All that can be asked after it is read from the
-records, so a search that went on after an interruption knows no difference.
+An :class:`AutoEstimator` has a *builder* (:mod:`bigdl.orca.automl.model.base`), which makes a
+model of a configuration.  ``fit`` makes a :class:`~bigdl.orca.automl.search.Search` of its
+arguments: a *job* that all trials share, the *records*, in which the trials are planned, and the
+runner of those that wait, Ray (:mod:`bigdl.orca.automl.ray_search`) or processes of this machine
+(:func:`bigdl.tuning.run_trials`).  All results are read from the records, so a search that went on
+after an interruption knows no difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.automl.charts import draw_history, draw_parallel_coordinates
-from bigdl.orca.automl.leaderboard import write_leaderboard
 from bigdl.orca.automl.model.base import Builder
-from bigdl.orca.automl.search.algorithms import Strategy
-from bigdl.orca.automl.search.launching import (
-    Search,
-    check_count,
-    check_resources,
-    chosen_backend,
+from bigdl.orca.automl.records import Records
+from bigdl.orca.automl.results import (
+    draw_history,
+    draw_parallel_coordinates,
+    write_leaderboard,
 )
-from bigdl.orca.automl.search.objective import Goal
-from bigdl.orca.automl.search.records import Records
-from bigdl.orca.automl.space import SearchSpace
+from bigdl.orca.automl.search import Search, check_resources, choose_backend
+from bigdl.orca.automl.strategy import Strategy, from_ray
+from bigdl.orca.automl.trial import Goal
+from bigdl.tuning.spaces import SearchSpace
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from optuna.trial import FrozenTrial
 
 __all__ = ["AutoEstimator"]
 
@@ -85,15 +88,14 @@ class AutoEstimator:
                 "AutoEstimator is made by from_torch or from_keras, got "
                 f"{type(model_builder).__name__}"
             )
-        if backend not in (None, "ray", "local"):
-            raise UsageError(f"backend must be 'ray' or 'local', got {backend!r}")
+        check_choice("backend", backend or "local", ("ray", "local"))
         name = name or "auto_estimator"
         if not isinstance(name, str) or Path(name).name != name:
             raise UsageError(f"name must be the name of a folder, got {name!r}")
         self.model_builder = model_builder
         self.name = name
         self.logs_dir = Path(logs_dir).expanduser()
-        check_count("workers_per_trial", workers_per_trial)
+        check_positive("workers_per_trial", workers_per_trial)
         if workers_per_trial > 1 and not model_builder.takes_workers:
             raise UsageError(
                 f"workers_per_trial={workers_per_trial} is for models of PyTorch and Keras; those "
@@ -118,7 +120,7 @@ class AutoEstimator:
         backend: str | None = None,
         workers_per_trial: int = 1,
     ) -> AutoEstimator:
-        """A search for the configuration of a model of PyTorch.
+        """Return a search for the configuration of a model of PyTorch.
 
         Parameters
         ----------
@@ -139,9 +141,8 @@ class AutoEstimator:
         """
         from bigdl.orca.automl.model.base_pytorch_model import PytorchModelBuilder
 
-        builder = PytorchModelBuilder(model_creator, optimizer, loss)
         return AutoEstimator(
-            builder,
+            PytorchModelBuilder(model_creator, optimizer, loss),
             logs_dir,
             resources_per_trial,
             remote_dir,
@@ -161,7 +162,7 @@ class AutoEstimator:
         backend: str | None = None,
         workers_per_trial: int = 1,
     ) -> AutoEstimator:
-        """A search for the configuration of a Keras model.
+        """Return a search for the configuration of a Keras model.
 
         Parameters
         ----------
@@ -261,10 +262,10 @@ class AutoEstimator:
         """
         if self._records is not None:
             raise UsageError("This AutoEstimator has already been fitted and cannot fit again.")
-        check_count("epochs", epochs)
-        check_count("n_sampling", n_sampling)
-        check_count("concurrency", 1 if concurrency is None else concurrency)
-        builder, space = self.model_builder, SearchSpace(search_space or {})
+        check_positive("epochs", epochs)
+        check_positive("n_sampling", n_sampling)
+        check_positive("concurrency", 1 if concurrency is None else concurrency)
+        builder, space = self.model_builder, SearchSpace(search_space or {}, convert=from_ray)
         if metric is None:
             metric = builder.default_metric(
                 lambda: space.resolve(space.random_draws(seed, 0), seed, 0)
@@ -283,7 +284,7 @@ class AutoEstimator:
             self.remote_dir,
             self.workers_per_trial,
         )
-        backend, folder = chosen_backend(self.backend), self.logs_dir / self.name
+        backend, folder = self.backend or choose_backend(), self.logs_dir / self.name
         records = search.run(folder, data, validation_data, backend=backend, resume=resume)
         write_leaderboard(records, self.logs_dir / f"{self.name}_leaderboard")
         self._records = records
@@ -291,7 +292,7 @@ class AutoEstimator:
     # What came of it ----------------------------------------------------------------------------
 
     def get_best_model(self) -> Any:
-        """The best model as the user's own kind, with the weights of its best epoch.
+        """Return the best model as the user's own class, with the weights of its best epoch.
 
         Returns
         -------
@@ -307,11 +308,11 @@ class AutoEstimator:
         return self.get_model(self._best().number)
 
     def get_best_config(self) -> dict:
-        """The configuration of the best model; see :meth:`get_best_model`."""
+        """Return the configuration of the best model; see :meth:`get_best_model`."""
         return self._fitted().config_of(self._best())
 
     def get_best_trials(self) -> list[dict]:
-        """The best trial, or after a search by several metrics those that no other trial beats.
+        """Return the best trial, or those that no other trial beats in all of several metrics.
 
         Returns
         -------
@@ -319,7 +320,7 @@ class AutoEstimator:
             ``trial`` (its number), ``config`` and the metrics.
         """
         records = self._fitted()
-        names = [metric.name for metric in records.goal.metrics]
+        names = records.goal.names
         best = records.ranked()[:1] if records.goal.is_single else records.front()
         return [
             {
@@ -331,7 +332,7 @@ class AutoEstimator:
         ]
 
     def get_model(self, trial: int) -> Any:
-        """The model of a finished trial, with the weights of its best epoch.
+        """Return the model of a finished trial, with the weights of its best epoch.
 
         Parameters
         ----------
@@ -339,14 +340,14 @@ class AutoEstimator:
             Its number.
         """
         records = self._fitted()
-        found = {each.number: each for each in records.finished()}
-        if trial not in found:
-            raise UsageError(f"There is no finished trial {trial!r}; there are {sorted(found)}")
+        finished = {each.number: each for each in records.finished()}
+        if trial not in finished:
+            raise UsageError(f"There is no finished trial {trial!r}; there are {sorted(finished)}")
         weights = records.weights_file(trial).read_bytes()
-        return self.model_builder.load(records.config_of(found[trial]), weights)
+        return self.model_builder.load(records.config_of(finished[trial]), weights)
 
-    def trials(self):
-        """All trials, one in each row.
+    def trials(self) -> pd.DataFrame:
+        """Return all trials, one in each row.
 
         Returns
         -------
@@ -383,7 +384,7 @@ class AutoEstimator:
             raise UsageError("You must call fit() before asking for what came of it")
         return self._records
 
-    def _best(self):
+    def _best(self) -> FrozenTrial:
         records = self._fitted()
         if not records.goal.is_single:
             raise UsageError(

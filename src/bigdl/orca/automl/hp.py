@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bigdl.orca.automl.domains import Choice, GridSearch, Normal, Number, SampleFrom, Subset
+from bigdl.tuning.spaces import Choice, GridSearch, Normal, Number, SampleFrom, Subset
 
 __all__ = [
     "choice",

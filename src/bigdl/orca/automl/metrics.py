@@ -43,8 +43,8 @@ def _r2(y, p):
     rest = np.sum((y - p) ** 2, axis=0)
     total = np.sum((y - np.mean(y, axis=0)) ** 2, axis=0)
     constant = total == 0
-    found = 1 - rest / np.where(constant, 1, total)
-    return np.where(constant, np.where(rest == 0, 1.0, 0.0), found)
+    score = 1 - rest / np.where(constant, 1, total)
+    return np.where(constant, np.where(rest == 0, 1.0, 0.0), score)
 
 
 def _mpe(y, p):
@@ -123,7 +123,7 @@ class Evaluator:
 
     @staticmethod
     def evaluate(metric: str, y_true, y_pred, multioutput: str = "raw_values"):
-        """A metric of predictions.
+        """Return a metric of predictions.
 
         Parameters
         ----------
@@ -158,14 +158,14 @@ class Evaluator:
             return float(_accuracy(y_true, y_pred))
         if y_true.dtype.kind in "bui":  # differences of unsigned numbers would wrap around
             y_true = y_true.astype(np.float64)
-        found = np.asarray(_METRICS[name](y_true, y_pred.astype(np.result_type(y_pred, y_true))))
+        value = np.asarray(_METRICS[name](y_true, y_pred.astype(np.result_type(y_pred, y_true))))
         if multioutput == "uniform_average":
-            return float(np.mean(found))
-        return found.reshape(())[()] if found.shape in ((), (1,)) else found
+            return float(np.mean(value))
+        return value.reshape(())[()] if value.shape in ((), (1,)) else value
 
     @staticmethod
     def check_metric(metric: str) -> str:
-        """The name of a metric in lower case.
+        """Return the name of a metric in lower case.
 
         Raises
         ------
@@ -210,6 +210,6 @@ def _check_shapes(name, y_true, y_pred):
 
 
 def _is_scores(y_true, y_pred) -> bool:
-    """Whether predictions are scores of the classes of labels."""
+    """Return True if predictions are scores of the classes of labels."""
     labels = y_true.shape[1:]
     return y_pred.shape[2:] == labels or (labels == (1,) and y_pred.ndim == 2)

@@ -16,7 +16,7 @@ DEFAULT_LR = 1e-3
 
 
 def optimizer_creator(optimizer: str | Callable) -> Callable:
-    """What makes an optimizer of a model and a configuration.
+    """Return a function that makes an optimizer of a model and a configuration.
 
     Parameters
     ----------
@@ -31,8 +31,9 @@ def optimizer_creator(optimizer: str | Callable) -> Callable:
     import torch
 
     if isinstance(optimizer, str):
-        found = getattr(torch.optim, optimizer, None)
-        if not _is_class(found, torch.optim.Optimizer) or found is torch.optim.Optimizer:
+        base = torch.optim.Optimizer
+        optimizer_class = getattr(torch.optim, optimizer, None)
+        if not _is_class(optimizer_class, base) or optimizer_class is base:
             raise UsageError(
                 f"Must provide a valid torch optimizer name, such as 'Adam', got {optimizer!r}"
             )
@@ -59,7 +60,7 @@ class NamedOptimizer:
 
 
 def validate_pytorch_loss(loss) -> Callable:
-    """What makes a loss of a configuration.
+    """Return a function that makes a loss of a configuration.
 
     Parameters
     ----------
@@ -74,12 +75,12 @@ def validate_pytorch_loss(loss) -> Callable:
     import torch
 
     if isinstance(loss, str):
-        found = getattr(torch.nn, loss, None)
-        if not _is_class(found, torch.nn.modules.loss._Loss):
+        loss_class = getattr(torch.nn, loss, None)
+        if not _is_class(loss_class, torch.nn.modules.loss._Loss):
             raise UsageError(
                 f"Must provide a valid torch loss name, such as 'MSELoss', got {loss!r}"
             )
-        return lambda config: found()
+        return lambda config: loss_class()
     if isinstance(loss, torch.nn.Module):
         return lambda config: loss
     if isinstance(loss, type) or not callable(loss):
@@ -90,5 +91,5 @@ def validate_pytorch_loss(loss) -> Callable:
     return loss
 
 
-def _is_class(found, base) -> bool:
-    return isinstance(found, type) and issubclass(found, base)
+def _is_class(value, base) -> bool:
+    return isinstance(value, type) and issubclass(value, base)

@@ -1,7 +1,6 @@
-"""Searching for hyper-parameters: spaces, and what lets classes and functions take them."""
+"""Search spaces, and decorators that let classes and functions take them."""
 
 from bigdl.nano.automl.hpo import space
-from bigdl.nano.automl.hpo.auto import args, func, obj
-from bigdl.nano.automl.hpo.models import plmodel, tfmodel
+from bigdl.nano.automl.hpo.objects import args, func, obj, plmodel, tfmodel
 
 __all__ = ["args", "func", "obj", "plmodel", "space", "tfmodel"]

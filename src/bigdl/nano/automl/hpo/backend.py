@@ -1,11 +1,11 @@
-"""The library that searches: samplers and pruners by name, and what makes studies of them."""
+"""Samplers and pruners by name, and an object that makes studies of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from bigdl.nano.automl.hpo.lazy import Choice, Naming, take
+from bigdl.nano.automl.hpo.objects import suggested
 from bigdl.tuning import (
     PrunerType,
     SamplerType,
@@ -18,20 +18,20 @@ __all__ = ["OptunaBackend", "PrunerType", "SamplerType", "create_hpo_backend"]
 
 
 class OptunaBackend:
-    """What searches by Optuna need."""
+    """Makes the parts of a search by Optuna."""
 
     @staticmethod
     def create_sampler(
         sampler_type: Any = SamplerType.TPE, kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """A sampler; see :func:`bigdl.tuning.create_sampler`."""
+        """Return a sampler; see :func:`bigdl.tuning.create_sampler`."""
         return create_sampler(sampler_type, **(kwargs or {}))
 
     @staticmethod
     def create_pruner(
         pruner_type: Any = PrunerType.Nop, kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """A pruner; see :func:`bigdl.tuning.create_pruner`."""
+        """Return a pruner; see :func:`bigdl.tuning.create_pruner`."""
         return create_pruner(pruner_type, **(kwargs or {}))
 
     @staticmethod
@@ -43,14 +43,14 @@ class OptunaBackend:
         load_if_exists: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """A study; see :func:`bigdl.tuning.open_study`."""
+        """Return a study; see :func:`bigdl.tuning.open_study`."""
         return open_study(
             name=study_name, directions=directions or [direction], resume=load_if_exists, **kwargs
         )
 
     @staticmethod
     def instantiate(trial: Any, obj: Any) -> Any:
-        """An object with what a trial proposes in the places of its spaces.
+        """Return an object with what a trial proposes in the places of its spaces.
 
         Parameters
         ----------
@@ -58,9 +58,9 @@ class OptunaBackend:
         obj : object
             An AutoObject, a space, or a container with any of them.
         """
-        return take(obj, Choice.of_trial(Naming(obj), trial))
+        return suggested(obj, trial)
 
 
 def create_hpo_backend() -> OptunaBackend:
-    """The library that searches."""
+    """Return an object that makes the parts of a search."""
     return OptunaBackend()

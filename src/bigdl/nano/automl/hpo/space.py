@@ -8,23 +8,19 @@ an argument the second is ``units_2``; with ``prefix="dense_1"`` it is ``dense_1
 from __future__ import annotations
 
 import abc
-import math
-import numbers
-import random
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.automl.hpo.auto import AutoObject
-from bigdl.nano.automl.hpo.lazy import (
-    SPLITTER,
-    Choice,
-    Naming,
-    Searchable,
-    joined,
-    take,
-    visit,
-)
+from bigdl.nano.automl.hpo.objects import SPLITTER, AutoObject, Searchable
+from bigdl.tuning.spaces import Assignment, Domain, Naming, Number, resolve, visit
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import Trial
 
 __all__ = [
     "SPLITTER",
@@ -44,7 +40,7 @@ _REPORTABLE = (str, int, float, bool, type(None))
 
 
 class Space(Searchable):
-    """Something that a search chooses.
+    """Values of which a search chooses one.
 
     Attributes
     ----------
@@ -56,31 +52,17 @@ class Space(Searchable):
 
     @property
     @abc.abstractmethod
-    def cs(self) -> Any:
+    def cs(self) -> BaseDistribution | dict[str, BaseDistribution]:
         """The distribution of Optuna, or those of the parts by name."""
 
 
-class SimpleSpace(Space):
-    """A space that is one parameter of a trial."""
-
-    def visit(self, naming: Naming, name: str) -> None:
-        naming.add(self, name)
-
-    def take(self, choice: Choice) -> Any:
-        return choice.value(self)
+class SimpleSpace(Space, Domain):
+    """A space that is one parameter of a trial; its draws are the values that are reported."""
 
     @property
     @abc.abstractmethod
-    def reported_default(self) -> Any:
+    def default_draw(self) -> Any:
         """The default as it is reported."""
-
-    @abc.abstractmethod
-    def at_random(self) -> Any:
-        """A random value as it is reported."""
-
-    @abc.abstractmethod
-    def suggest(self, trial: Any, name: str) -> Any:
-        """What an Optuna trial proposes."""
 
     @property
     @abc.abstractmethod
@@ -114,70 +96,60 @@ class Categorical(SimpleSpace):
         self.labels = _labels(self.choices)
 
     @property
-    def cs(self) -> Any:
+    def cs(self) -> BaseDistribution:
         return _distributions().CategoricalDistribution(self.labels)
 
     @property
-    def reported_default(self) -> Any:
+    def default_draw(self) -> Any:
         return self.labels[0]
-
-    def at_random(self) -> Any:
-        return random.choice(self.labels)
-
-    def suggest(self, trial: Any, name: str) -> Any:
-        return trial.suggest_categorical(name, self.labels)
 
     @property
     def grid(self) -> list[Any]:
         return list(self.labels)
 
+    def draw(self, rng: np.random.Generator) -> Any:
+        return self.labels[rng.integers(len(self.labels))]
+
+    def suggest(self, trial: Trial, name: str) -> Any:
+        return trial.suggest_categorical(name, self.labels)
+
+    def value(self, draw: Any) -> Any:
+        for label, choice in zip(self.labels, self.choices, strict=True):
+            if type(label) is type(draw) and label == draw:
+                return choice
+        # A choice may be given as another type, as 1 for 1.0, or itself in place of its name.
+        for label, choice in zip(self.labels, self.choices, strict=True):
+            if label == draw or choice is draw:
+                return choice
+        raise UsageError(f"{draw!r} is not one of the choices {self.labels}")
+
     def visit(self, naming: Naming, name: str) -> None:
         super().visit(naming, name)
-        for place, inner in enumerate(self.choices):
-            visit(inner, naming, joined(name, str(place)))
+        for place, choice in enumerate(self.choices):
+            visit(choice, naming, naming.join(name, str(place)))
 
-    def take(self, choice: Choice) -> Any:
-        label = choice.value(self)
-        for own, inner in zip(self.labels, self.choices, strict=True):
-            if type(own) is type(label) and own == label:
-                return take(inner, choice)
-        # A choice may be given as another type, as 1 for 1.0, or itself in place of its name.
-        for own, inner in zip(self.labels, self.choices, strict=True):
-            if own == label or inner is label:
-                return take(inner, choice)
-        raise UsageError(f"{label!r} is not one of the choices {self.labels}")
+    def resolve(self, assignment: Assignment) -> Any:
+        return resolve(super().resolve(assignment), assignment)
 
     def __repr__(self) -> str:
         return f"Categorical({', '.join(map(repr, self.choices))})"
 
 
-class _Range(SimpleSpace):
+class _Range(SimpleSpace, Number):
     """Numbers between two bounds."""
 
-    kind: type
-    _number: type  # what a bound must be
-    _wanted: str
-
-    def __init__(
-        self, lower: Any, upper: Any, default: Any = None, log: bool = False, prefix: Any = None
-    ):
-        name = type(self).__name__
-        for bound in (lower, upper, lower if default is None else default):
-            if isinstance(bound, bool) or not isinstance(bound, self._number):
-                raise UsageError(f"The bounds of {name} must be {self._wanted}, not {bound!r}")
-        if not lower <= upper or not all(map(math.isfinite, (lower, upper))):
-            raise UsageError(f"{name}({lower}, {upper}) is empty; give the lower bound first")
-        if default is not None and not lower <= default <= upper:
-            raise UsageError(f"The default {default} of {name}({lower}, {upper}) is outside of it")
-        if log and lower <= 0:
-            raise UsageError(f"{name} with log=True needs a lower bound above 0, not {lower}")
-        self.lower, self.upper = self.kind(lower), self.kind(upper)
-        self.log = log
+    def _init(
+        self, lower: Any, upper: Any, default: Any, log: bool, prefix: str | None, whole: bool
+    ) -> None:
+        Number.__init__(self, lower, upper, log=log, whole=whole)
+        if default is not None:
+            check_number(f"The default of {self!r}", default, lower, upper)
+        self.lower, self.upper = self.value(lower), self.value(upper)
         self.prefix = prefix
-        self._default = self.lower if default is None else self.kind(default)
+        self._default = self.lower if default is None else self.value(default)
 
     @property
-    def reported_default(self) -> Any:
+    def default_draw(self) -> float:
         return self._default
 
     def __repr__(self) -> str:
@@ -198,21 +170,19 @@ class Real(_Range):
     prefix : str, optional
     """
 
-    kind = float
-    _number = numbers.Real
-    _wanted = "numbers"
+    def __init__(
+        self,
+        lower: float,
+        upper: float,
+        default: float | None = None,
+        log: bool = False,
+        prefix: str | None = None,
+    ):
+        self._init(lower, upper, default, log, prefix, whole=False)
 
     @property
-    def cs(self) -> Any:
+    def cs(self) -> BaseDistribution:
         return _distributions().FloatDistribution(self.lower, self.upper, log=self.log)
-
-    def at_random(self) -> float:
-        if self.log:
-            return math.exp(random.uniform(math.log(self.lower), math.log(self.upper)))
-        return random.uniform(self.lower, self.upper)
-
-    def suggest(self, trial: Any, name: str) -> float:
-        return trial.suggest_float(name, self.lower, self.upper, log=self.log)
 
     @property
     def grid(self) -> list[Any]:
@@ -235,10 +205,6 @@ class Int(_Range):
         Whether orders of magnitude are equally likely.
     """
 
-    kind = int
-    _number = numbers.Integral
-    _wanted = "integers"
-
     def __init__(
         self,
         lower: int,
@@ -247,17 +213,11 @@ class Int(_Range):
         prefix: str | None = None,
         log: bool = False,
     ):
-        super().__init__(lower, upper, default, log, prefix)
+        self._init(lower, upper, default, log, prefix, whole=True)
 
     @property
-    def cs(self) -> Any:
+    def cs(self) -> BaseDistribution:
         return _distributions().IntDistribution(self.lower, self.upper, log=self.log)
-
-    def at_random(self) -> int:
-        return random.randint(self.lower, self.upper)
-
-    def suggest(self, trial: Any, name: str) -> int:
-        return trial.suggest_int(name, self.lower, self.upper, log=self.log)
 
     @property
     def grid(self) -> list[Any]:
@@ -282,7 +242,7 @@ class Bool(Categorical):
         self._default = bool(default)
 
     @property
-    def reported_default(self) -> bool:
+    def default_draw(self) -> bool:
         return self._default
 
     def __repr__(self) -> str:
@@ -293,14 +253,14 @@ class NestedSpace(Space):
     """A space whose parts are parameters."""
 
     @property
-    def cs(self) -> dict[str, Any]:
+    def cs(self) -> dict[str, BaseDistribution]:
         return {name: space.cs for name, space in self.kwspaces.items()}
 
     def _visit_parts(self, naming: Naming, name: str, parts: dict[str, Any]) -> None:
         if self.prefix:
             name = f"{self.prefix}:{name}" if name else self.prefix
         for part, inner in parts.items():
-            visit(inner, naming, joined(name, part))
+            visit(inner, naming, naming.join(name, part))
 
 
 class List(NestedSpace):
@@ -320,8 +280,8 @@ class List(NestedSpace):
     def visit(self, naming: Naming, name: str) -> None:
         self._visit_parts(naming, name, {str(i): inner for i, inner in enumerate(self.data)})
 
-    def take(self, choice: Choice) -> list[Any]:
-        return [take(inner, choice) for inner in self.data]
+    def resolve(self, assignment: Assignment) -> list[Any]:
+        return resolve(self.data, assignment)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -348,8 +308,8 @@ class Dict(NestedSpace):
     def visit(self, naming: Naming, name: str) -> None:
         self._visit_parts(naming, name, self.data)
 
-    def take(self, choice: Choice) -> dict[str, Any]:
-        return {key: take(inner, choice) for key, inner in self.data.items()}
+    def resolve(self, assignment: Assignment) -> dict[str, Any]:
+        return resolve(self.data, assignment)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -362,7 +322,7 @@ class Dict(NestedSpace):
 
 
 def _labels(choices: Sequence[Any]) -> list[Any]:
-    """The choices where they can be reported and told apart, and names for them elsewhere."""
+    """Return the choices where they can be reported and told apart, else names for them."""
     if all(type(each) in _REPORTABLE for each in choices) and len(set(choices)) == len(choices):
         return list(choices)
     labels: list[Any] = []

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bigdl.common.errors import require
-from bigdl.nano.automl.hpo.lazy import SPLITTER
-from bigdl.tuning._by_name import quietly
+from bigdl.nano.automl.hpo.objects import SPLITTER
+from bigdl.tuning.study import without_experimental_warnings
 
 __all__ = [
     "is_available",
@@ -33,7 +33,7 @@ _OLD_ENDING = f"{SPLITTER}choice"
 
 
 def is_available() -> bool:
-    """Whether charts can be drawn: Plotly or Matplotlib is installed."""
+    """Return True if charts can be drawn: Plotly or Matplotlib is installed."""
     return any(importlib.util.find_spec(name) for name in ("plotly", "matplotlib"))
 
 
@@ -42,7 +42,7 @@ def _chart(name: str) -> Callable[..., Any]:
         args = tuple(_todays_names(value) for value in args)
         if "params" in kwargs:
             kwargs["params"] = _todays_names(kwargs["params"])
-        with quietly():
+        with without_experimental_warnings():
             return getattr(_library(), name)(study, *args, **kwargs)
 
     plot.__name__ = plot.__qualname__ = name

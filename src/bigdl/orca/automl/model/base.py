@@ -1,4 +1,4 @@
-"""What a model of a search is, in prose.
+"""Builders and models of a search.
 
 A **builder** is picklable and makes a model of a configuration, wherever a trial runs.  The
 **model** trains epoch by epoch: a trial calls :meth:`Model.fit_epoch` and :meth:`Model.figures` in
@@ -10,14 +10,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.automl.search.objective import Metric
 
-__all__ = ["Builder", "Model", "batch_size_of", "figures_of", "part_of"]
+if TYPE_CHECKING:
+    from bigdl.orca.automl.model.data import Creator, Rows
+    from bigdl.orca.automl.trial import Metric
+    from bigdl.runtime.collectives.base import GradientSync
+
+__all__ = [
+    "Builder",
+    "Model",
+    "as_list",
+    "batch_size_of",
+    "concatenated",
+    "figures_of",
+    "part_of",
+]
 
 _BATCH_SIZE = 32
 
@@ -27,14 +40,19 @@ class Builder(ABC):
 
     #: dtype of floating values of the data; None leaves it to them
     floats: str | None = None
-    #: whether several workers can train a model together
+    #: True if several workers can train a model together
     takes_workers = False
 
     @abstractmethod
     def build(
-        self, config: Mapping[str, Any], *, epochs: int = 1, use_gpu: bool = False, sync=None
+        self,
+        config: Mapping[str, Any],
+        *,
+        epochs: int = 1,
+        use_gpu: bool = False,
+        sync: GradientSync | None = None,
     ) -> Model:
-        """A model that has not been trained.
+        """Return a model that has not been trained.
 
         Parameters
         ----------
@@ -42,22 +60,22 @@ class Builder(ABC):
         epochs : int
             For how many it will be trained at most.
         use_gpu : bool
-            Whether the trial has a GPU.
+            The trial has a GPU.
         sync : GradientSync, optional
             Of a trial of several workers, where :attr:`takes_workers`.
         """
 
     @abstractmethod
     def load(self, config: Mapping[str, Any], weights: bytes) -> Any:
-        """What ``get_best_model`` gives: the user's own kind of model, with trained weights."""
+        """Return the user's own class of model with trained weights."""
 
     @abstractmethod
     def seed(self, seed: int) -> None:
-        """Put the framework's random numbers into a state."""
+        """Seed the framework's random numbers."""
 
     @abstractmethod
     def default_metric(self, make_config: Callable[[], dict]) -> str:
-        """The metric that is meant where none is given.
+        """Return the metric that is meant where none is given.
 
         Parameters
         ----------
@@ -71,28 +89,45 @@ class Builder(ABC):
         """
 
     def knows(self, metric: str) -> tuple[bool, str | None]:
-        """Whether the models compute a metric of this name themselves, and its mode if known."""
+        """Return if the models compute a metric of this name themselves, and its mode if known."""
         return False, None
 
 
 class Model(ABC):
-    """A model in training."""
+    """A model in training.
+
+    Parameters
+    ----------
+    config : dict
+    """
+
+    def __init__(self, config: Mapping[str, Any]):
+        self.config = config
+        self._loaders: dict[int, Any] = {}
+
+    def loader_of(self, data: Creator, check: Callable[[Any], None]) -> Any:
+        """Return the loader that the user's function makes of the configuration, once checked."""
+        if id(data) not in self._loaders:
+            loader = data.function(dict(self.config))
+            check(loader)
+            self._loaders[id(data)] = loader
+        return self._loaders[id(data)]
 
     @abstractmethod
-    def fit_epoch(self, data, epoch: int) -> None:
+    def fit_epoch(self, data: Rows | Creator, epoch: int) -> None:
         """Train for one epoch, of which `epoch` is the number, from 0."""
 
     @abstractmethod
-    def figures(self, data, metrics: Sequence[Metric]) -> list[float]:
-        """The metrics of the predictions for data."""
+    def figures(self, data: Rows | Creator, metrics: Sequence[Metric]) -> list[float]:
+        """Return the metrics of the predictions for data."""
 
     @abstractmethod
     def weights(self) -> bytes:
-        """What the trained model is."""
+        """Return the trained weights."""
 
     @abstractmethod
     def state(self) -> bytes:
-        """Everything that the training goes on with."""
+        """Return everything that the training goes on with."""
 
     @abstractmethod
     def restore(self, state: bytes) -> None:
@@ -100,20 +135,28 @@ class Model(ABC):
 
 
 def batch_size_of(config: Mapping[str, Any]) -> int:
-    """The rows of a batch that a configuration asks for."""
+    """Return the number of rows of a batch that a configuration asks for."""
     size = config.get("batch_size", _BATCH_SIZE)
-    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-        raise UsageError(f"batch_size of a configuration must be a positive integer, got {size!r}")
-    return int(size)
+    return check_positive("batch_size of a configuration", size)
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return the elements of a list or tuple, or a list of another value."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def concatenated(batches: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Return the arrays of all batches, each output by itself."""
+    return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
 
 
 def part_of(rows: int, rank: int, size: int) -> tuple[int, int]:
-    """The first row of a worker's part of a batch, and the one behind its last."""
+    """Return the first row of a worker's part of a batch, and the one behind its last."""
     return rows * rank // size, rows * (rank + 1) // size
 
 
 def figures_of(y_true: list, y_pred: list, metrics: Sequence[Metric]) -> list[float]:
-    """Metrics of one or several outputs.
+    """Return metrics of one or several outputs.
 
     A prediction of shape (n, 1) is that of targets of shape (n,), and the reverse.
     """
@@ -124,7 +167,7 @@ def figures_of(y_true: list, y_pred: list, metrics: Sequence[Metric]) -> list[fl
     y_pred = [_like(p, y) for y, p in zip(y_true, y_pred, strict=True)]
     if len(y_true) == 1:
         y_true, y_pred = y_true[0], y_pred[0]
-    return [metric.of(y_true, y_pred) for metric in metrics]
+    return [metric.compute(y_true, y_pred) for metric in metrics]
 
 
 def _like(predicted, target):

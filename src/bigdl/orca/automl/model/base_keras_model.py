@@ -1,4 +1,8 @@
-"""Keras models in a search."""
+"""Keras models in a search.
+
+Several workers of a trial share out each batch as for PyTorch, and gradients meet where Keras hands
+them to the optimizer (:mod:`bigdl.orca.learn.tf2.reducer`).
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,25 @@ import contextlib
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.metrics import Evaluator
-from bigdl.orca.automl.model.base import Builder, Model, batch_size_of, figures_of
-from bigdl.orca.automl.model.rows import Creator, Rows
+from bigdl.orca.automl.model.base import (
+    Builder,
+    Model,
+    as_list,
+    batch_size_of,
+    concatenated,
+    figures_of,
+    part_of,
+)
+from bigdl.orca.automl.model.data import Batch, Rows
 
-__all__ = ["KerasBaseModel", "KerasModelBuilder"]
+__all__ = ["KerasModelBuilder"]
 
 _MODES = {"loss": "min", "acc": "max", "auc": "max"}
 
@@ -47,11 +59,9 @@ class KerasModelBuilder(Builder):
 
     def build(self, config, *, epochs=1, use_gpu=False, sync=None):
         model = self.compiled(config)
-        if sync is None:
-            return KerasBaseModel(model, config)
-        from bigdl.orca.automl.model.keras_workers import SharedKerasModel
-
-        return SharedKerasModel(model, config, sync)
+        return (
+            _KerasModel(model, config) if sync is None else _SharedKerasModel(model, config, sync)
+        )
 
     def load(self, config, weights):
         model = self.compiled(config)
@@ -62,14 +72,14 @@ class KerasModelBuilder(Builder):
         require("keras", "tf").utils.set_random_seed(seed % 2**32)
 
     def default_metric(self, make_config):
-        """The first metric that the model was compiled with; without any, its loss."""
+        """Return the first metric that the model was compiled with; without any, its loss."""
         model = self.compiled(make_config())
-        found = (model.get_compile_config() or {}).get("metrics")
-        while isinstance(found, list | tuple) and found:
-            found = found[0]
-        if isinstance(found, Mapping) and isinstance(found.get("config"), Mapping):  # an object
-            found = found["config"].get("name")
-        return found if found and isinstance(found, str) else "loss"
+        metric = (model.get_compile_config() or {}).get("metrics")
+        while isinstance(metric, list | tuple) and metric:
+            metric = metric[0]
+        if isinstance(metric, Mapping) and isinstance(metric.get("config"), Mapping):  # an object
+            metric = metric["config"].get("name")
+        return metric if metric and isinstance(metric, str) else "loss"
 
     def knows(self, metric):
         if metric.lower() in Evaluator.metrics_func:
@@ -77,7 +87,7 @@ class KerasModelBuilder(Builder):
         return True, _MODES.get(metric)
 
     def compiled(self, config):
-        """The user's model of a configuration."""
+        """Return the user's model of a configuration."""
         model = self.model_creator(dict(config))
         if not getattr(model, "compiled", False):
             raise UsageError(
@@ -87,7 +97,7 @@ class KerasModelBuilder(Builder):
         return model
 
 
-class KerasBaseModel(Model):
+class _KerasModel(Model):
     """A Keras model in training.
 
     Parameters
@@ -99,24 +109,26 @@ class KerasBaseModel(Model):
     """
 
     def __init__(self, model, config: Mapping[str, Any]):
-        self.model, self.config = model, config
-        self._datasets: dict[int, Any] = {}
+        super().__init__(config)
+        self.model = model
 
     def fit_epoch(self, data, epoch):
-        given = {"epochs": epoch + 1, "initial_epoch": epoch, "verbose": 0, "shuffle": False}
+        options = {"epochs": epoch + 1, "initial_epoch": epoch, "verbose": 0, "shuffle": False}
         if isinstance(data, Rows):
             shuffle = bool(self.config.get("shuffle", True))
-            given.update(batch_size=batch_size_of(self.config), shuffle=shuffle)
-        self.model.fit(**self._given(data), **given)
+            options.update(batch_size=batch_size_of(self.config), shuffle=shuffle)
+        self.model.fit(**self._inputs(data), **options)
 
     def figures(self, data, metrics):
-        own = [m for m in metrics if m.function is None and not _is_evaluators(m.name)]
-        found = self._evaluated(data, own) if own else {}
-        others = [metric for metric in metrics if metric not in own]
+        compiled = [
+            m for m in metrics if m.function is None and m.name not in Evaluator.metrics_func
+        ]
+        figures = self._evaluated(data, compiled) if compiled else {}
+        others = [metric for metric in metrics if metric not in compiled]
         if others:
             values = figures_of(*self._predicted(data), others)
-            found.update(zip((m.name for m in others), values, strict=True))
-        return [float(found[metric.name]) for metric in metrics]
+            figures.update(zip((m.name for m in others), values, strict=True))
+        return [float(figures[metric.name]) for metric in metrics]
 
     def weights(self):
         return _saved_weights(self.model)
@@ -134,64 +146,180 @@ class KerasBaseModel(Model):
         with contextlib.suppress(TypeError):  # a schedule, which goes by the steps
             optimizer.learning_rate = rate
 
-    def _given(self, data) -> dict:
-        """Arguments of ``fit`` and ``evaluate``."""
+    def _inputs(self, data) -> dict:
+        """Return the data as arguments of ``fit`` and ``evaluate``."""
         if not isinstance(data, Rows):
-            return {"x": self._dataset(data)}
-        return {"x": one_or_list(data.features), "y": one_or_list(data.targets)}
+            return {"x": self.loader_of(data, _check_loader)}
+        return {"x": _one_or_list(data.features), "y": _one_or_list(data.targets)}
 
     def _evaluated(self, data, metrics) -> dict[str, float]:
         size = {"batch_size": batch_size_of(self.config)} if isinstance(data, Rows) else {}
-        found = self.model.evaluate(**self._given(data), verbose=0, return_dict=True, **size)
+        figures = self.model.evaluate(**self._inputs(data), verbose=0, return_dict=True, **size)
         for metric in metrics:
-            if metric.name not in found:
+            if metric.name not in figures:
                 raise UsageError(
                     f"The model has no metric {metric.name!r}; it was compiled with "
-                    f"{', '.join(found)}"
+                    f"{', '.join(figures)}"
                 )
-        return found
+        return figures
 
     def _predicted(self, data) -> tuple[list, list]:
-        """Targets and predictions, in the same order."""
+        """Return targets and predictions, in the same order."""
         if isinstance(data, Rows):
-            x = one_or_list(data.features)
-            found = self.model.predict(x, batch_size=batch_size_of(self.config), verbose=0)
-            return data.targets, _listed(found)
+            x = _one_or_list(data.features)
+            predicted = self.model.predict(x, batch_size=batch_size_of(self.config), verbose=0)
+            return data.targets, as_list(predicted)
         targets, outputs = [], []
-        for x, y, *_ in self._dataset(data):
-            targets.append([np.asarray(each) for each in _listed(y)])
-            outputs.append([np.asarray(each) for each in _listed(self.model.predict_on_batch(x))])
+        for x, y, *_ in self.loader_of(data, _check_loader):
+            targets.append([np.asarray(each) for each in as_list(y)])
+            outputs.append([np.asarray(each) for each in as_list(self.model.predict_on_batch(x))])
         if not targets:
             raise UsageError("The validation data has no rows")
-        return _joined(targets), _joined(outputs)
-
-    def _dataset(self, data: Creator):
-        if id(data) not in self._datasets:
-            made = data.make(dict(self.config))
-            if isinstance(made, tuple | list) or not hasattr(made, "__iter__"):
-                raise UsageError(
-                    "The function given as data must return a tf.data.Dataset of (x, y), or "
-                    f"another loader that Keras takes, it returned {type(made).__name__}"
-                )
-            self._datasets[id(data)] = made
-        return self._datasets[id(data)]
+        return concatenated(targets), concatenated(outputs)
 
 
-def _is_evaluators(name: str) -> bool:
-    return name in Evaluator.metrics_func
+class _SharedKerasModel(_KerasModel):
+    """A Keras model in training, of one of several workers.
+
+    Parameters
+    ----------
+    model : keras.Model
+    config : dict
+        See :class:`_KerasModel`.
+    sync : GradientSync
+        Which has started.
+    """
+
+    def __init__(self, model, config: Mapping[str, Any], sync):
+        super().__init__(model, config)
+        self._sync = sync
+        self._steps: Any = None
+
+    def fit_epoch(self, data, epoch):
+        self.model.reset_metrics()
+        batches = 0
+        for batch in self._batches(data, epoch):
+            if self._steps is None:
+                self._prepare(batch.take(0, 1))
+            self._train(batch)
+            batches += 1
+        if not batches:
+            raise UsageError("The training data has no rows")
+        self._running.merge()
+        self._running.rows = 0
+        if self.model.optimizer is not None:
+            self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
+
+    def figures(self, data, metrics):
+        """Return figures of the first worker, since Keras computes its own metrics by itself."""
+        values = [0.0] * len(metrics)
+        if self._sync.rank == 0:
+            values = super().figures(data, metrics)
+        return self._sync.all_gather(values)[0]
+
+    def _prepare(self, example):
+        """Build the model, as that of the first worker, and let gradients meet."""
+        from bigdl.orca.learn.tf2.opening import build_for
+        from bigdl.orca.learn.tf2.parts import fit_divisor
+        from bigdl.orca.learn.tf2.reducer import GradientReducer
+        from bigdl.orca.learn.tf2.running import RunningWeights
+        from bigdl.orca.learn.tf2.state import (
+            dump_optimizers,
+            dump_weights,
+            put_optimizers,
+            put_weights,
+        )
+        from bigdl.orca.learn.tf2.steps import steps_of
+
+        build_for(self.model, example)
+        self._divisor = fit_divisor(self.model)
+        for dump, put in ((dump_weights, put_weights), (dump_optimizers, put_optimizers)):
+            state = self._sync.broadcast(dump(self.model) if self._sync.rank == 0 else None)
+            if self._sync.rank:
+                put(self.model, state)
+        self._spread_seeds()
+        self._reducer = GradientReducer(self._sync, batch_size_of(self.config))
+        self._reducer.attach(self.model)
+        self._running = RunningWeights(self.model, self._sync)
+        self._steps = steps_of(self.model)
+
+    def _spread_seeds(self):
+        """Let random layers draw other numbers than those of the first worker."""
+        from bigdl.orca.learn.tf2.state import seed_states, tensor_of
+
+        if self._sync.rank:
+            for variable in seed_states(self.model):
+                entropy = [*(int(n) for n in tensor_of(variable).reshape(-1)), self._sync.rank]
+                drawn = np.random.SeedSequence(entropy).generate_state(variable.shape[0]) >> 1
+                variable.assign(drawn.astype("int64"))
+
+    def _train(self, batch: Batch):
+        """One update from a batch, of which this worker computes its part."""
+        start, stop = part_of(batch.rows, self._sync.rank, self._sync.world_size)
+        rows = batch.take(start, stop) if stop > start else None
+        self._reducer.weight = self._weight(rows, stop - start, batch.rows)
+        self._reducer.has_rows = rows is not None
+        self._running.rows += stop - start
+        try:
+            if rows is None:
+                self._step_without_rows(batch)
+            else:
+                self._steps.train(rows)
+        except Exception:
+            if self._reducer.failure is not None:  # the backend has made another one of it
+                raise self._reducer.failure from None
+            raise
+
+    def _weight(self, taken, rows: int, total: int) -> float:
+        """Return the weight of this worker's loss in that of the batch."""
+        if self._divisor == "none":
+            return float(rows > 0)
+        weight, every = float(rows), float(total)
+        if self._divisor == "weights":
+            if taken is not None and taken[2] is not None:
+                weight = float(np.asarray(taken[2], "float64").sum())
+            every = sum(each for (each,) in self._sync.all_gather([weight]))
+        return weight / every if every else 0.0
+
+    def _step_without_rows(self, batch: Batch):
+        """Take part in a step without rows of one's own."""
+        from bigdl.orca.learn.tf2.running import changed_by_rows
+        from bigdl.orca.learn.tf2.state import tensor_of, to_variable
+
+        before = [(variable, tensor_of(variable)) for variable in changed_by_rows(self.model)]
+        self._steps.train(batch.take(0, 1))
+        for variable, value in before:
+            to_variable(variable, value)
+
+    def _batches(self, data, epoch: int) -> Iterator[Batch]:
+        """Yield batches that take ``(x, y, weights)``."""
+        if not isinstance(data, Rows):
+            yield from self._of_dataset(data)
+            return
+        for arrays in data.batches(self.config, epoch):
+
+            def take(start, stop, arrays=arrays):
+                x, y = map(_one_or_list, arrays.take(start, stop))
+                return x, y, None
+
+            yield Batch(arrays.rows, take)
+
+    def _of_dataset(self, data) -> Iterator[Batch]:
+        import keras
+
+        for batch in self.loader_of(data, _check_loader):
+            leaves = keras.tree.map_structure(np.asarray, tuple(batch))
+
+            def take(start, stop, leaves=leaves):
+                x, y, *weights = keras.tree.map_structure(lambda leaf: leaf[start:stop], leaves)
+                return x, y, weights[0] if weights else None
+
+            yield Batch(len(keras.tree.flatten(leaves)[0]), take)
 
 
-def one_or_list(values: list):
-    """What Keras takes for one or several inputs or targets."""
+def _one_or_list(values: list):
+    """Return one or several inputs or targets as Keras takes them."""
     return values[0] if len(values) == 1 else values
-
-
-def _listed(value) -> list:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _joined(batches: list[list]) -> list[np.ndarray]:
-    return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
 
 
 def _saved_weights(model) -> bytes:
@@ -211,3 +339,11 @@ def _load_weights(model, weights: bytes) -> None:
             # of a model that is not trained on
             warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
             model.load_weights(path)
+
+
+def _check_loader(loader: Any) -> None:
+    if isinstance(loader, tuple | list) or not hasattr(loader, "__iter__"):
+        raise UsageError(
+            "The function given as data must return a tf.data.Dataset of (x, y), or "
+            f"another loader that Keras takes, it returned {type(loader).__name__}"
+        )

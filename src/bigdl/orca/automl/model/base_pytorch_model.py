@@ -1,8 +1,14 @@
-"""Models of PyTorch in a search."""
+"""Models of PyTorch in a search.
+
+Each worker of a trial takes its part of every batch: all of them go through the same batches in the
+same order, so that several make the update of one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,18 +16,11 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.automl.model.base import Builder, Model, figures_of, part_of
-from bigdl.orca.automl.model.pytorch_batches import (
-    Batch,
-    CommonNumbers,
-    batches_of_loader,
-    batches_of_rows,
-    loader_of,
-)
-from bigdl.orca.automl.model.rows import Rows
+from bigdl.orca.automl.model.base import Builder, Model, as_list, concatenated, figures_of, part_of
+from bigdl.orca.automl.model.data import Batch, Rows
 from bigdl.orca.automl.pytorch_utils import optimizer_creator, validate_pytorch_loss
 
-__all__ = ["PytorchBaseModel", "PytorchModelBuilder"]
+__all__ = ["PytorchModelBuilder"]
 
 
 class PytorchModelBuilder(Builder):
@@ -58,7 +57,7 @@ class PytorchModelBuilder(Builder):
         self.loss_creator = validate_pytorch_loss(loss_creator)
 
     def build(self, config, *, epochs=1, use_gpu=False, sync=None):
-        return PytorchBaseModel(self, config, use_gpu=use_gpu, sync=sync)
+        return _PytorchModel(self, config, use_gpu=use_gpu, sync=sync)
 
     def seed(self, seed):
         import torch
@@ -78,7 +77,7 @@ class PytorchModelBuilder(Builder):
         return model.eval()
 
     def module(self, config):
-        """The user's model of a configuration."""
+        """Return the user's model of a configuration."""
         import torch
 
         model = self.model_creator(config)
@@ -95,13 +94,13 @@ _optimizer_creator = optimizer_creator  # a parameter has the name of the functi
 
 @dataclass(frozen=True)
 class _Alone:
-    """The worker of a trial that has no other one."""
+    """Rank and world size of a trial of one worker."""
 
     rank: int = 0
     world_size: int = 1
 
 
-class PytorchBaseModel(Model):
+class _PytorchModel(Model):
     """A model of PyTorch in training.
 
     Parameters
@@ -130,7 +129,7 @@ class PytorchBaseModel(Model):
         from bigdl.orca.learn.pytorch.steps import step_for
         from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
-        self.config = config
+        super().__init__(config)
         self._sync = TorchDistributedSync(_Alone()) if sync is None else sync
         self._device = torch.device("cuda" if use_gpu and torch.cuda.is_available() else "cpu")
         self.model = builder.module(config).to(self._device)
@@ -149,10 +148,9 @@ class PytorchBaseModel(Model):
         sparse = may_be_sparse(self.model)
         self._update = Update(self._sync, self.optimizer, sparse, sums=self._step.sums)
         self._buffers = Buffers(self.model, self._sync)
-        self._loaders: dict[int, Any] = {}
-        self._numbers = CommonNumbers() if self._is_shared else None
+        self._numbers = _CommonRandomState() if self._is_shared else None
         if self._is_shared:
-            self._become_one_of_several()
+            self._join_workers()
 
     def fit_epoch(self, data, epoch):
         self.model.train()
@@ -166,47 +164,49 @@ class PytorchBaseModel(Model):
             self._buffers.merge()
 
     def figures(self, data, metrics):
-        """A worker predicts every so-many-th batch; the first one computes the metrics of all."""
+        """Return figures of the first worker, for which each predicts its share of the batches."""
         import torch
 
         rank, size = self._sync.rank, self._sync.world_size
         self.model.eval()
-        found = []
+        results: list = []
         with torch.no_grad():
             for index, batch in enumerate(self._batches(data, None)):
                 if index % size == rank:
-                    given = batch.take(0, batch.rows)
-                    output, target, _ = self._step.evaluate(given, index, need_output=True)
-                    found.append((_listed(target), _listed(output)))
+                    rows = batch.take(0, batch.rows)
+                    output, target, _ = self._step.evaluate(rows, index, need_output=True)
+                    results.append(
+                        [[each.cpu() for each in as_list(part)] for part in (target, output)]
+                    )
         values = [0.0] * len(metrics)
-        every = self._gathered(found)
+        every = self._gathered(results)
         if rank == 0:
             if not every:
                 raise UsageError("The validation data has no rows")
-            values = figures_of(*map(_joined, zip(*every, strict=True)), metrics)
+            values = figures_of(*map(concatenated, zip(*every, strict=True)), metrics)
         return self._sync.all_gather(values)[0]
 
     def weights(self):
-        return _saved(self.model.state_dict())
+        return _dumped(self.model.state_dict())
 
     def state(self):
-        return _saved({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
+        return _dumped({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
 
     def restore(self, state):
         import torch
 
         from bigdl.orca.learn.pytorch.buffers import Buffers
 
-        found = torch.load(io.BytesIO(state), map_location=self._device)
-        self.model.load_state_dict(found["model"])
+        loaded = torch.load(io.BytesIO(state), map_location=self._device)
+        self.model.load_state_dict(loaded["model"])
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(found["optimizer"])
+        self.optimizer.load_state_dict(loaded["optimizer"])
         # the moments are of the other trial, the learning rate is this one's
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         self._buffers = Buffers(self.model, self._sync)
 
-    def _become_one_of_several(self):
+    def _join_workers(self):
         """Begin with the first worker's model, and draw other random numbers than it does."""
         import torch
 
@@ -218,7 +218,7 @@ class PytorchBaseModel(Model):
 
     @property
     def _is_shared(self) -> bool:
-        """Whether other workers train the same model."""
+        """True if other workers train the same model."""
         return self._sync.world_size > 1
 
     def _train(self, batch: Batch, index: int):
@@ -239,18 +239,18 @@ class PytorchBaseModel(Model):
 
     @property
     def _is_uneven(self) -> bool:
-        """Whether the loss of a batch may be divided by something else than its rows."""
+        """True if the loss of a batch may be divided by something else than its rows."""
         from bigdl.orca.learn.pytorch.steps import counts_unevenly
 
         return counts_unevenly(self._step.criterion)
 
-    def _gathered(self, found: list) -> list | None:
-        """The results for all batches, in their order, on the first worker."""
+    def _gathered(self, results: list) -> list | None:
+        """Return the results for all batches, in their order, on the first worker."""
         import torch
 
         if not self._is_shared:
-            return found
-        every = self._sync.gather(_saved(found))
+            return results
+        every = self._sync.gather(_dumped(results))
         if every is None:
             return None
         parts = [torch.load(io.BytesIO(each), map_location="cpu") for each in every]
@@ -260,28 +260,139 @@ class PytorchBaseModel(Model):
 
     def _batches(self, data, epoch: int | None) -> Iterator[Batch]:
         """Batches of tensors; without an epoch in order."""
-        if isinstance(data, Rows):
-            return batches_of_rows(data, self.config, epoch, self._device)
-        if id(data) not in self._loaders:
-            self._loaders[id(data)] = loader_of(data, self.config)
-        return batches_of_loader(self._loaders[id(data)], self._device, self._numbers)
+        if not isinstance(data, Rows):
+            return _batches_of_loader(
+                self.loader_of(data, _check_loader), self._device, self._numbers
+            )
+
+        def tensors(features: list, targets: list) -> tuple:
+            x, y = (
+                tuple(torch.from_numpy(each).to(self._device) for each in part)
+                for part in (features, targets)
+            )
+            return *x, y[0] if len(y) == 1 else y
+
+        def batch(arrays: Batch) -> Batch:
+            return Batch(arrays.rows, lambda start, stop: tensors(*arrays.take(start, stop)))
+
+        import torch
+
+        return map(batch, data.batches(self.config, epoch))
 
 
-def _listed(value) -> list:
-    values = value if isinstance(value, list | tuple) else [value]
-    return [each.detach().cpu() for each in values]
-
-
-def _joined(batches) -> list[np.ndarray]:
-    """Tensors of all batches, as arrays."""
-    return [
-        np.concatenate([each.numpy() for each in parts]) for parts in zip(*batches, strict=True)
-    ]
-
-
-def _saved(state) -> bytes:
+def _dumped(state) -> bytes:
     import torch
 
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()
+
+
+# Batches ------------------------------------------------------------------------------------------
+
+
+def _batches_of_loader(
+    loader, device, numbers: _CommonRandomState | None = None
+) -> Iterator[Batch]:
+    """Yield the batches of a DataLoader.
+
+    Parameters
+    ----------
+    loader : torch.utils.data.DataLoader
+    device : torch.device
+    numbers : _CommonRandomState, optional
+        What several workers draw from, each of which goes through the whole loader.
+    """
+    drawn = contextlib.nullcontext if numbers is None else numbers.drawn
+    with drawn():
+        batches = iter(loader)
+    while True:
+        with drawn():
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield _of_loader(_checked(batch), device)
+
+
+def _of_loader(values: list, device) -> Batch:
+    rows = _rows_of(values)
+
+    def take(start, stop):
+        whole = start == 0 and stop == rows
+        return tuple(_moved(each if whole else _cut(each, start, stop), device) for each in values)
+
+    return Batch(rows, take)
+
+
+class _CommonRandomState:
+    """Random numbers that all workers draw alike, beside the ones that each draws by itself.
+
+    Those of the moment when it is made, which must be the same on all workers.
+    """
+
+    def __init__(self):
+        self._state = _state()
+
+    @contextlib.contextmanager
+    def drawn(self):
+        """Draw from them for the time of the block."""
+        before = _state()
+        _set_state(self._state)
+        try:
+            yield
+        finally:
+            self._state = _state()
+            _set_state(before)
+
+
+def _state() -> tuple:
+    import torch
+
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _set_state(state) -> None:
+    import torch
+
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    torch.set_rng_state(state[2])
+
+
+def _checked(batch) -> list:
+    if not isinstance(batch, list | tuple) or len(batch) < 2:
+        raise UsageError(
+            f"The batches of a DataLoader must be (*features, target), got {type(batch).__name__}"
+        )
+    *features, target = batch
+    if len(features) == 1 and isinstance(features[0], list | tuple):
+        features = features[0]
+    return [*features, target]
+
+
+def _rows_of(value) -> int:
+    while isinstance(value, list | tuple) and value:
+        value = value[-1]
+    return len(value) if getattr(value, "ndim", 0) else 1
+
+
+def _cut(value, start, stop):
+    if isinstance(value, list | tuple):
+        return tuple(_cut(each, start, stop) for each in value)
+    return value[start:stop] if getattr(value, "ndim", 0) else value
+
+
+def _moved(value, device):
+    if isinstance(value, list | tuple):
+        return tuple(_moved(each, device) for each in value)
+    return value.to(device) if hasattr(value, "to") else value
+
+
+def _check_loader(loader: Any) -> None:
+    import torch
+
+    if not isinstance(loader, torch.utils.data.DataLoader):
+        raise UsageError(
+            "The function given as data must return a torch DataLoader, it returned "
+            f"{type(loader).__name__}"
+        )

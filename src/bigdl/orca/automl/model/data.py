@@ -1,24 +1,151 @@
-"""The data of a search, from what users give to what trials take."""
+"""The data of a search: what users pass, and the arrays or loaders that trials take of it."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.automl.model.rows import Creator, RayRows, Rows, SavedRows
+from bigdl.orca.automl.model.base import batch_size_of
 from bigdl.orca.data.feeds import as_feed, kind_of, names_of
+from bigdl.runtime.shards.batches import permutation
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.values import columns_of, named_by_shard
 
-__all__ = ["trial_data"]
+__all__ = ["Batch", "Creator", "RayRows", "Rows", "SavedRows", "opened", "trial_data"]
 
 _DISTRIBUTED = ("Spark DataFrame", "SparkXShards", "path", "RayXShards", "Ray Dataset")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a batch, before they are made.
+
+    Attributes
+    ----------
+    rows : int
+    take : callable
+        ``take(start, stop)`` gives some of its rows, as the framework takes them.
+    """
+
+    rows: int
+    take: Callable[[int, int], tuple]
+
+
+@dataclass
+class Rows:
+    """Arrays of as many rows; all trials of a machine share their memory.
+
+    Attributes
+    ----------
+    features, targets : list of ndarray
+    names : list of str
+        Of the features.
+    """
+
+    features: list[np.ndarray]
+    targets: list[np.ndarray]
+    names: Sequence[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.features[0])
+
+    def batches(self, config: Mapping[str, Any], epoch: int | None) -> Iterator[Batch]:
+        """Cut the rows into batches, which take ``(features, targets)`` as lists of new arrays.
+
+        Parameters
+        ----------
+        config : dict
+            ``batch_size``, ``shuffle`` and ``seed``.
+        epoch : int, optional
+            Which the order depends on; None keeps it.
+        """
+        size, count = batch_size_of(config), len(self)
+        shuffle = epoch is not None and config.get("shuffle", True)
+        order = permutation(count, config.get("seed", 0), epoch, 0) if shuffle else None
+
+        def batch(first: int) -> Batch:
+            def take(start: int, stop: int) -> tuple:
+                places: Any = slice(first + start, first + stop)
+                places = places if order is None else order[places]
+                # copies: arrays that processes share cannot be written to
+                return tuple(
+                    [np.array(a[places]) for a in p] for p in (self.features, self.targets)
+                )
+
+            return Batch(min(size, count - first), take)
+
+        return map(batch, range(0, count, size))
+
+
+@dataclass
+class Creator:
+    """A function ``f(config)`` of the user that makes what the framework reads."""
+
+    function: Callable[[dict], Any]
+
+
+@dataclass
+class SavedRows:
+    """Rows as files of this machine, which every process maps.
+
+    Attributes
+    ----------
+    features, targets : list of Path
+    names : list of str
+    """
+
+    features: list[Path]
+    targets: list[Path]
+    names: Sequence[str]
+
+    @classmethod
+    def save(cls, rows: Rows, folder: Path) -> SavedRows:
+        """Write rows into a new folder."""
+        folder.mkdir()
+
+        def written(role, arrays):
+            paths = [folder / f"{role}{i}.npy" for i in range(len(arrays))]
+            for path, array in zip(paths, arrays, strict=True):
+                np.save(path, array, allow_pickle=False)
+            return paths
+
+        return cls(written("x", rows.features), written("y", rows.targets), rows.names)
+
+    def open(self) -> Rows:
+        """Return the rows, mapped."""
+        x, y = ([np.load(path, mmap_mode="r") for path in p] for p in (self.features, self.targets))
+        return Rows(x, y, self.names)
+
+
+@dataclass
+class RayRows:
+    """Rows in Ray's object store.
+
+    Attributes
+    ----------
+    reference : ray.ObjectRef
+        Of :class:`Rows`.
+    """
+
+    reference: Any
+
+    def open(self) -> Rows:
+        """Return the rows, in the memory that all processes of a node share."""
+        import ray
+
+        return ray.get(self.reference)
+
+
+def opened(data: Any) -> Any:
+    """Return data as a trial uses it."""
+    return data.open() if hasattr(data, "open") else data
 
 
 def trial_data(
@@ -29,9 +156,9 @@ def trial_data(
     name: str,
     on_ray: bool,
     floats: str | None,
-    keep: Callable[[Any], None] = lambda closer: None,
+    on_close: Callable[[Any], None] = lambda closer: None,
 ) -> Rows | Creator | RayRows | SavedRows:
-    """Data as the trials of a search take it.
+    """Return data as the trials of a search take it.
 
     Parameters
     ----------
@@ -43,39 +170,39 @@ def trial_data(
     name : str
         For messages.
     on_ray : bool
-        Whether rows that are not the driver's go to Ray's object store, or to files of this
+        Put rows that are not the driver's into Ray's object store, else into files of this
         machine.
     floats : str, optional
         dtype of floating values; default: their own.
-    keep : callable
-        Is given what has to be closed after the search.
+    on_close : callable
+        Is called with a function that has to be called after the search.
 
     Raises
     ------
     UsageError
         For data of another kind, and for rows that cannot become arrays.
     """
-    kind = kind_of(data)
-    if kind in _DISTRIBUTED:
+    input_type = kind_of(data)
+    if input_type in _DISTRIBUTED:
         features, labels = names_of(feature_cols), names_of(label_cols)
         config = {"dtype": floats} if floats else {}
         feed = as_feed(data, features, labels, config, name=name)
-        return _on_ray(feed) if on_ray else _on_this_machine(feed, keep)
-    if kind == "array":
+        return _on_ray(feed) if on_ray else _on_this_machine(feed, on_close)
+    if input_type == "array":
         return _rows(data, names_of(feature_cols), names_of(label_cols), floats, name)
     if callable(data) and not isinstance(data, type):
         return Creator(data)
-    if kind == "DataLoader":
-        return Creator(_Given(data))
+    if input_type == "DataLoader":
+        return Creator(_Constant(data))
     raise UsageError(
         f"{name} must be a tuple (x, y) of arrays, a pandas or Spark DataFrame with feature_cols "
         "and label_cols, XShards, Parquet files, a DataLoader, or a function of the configuration "
-        f"that returns one, got {kind}"
+        f"that returns one, got {input_type}"
     )
 
 
-class _Given:
-    """A loader that is the same for every configuration."""
+class _Constant:
+    """A function of a loader that is the same for every configuration."""
 
     def __init__(self, loader):
         self.loader = loader
@@ -91,29 +218,29 @@ def _rows(data, features, labels, floats, name) -> Rows:
         columns = columns_of(data, features, labels, floats)
     except SourceError as error:
         raise UsageError(f"{name}: {error}") from None
-    found = {column: values for column, key, values in columns if key is None}
-    if len(found) < len(columns):
+    arrays = {column: values for column, key, values in columns if key is None}
+    if len(arrays) < len(columns):
         raise UsageError(f"{name}: the features of a search cannot be a dict; pass a list of them")
-    return _of_columns(found, features, labels, name)
+    return _of_columns(arrays, features, labels, name)
 
 
 def _is_tensors(data):
     return type(data).__name__ == "TensorDataset" and hasattr(data, "tensors")
 
 
-def _of_columns(found: dict[str, np.ndarray], features, labels, name) -> Rows:
+def _of_columns(columns: dict[str, np.ndarray], features, labels, name) -> Rows:
     if not features:
-        features, labels = named_by_shard(list(found))
+        features, labels = named_by_shard(list(columns))
     if not labels:
         raise UsageError(f"{name} has no targets; pass (x, y), or label_cols with a frame")
-    if not len(found[features[0]]):
+    if not len(columns[features[0]]):
         raise UsageError(f"{name} has no rows")
-    x, y = ([np.ascontiguousarray(found[each]) for each in each] for each in (features, labels))
+    x, y = ([np.ascontiguousarray(columns[name]) for name in names] for names in (features, labels))
     return Rows(x, y, list(features))
 
 
 def _on_ray(feed) -> RayRows:
-    """Rows in Ray's object store, put there once, past the driver."""
+    """Put rows into Ray's object store, once and past the driver."""
     import ray
 
     from bigdl.orca.cluster.ray import RayCluster
@@ -144,14 +271,14 @@ def _checked(reference):
 
 
 def _look(references):
-    """The error of an object, if it is one."""
+    """Raise the error of an object that is one."""
     import ray
 
     ray.get(references)
 
 
-def _on_this_machine(feed, keep) -> SavedRows:
-    """Rows in files of this machine, written by one worker of the Spark that runs on it."""
+def _on_this_machine(feed, on_close) -> SavedRows:
+    """Write rows to files of this machine, by one worker of the Spark that runs on it."""
     from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.orca.engines.spark import SparkEngine
 
@@ -164,7 +291,7 @@ def _on_this_machine(feed, keep) -> SavedRows:
             "machine; pass backend='ray' with init_ray_on_spark=True"
         )
     folder = tempfile.TemporaryDirectory(prefix="bigdl-rows-")
-    keep(folder.cleanup)
+    on_close(folder.cleanup)
     named = list(feed.feature_cols or ()), list(feed.label_cols or ())
     path, name = os.path.join(folder.name, "rows"), feed.name
 
@@ -182,7 +309,7 @@ def _on_this_machine(feed, keep) -> SavedRows:
 
 
 def _read(reader, features, labels, name) -> Rows:
-    """The rows of an ingest for one worker; runs in a task of Ray."""
+    """Return the rows of an ingest for one worker; runs in a task of Ray."""
     from bigdl.runtime.shards.spool import SpoolWriter
 
     with tempfile.TemporaryDirectory(prefix="bigdl-rows-") as folder:
@@ -196,7 +323,7 @@ def _read(reader, features, labels, name) -> Rows:
 
 
 def _of_shard(shard, features, labels, name) -> Rows:
-    found = {column: shard.column(column) for column in shard.names}
-    if any(isinstance(values, dict) for values in found.values()):
+    arrays = {column: shard.column(column) for column in shard.names}
+    if any(isinstance(values, dict) for values in arrays.values()):
         raise UsageError(f"{name}: the features of a search cannot be maps; select their values")
-    return _of_columns(found, features, labels, name)
+    return _of_columns(arrays, features, labels, name)

@@ -1,20 +1,26 @@
-"""A search as charts: how its trials learned, and which values were good ones.
+"""The results of a search as charts, and as a leaderboard of TensorBoard.
 
-HTML and SVG are written without any library; PNG and what else matplotlib knows, with it.
+Charts show how trials learned, and which values were good ones: HTML and SVG without any library,
+PNG and what else matplotlib knows, with it.
 """
 
 from __future__ import annotations
 
 import html
+import logging
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bigdl.common.drawing import Scale, svg, text, write_drawing
-from bigdl.common.errors import UsageError
-from bigdl.orca.automl.search.records import Records
+from bigdl.common.errors import MissingExtraError, UsageError
+from bigdl.orca.automl.records import Records
+from bigdl.orca.learn.pytorch.callbacks.tensorboard import writer_class
 
-__all__ = ["draw_history", "draw_parallel_coordinates"]
+__all__ = ["draw_history", "draw_parallel_coordinates", "write_leaderboard"]
+
+logger = logging.getLogger("bigdl.orca")
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _MARGIN = 860, 460, 90, 40, 50
 _BEST, _OTHER = "#ff725c", "#9aa5b8"
@@ -52,7 +58,7 @@ def draw_history(records: Records, path: Path) -> None:
         ]
         marks.append(text("epoch", _WIDTH - _RIGHT, _HEIGHT - 10, "end"))
         for place, line in _worst_first(lines):
-            named = f"trial {ranked[place].number}: {records.texts_of(ranked[place])}"
+            named = f"trial {ranked[place].number}: {records.json_config(ranked[place])}"
             marks.append(_line([(across(x), up(y)) for x, y in line], place == 0, named))
         return svg(_WIDTH, _HEIGHT, marks)
 
@@ -129,7 +135,7 @@ class _Axis:
         return cls(name, [float(names.index(str(value))) for value in values], labels)
 
     def part(self, place: int) -> float:
-        """Where a trial is between the ends of the axis."""
+        """Return the place of a trial between the ends of the axis."""
         return self._part(self.places[place])
 
     def marks(self) -> list[tuple[str, float]]:
@@ -146,7 +152,7 @@ class _Axis:
 
 
 def _axes(records, ranked) -> list[_Axis]:
-    texts = [records.texts_of(trial) for trial in ranked]
+    texts = [records.json_config(trial) for trial in ranked]
     paths = [path for path in texts[0] if all(path in each for each in texts)]
     axes = [_Axis.of(path, [each[path] for each in texts]) for path in paths]
     for number, metric in enumerate(records.goal.metrics):
@@ -172,7 +178,7 @@ def _write(records, path, title, as_svg, on_figure):
 
 
 def _worst_first(ranked):
-    """The best one is drawn last, above the others."""
+    """Return the best one last, which is drawn, above the others."""
     return reversed(list(enumerate(ranked)))
 
 
@@ -206,3 +212,57 @@ def _line(points, is_best, named) -> str:
         f'<g fill="{colour}" stroke="none"><title>{html.escape(named)}</title>{dots}'
         f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="{width}"/></g>'
     )
+
+
+# TensorBoard -------------------------------------------------------------------------------------
+
+
+def write_leaderboard(records: Records, folder: Path) -> None:
+    """Write event files of all finished trials, in place of those of an earlier search.
+
+    Parameters
+    ----------
+    records : Records
+    folder : Path
+        Gets a folder for each trial.
+
+    Notes
+    -----
+    The page HPARAMS of TensorBoard shows them as a table.  Without TensorBoard nothing is written,
+    and a message says so.
+    """
+    try:
+        make, hparams = _tensorboard()
+    except MissingExtraError as error:
+        logger.warning("No leaderboard is written to %s: %s", folder, error)
+        return
+    for old in folder.glob("trial_*"):
+        shutil.rmtree(old, ignore_errors=True)
+    names = records.goal.names
+    for trial in records.finished():
+        best = {f"best/{n}": v for n, v in zip(names, records.figures(trial), strict=True)}
+        values = {key: _shown(value) for key, value in records.json_config(trial).items()}
+        with make(log_dir=str(folder / f"trial_{trial.number:05}")) as writer:
+            for epoch, value in sorted(trial.intermediate_values.items()):
+                writer.add_scalar(names[0], value, epoch)
+            for tag, value in best.items():
+                writer.add_scalar(tag, value)
+            for summary in hparams(values, best):
+                writer.file_writer.add_summary(summary)
+
+
+def _tensorboard():
+    """Return a writer of event files; torch's would load TensorFlow where that is installed."""
+    try:
+        from tensorboardX import SummaryWriter
+        from tensorboardX.summary import hparams
+    except ImportError:
+        make = writer_class()
+        from torch.utils.tensorboard.summary import hparams
+
+        return make, hparams
+    return SummaryWriter, hparams
+
+
+def _shown(value):
+    return value if isinstance(value, bool | int | float | str) else str(value)

@@ -1,4 +1,4 @@
-"""Models of XGBoost in a search."""
+"""Searches for the best parameters of XGBoost."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.automl.auto_estimator import AutoEstimator
 from bigdl.orca.automl.model.base import Builder, Model, figures_of
-from bigdl.orca.automl.model.rows import Creator
+from bigdl.orca.automl.model.data import Creator
 from bigdl.orca.automl.pytorch_utils import LR_NAME
 
-__all__ = ["XGBoostBaseModel", "XGBoostModelBuilder"]
+__all__ = ["AutoXGBClassifier", "AutoXGBRegressor", "XGBoostModelBuilder"]
 
 _DEFAULTS = {
     "n_estimators": 1000,
@@ -56,13 +58,13 @@ class XGBoostModelBuilder(Builder):
 
     @property
     def is_classifier(self) -> bool:
-        """Whether targets are classes."""
+        """True if targets are classes."""
         return self.model_type == "classifier"
 
     def build(self, config, *, epochs=1, use_gpu=False, sync=None):
         device = {"device": "cuda"} if use_gpu else {}
         parameters = {**self.parameters, **device, **_parameters_of(config)}
-        return XGBoostBaseModel(self, parameters, epochs)
+        return _XGBoostModel(self, parameters, epochs)
 
     def load(self, config, weights):
         model = self.estimator({**self.parameters, **_parameters_of(config)})
@@ -90,14 +92,14 @@ class XGBoostModelBuilder(Builder):
 
 
 def _parameters_of(config) -> dict[str, Any]:
-    """A configuration in XGBoost's own names."""
-    found = dict(config)
-    if LR_NAME in found:
-        found.setdefault("learning_rate", found.pop(LR_NAME))
-    return found
+    """Return a configuration in XGBoost's own names."""
+    parameters = dict(config)
+    if LR_NAME in parameters:
+        parameters.setdefault("learning_rate", parameters.pop(LR_NAME))
+    return parameters
 
 
-class XGBoostBaseModel(Model):
+class _XGBoostModel(Model):
     """A model of XGBoost in training.
 
     The trees are grown in as many parts as there are epochs.
@@ -110,11 +112,11 @@ class XGBoostBaseModel(Model):
     """
 
     def __init__(self, builder: XGBoostModelBuilder, parameters: Mapping[str, Any], epochs: int):
+        super().__init__(parameters)
         self._builder = builder
         self._parameters = dict(parameters)
         trees = self._parameters.pop("n_estimators")
-        if isinstance(trees, bool) or not isinstance(trees, int | np.integer) or trees < 1:
-            raise UsageError(f"n_estimators must be a positive integer, got {trees!r}")
+        check_positive("n_estimators", trees)
         self._parts = [len(part) for part in np.array_split(range(int(trees)), epochs)]
         self.model: Any = None
 
@@ -130,13 +132,13 @@ class XGBoostBaseModel(Model):
 
     def figures(self, data, metrics):
         x, y = _matrix(data)
-        own = [m.name for m in metrics if m.function is None and self._builder.knows(m.name)[0]]
-        found = {name: self._native(name, x, y) for name in own}
-        others = [metric for metric in metrics if metric.name not in own]
+        native = [m.name for m in metrics if m.function is None and self._builder.knows(m.name)[0]]
+        figures = {name: self._native(name, x, y) for name in native}
+        others = [metric for metric in metrics if metric.name not in native]
         if others:
             values = figures_of([y], [np.asarray(self.model.predict(x))], others)
-            found.update(zip((m.name for m in others), values, strict=True))
-        return [found[metric.name] for metric in metrics]
+            figures.update(zip((m.name for m in others), values, strict=True))
+        return [figures[metric.name] for metric in metrics]
 
     def weights(self):
         return bytes(self.model.get_booster().save_raw("ubj"))
@@ -171,3 +173,67 @@ def _matrix(data) -> tuple[np.ndarray, np.ndarray]:
     x = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
     y = [each[:, 0] if each.shape[1:] == (1,) else each for each in data.targets]
     return x, y[0] if len(y) == 1 else np.stack(y, axis=1)
+
+
+class _AutoXGBoost(AutoEstimator):
+    _model_type: str
+
+    def __init__(
+        self,
+        logs_dir: str,
+        cpus_per_trial: int = 1,
+        name: str | None = None,
+        remote_dir: str | None = None,
+        *,
+        backend: str | None = None,
+        **xgb_configs: Any,
+    ):
+        check_positive("cpus_per_trial", cpus_per_trial)
+        super().__init__(
+            XGBoostModelBuilder(self._model_type, cpus_per_trial, xgb_configs),
+            logs_dir,
+            {"cpu": cpus_per_trial},
+            remote_dir,
+            name or f"auto_xgb_{self._model_type}",
+            backend=backend,
+        )
+
+
+class AutoXGBClassifier(_AutoXGBoost):
+    """Tries configurations of ``xgboost.XGBClassifier`` and keeps the best one.
+
+    `fit` and what follows are those of :class:`~bigdl.orca.automl.auto_estimator.AutoEstimator`.
+    Its `metric` may also be one of XGBoost's own names (default ``"logloss"``), which are computed
+    by XGBoost. The columns of frames become one matrix. With ``epochs=n`` the trees are grown in n
+    parts, after each of which a scheduler may stop a trial.
+
+    Parameters
+    ----------
+    logs_dir : str
+    cpus_per_trial : int, default 1
+        Threads of a trial.
+    name : str, optional
+    remote_dir, backend : optional
+        See :class:`~bigdl.orca.automl.auto_estimator.AutoEstimator`.
+    **xgb_configs
+        Parameters of all models, such as ``n_estimators`` (default 1000) and ``max_depth``
+        (default 5), unless the search space has them, too. ``"lr"`` of a search space is
+        ``learning_rate``.
+    """
+
+    _model_type = "classifier"
+
+    def __init__(self, logs_dir: str = "/tmp/auto_xgb_classifier_logs", *args: Any, **kwargs: Any):
+        super().__init__(logs_dir, *args, **kwargs)
+
+
+class AutoXGBRegressor(_AutoXGBoost):
+    """Tries configurations of ``xgboost.XGBRegressor`` and keeps the best one.
+
+    The default metric is ``"rmse"``; everything else is as for :class:`AutoXGBClassifier`.
+    """
+
+    _model_type = "regressor"
+
+    def __init__(self, logs_dir: str = "/tmp/auto_xgb_regressor_logs", *args: Any, **kwargs: Any):
+        super().__init__(logs_dir, *args, **kwargs)

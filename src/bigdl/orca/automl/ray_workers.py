@@ -20,9 +20,9 @@ from typing import Any
 import ray
 
 from bigdl.common.errors import WorkerError, WorkerLost
-from bigdl.orca.automl.search.trial import Job, Step, TrialRun
+from bigdl.orca.automl.trial import Job, Step, TrialRun
 
-__all__ = ["Team"]
+__all__ = ["TrialWorkers"]
 
 _TIMEOUT_S = 1800.0  # seconds after which a collective without progress fails
 _CLEAN_UP_S = 1.0  # seconds that the end of a process group may hold up its report
@@ -37,7 +37,7 @@ class _NoDriver:
 
 
 class _Member:
-    """One worker of the team, in its own process.
+    """One worker of the trial, in its own process.
 
     Parameters
     ----------
@@ -79,14 +79,14 @@ class _Member:
         self._worker = self.run = None
 
     def outcome(self, call: Callable[[], Any]) -> tuple[Any, tuple[str, str, str] | None]:
-        """What a call gives, and how it has failed: whose fault, kind of error and traceback."""
+        """Return the result of a call, and its failure: origin, class and traceback."""
         from bigdl.runtime.task import is_peer_failure
 
         try:
             return call(), None
         except Exception as error:
-            whose = "peer" if is_peer_failure(error) else "own"
-            failure = whose, type(error).__name__, traceback.format_exc()
+            origin = "peer" if is_peer_failure(error) else "user"
+            failure = origin, type(error).__name__, traceback.format_exc()
             self.end(_CLEAN_UP_S)
             return None, failure
 
@@ -105,7 +105,7 @@ class Peer:
         self._member = _Member(rank, size, address)
 
     def begin(self, number: int, reference: list, config: Mapping[str, Any]):
-        """See :meth:`Team.begin`; returns how it has failed, if it has."""
+        """See :meth:`TrialWorkers.begin`; returns how it has failed, if it has."""
 
         def begin():
             job = ray.get(reference[0]).opened()
@@ -122,7 +122,7 @@ class Peer:
         return self._member.outcome(lambda: self._member.run.restore(state))[1]
 
 
-class Team:
+class TrialWorkers:
     """All workers of a trial, in the process of rank 0; has the face of a TrialRun.
 
     Parameters
@@ -159,7 +159,7 @@ class Team:
 
     @property
     def model(self):
-        """The model of rank 0."""
+        """Model of rank 0."""
         return self._member.run.model
 
     def step(self) -> Step:
@@ -167,7 +167,7 @@ class Team:
         return self._together(self._member.run.step, "step")
 
     def state(self) -> dict:
-        """What another team needs to go on with the trial."""
+        """Return what other workers need to go on with the trial."""
         return self._member.run.state()
 
     def restore(self, state: dict) -> None:
@@ -183,7 +183,7 @@ class Team:
         self._peers = []
         self._channel.close()
 
-    def _together(self, own: Callable[[], Any], name: str, *arguments):
+    def _together(self, call: Callable[[], Any], name: str, *arguments):
         """Make a call here and on all peers.
 
         Raises
@@ -195,23 +195,23 @@ class Team:
         """
         calls = [getattr(peer, name).remote(*arguments) for peer in self._peers]
         with _Watch(calls, self._line):
-            result, failure = self._member.outcome(own)
+            result, failure = self._member.outcome(call)
         failures = _failures(calls, None if failure is None else _GRACE_S)
         lost = [each for each in failures if isinstance(each, WorkerLost)]
         if lost:
             raise lost[0]
         every = [(0, failure), *enumerate(failures, 1)]
         failed = [(rank, *each) for rank, each in every if each is not None]
-        for rank, whose, kind, text in failed:
-            if whose == "own":
-                raise WorkerError(rank, kind, text)
+        for rank, origin, error_class, text in failed:
+            if origin == "user":
+                raise WorkerError(rank, error_class, text)
         if failed:
             raise WorkerLost(f"The workers of a trial have lost each other: {failed[0][-1]}")
         return result
 
 
 def _start(rank: int, workers: int, address):
-    """The peer of a rank, in its bundle of the placement group of this process."""
+    """Start the peer of a rank, in its bundle of the placement group of this process."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     group = ray.util.get_current_placement_group()
@@ -223,7 +223,7 @@ def _start(rank: int, workers: int, address):
 
 
 def _failures(calls: list, patience: float | None) -> list:
-    """How each call has failed, None where it has not."""
+    """Return the failure of each call, None where there is none."""
     ray.wait(calls, num_returns=len(calls), timeout=patience, fetch_local=False)
     return [_failure(call) for call in calls]
 
@@ -231,7 +231,7 @@ def _failures(calls: list, patience: float | None) -> list:
 def _failure(call):
     try:
         return ray.get(call, timeout=0)
-    except ray.exceptions.GetTimeoutError:  # it hangs, and is ended with the team
+    except ray.exceptions.GetTimeoutError:  # it hangs, and is ended with the trial
         return None
     except ray.exceptions.RayActorError as error:
         return WorkerLost(f"The process of a worker of the trial was lost: {error}")

@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError, require
 from bigdl.common.stand_ins import StandIn
-from bigdl.nano.automl.hpo.auto import AutoObject
-from bigdl.nano.automl.hpo.lazy import Choice, Lazy, Naming, holds_spaces, take
-from bigdl.nano.automl.searching import SearchArguments, Searches
-from bigdl.nano.automl.tf.keras.building import (
-    build_model,
-    functional,
-    holds_layers,
-    is_layer,
-    sequential,
-)
-from bigdl.nano.automl.tf.keras.objective import KerasObjective
-from bigdl.nano.automl.tf.keras.targets import Target
-from bigdl.nano.automl.tf.names import original
+from bigdl.nano.automl.hpo.objects import AutoObject, spaces_in, with_config
+from bigdl.nano.automl.searching import SearchArguments, Searcher
+from bigdl.nano.automl.tf.objective import KerasObjective, Target, compiled
+from bigdl.nano.automl.tf.substitutes import original
+from bigdl.tuning.spaces import Lazy, holds_lazy
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = ["Model", "Searchable", "SearchableClass", "Sequential"]
 
 
-class _IsItsModel(StandIn):
-    """Is of the class of the model that it stands for, to ``isinstance``, once that is made."""
+class _ModelStandIn(StandIn):
+    """An object of the class of the model that it stands for, once that is made."""
 
     _model: Any = None
 
     __class__ = property(lambda self: type(self) if self._model is None else type(self._model))
 
 
-class Searchable(_IsItsModel, Searches):
+class Searchable(_ModelStandIn, Searcher):
     """A Keras model with search spaces, and everything a Keras model has once they are chosen.
 
     Arguments of layers, of :meth:`compile` and of the training may be spaces of
@@ -108,20 +103,20 @@ class Searchable(_IsItsModel, Searches):
         if n_parallels > 1 and arguments.study.get("storage") is None:
             arguments.run["n_jobs"], n_parallels = n_parallels, 1
         subject = self._subject(arguments.rest)
-        self._last.open(subject, arguments, [target.name], resume=resume)
-        self._last.run(KerasObjective(subject, target), arguments, n_parallels)
+        self._open(subject, arguments, [target.name], resume=resume)
+        self._run(KerasObjective(subject, target), arguments, n_parallels)
         self._fit_spaces = {
-            name: value for name, value in arguments.rest.items() if holds_spaces(value)
+            name: value for name, value in arguments.rest.items() if holds_lazy(value)
         }
         self._model = None
 
-    def end_search(self, use_trial_id: int = -1) -> Any:
-        made = self._last.best(self._subject(self._fit_spaces), use_trial_id)
+    def end_search(self, use_trial_id: int = -1) -> keras.Model:
+        made = self._best(self._subject(self._fit_spaces), use_trial_id)
         self._fit_settled = made["fit"]
-        self._model = build_model(made)
+        self._model = compiled(made)
         return self._model
 
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Train the best model, or the model if it has no spaces.
 
         Parameters
@@ -141,25 +136,25 @@ class Searchable(_IsItsModel, Searches):
         """
         model = self._actual()
         bound = inspect.signature(type(model).fit).bind_partial(model, *args, **kwargs)
-        given = bound.arguments
-        given.pop("self")
-        given |= given.pop("kwargs", {})
-        unsettled = [name for name, value in given.items() if holds_spaces(value)]
+        arguments = bound.arguments
+        arguments.pop("self")
+        arguments |= arguments.pop("kwargs", {})
+        unsettled = [name for name, value in arguments.items() if holds_lazy(value)]
         for name in unsettled:
             if name not in self._fit_settled:
                 raise UsageError(
                     f"fit has search spaces that no search has chosen: {name}; give it to search, "
                     "or give a value"
                 )
-            del given[name]
-        return model.fit(**self._fit_settled | given)
+            del arguments[name]
+        return model.fit(**self._fit_settled | arguments)
 
     def to_yaml(self, **kwargs: Any) -> str:
         """Keras 3 has none; raises a UsageError that names ``to_json``."""
         raise UsageError("Keras 3 writes no YAML; use to_json(), which keras.models reads")
 
     def save_spec(self, dynamic_batch: bool = True) -> tuple[list, dict] | None:
-        """What the model is called with, as in Keras 2.
+        """Return the specification of the inputs, as in Keras 2.
 
         Parameters
         ----------
@@ -202,8 +197,8 @@ class Searchable(_IsItsModel, Searches):
         return getattr(self._actual(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = name.startswith("_") or self._model is None or hasattr(type(self), name)
-        if own:
+        is_own = name.startswith("_") or self._model is None or hasattr(type(self), name)
+        if is_own:
             super().__setattr__(name, value)
         else:
             setattr(self._model, name, value)
@@ -229,11 +224,11 @@ class Searchable(_IsItsModel, Searches):
             )
         else:
             subject = self._subject({})
-            self._model = build_model(take(subject, Choice.of_config(Naming(subject), {})))
+            self._model = compiled(with_config(subject, {}))
         return self._model
 
     def _has_spaces(self) -> bool:
-        return bool(Naming(self._subject({})).spaces)
+        return bool(spaces_in(self._subject({})))
 
     def _subject(self, fit: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -257,13 +252,13 @@ class Sequential(Searchable):
         self._stack = list(layers or [])
         super().__init__(
             lambda: AutoObject(
-                sequential, stack=self._stack, name=name, cloned=holds_layers(self._stack)
+                _sequential, stack=self._stack, name=name, cloned=_holds_layers(self._stack)
             )
         )
 
     def add(self, layer: Any) -> None:
         """Put a layer on top."""
-        if not (isinstance(layer, Lazy) or is_layer(layer)):
+        if not (isinstance(layer, Lazy) or _is_layer(layer)):
             raise UsageError(f"A layer of Keras can be added, not {layer!r}")
         self._stack.append(layer)
         self._model = None
@@ -295,7 +290,7 @@ class Model(Searchable):
                 "with @hpo.tfmodel()"
             )
         recipe = AutoObject(
-            functional, inputs=inputs, outputs=outputs, name=name, cloned=holds_layers(outputs)
+            _functional, inputs=inputs, outputs=outputs, name=name, cloned=_holds_layers(outputs)
         )
         super().__init__(lambda: recipe)
 
@@ -318,3 +313,52 @@ class SearchableClass(Searchable):
 def _arguments_of_fit() -> set[str]:
     signature = inspect.signature(original("Model").fit)
     return {name for name in signature.parameters if name != "self"}
+
+
+def _is_layer(value: Any) -> bool:
+    """Return True if a value is a layer of Keras, or something that becomes one."""
+    keras = require("keras", "tf")
+    return isinstance(value, (keras.layers.Layer, keras.KerasTensor))
+
+
+def _holds_layers(value: Any) -> bool:
+    """Return True if a value holds layers that exist already, which trials must not share."""
+    keras = require("keras", "tf")
+    seen: set[int] = set()
+
+    def holds(part: Any) -> bool:
+        if id(part) in seen:
+            return False
+        seen.add(id(part))
+        if isinstance(part, AutoObject):
+            return holds(list(part.args)) or holds(part.kwargs)
+        if isinstance(part, keras.KerasTensor):
+            history = getattr(part, "_keras_history", None)
+            return history is not None and type(history.operation).__name__ != "InputLayer"
+        if isinstance(part, dict):
+            return any(map(holds, part.values()))
+        if isinstance(part, (list, tuple)):
+            return any(map(holds, part))
+        return isinstance(part, keras.layers.Layer)
+
+    return holds(value)
+
+
+def _sequential(stack: list[Any], name: str | None, cloned: bool) -> Any:
+    """Return a stack of layers."""
+    return _cloned(original("Sequential")(stack, name=name), cloned)
+
+
+def _functional(inputs: Any, outputs: Any, name: str | None, cloned: bool) -> Any:
+    """Return a graph of layers."""
+    return _cloned(original("Model")(inputs=inputs, outputs=outputs, name=name), cloned)
+
+
+def _cloned(model: Any, wanted: bool) -> Any:
+    """Return the model, or one with the same weights that is trained in its place."""
+    if not wanted:
+        return model
+    clone = require("keras", "tf").models.clone_model(model)
+    if model.built:
+        clone.set_weights(model.get_weights())
+    return clone

@@ -1,0 +1,369 @@
+"""Lazy objects: calls that are made when their arguments have been chosen, and their decorators.
+
+A class under ``@hpo.obj()`` still is that class. Constructed with a search space among its
+arguments, it gives an :class:`AutoObject`, which stands for as many objects as there are choices.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError, require
+from bigdl.tuning.spaces import Assignment, Domain, Lazy, Naming, holds_lazy, resolve, visit
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import Trial
+
+    from bigdl.nano.automl.hpo.space import SimpleSpace
+
+__all__ = [
+    "SPLITTER",
+    "AutoObject",
+    "Searchable",
+    "args",
+    "func",
+    "obj",
+    "plmodel",
+    "spaces_in",
+    "suggested",
+    "tfmodel",
+    "with_config",
+]
+
+SPLITTER = "▁"
+"""Stands in names between that of a nested space and that of its part."""
+
+_PLAIN = object()
+
+
+def spaces_in(value: Any) -> dict[str, SimpleSpace]:
+    """Return the simple spaces in an object by the names of their parameters."""
+    return Naming(value, SPLITTER).domains
+
+
+def suggested(value: Any, trial: Trial) -> Any:
+    """Return an object with what a trial of Optuna suggests in the places of its spaces."""
+    return resolve(value, Assignment.of_trial(Naming(value, SPLITTER), trial))
+
+
+def with_config(value: Any, config: Mapping[str, Any]) -> Any:
+    """Return an object with values by name, and the defaults, in the places of its spaces.
+
+    Raises
+    ------
+    UsageError
+        If there is no space of a name.
+    """
+    naming = Naming(value, SPLITTER)
+    unknown = sorted(set(config) - set(naming.domains))
+    if unknown:
+        raise UsageError(
+            f"There is no search space called {', '.join(map(repr, unknown))}; there are "
+            f"{', '.join(map(repr, naming.domains)) or 'none'}"
+        )
+
+    def draw(name: str, space: SimpleSpace) -> Any:
+        return config.get(name, space.default_draw)
+
+    return resolve(value, Assignment(naming, draw))
+
+
+class Searchable(Lazy):
+    """A lazy object that a user can inspect: its spaces, and its values for some choices."""
+
+    @property
+    def kwspaces(self) -> dict[str, SimpleSpace]:
+        """The simple spaces inside by name."""
+        return spaces_in(self)
+
+    @property
+    def default(self) -> Any:
+        """The value where nothing was chosen: that of the defaults of all spaces."""
+        return self.sample()
+
+    @property
+    def rand(self) -> Any:
+        """A value at random, of Python's generator."""
+        rng = np.random.default_rng(random.getrandbits(64))
+
+        def draw(name: str, space: Domain) -> Any:
+            return space.draw(rng)
+
+        return resolve(self, Assignment(Naming(self, SPLITTER), draw))
+
+    def sample(self, **config: Any) -> Any:
+        """Return the value for some choices.
+
+        Parameters
+        ----------
+        **config
+            Values by the names of :attr:`kwspaces`; all others are the defaults.
+        """
+        return with_config(self, config)
+
+
+class AutoObject(Searchable):
+    """A call that is made when its arguments have been chosen.
+
+    Parameters
+    ----------
+    target : callable
+        A class or a function.
+    *args, **kwargs
+        Values, spaces, or containers and objects that hold spaces.
+    """
+
+    def __init__(self, target: Callable[..., Any], /, *args: Any, **kwargs: Any):
+        self.target = target
+        self.args = args
+        self.kwargs = kwargs
+
+    @property
+    def cs(self) -> dict[str, BaseDistribution]:
+        """The distributions of Optuna by name."""
+        return {name: space.cs for name, space in self.kwspaces.items()}
+
+    def visit(self, naming: Naming, name: str) -> None:
+        if not naming.is_new(self):
+            return
+        # By the names of its own arguments, wherever the object stands.
+        for argument, value in _named(self.target, self.args, self.kwargs).items():
+            visit(value, naming, argument)
+
+    def resolve(self, assignment: Assignment) -> Any:
+        return assignment.once(self, lambda: self._built(assignment))
+
+    def _built(self, assignment: Assignment) -> Any:
+        args, kwargs = resolve([list(self.args), self.kwargs], assignment)
+        return self.target(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        named = [f"{name}={value!r}" for name, value in self.kwargs.items()]
+        name = getattr(self.target, "__name__", repr(self.target))
+        return f"{name}({', '.join([*map(repr, self.args), *named])})"
+
+
+def obj(**defaults: Any) -> Callable[[type], type]:
+    """Decorate a class, so that its arguments may be search spaces.
+
+    Parameters
+    ----------
+    **defaults
+        Arguments for objects that are constructed without them: values or spaces.
+
+    Returns
+    -------
+    callable
+        Returns the class itself. Constructed with spaces, it gives an :class:`AutoObject`.
+    """
+
+    def decorate(cls: type) -> type:
+        if not isinstance(cls, type):
+            raise UsageError(f"hpo.obj decorates a class, not {cls!r}; use hpo.func for a function")
+        return lazily_constructed(cls, defaults, AutoObject)
+
+    return decorate
+
+
+def func(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a function, so that its arguments may be search spaces.
+
+    Parameters
+    ----------
+    **defaults
+        Arguments for calls without them: values or spaces.
+
+    Returns
+    -------
+    callable
+        Gives a function that, called with spaces, returns an :class:`AutoObject`, whose ``sample``
+        calls the function; called without, it calls at once.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        if isinstance(function, type) or not callable(function):
+            raise UsageError(f"hpo.func decorates a function, not {function!r}")
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs = _with_defaults(function, args, kwargs, defaults)
+            if holds_lazy([args, kwargs]):
+                return AutoObject(function, *args, **kwargs)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def args(default: Mapping[str, Any] | None = None, **kwvars: Any) -> Callable[..., Any]:
+    """Decorate a function of one argument that holds all parameters of a search.
+
+    Parameters
+    ----------
+    default : dict, optional
+        Values that are not searched.
+    **kwvars
+        Spaces and values. They reach the function as the attributes and items of its first
+        argument.
+
+    Returns
+    -------
+    callable
+        Makes of the function one that takes other values by name and returns an
+        :class:`AutoObject`.
+    """
+    settled = {**(default or {}), **kwvars}
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., AutoObject]:
+        @functools.wraps(function)
+        def call(*further: Any, **values: Any) -> AutoObject:
+            return AutoObject(
+                lambda **chosen: function(_Attributes(chosen), *further), **settled | values
+            )
+
+        return call
+
+    return decorate
+
+
+class _Attributes(dict):
+    """A dict whose items are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def lazily_constructed(
+    cls: type, defaults: Mapping[str, Any], lazy: Callable[..., AutoObject]
+) -> type:
+    """Let a class give lazy objects when it is constructed with spaces.
+
+    Parameters
+    ----------
+    cls : type
+        Changed in place: it must stay the class that is found under its name, or its objects could
+        not be pickled.
+    defaults : mapping
+        Further arguments.
+    lazy : callable
+        Called with the class and the arguments.
+    """
+    make = cls.__new__
+
+    def construct(target: type, /, *args: Any, **kwargs: Any) -> Any:
+        if args[:1] != (_PLAIN,):
+            arguments = _with_defaults(target, args, kwargs, defaults)
+            if len(arguments) > len(kwargs) or holds_lazy([args, arguments]):
+                return lazy(target, *args, **arguments)
+        return make(target) if make is object.__new__ else make(target, *args, **kwargs)
+
+    cls.__new__ = construct
+    if defaults and not hasattr(cls, "__getnewargs_ex__"):
+        # Copies and pickles are made without arguments, and not of the defaults.
+        cls.__getnewargs_ex__ = lambda self: ((_PLAIN,), {})
+    return cls
+
+
+def _with_defaults(
+    target: Callable, args: tuple, kwargs: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    positional = _named(target, args, {}) if args and defaults else {}
+    missing = {name: value for name, value in defaults.items() if name not in positional}
+    return missing | dict(kwargs)
+
+
+def _named(target: Callable, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by name."""
+    if not args:
+        return dict(kwargs)
+    try:
+        bound = inspect.signature(_signed(target)).bind_partial(*_self(target), *args)
+    except (TypeError, ValueError):  # a signature that is not known, or does not fit
+        return {**{f"argument_{place}": value for place, value in enumerate(args)}, **kwargs}
+    named = dict(bound.arguments)
+    for _ in _self(target):
+        named.pop(next(iter(named)))
+    return {**named, **kwargs}
+
+
+def _signed(target: Callable) -> Callable:
+    # Not the class: its signature is that of the constructor that `lazily_constructed` has set.
+    return target.__init__ if isinstance(target, type) else target
+
+
+def _self(target: Callable) -> tuple:
+    return (None,) if isinstance(target, type) else ()
+
+
+def plmodel(**defaults: Any) -> Callable[[type], type]:
+    """Decorate a LightningModule, or any module of PyTorch, for ``Trainer.search``.
+
+    Parameters
+    ----------
+    **defaults
+        Arguments for models that are constructed without them: values or spaces.
+
+    Returns
+    -------
+    callable
+        Returns the class itself. Constructed with spaces, it gives an
+        :class:`~bigdl.nano.automl.hpo.space.AutoObject`, of which ``Trainer.search`` makes the best
+        model.
+
+    Raises
+    ------
+    UsageError
+        If the class is not a module of PyTorch.
+    """
+
+    def decorate(cls: type) -> type:
+        module = require("torch", "nano").nn.Module
+        if not (isinstance(cls, type) and issubclass(cls, module)):
+            raise UsageError(f"hpo.plmodel decorates a LightningModule or nn.Module, not {cls!r}")
+        return lazily_constructed(cls, defaults, AutoObject)
+
+    return decorate
+
+
+def tfmodel(**defaults: Any) -> Callable[[type], type]:
+    """Decorate a subclass of ``keras.Model``, so that it can be searched.
+
+    Parameters
+    ----------
+    **defaults
+        Arguments for models that are constructed without them: values or spaces.
+
+    Returns
+    -------
+    callable
+        Returns the class itself. Constructed with spaces, it gives an object with ``compile``,
+        ``search``, ``fit`` and all else of :class:`bigdl.nano.automl.tf.keras.Model`.
+
+    Raises
+    ------
+    UsageError
+        If the class is not a Keras model.
+    """
+
+    def decorate(cls: type) -> type:
+        keras = require("keras", "tf")
+        if not (isinstance(cls, type) and issubclass(cls, keras.Model)):
+            raise UsageError(f"hpo.tfmodel decorates a subclass of keras.Model, not {cls!r}")
+        from bigdl.nano.automl.tf.keras import SearchableClass
+        from bigdl.nano.automl.tf.substitutes import with_real_layers
+
+        cls.__init__ = with_real_layers(cls.__init__)
+        return lazily_constructed(cls, defaults, SearchableClass)
+
+    return decorate

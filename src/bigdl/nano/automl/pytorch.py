@@ -1,0 +1,501 @@
+"""The search of a Trainer: :class:`HPOSearcher`, its trials, and the latency of their models."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback, Checkpoint
+
+from bigdl.common.checks import check_choice
+from bigdl.common.errors import UsageError, one_line, require
+from bigdl.nano.acceleration.search.timing import block, time_alone
+from bigdl.nano.automl.hpo.objects import AutoObject, suggested
+from bigdl.nano.automl.searching import SearchArguments, Searcher
+from bigdl.nano.pytorch.inference.batches import Batch, batches_of
+from bigdl.nano.pytorch.inference.inputs import sample_arguments
+from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
+from bigdl.tuning.spaces import Assignment, Lazy, Naming, resolve
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial, Trial
+
+    from bigdl.nano.pytorch.trainer import Trainer
+
+__all__ = ["HPOSearcher", "lazily_compiled", "trial_arguments"]
+
+_OF_FIT = ("train_dataloaders", "val_dataloaders", "datamodule", "ckpt_path")
+_LATENCY = "latency"  # a metric that is not logged: milliseconds of the trained model for a batch
+_ORIGINAL = "original"
+# Methods of InferenceOptimizer that are tried: all compute in float32, so accuracy stays.
+_RUNTIMES = ("openvino_fp32", "onnxruntime_fp32", "jit_fp32")
+_LATENCY_CALLS = 20
+_LIGHTNING = ("pytorch_lightning", "lightning_fabric")
+_log = logging.getLogger(__name__)
+
+
+class HPOSearcher(Searcher):
+    """Searches the hyper-parameters of models that a Trainer trains.
+
+    Each trial trains a model of its own with a trainer of its own, which has the arguments of the
+    Trainer and copies of its callbacks. Progress bars, summaries, Lightning's default logger and
+    default checkpoints are left out of trials unless the Trainer asks for them.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        Made with ``use_hpo=True``.
+    num_processes : int
+        Processes that train one trial's model together; by default as the Trainer says.
+
+    Raises
+    ------
+    UsageError
+        If the Trainer was made without ``use_hpo=True``.
+    """
+
+    def __init__(self, trainer: Trainer, num_processes: int | None = None):
+        super().__init__()
+        if not getattr(trainer, "hpo_arguments", None):
+            raise UsageError("HPOSearcher needs a Trainer that was made with use_hpo=True")
+        self._arguments = dict(trainer.hpo_arguments)
+        if num_processes is not None:
+            self._arguments["num_processes"] = num_processes
+        self._subject: Any = None
+
+    def search(
+        self,
+        model: Any,
+        resume: bool = False,
+        target_metric: str | Sequence[str] | None = None,
+        mode: str = "best",
+        n_parallels: int = 1,
+        acceleration: bool = False,
+        input_sample: Any = None,
+        max_epochs: int | None = None,
+        **kwargs: Any,
+    ) -> pl.LightningModule | list[FrozenTrial]:
+        """Train models with different hyper-parameters; see :meth:`Trainer.search`."""
+        arguments = SearchArguments.of(kwargs, _OF_FIT)
+        metrics = _metrics(target_metric)
+        self._check(arguments, metrics, mode, n_parallels)
+        data = {name: value for name, value in arguments.rest.items() if value is not None}
+        objective = _Objective(
+            model=model,
+            data=data,
+            trainer=self._arguments | ({} if max_epochs is None else {"max_epochs": max_epochs}),
+            metrics=metrics,
+            directions=arguments.directions(metrics),
+            mode=mode,
+            acceleration=acceleration,
+            input_sample=input_sample,
+        )
+        self._open(objective.subject, arguments, metrics, resume=resume)
+        self._subject = objective.subject
+        self._run(objective, arguments, n_parallels)
+        return self.study.best_trials if len(metrics) > 1 else self.end_search()
+
+    def end_search(self, use_trial_id: int = -1) -> pl.LightningModule:
+        return self._best(self._subject, use_trial_id)["model"]
+
+    def _check(
+        self, arguments: SearchArguments, metrics: list[str], mode: str, n_parallels: int
+    ) -> None:
+        check_choice("mode", mode, ("best", "last"))
+        in_memory = arguments.study.get("storage") is None
+        if n_parallels != 1 and in_memory:
+            raise UsageError(
+                "parallel search is not supported when in-mem storage is used (n_parallels must be "
+                "1); give a storage such as 'sqlite:///search.db'"
+            )
+        if arguments.study.get("pruner") is None:
+            return
+        if len(metrics) > 1:
+            raise UsageError("Trials with several metrics cannot be pruned; leave out pruner")
+        if metrics == [_LATENCY]:
+            raise UsageError("Trials that are compared by latency have no epochs to prune by")
+        if (self._arguments.get("num_processes") or 1) > 1:
+            raise UsageError(
+                "Trials that are trained by several processes cannot be pruned; leave out pruner, "
+                "or search with n_parallels processes and num_processes=1"
+            )
+
+
+def _metrics(target_metric: Any) -> list[str]:
+    metrics = [target_metric] if isinstance(target_metric, str) else list(target_metric or ())
+    if not metrics or not all(isinstance(metric, str) for metric in metrics):
+        raise UsageError(
+            "target_metric must be the name of a figure that the model logs, or a list of names, "
+            f"not {target_metric!r}"
+        )
+    if len(set(metrics)) < len(metrics):
+        raise UsageError(f"target_metric names a metric twice: {metrics}")
+    return metrics
+
+
+# Trials -------------------------------------------------------------------------------------------
+
+
+class _Objective:
+    """Makes a model with what a trial proposes, trains it, and returns its figures.
+
+    It is shipped to the processes of a parallel search.
+
+    Parameters
+    ----------
+    model : object
+        A lazy model.
+    data : dict
+        Arguments of ``Trainer.fit``; loaders may be lazy, too.
+    trainer : dict
+        Arguments of the Trainer.
+    metrics, directions : list of str
+    mode : {"best", "last"}
+        Of which epoch the figures are: the best in the first metric, or the last.
+    acceleration : bool
+        Whether latency is that of the fastest runtime.
+    input_sample : object
+        What latency is measured with.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        data: dict[str, Any],
+        trainer: dict[str, Any],
+        metrics: list[str],
+        directions: list[str],
+        mode: str,
+        acceleration: bool,
+        input_sample: Any,
+    ):
+        self.subject = {"model": model, "data": data}
+        self._trainer = trainer
+        self._metrics = metrics
+        self._directions = directions
+        self._mode = mode
+        self._acceleration = acceleration
+        self._input_sample = input_sample
+
+    def __call__(self, trial: Trial) -> float | list[float]:
+        made = suggested(self.subject, trial)
+        model, data = made["model"], made["data"]
+        if not isinstance(self.subject["model"], Lazy):
+            model = copy.deepcopy(model)  # only the data are searched
+        logged = [metric for metric in self._metrics if metric != _LATENCY]
+        alone = (self._trainer.get("num_processes") or 1) == 1
+        pruned = trial if alone and len(self._metrics) == 1 else None
+        epochs = _EpochFigures(logged, pruned)
+        with _without_reports(), _interruptible():
+            trainer = _trial_trainer(self._trainer, epochs)
+            trainer.fit(model, **data)
+        figures = self._figures(trainer, epochs, logged) if logged else {}
+        if pruned is None and len(self._metrics) == 1:
+            epochs.report(trial)
+        if _LATENCY in self._metrics or self._acceleration:
+            runtime, figures[_LATENCY] = _fastest(
+                model, trainer, self._input_sample, self._acceleration
+            )
+            trial.set_user_attr("optimization", runtime)
+        values = [figures[metric] for metric in self._metrics]
+        return values if len(values) > 1 else values[0]
+
+    def _figures(
+        self, trainer: Trainer, epochs: _EpochFigures, logged: list[str]
+    ) -> dict[str, float]:
+        if epochs.figures:
+            return epochs.figures[self._epoch(epochs.figures, logged[0])]
+        missing = [metric for metric in logged if metric not in trainer.callback_metrics]
+        if missing:
+            known = ", ".join(map(repr, trainer.callback_metrics)) or "nothing"
+            raise UsageError(
+                f"The model does not log {', '.join(map(repr, missing))}, which target_metric asks "
+                f"for; it logs {known}"
+            )
+        return {metric: float(trainer.callback_metrics[metric]) for metric in logged}
+
+    def _epoch(self, figures: list[dict[str, float]], metric: str) -> int:
+        if self._mode == "last":
+            return len(figures) - 1
+        sign = -1.0 if self._directions[self._metrics.index(metric)].lower() == "maximize" else 1.0
+
+        def sort_key(epoch: int) -> float:
+            value = figures[epoch][metric]
+            return math.inf if math.isnan(value) else sign * value
+
+        return min(range(len(figures)), key=sort_key)
+
+
+@contextmanager
+def _without_reports() -> Iterator[None]:
+    """Suppress what Lightning logs about each fit."""
+    loggers = [logging.getLogger(f"{name}.utilities.rank_zero") for name in _LIGHTNING]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(max(logging.WARNING, logger.level))
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C, on which Lightning ends the program, raise KeyboardInterrupt."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, KeyboardInterrupt):
+            raise
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
+        raise KeyboardInterrupt from ended
+
+
+class _EpochFigures(Callback):
+    """Keeps metrics of each epoch, and lets a pruner decide after it.
+
+    The pruner decides when the next one begins: only then is everything logged that its last hooks
+    log.
+
+    Parameters
+    ----------
+    metrics : list of str
+    trial : optuna.trial.Trial, optional
+        Gets reports of the first metric, and may end the training.
+
+    Attributes
+    ----------
+    figures : list of dict
+        Of each epoch in which all metrics were logged.
+    """
+
+    def __init__(self, metrics: list[str], trial: Trial | None = None):
+        self._metrics = metrics
+        self._trial = trial
+        self._begun = self._validated = False
+        self.figures: list[dict[str, float]] = []
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._begun:
+            self._close_epoch(trainer)
+            self._prune()
+        self._begun, self._validated = True, False
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._validated = True
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._begun:
+            self._close_epoch(trainer)
+
+    def report(self, trial: Trial) -> None:
+        """Report all epochs to a trial."""
+        for epoch, figures in enumerate(self.figures):
+            trial.report(figures[self._metrics[0]], epoch)
+
+    def _close_epoch(self, trainer: pl.Trainer) -> None:
+        if trainer.check_val_every_n_epoch not in (None, 1) and not self._validated:
+            return  # figures of the last validation would count twice
+        logged = trainer.callback_metrics
+        if not self._metrics or any(metric not in logged for metric in self._metrics):
+            return
+        self.figures.append({metric: float(logged[metric]) for metric in self._metrics})
+        if self._trial is not None:
+            self._trial.report(self.figures[-1][self._metrics[0]], len(self.figures) - 1)
+
+    def _prune(self) -> None:
+        if self._trial is not None and self.figures and self._trial.should_prune():
+            epochs = len(self.figures)
+            raise require("optuna", "automl").TrialPruned(f"pruned after {epochs} epochs")
+
+
+def trial_arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that the trainers of trials are made with.
+
+    Parameters
+    ----------
+    trainer : mapping
+        Arguments of the Trainer that searches.
+
+    Returns
+    -------
+    dict
+        Copies of them. Bars, summaries, Lightning's own logger and checkpoints are left out unless
+        they were asked for: a search would have them for each trial.
+
+    Raises
+    ------
+    UsageError
+        If they cannot be copied.
+    """
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    if not any(isinstance(each, Checkpoint) for each in _callbacks(trainer)):
+        quiet["enable_checkpointing"] = False
+    try:
+        return quiet | copy.deepcopy(dict(trainer))
+    except Exception as error:
+        raise UsageError(
+            f"Each trial has copies of the Trainer's arguments, but one cannot be copied: {error}"
+        ) from error
+
+
+def _trial_trainer(arguments: Mapping[str, Any], *callbacks: Callback) -> Trainer:
+    """Return a trainer of one trial, with further callbacks."""
+    from bigdl.nano.pytorch.trainer import Trainer
+
+    arguments = copy.deepcopy(dict(arguments))
+    arguments["callbacks"] = [*_callbacks(arguments), *callbacks]
+    return Trainer(**arguments)
+
+
+def _callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
+    callbacks = arguments.get("callbacks") or []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
+# Latency ------------------------------------------------------------------------------------------
+
+
+def _fastest(
+    model: torch.nn.Module, trainer: Trainer, input_sample: Any, acceleration: bool
+) -> tuple[str, float]:
+    """Return the fastest runtime of a model, and the milliseconds that a call takes there.
+
+    Parameters
+    ----------
+    model : LightningModule
+        Trained; it is left in training mode if it was.
+    trainer : Trainer
+        Has trained it; the first batch of its validation is the sample where there is none.
+    input_sample : object
+        As of ``InferenceOptimizer.trace``, or None.
+    acceleration : bool
+        Whether to try other runtimes at all.
+
+    Returns
+    -------
+    runtime : str
+        ``"original"`` or a method of InferenceOptimizer.
+    latency : float
+        Milliseconds, the median of some calls.
+
+    Raises
+    ------
+    UsageError
+        If there is no sample.
+    """
+    batch = _sample(model, trainer, input_sample)
+    was_training = model.training
+    model.eval()
+    try:
+        latencies = {_ORIGINAL: _latency(model, batch)}
+        for method in _RUNTIMES if acceleration else ():
+            built = _built(model, method, batch)
+            if built is not None:
+                latencies[method] = _latency(built, batch)
+    finally:
+        model.train(was_training)
+    best = min(latencies, key=latencies.__getitem__)
+    return best, latencies[best]
+
+
+def _sample(model: torch.nn.Module, trainer: Trainer, input_sample: Any) -> Batch:
+    if input_sample is not None:
+        return Batch(*sample_arguments(model, input_sample))
+    loaders = trainer.val_dataloaders or trainer.train_dataloader
+    loader = loaders[0] if isinstance(loaders, (list, tuple)) else loaders
+    batch = None if loader is None else next(batches_of(model, loader), None)
+    if batch is None:
+        raise UsageError(
+            "The latency of a model is measured with a sample of its input; pass input_sample"
+        )
+    return batch
+
+
+def _built(model: torch.nn.Module, method: str, batch: Batch) -> torch.nn.Module | None:
+    sample = batch.kwargs or (batch.args[0] if len(batch.args) == 1 else batch.args)
+    # TorchScript looks at all properties, and a copy of a LightningModule has no trainer.
+    model._jit_is_scripting = True
+    try:
+        return InferenceOptimizer.build(model, method, input_sample=sample)
+    except Exception as error:  # a runtime that is missing, or does not know an operation
+        _log.warning("%s is left out: %s", method, one_line(error))
+        return None
+    finally:
+        del model._jit_is_scripting
+
+
+def _latency(model: torch.nn.Module, batch: Batch) -> float:
+    with InferenceOptimizer.get_context(model), torch.inference_mode():
+        timed = block(lambda number: model(*batch.args, **batch.kwargs))
+        return time_alone(timed, _LATENCY_CALLS).latency
+
+
+# Lazy modules -------------------------------------------------------------------------------------
+
+
+def lazily_compiled(
+    model: Any, loss: Any, optimizer: Any, scheduler: Any, metrics: Any
+) -> AutoObject:
+    """Return what ``Trainer.compile`` returns where something is lazy.
+
+    Raises
+    ------
+    UsageError
+        If an optimizer or scheduler is bound to a model that is not made yet.
+    """
+    for name, part in (("optimizer", optimizer), ("scheduler", scheduler)):
+        if part is not None and not isinstance(part, Lazy) and not callable(part):
+            raise UsageError(
+                f"The model is made anew in each trial, so its {name} must be, too: give a "
+                "bigdl.nano.automl.hpo.space.AutoObject, such as "
+                "AutoObject(torch.optim.Adam, lr=0.01), not a " + type(part).__name__
+            )
+    return AutoObject(
+        _compiled,
+        model=model,
+        loss=loss,
+        optimizer=_Unbound(optimizer) if isinstance(optimizer, AutoObject) else optimizer,
+        scheduler=_Unbound(scheduler) if isinstance(scheduler, AutoObject) else scheduler,
+        metrics=metrics,
+        is_made=isinstance(model, Lazy),
+    )
+
+
+class _Unbound(Lazy):
+    """A lazy object that takes its first argument after it was chosen."""
+
+    def __init__(self, inner: AutoObject):
+        self._inner = inner
+
+    def visit(self, naming: Naming, name: str) -> None:
+        self._inner.visit(naming, name)
+
+    def resolve(self, assignment: Assignment) -> Callable[[Any], Any]:
+        args, kwargs = resolve([self._inner.args, self._inner.kwargs], assignment)
+        return lambda first: self._inner.target(first, *args, **kwargs)
+
+
+def _compiled(
+    model: Any, loss: Any, optimizer: Any, scheduler: Any, metrics: Any, is_made: bool
+) -> Any:
+    from bigdl.nano.pytorch.trainer import Trainer
+
+    if not is_made:
+        model = copy.deepcopy(model)
+    if optimizer is not None:
+        optimizer = optimizer(model.parameters())
+    if scheduler is not None:
+        scheduler = scheduler(optimizer)
+    return Trainer.compile(model, loss, optimizer, scheduler, copy.deepcopy(metrics))

@@ -1,0 +1,351 @@
+"""One trial of a Keras model: its target, its reports to a pruner, and the objective."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from bigdl.common.errors import UsageError, one_line, require
+from bigdl.nano.automl.hpo.objects import suggested
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+__all__ = ["KerasObjective", "Target", "compiled", "pruning_of"]
+
+_MODES = ("last", "max", "min", "auto")
+_BEST_HIGH = ("acc", "auc", "precision", "recall", "f1", "r2")
+_BEST_LOW = ("loss", "mae", "mse", "error")
+_VALIDATION = "val_"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure of the training's history.
+
+    Attributes
+    ----------
+    name : str
+        Its key.
+    direction : {"minimize", "maximize"}
+    mode : {"last", "max", "min"}
+        Of which epoch it is.
+    """
+
+    name: str
+    direction: str
+    mode: str
+
+    @classmethod
+    def of(
+        cls,
+        name: str | Sequence[str] | None,
+        mode: str,
+        study: Mapping[str, Any],
+        compiled: Mapping[str, Any],
+        fit: Mapping[str, Any],
+    ) -> Target:
+        """Check what a user asks for.
+
+        Parameters
+        ----------
+        name : str or None
+        mode : str
+        study : mapping
+            Arguments of the study.
+        compiled, fit : mapping
+            Arguments of ``compile`` and ``fit``.
+
+        Raises
+        ------
+        UsageError
+            If it makes no sense.
+        """
+        directions = study.get("directions") or []
+        if isinstance(name, (list, tuple)):
+            if len(name) > 1:
+                raise UsageError("multiple objective metric is not supported.")
+            name = name[0] if name else None
+        if len(directions) > 1:
+            raise UsageError("multiple objective metric is not supported.")
+        if mode not in _MODES:
+            raise UsageError(
+                f"target_metric_mode {mode!r} is not recognized; it must be one of "
+                f"{', '.join(map(repr, _MODES))}"
+            )
+        metrics = _names(compiled)
+        validated = fit.get("validation_data") is not None or bool(fit.get("validation_split"))
+        if name is None:
+            name = (_VALIDATION if validated else "") + (metrics[0] if metrics else "loss")
+        _check_name(name, metrics, validated)
+        direction = _direction(name, study.get("direction") or next(iter(directions), None))
+        if mode == "auto":
+            mode = "max" if direction == "maximize" else "min"
+        return cls(name, direction, mode)
+
+    def of_history(self, history: Mapping[str, Sequence[float]]) -> float:
+        """Return the figure of a training.
+
+        Raises
+        ------
+        UsageError
+            If the history does not have it.
+        """
+        if self.name not in history:
+            raise UsageError(
+                f"invalid target metric {self.name!r}: the training reports "
+                f"{', '.join(map(repr, history)) or 'nothing'}"
+            )
+        values = [float(value) for value in history[self.name]]
+        return {"last": values[-1], "max": max(values), "min": min(values)}[self.mode]
+
+
+def _names(compiled: Mapping[str, Any]) -> list[str] | None:
+    """Keys of the compiled metrics; None where outputs have metrics of their own."""
+    metrics = compiled.get("metrics") or []
+    if not isinstance(metrics, (list, tuple)):
+        return None if isinstance(metrics, Mapping) else [_name(metrics)]
+    if any(isinstance(metric, (list, tuple, Mapping)) for metric in metrics):
+        return None
+    return [_name(metric) for metric in metrics]
+
+
+def _name(metric: Any) -> str:
+    if isinstance(metric, str):
+        return metric
+    return getattr(metric, "name", None) or getattr(metric, "__name__", type(metric).__name__)
+
+
+def _check_name(name: str, metrics: list[str] | None, validated: bool) -> None:
+    if not isinstance(name, str):
+        raise UsageError(f"invalid target metric {name!r}; it must be a name")
+    plain = name.removeprefix(_VALIDATION)
+    if plain != name and not validated:
+        raise UsageError(
+            f"invalid target metric {name!r}: there is no validation; give validation_data or "
+            "validation_split"
+        )
+    if plain == "loss" or metrics is None or plain in metrics:
+        return
+    if not metrics:
+        raise UsageError(
+            "target metric is should be loss or val_loss if metrics is not provided in compile, "
+            f"not {name!r}"
+        )
+    raise UsageError(
+        f"invalid target metric {name!r}: compile has the metrics {', '.join(map(repr, metrics))}"
+    )
+
+
+def _direction(name: str, direction: Any) -> str:
+    plain = name.removeprefix(_VALIDATION).lower()
+    natural = None
+    if any(plain == each or plain.startswith((each, f"{each}_")) for each in _BEST_HIGH):
+        natural = "maximize"
+    elif plain in _BEST_LOW or plain.endswith(("_loss", "_error")):
+        natural = "minimize"
+    if direction is None:
+        return natural or "minimize"
+    wanted = str(getattr(direction, "name", direction)).lower()
+    if natural is not None and wanted in ("minimize", "maximize") and wanted != natural:
+        raise UsageError(
+            f"The direction of target metric {name!r} must be {natural!r}, not {direction!r}"
+        )
+    return wanted
+
+
+# Pruning ------------------------------------------------------------------------------------------
+
+Pruning = Callable[[float, int], bool]
+"""Reports the figure of an epoch, and returns True if the trial is to be ended."""
+
+
+class _EpochReports(keras.callbacks.Callback):
+    """Reports each epoch, and ends the training of a trial that is to be pruned.
+
+    Parameters
+    ----------
+    should_prune : callable
+        Of :func:`pruning_of`.
+    metric : str
+
+    Attributes
+    ----------
+    epochs : int
+        How many there were.
+    pruned : bool
+    """
+
+    def __init__(self, should_prune: Pruning, metric: str):
+        super().__init__()
+        self._should_prune = should_prune
+        self._metric = metric
+        self.epochs = 0
+        self.pruned = False
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        self.epochs = epoch + 1
+        if self._metric not in (logs or {}):
+            return
+        if self._should_prune(float(logs[self._metric]), epoch):
+            self.pruned = True
+            self.model.stop_training = True
+
+
+@contextmanager
+def pruning_of(trial: Trial, in_processes: bool) -> Iterator[Pruning]:
+    """Give the function by which a trial's epochs are reported.
+
+    Parameters
+    ----------
+    trial : optuna.trial.Trial
+    in_processes : bool
+        The function is sent to another process of this machine and called there. There is no
+        trial in that process: its study may be in this process's memory.
+    """
+
+    def should_prune(figure: float, epoch: int) -> bool:
+        trial.report(figure, epoch)
+        return trial.should_prune()
+
+    if not in_processes:
+        yield should_prune
+        return
+    key = os.urandom(32)
+    with Listener(("127.0.0.1", 0), authkey=key) as listener:
+        server = threading.Thread(target=_serve, args=(listener, should_prune), daemon=True)
+        server.start()
+        client = _PruningClient(listener.address, key)
+        try:
+            yield client
+        finally:
+            client.close()
+            server.join()
+
+
+@dataclass(frozen=True)
+class _PruningClient:
+    """Calls the function of another process."""
+
+    address: tuple[str, int]
+    key: bytes
+
+    def __call__(self, figure: float, epoch: int) -> bool:
+        with Client(self.address, authkey=self.key) as connection:
+            connection.send((figure, epoch))
+            answer = connection.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        with Client(self.address, authkey=self.key) as connection:
+            connection.send(None)
+
+
+def _serve(listener: Listener, should_prune: Pruning) -> None:
+    while True:
+        # A process may have ended before it was answered, and others may knock at the port.
+        with suppress(AuthenticationError, EOFError, OSError), listener.accept() as connection:
+            question = connection.recv()
+            if question is None:
+                return
+            _answer(connection, should_prune, question)
+
+
+def _answer(connection: Connection, should_prune: Pruning, question: tuple[float, int]) -> None:
+    try:
+        answer: Any = bool(should_prune(*question))
+    except Exception as error:
+        answer = error
+    connection.send(answer)
+
+
+# The objective ------------------------------------------------------------------------------------
+
+
+class KerasObjective:
+    """Makes a model with what a trial proposes, trains it, and returns its figure.
+
+    It is shipped to the processes of a parallel search.
+
+    Parameters
+    ----------
+    subject : dict
+        What is lazy: the ``model``, and the arguments of ``compile`` and ``fit``.
+    target : Target
+    """
+
+    def __init__(self, subject: dict[str, Any], target: Target):
+        self._subject = subject
+        self._target = target
+
+    def __call__(self, trial: Trial) -> float:
+        made = suggested(self._subject, trial)
+        model = compiled(made)
+        fit = {"verbose": 0, **made["fit"]}
+        several = (fit.get("num_processes") or 1) != 1
+        with pruning_of(trial, in_processes=several) as should_prune:
+            report = _EpochReports(should_prune, self._target.name)
+            fit["callbacks"] = [*_copies(fit.get("callbacks")), report]
+            history = model.fit(**fit)
+        if report.pruned:
+            raise require("optuna", "automl").TrialPruned(f"pruned after {report.epochs} epochs")
+        return self._target.of_history(history.history)
+
+
+def _copies(callbacks: Any) -> list[Any]:
+    """Callbacks of one trial: a callback knows its model, and trials may run at the same time."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    each_callback = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    originals = [each for each in each_callback if each is not None]
+    # The models that they were used with before are not copied.
+    models = {id(getattr(each, "_model", None)): None for each in originals}
+    try:
+        return copy.deepcopy(originals, models)
+    except Exception as error:
+        raise UsageError(
+            f"Each trial has copies of the callbacks, but one cannot be copied: {one_line(error)}; "
+            "give callbacks that were not used before"
+        ) from error
+
+
+def compiled(made: Mapping[str, Any]) -> Any:
+    """Return the model of a trial, compiled.
+
+    Parameters
+    ----------
+    made : mapping
+        Its ``model``, and the arguments of ``compile``, with all spaces chosen.
+
+    Returns
+    -------
+    keras.Model
+        It shares no weights, optimizer or metric with that of another trial.
+    """
+    model, arguments = made["model"], made["compile"]
+    if arguments:
+        model.compile(**{name: _fresh(value) for name, value in arguments.items()})
+    return model
+
+
+def _fresh(value: Any) -> Any:
+    """Return a copy of what training changes."""
+    keras = require("keras", "tf")
+    if isinstance(value, (keras.optimizers.Optimizer, keras.metrics.Metric)):
+        return type(value).from_config(value.get_config())
+    if type(value) in (list, tuple):
+        return type(value)(_fresh(each) for each in value)
+    if type(value) is dict:
+        return {name: _fresh(each) for name, each in value.items()}
+    return value

@@ -1,0 +1,170 @@
+"""Layers, functions and optimizers that take search spaces, in the places of Keras' own.
+
+A substitute of a layer class makes lazy layers, whatever their arguments are: a lazy layer may be
+called with the result of another one, so a graph that has a space somewhere is lazy as a whole.
+Only in the constructor of a model, which runs when everything is chosen, layers are real ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any
+
+from bigdl.common.errors import require
+from bigdl.nano.automl.hpo.objects import AutoObject
+from bigdl.tuning.spaces import holds_lazy
+
+__all__ = ["original", "restore", "substitute", "with_real_layers"]
+
+_MISSING = object()
+_changed: list[tuple[ModuleType, str, Any]] = []
+_is_chosen = ContextVar("is_chosen", default=False)
+
+
+def substitute() -> None:
+    """Let names of ``bigdl.nano.tf`` take search spaces."""
+    for module, name, value in _substitutes():
+        _changed.append((module, name, vars(module).get(name, _MISSING)))
+        setattr(module, name, value)
+
+
+def restore() -> None:
+    """Undo :func:`substitute`."""
+    while _changed:
+        module, name, before = _changed.pop()
+        if before is _MISSING:
+            delattr(module, name)
+        else:
+            setattr(module, name, before)
+
+
+def original(name: str) -> Any:
+    """Return the value of a name of ``bigdl.nano.tf.keras`` while HPO is not enabled."""
+    home = importlib.import_module("bigdl.nano.tf.keras")
+    for module, changed, before in _changed:
+        if (module, changed) == (home, name):
+            return home.__getattr__(name) if before is _MISSING else before
+    return getattr(home, name)
+
+
+def _substitutes() -> Iterator[tuple[ModuleType, str, Any]]:
+    keras = require("keras", "tf")
+    layers = importlib.import_module("bigdl.nano.tf.keras.layers")
+    for name, value in _public(layers):
+        if inspect.isclass(value) and issubclass(value, keras.layers.Layer):
+            yield layers, name, LazyLayerClass(value)
+        elif inspect.isfunction(value):
+            yield layers, name, lazy_function(value)
+    activations = importlib.import_module("bigdl.nano.tf.keras.activations")
+    for name, value in _public(activations):
+        if inspect.isfunction(value):
+            yield activations, name, lazy_function(value)
+    optimizers = importlib.import_module("bigdl.nano.tf.optimizers")
+    for name, value in _public(optimizers):
+        if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer):
+            yield optimizers, name, LazyClass(value)
+    yield from _models(keras)
+    yield importlib.import_module("bigdl.nano.tf"), "cast", lazy_function(keras.ops.cast)
+
+
+def _models(keras: Any) -> Iterator[tuple[ModuleType, str, Any]]:
+    from bigdl.nano.automl.tf.keras import Model, Sequential
+
+    home = importlib.import_module("bigdl.nano.tf.keras")
+    yield home, "Input", lazy_function(keras.Input)
+    yield home, "Sequential", Sequential
+    yield home, "Model", Model
+
+
+def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    names = getattr(module, "__all__", None) or [n for n in dir(module) if not n.startswith("_")]
+    return ((name, getattr(module, name)) for name in list(names))
+
+
+class LazyClass:
+    """A substitute of a class: it gives a lazy object for spaces, else one of the class.
+
+    Parameters
+    ----------
+    cls : type
+    """
+
+    def __init__(self, cls: type):
+        self._cls = cls
+        functools.update_wrapper(self, cls, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if holds_lazy([args, kwargs]):
+            return AutoObject(self._cls, *args, **kwargs)
+        return self._cls(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._cls, name)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, self._cls)
+
+    def __subclasscheck__(self, subclass: type) -> bool:
+        return issubclass(subclass, self._cls)
+
+    def __mro_entries__(self, bases: tuple) -> tuple[type]:
+        return (self._cls,)
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self._cls,)
+
+    def __repr__(self) -> str:
+        return repr(self._cls)
+
+
+class LazyLayerClass(LazyClass):
+    """A substitute of a class of layers: it gives lazy layers."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _is_chosen.get():
+            return super().__call__(*args, **kwargs)
+        return LazyLayer(self._cls, *args, **kwargs)
+
+
+class LazyLayer(AutoObject):
+    """A layer that is made when its arguments have been chosen; called, it gives a lazy tensor."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> AutoObject:
+        return AutoObject(_called, self, *args, **kwargs)
+
+
+def lazy_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that, called with something lazy, gives a lazy result."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if holds_lazy([args, kwargs]):
+            return AutoObject(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def with_real_layers(constructor: Callable[..., None]) -> Callable[..., None]:
+    """Return the constructor of a model with layers that are real ones."""
+
+    @functools.wraps(constructor)
+    def construct(*args: Any, **kwargs: Any) -> None:
+        token = _is_chosen.set(True)
+        try:
+            constructor(*args, **kwargs)
+        finally:
+            _is_chosen.reset(token)
+
+    return construct
+
+
+def _called(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+    return layer(*args, **kwargs)

@@ -1,0 +1,393 @@
+"""The records of a search: an Optuna study and the weights of its trials, in one directory.
+
+``<logs_dir>/<name>/search_00000/`` holds ``study.db`` and ``weights/<trial>``.  All trials are put
+into the study at the beginning, where they wait; so a search that was killed knows which ones it
+has to run.  A trial has these attributes in the study:
+
+``plan``
+    Its number in the plan, of which its random draws and its point of a grid depend.
+``draws``
+    What it has drawn of the search space (:mod:`bigdl.tuning.spaces`).
+``result``
+    ``best`` (the figures of its best epoch), ``epochs`` and ``seconds`` that it took.
+``error``
+    The traceback of a trial that failed.
+``changed``
+    Values of its configuration that the search has changed on its way.
+``finalist``
+    The number of the trial that was stopped early, and that this one repeats to the end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bigdl.common.errors import UsageError, require
+from bigdl.orca.automl.trial import Goal, Step
+from bigdl.tuning import open_study
+from bigdl.tuning.spaces import Draws, SearchSpace, json_value
+from bigdl.tuning.study import RETRY_OF, propose_again
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial, Trial
+
+__all__ = ["Records", "latest_search", "new_search", "write_atomically"]
+
+_FOLDER = re.compile(r"search_(\d{5})")
+_STUDY = "study.db"
+_DESCRIPTION = "search"
+_FINALIST = "finalist"
+
+
+# Directories -------------------------------------------------------------------------------------
+
+
+def new_search(folder: Path) -> Path:
+    """Make a directory for a search, readable by its owner alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        number = max((number for number, _ in _searches(folder)), default=-1) + 1
+        path = folder / f"search_{number:05}"
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:  # of another process, just now
+            continue
+        return path
+
+
+def latest_search(folder: Path) -> Path | None:
+    """Return the newest search that has begun below a folder."""
+    begun = [path for _, path in sorted(_searches(folder)) if (path / _STUDY).is_file()]
+    return begun[-1] if begun else None
+
+
+def _searches(folder: Path) -> Iterator[tuple[int, Path]]:
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = _FOLDER.fullmatch(path.name)
+        if match and path.is_dir():
+            yield int(match[1]), path
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file that is there with all of its content or not at all."""
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(aside, path)
+    except BaseException:
+        os.unlink(aside)
+        raise
+
+
+# Records -----------------------------------------------------------------------------------------
+
+
+class Records:
+    """Trials of a search: what is planned, what has come of them, and their weights.
+
+    Parameters
+    ----------
+    folder : Path
+        Of :func:`new_search`, or of a search that goes on.
+    space : SearchSpace
+    goal : Goal
+    seed : int
+    is_random : bool
+        Draw values by chance, of the seed and the number of the trial alone.
+    sampler, pruner : optional
+        Of Optuna.
+    description : dict
+        What a search must have in common with the one that it goes on with, as JSON.
+
+    Raises
+    ------
+    UsageError
+        If the search in the folder was another one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        space: SearchSpace,
+        goal: Goal,
+        seed: int,
+        *,
+        is_random: bool = True,
+        sampler: BaseSampler | None = None,
+        pruner: BasePruner | None = None,
+        description: Mapping[str, Any],
+    ):
+        require("optuna", "automl")
+        from bigdl.tuning.storage import open_database
+
+        self.folder, self.space, self.goal, self.seed = folder, space, goal, seed
+        self.is_random = is_random
+        self.weights_folder = self.folder / "weights"
+        self.weights_folder.mkdir(exist_ok=True)
+        self.study = open_study(
+            storage=open_database(f"sqlite:///{self.folder / _STUDY}", write_ahead=True),
+            name="search",
+            directions=["minimize" if m.mode == "min" else "maximize" for m in goal.metrics],
+            sampler=sampler,
+            pruner=pruner,
+            resume=True,
+            metric_names=goal.names,
+        )
+        self._describe(dict(description))
+
+    def _describe(self, description: dict[str, Any]) -> None:
+        before = self.study.user_attrs.get(_DESCRIPTION)
+        if before is None:
+            self.study.set_user_attr(_DESCRIPTION, description)
+            return
+        for key, value in description.items():
+            if before.get(key) != value:
+                raise UsageError(
+                    f"The search in {self.folder} has {key} {before.get(key)!r}, this one has "
+                    f"{value!r}; go on with the same arguments, or start a new search without "
+                    "resume"
+                )
+
+    # The plan -----------------------------------------------------------------------------------
+
+    def plan(self, count: int) -> None:
+        """Let trials wait until there are `count`, those that have ended included.
+
+        One that was interrupted, or whose process was lost, has not ended.  Finalists of an earlier
+        run are chosen anew when all others have ended.
+        """
+        for trial in self._trials("WAITING"):
+            if self.repeated(trial) is not None:
+                self.study._storage.set_trial_state_values(trial._trial_id, state=_state("FAIL"))
+        planned = {self.plan_of(trial) for trial in self._ended_or_queued()}
+        for number in range(count):
+            if number not in planned:
+                self.study.enqueue_trial({}, user_attrs={"plan": number})
+
+    def plan_finalists(self, count: int) -> int:
+        """Let the best trials that were stopped early wait again, to be trained to their end.
+
+        Parameters
+        ----------
+        count : int
+            How many there are in the whole search.
+
+        Returns
+        -------
+        int
+            How many of them wait.
+        """
+        known = {self.repeated(trial) for trial in self._ended_or_queued()}
+        stopped = [t for t in self._best_first(self._trials("PRUNED")) if self.repeated(t) is None]
+        added = [trial for trial in stopped[:count] if trial.number not in known]
+        for trial in added:
+            attributes = {"plan": self.plan_of(trial), _FINALIST: trial.number}
+            self.study.enqueue_trial({}, user_attrs=attributes)
+        return len(added)
+
+    def waiting(self) -> int:
+        """Return how many trials have yet to be run."""
+        return len(self._trials("WAITING"))
+
+    def plan_of(self, trial: Trial | FrozenTrial) -> int:
+        """Return a trial's number in the plan; one that repeats a trial has that trial's."""
+        return self._planned_attributes(trial)["plan"]
+
+    def repeated(self, trial: Trial | FrozenTrial) -> int | None:
+        """Return the number of the trial that was stopped early and that this one repeats."""
+        return self._planned_attributes(trial).get(_FINALIST)
+
+    def _planned_attributes(self, trial: Trial | FrozenTrial) -> Mapping[str, Any]:
+        """Return the attributes of a trial, or of the lost one that it stands for."""
+        attributes = trial.user_attrs
+        if "plan" not in attributes and RETRY_OF in attributes:
+            attributes = self._trial(attributes[RETRY_OF]).user_attrs
+        return attributes
+
+    def proposal(self, trial: Trial) -> Draws:
+        """Return the draws of a trial: by chance, or what the sampler suggests."""
+        number, repeated = self.plan_of(trial), self.repeated(trial)
+        if repeated is not None:
+            return dict(self._trial(repeated).user_attrs["draws"])
+        if self.is_random:
+            return self.space.random_draws(self.seed, number)
+        return self.space.suggest(trial, number)
+
+    def set_draws(self, trial: Trial, draws: Draws) -> dict[str, Any]:
+        """Write down what a trial has drawn, and return its configuration."""
+        trial.set_user_attr("draws", draws)
+        return self.space.resolve(draws, self.seed, self.plan_of(trial))
+
+    # Outcomes of trials -------------------------------------------------------------------------
+
+    def report(self, trial: Trial, step: Step) -> None:
+        """Write down an epoch of a trial that runs."""
+        if self.goal.is_single:
+            trial.report(step.figures[0], step.epoch)
+
+    def set_result(self, trial: Trial, step: Step) -> str | None:
+        """Write down the result of a trial, of which `step` was the last.
+
+        Returns
+        -------
+        str or None
+            The problem of a result that is of no use.
+        """
+        result = {"best": list(step.best), "epochs": step.epoch, "seconds": round(step.seconds, 3)}
+        trial.set_user_attr("result", result)
+        for name, value in zip(self.goal.names, step.best, strict=True):
+            if value != value:
+                return f"The metric {name} is nan after each epoch"
+        return None
+
+    def end(self, trial: Trial, step: Step, *, stopped: bool) -> None:
+        """Write down that a trial has ended, or was stopped early."""
+        problem = self.set_result(trial, step)
+        if problem is not None:
+            self.fail(trial, problem)
+        elif stopped:
+            self.study.tell(trial, state=_state("PRUNED"))
+        else:
+            self.study.tell(trial, list(step.best))
+
+    def fail(self, trial: Trial, error: str) -> None:
+        """Write down that a trial has failed, and by which error."""
+        trial.set_user_attr("error", error)
+        self.study.tell(trial, state=_state("FAIL"))
+
+    def mark_lost(self, trial: Trial, error: str) -> None:
+        """Write down that the process of a trial was lost, and let it be tried again, once."""
+        if RETRY_OF in trial.user_attrs:
+            self.fail(trial, error)
+            return
+        self.study.tell(trial, state=_state("FAIL"))
+        propose_again(self.study, self._trial(trial.number))
+
+    def weights_file(self, number: int) -> Path:
+        """Return the path of the weights of a trial's best epoch."""
+        return self.weights_folder / f"{number:05}"
+
+    # What is known ------------------------------------------------------------------------------
+
+    def finished(self) -> list[FrozenTrial]:
+        """Return the trials that ended well, or were stopped early."""
+        return [t for t in self._trials("COMPLETE", "PRUNED") if "result" in t.user_attrs]
+
+    def failed(self) -> list[FrozenTrial]:
+        """Return the trials that raised an error."""
+        return [t for t in self._trials("FAIL") if "error" in t.user_attrs]
+
+    def figures(self, trial: FrozenTrial) -> list[float]:
+        """Return the figures of the best epoch of a finished trial."""
+        return trial.user_attrs["result"]["best"]
+
+    def ranked(self) -> list[FrozenTrial]:
+        """Return finished trials, the best one first; equal ones in their order.
+
+        Of a trial that was stopped early and is repeated the repetition counts.
+        """
+        repeated = {self.repeated(trial) for trial in self._trials("COMPLETE")}
+        return self._best_first([t for t in self.finished() if t.number not in repeated])
+
+    def _best_first(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
+        sign = self.goal.first.sign
+        rated = [(self.figures(t)[0], t) for t in trials if "result" in t.user_attrs]
+        rated = [(value, trial) for value, trial in rated if value == value]  # no nan
+        return [t for _, t in sorted(rated, key=lambda pair: (-sign * pair[0], pair[1].number))]
+
+    def front(self) -> list[FrozenTrial]:
+        """Return finished trials than which no other is better in one metric and as good in all."""
+        signs = [metric.sign for metric in self.goal.metrics]
+        trials = self.ranked()
+        scores = [[s * v for s, v in zip(signs, self.figures(t), strict=True)] for t in trials]
+        return [
+            trial
+            for trial, score in zip(trials, scores, strict=True)
+            if not any(_dominates(other, score) for other in scores)
+        ]
+
+    def config_of(self, trial: FrozenTrial) -> dict[str, Any]:
+        """Return the configuration of a trial that has drawn."""
+        draws = trial.user_attrs["draws"]
+        config = self.space.resolve(draws, self.seed, self.plan_of(trial))
+        return {**config, **trial.user_attrs.get("changed", {})}
+
+    def json_config(self, trial: FrozenTrial) -> dict[str, Any]:
+        """Return the values that a trial has drawn, by their paths, as values of JSON."""
+        draws = trial.user_attrs.get("draws", {})
+        values = {path: self.space.json_draw(path, draw) for path, draw in draws.items()}
+        return {**values, **json_value(trial.user_attrs.get("changed", {}))}
+
+    def table(self) -> pd.DataFrame:
+        """Return the trials that have begun, one in each row.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Indexed by ``trial``: ``status``, the metrics of the best epoch, ``epochs``,
+            ``seconds``, what was drawn, and ``failure``.
+        """
+        import pandas as pd
+
+        names = self.goal.names
+        rows = []
+        for trial in self._trials("RUNNING", *_STATUS):
+            attributes = trial.user_attrs
+            if trial.state.name == "FAIL" and not {"draws", "error"} & set(attributes):
+                continue  # it was given up while it waited
+            result = attributes.get("result", {})
+            is_lost = trial.state.name == "FAIL" and "error" not in attributes
+            rows.append(
+                {
+                    "trial": trial.number,
+                    "status": "lost" if is_lost else _STATUS.get(trial.state.name, "running"),
+                    **dict(zip(names, result.get("best", [None] * len(names)), strict=True)),
+                    "epochs": result.get("epochs", 0),
+                    "seconds": result.get("seconds", 0.0),
+                    **{f"config/{path}": value for path, value in self.json_config(trial).items()},
+                    "failure": attributes.get("error", "").strip().rpartition("\n")[2] or None,
+                }
+            )
+        columns = ["trial", "status", *names, "epochs", "seconds"]
+        columns += [f"config/{path}" for path in (*self.space.grids, *self.space.domains)]
+        columns = dict.fromkeys([*columns, *(key for row in rows for key in row)])
+        columns.pop("failure", None)
+        return pd.DataFrame(rows, columns=[*columns, "failure"]).set_index("trial")
+
+    def close(self) -> None:
+        """Close the study's database, which is one file then."""
+        storage = self.study._storage
+        storage.remove_session()
+        storage._backend.engine.dispose()
+
+    def _trial(self, number: int) -> FrozenTrial:
+        return self.study.get_trials(deepcopy=False)[number]
+
+    def _trials(self, *states: str) -> list[FrozenTrial]:
+        return [t for t in self.study.get_trials(deepcopy=False) if t.state.name in states]
+
+    def _ended_or_queued(self) -> list[FrozenTrial]:
+        """Return all trials but those that were lost or given up."""
+        every = self.study.get_trials(deepcopy=False)
+        return [t for t in every if t.state.name != "FAIL" or "error" in t.user_attrs]
+
+
+_STATUS = {"COMPLETE": "finished", "PRUNED": "stopped early", "FAIL": "failed"}
+
+
+def _state(name: str) -> Any:
+    return require("optuna", "automl").trial.TrialState[name]
+
+
+def _dominates(one: list[float], other: list[float]) -> bool:
+    pairs = list(zip(one, other, strict=True))
+    return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)

@@ -1,1 +1,0 @@
-"""How a search is run, and what is known of it."""

@@ -1,0 +1,366 @@
+"""Search algorithms and schedulers by the names of BigDL and Ray.
+
+Ray is imported only where something of Ray is named: a search on this machine needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bigdl.common.checks import check_integer
+from bigdl.common.errors import UsageError
+from bigdl.tuning import create_pruner, create_sampler
+from bigdl.tuning.spaces import (
+    Choice,
+    Domain,
+    Draws,
+    GridSearch,
+    Normal,
+    Number,
+    SampleFrom,
+    SearchSpace,
+    Subset,
+)
+
+if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from ray.tune.schedulers import TrialScheduler
+    from ray.tune.search import Searcher
+
+    from bigdl.orca.automl.trial import Goal
+
+__all__ = ["Strategy", "draws_from_ray", "from_ray"]
+
+_RANDOM = ("random", "variant_generator")
+_SAMPLERS = {
+    "optuna": "TPE",
+    "tpe": "TPE",
+    "cmaes": "CmaEs",
+    "nsga2": "NSGAII",
+    "nsgaii": "NSGAII",
+}
+_SCHEDULERS = {
+    "asha": "asha",
+    "asynchyperband": "asha",
+    "async_hyperband": "asha",
+    "median_stopping_rule": "median",
+    "medianstopping": "median",
+    "hyperband": "hyperband",
+    "fifo": "fifo",
+}
+_FINALISTS = "finalists"
+# Ray's ASHA compares after one epoch and lets one trial of four go on, which is for thousands of
+# trials: of 20 it often loses the best one. These numbers cost half of the epochs of full trials
+# and seldom lose it (benchmarks/automl.py, on two problems).
+_GRACE_PART = 9
+_REDUCTION = 2
+_FINALIST_PART = 0.1
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A search algorithm and a scheduler as a user names them; see ``AutoEstimator.fit``."""
+
+    search_alg: Any = None
+    search_alg_params: Mapping[str, Any] | None = None
+    scheduler: Any = None
+    scheduler_params: Mapping[str, Any] | None = None
+
+    @property
+    def is_random(self) -> bool:
+        """True if configurations are drawn at random, and known before the search."""
+        return self.search_alg is None or _lower(self.search_alg) in _RANDOM
+
+    @property
+    def algorithm(self) -> str:
+        """Name of what proposes configurations."""
+        return "random" if self.is_random else _describe(self.search_alg).strip("'")
+
+    @property
+    def _is_asha(self) -> bool:
+        return _SCHEDULERS.get(_lower(self.scheduler)) == "asha"
+
+    def sampler(self, seed: int) -> BaseSampler | None:
+        """Return the sampler of Optuna that the search algorithm is; None where it is one of Ray's.
+
+        Raises
+        ------
+        UsageError
+            If the sampler does not take the parameters.
+        """
+        params = dict(self.search_alg_params or {})
+        if self.is_random:
+            if params:
+                raise UsageError(
+                    f"search_alg_params {sorted(params)} have no effect without search_alg; name "
+                    "one, such as 'optuna'"
+                )
+            return create_sampler("Random", seed=seed)
+        if _is_of(self.search_alg, "optuna"):
+            return create_sampler(self.search_alg)
+        name = _SAMPLERS.get(_lower(self.search_alg))
+        return None if name is None else create_sampler(name, **{"seed": seed, **params})
+
+    def pruner(self, epochs: int) -> BasePruner:
+        """Return the pruner of Optuna that does what the scheduler of Ray does.
+
+        Raises
+        ------
+        UsageError
+            For a scheduler that Optuna has no pruner for, or a parameter that its pruner has not.
+        """
+        params = dict(self.scheduler_params or {})
+        if self.scheduler is not None and _is_of(self.scheduler, "optuna"):
+            return create_pruner(self.scheduler)
+        name = "fifo" if self.scheduler is None else _SCHEDULERS.get(_lower(self.scheduler))
+        if name is None:
+            raise UsageError(
+                f"scheduler {_describe(self.scheduler)} needs backend='ray'; backend='local' has "
+                f"{', '.join(sorted(_SCHEDULERS))} and the pruners of Optuna"
+            )
+        for common in ("time_attr", "metric", "mode"):  # there is one of each only
+            params.pop(common, None)
+        longest = params.pop("max_t", epochs)
+        if name == "asha":
+            params.pop(_FINALISTS, None)
+            params = {**_asha_defaults(longest), **params}
+        grace, factor = params.pop("grace_period", 1), params.pop("reduction_factor", None)
+        if name == "asha":
+            pruner = create_pruner("SuccessiveHalving", min_resource=grace, reduction_factor=factor)
+        elif name == "hyperband":
+            pruner = create_pruner(
+                "HyperBand",
+                min_resource=grace,
+                max_resource=longest,
+                reduction_factor=factor or 3,
+            )
+        elif name == "median":
+            startup = params.pop("min_samples_required", 3)
+            pruner = create_pruner("Median", n_startup_trials=startup, n_warmup_steps=grace)
+        else:
+            pruner = create_pruner(None)
+        if params:
+            raise UsageError(
+                "scheduler_params of backend='local' has no "
+                f"{', '.join(map(repr, sorted(params)))}; it has grace_period, reduction_factor, "
+                "max_t and min_samples_required, where the scheduler uses them"
+            )
+        return pruner
+
+    def finalists(self, trials: int) -> int:
+        """Return how many of the trials that were stopped early are trained to their end after all.
+
+        Parameters
+        ----------
+        trials : int
+            Of the search.
+
+        Raises
+        ------
+        UsageError
+            If the scheduler's parameter ``finalists`` is no number of trials.
+        """
+        if not self._is_asha:
+            return 0
+        count = (self.scheduler_params or {}).get(_FINALISTS)
+        if count is None:
+            return round(_FINALIST_PART * trials)
+        return check_integer("finalists in scheduler_params", count, 0)
+
+    def ray_scheduler(self, epochs: int) -> TrialScheduler | None:
+        """Return the scheduler of Ray Tune.
+
+        Raises
+        ------
+        UsageError
+            If there is none of the name, or it does not take the parameters.
+        """
+        from ray import tune
+        from ray._common.utils import get_function_args
+        from ray.tune.schedulers import SCHEDULER_IMPORT, TrialScheduler
+
+        scheduler, params = self.scheduler, dict(self.scheduler_params or {})
+        if scheduler is None or isinstance(scheduler, TrialScheduler):
+            if params:
+                raise UsageError(
+                    f"scheduler_params {sorted(params)} have no effect without the name of a "
+                    "scheduler, such as 'AsyncHyperBand'"
+                )
+            return scheduler
+        name = {"asha": "asynchyperband"}.get(_lower(scheduler), _lower(scheduler))
+        if name not in SCHEDULER_IMPORT:
+            raise UsageError(
+                f"scheduler must be one of {', '.join(sorted(SCHEDULER_IMPORT))}, or an object of "
+                f"ray.tune, got {_describe(scheduler)}"
+            )
+        if self._is_asha:
+            params.pop(_FINALISTS, None)
+        for common in ("metric", "mode"):  # of the search, which Tune tells the scheduler itself
+            params.pop(common, None)
+        accepted = get_function_args(SCHEDULER_IMPORT[name])
+        unknown = [key for key in params if key not in accepted]
+        if unknown:
+            raise UsageError(
+                f"scheduler {scheduler!r} has no parameter {', '.join(map(repr, unknown))}; it has "
+                f"{', '.join(sorted(set(accepted) - {'self', 'metric', 'mode'}))}"
+            )
+        # in epochs, where some of Ray's count seconds
+        defaults = {
+            "time_attr": "training_iteration",
+            "max_t": epochs,
+            "grace_period": 1,
+            "perturbation_interval": max(1, epochs // 4),
+        }
+        if self._is_asha:
+            defaults.update(_asha_defaults(params.get("max_t", epochs)))
+        params = {**{key: value for key, value in defaults.items() if key in accepted}, **params}
+        try:
+            return tune.create_scheduler(name, **params)
+        except (AssertionError, TypeError, ValueError, tune.TuneError) as error:
+            raise UsageError(
+                f"scheduler {scheduler!r} cannot be made of {params!r}: {error}"
+            ) from error
+
+    def ray_searcher(self, space: SearchSpace, goal: Goal) -> Searcher | None:
+        """Return the searcher of Ray Tune over draws; None where chance or Optuna proposes.
+
+        Raises
+        ------
+        UsageError
+            If there is none of this name, its package is missing, or it cannot use the space.
+        """
+        if self.sampler(0) is not None:
+            return None
+        from ray import tune
+        from ray.tune.search import SEARCH_ALG_IMPORT, Searcher
+
+        search_alg, text = self.search_alg, _describe(self.search_alg)
+        if not goal.is_single:
+            raise UsageError(
+                f"search_alg {text} has one metric; for several use 'nsga2' or 'optuna'"
+            )
+        if space.grids:
+            raise UsageError(
+                f"search_alg {text} cannot use hp.grid_search; use hp.choice, or leave search_alg "
+                "out"
+            )
+        domains: dict[str, Any] = {}
+        for path, domain in space.domains.items():
+            domains.update(_to_ray(path, domain))
+        if isinstance(search_alg, Searcher):
+            search_alg.set_search_properties(goal.first.name, goal.first.mode, domains)
+            return search_alg
+        name = _lower(search_alg)
+        if name not in SEARCH_ALG_IMPORT:
+            names = sorted({*SEARCH_ALG_IMPORT, *_SAMPLERS})
+            raise UsageError(
+                f"search_alg must be one of {', '.join(names)}, or an object of ray.tune or "
+                f"Optuna, got {text}"
+            )
+        try:
+            searcher = tune.create_searcher(name, **(self.search_alg_params or {}))
+            searcher.set_search_properties(goal.first.name, goal.first.mode, domains)
+            return searcher
+        except (AssertionError, ImportError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"search_alg {search_alg!r} cannot be used: {error}; 'optuna' needs no further "
+                "package"
+            ) from error
+
+
+def _asha_defaults(longest: Any) -> dict[str, int]:
+    """Return ASHA's parameters for trials of so many epochs."""
+    grace = max(1, longest // _GRACE_PART) if isinstance(longest, int) else 1
+    return {"grace_period": grace, "reduction_factor": _REDUCTION}
+
+
+def _lower(value: Any) -> str:
+    return value.lower() if isinstance(value, str) else ""
+
+
+def _is_of(value: Any, package: str) -> bool:
+    return any(c.__module__.partition(".")[0] == package for c in type(value).__mro__)
+
+
+def _describe(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else type(value).__name__
+
+
+# Domains of ray.tune -----------------------------------------------------------------------------
+
+
+def from_ray(value: Any) -> Any:
+    """Return a domain of ``ray.tune`` as one of ours, and other values as they are.
+
+    Raises
+    ------
+    UsageError
+        For kinds that we have none for.
+    """
+    if isinstance(value, Mapping) and set(value) == {"grid_search"}:
+        return GridSearch(value["grid_search"])
+    if not type(value).__module__.startswith("ray.tune.search"):
+        return value
+    from ray.tune.search import sample
+
+    if isinstance(value, sample.Function):
+        return SampleFrom(value.func)
+    if isinstance(value, sample.Categorical):
+        return Choice(value.categories)
+    sampler, q = value.get_sampler(), None
+    if isinstance(sampler, sample.Quantized):
+        sampler, q = sampler.sampler, sampler.q
+    if isinstance(sampler, sample.Normal):
+        return Normal(sampler.mean, sampler.sd, q=q)
+    log = isinstance(sampler, sample.LogUniform)
+    if isinstance(value, sample.Integer):
+        # of Ray's integers the upper bound belongs to those with steps only
+        upper = value.upper if q is not None else value.upper - 1
+        return Number(value.lower, upper, q=q, log=log, whole=True)
+    if isinstance(value, sample.Float) and isinstance(sampler, sample.Uniform | sample.LogUniform):
+        return Number(value.lower, value.upper, q=q, log=log)
+    raise UsageError(
+        f"search_space holds {value!r}, which cannot be used; see bigdl.orca.automl.hp"
+    )
+
+
+def _to_ray(path: str, domain: Domain) -> dict[str, Any]:
+    """Return domains of Ray for the draws of one of ours, by name."""
+    from ray import tune
+
+    name = _ray_name(path)
+    if isinstance(domain, Choice):
+        return {name: tune.choice(list(range(len(domain.categories))))}
+    if isinstance(domain, Normal):
+        return {name: tune.uniform(1e-9, 1 - 1e-9)}
+    if isinstance(domain, Subset):
+        weights = [f"{name}:{i}" for i in range(len(domain.categories))]
+        count = tune.randint(domain.min_items, domain.max_items + 1)
+        return {f"{name}:number": count, **dict.fromkeys(weights, tune.uniform(0.0, 1.0))}
+    lower, upper = domain.bounds
+    if domain.has_integer_draws:
+        return {name: (tune.lograndint if domain.log else tune.randint)(lower, upper + 1)}
+    return {name: (tune.loguniform if domain.log else tune.uniform)(lower, upper)}
+
+
+def draws_from_ray(domains: Mapping[str, Domain], suggested: Mapping[str, Any]) -> Draws:
+    """Return the draws that a searcher of Ray means by its suggestion."""
+    draws: Draws = {}
+    for path, domain in domains.items():
+        name = _ray_name(path)
+        if isinstance(domain, Subset):
+            weights = [float(suggested[f"{name}:{i}"]) for i in range(len(domain.categories))]
+            draws[path] = [int(suggested[f"{name}:number"]), *weights]
+        elif isinstance(domain, Choice) or getattr(domain, "has_integer_draws", False):
+            draws[path] = int(suggested[name])
+        else:
+            draws[path] = float(suggested[name])
+    return draws
+
+
+def _ray_name(path: str) -> str:
+    """Return a path without slashes, which Ray takes for a dict in a dict."""
+    return path.replace("/", "|")

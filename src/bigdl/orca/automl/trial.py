@@ -1,0 +1,276 @@
+"""One trial: a configuration is trained epoch by epoch until it is good, or has had its epochs."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bigdl.common.checks import check_number
+from bigdl.common.errors import UsageError
+from bigdl.orca.automl.metrics import Evaluator
+
+if TYPE_CHECKING:
+    from bigdl.orca.automl.model.base import Builder
+    from bigdl.runtime.collectives.base import GradientSync
+
+__all__ = ["Goal", "Job", "Metric", "Step", "TrialRun"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of the predictions for a validation set.
+
+    Attributes
+    ----------
+    name : str
+    mode : {"min", "max"}
+    function : callable, optional
+        ``f(y_true, y_pred)``; without one, `name` is that of an Evaluator's metric, or one that
+        the model itself knows.
+    """
+
+    name: str
+    mode: str
+    function: Callable[[Any, Any], Any] | None = None
+
+    @property
+    def sign(self) -> int:
+        """1 or -1, so that larger values of ``sign * value`` are better."""
+        return 1 if self.mode == "max" else -1
+
+    def compute(self, y_true: Any, y_pred: Any) -> float:
+        """Return the figure of an ndarray, or of a list of them for several outputs."""
+        if self.function is not None:
+            value = np.asarray(self.function(y_true, y_pred))
+            if value.size != 1:
+                raise UsageError(
+                    f"The metric {self.name} must be a number, the function returned shape "
+                    f"{value.shape}"
+                )
+            return float(value.reshape(()))
+        if isinstance(y_true, list):
+            each = [self.compute(y, p) for y, p in zip(y_true, y_pred, strict=True)]
+            return float(np.mean(each))
+        return Evaluator.evaluate(self.name, y_true, y_pred, multioutput="uniform_average")
+
+    def is_better(self, value: float, than: float | None) -> bool:
+        """Return True if a value is better than another, or is a number and the other is not."""
+        if np.isnan(value):
+            return False
+        return than is None or bool(np.isnan(than)) or self.sign * value > self.sign * than
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Metrics of a search, and the value of the first one that is good enough.
+
+    Attributes
+    ----------
+    metrics : sequence of Metric
+    threshold : float, optional
+        A trial that reaches it ends; of the first metric.
+    """
+
+    metrics: Sequence[Metric]
+    threshold: float | None = None
+
+    @property
+    def first(self) -> Metric:
+        """The metric by which the epochs of a trial are compared."""
+        return self.metrics[0]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the metrics."""
+        return [metric.name for metric in self.metrics]
+
+    @property
+    def is_single(self) -> bool:
+        """True if there is one metric only."""
+        return len(self.metrics) == 1
+
+    def is_reached(self, value: float) -> bool:
+        """Return True if a value of the first metric is good enough to end a trial."""
+        if self.threshold is None or np.isnan(value):
+            return False
+        return self.first.sign * value >= self.first.sign * self.threshold
+
+    @classmethod
+    def of(
+        cls,
+        metric: Any,
+        metric_mode: Any = None,
+        metric_threshold: float | None = None,
+        *,
+        known: Callable[[str], tuple[bool, str | None]] = lambda name: (False, None),
+    ) -> Goal:
+        """Return the goal that the arguments of ``fit`` name.
+
+        Parameters
+        ----------
+        metric : str, callable or list of them
+        metric_mode : {"min", "max"} or list of them, optional
+        metric_threshold : float, optional
+        known : callable, optional
+            Returns if the model itself has a metric of a name, and its mode as far as that is
+            known.
+
+        Raises
+        ------
+        UsageError
+            For a metric that there is none of, or whose mode is neither given nor known.
+        """
+        several = isinstance(metric, list | tuple)
+        metrics = list(metric) if several else [metric]
+        modes = metric_mode if isinstance(metric_mode, list | tuple) else [metric_mode]
+        if several and metric_mode is None:
+            modes = [None] * len(metrics)
+        if not metrics or len(modes) != len(metrics):
+            raise UsageError(
+                "metric_mode must be one of 'min' and 'max' for every metric, got metrics "
+                f"{[_name(each) for each in metrics]} and modes {list(modes)}"
+            )
+        goal = [_metric(each, mode, known) for each, mode in zip(metrics, modes, strict=True)]
+        names = [each.name for each in goal]
+        if len(set(names)) < len(names):
+            raise UsageError(f"Two of the metrics have the same name: {names}")
+        if metric_threshold is not None:
+            check_number("metric_threshold", metric_threshold)
+        return cls(goal, metric_threshold)
+
+
+def _metric(metric: Any, mode: Any, known: Callable[[str], tuple[bool, str | None]]) -> Metric:
+    if mode not in (None, "min", "max"):
+        raise UsageError(f"metric_mode must be 'min' or 'max', got {mode!r}")
+    if isinstance(metric, str):
+        is_of_model, model_mode = known(metric)
+        mode = mode or model_mode or Evaluator.get_metric_mode(metric)
+        return Metric(metric if is_of_model else Evaluator.check_metric(metric), mode)
+    if not callable(metric) or isinstance(metric, type):
+        raise UsageError(f"metric must be a name or a function of (y_true, y_pred), got {metric!r}")
+    if mode is None:
+        raise UsageError(
+            "You must specify `metric_mode` for your metric function; pass metric_mode='min' or "
+            "'max' to AutoEstimator.fit()"
+        )
+    return Metric(_name(metric), mode, metric)
+
+
+def _name(metric: Any) -> str:
+    return metric if isinstance(metric, str) else getattr(metric, "__name__", "metric")
+
+
+@dataclass
+class Job:
+    """Parts that all trials of a search have in common.
+
+    Attributes
+    ----------
+    builder : Builder
+    train, validation : Rows, Creator or what is opened as one of them
+        Without `validation` the metrics are those of the training data.
+    goal : Goal
+    epochs : int
+    seed : int
+        Of the random numbers of every trial, so that trials differ by their configurations alone.
+    gpus : float
+        Of each worker of a trial.
+    workers : int
+        That train the model of a trial together.
+    """
+
+    builder: Builder
+    train: Any
+    validation: Any
+    goal: Goal
+    epochs: int = 1
+    seed: int = 0
+    gpus: float = 0.0
+    workers: int = 1
+
+    def opened(self) -> Job:
+        """Return the job with its data at hand, in the process of a trial."""
+        from bigdl.orca.automl.model.data import opened
+
+        return replace(self, train=opened(self.train), validation=opened(self.validation))
+
+
+@dataclass(frozen=True)
+class Step:
+    """Outcome of an epoch.
+
+    Attributes
+    ----------
+    epoch : int
+        Epochs so far.
+    figures : list of float
+        Of the goal's metrics.
+    best : list of float
+        Those of the best epoch so far.
+    is_best : bool
+        True for that epoch.
+    is_last : bool
+    seconds : float
+        Of all epochs so far.
+    """
+
+    epoch: int
+    figures: Sequence[float]
+    best: Sequence[float]
+    is_best: bool
+    is_last: bool
+    seconds: float
+
+
+class TrialRun:
+    """A trial in the process that runs it.
+
+    Parameters
+    ----------
+    job : Job
+    config : dict
+    sync : GradientSync, optional
+        Of a trial of several workers, which has started.  All of them make the same calls.
+    """
+
+    def __init__(self, job: Job, config: Mapping[str, Any], sync: GradientSync | None = None):
+        self._job = job
+        random.seed(job.seed)
+        np.random.seed(job.seed % 2**32)
+        job.builder.seed(job.seed)
+        self.model = job.builder.build(
+            dict(config), epochs=job.epochs, use_gpu=job.gpus > 0, sync=sync
+        )
+        self._epoch, self._best, self._seconds = 0, None, 0.0
+
+    def step(self) -> Step:
+        """Train for one epoch and compute its figures."""
+        job, start = self._job, time.perf_counter()
+        self.model.fit_epoch(job.train, self._epoch)
+        seen = job.train if job.validation is None else job.validation
+        figures = self.model.figures(seen, job.goal.metrics)
+        self._epoch += 1
+        self._seconds += time.perf_counter() - start
+        first = figures[0]
+        is_best = job.goal.first.is_better(first, self._best and self._best[0])
+        if is_best or self._best is None:
+            self._best = figures
+        is_last = self._epoch >= job.epochs or job.goal.is_reached(first)
+        return Step(self._epoch, figures, self._best, is_best, is_last, self._seconds)
+
+    def state(self) -> dict[str, Any]:
+        """Return what another process needs to go on with the trial."""
+        model = self.model.state()
+        return {"model": model, "epoch": self._epoch, "best": self._best, "seconds": self._seconds}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        if not isinstance(state, dict) or "model" not in state:
+            raise UsageError("The state is not one of a trial")
+        self.model.restore(state["model"])
+        self._epoch, self._best, self._seconds = state["epoch"], state["best"], state["seconds"]

@@ -1,0 +1,307 @@
+"""Runs the trials of a study, in this process or in several.
+
+With several processes, Optuna's threads of this process ask for trials, and each passes its own to
+a free process of a :class:`TrialPool`, which has the objective and a connection to the study's
+storage. There the trial suggests its parameters and reports its epochs; its figures come back here,
+where Optuna writes them down and calls callbacks. So one process asks and tells, as if the trials
+had run here.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from bigdl.common.checks import check_positive
+from bigdl.common.errors import UsageError, WorkerLost, require
+from bigdl.runtime._pool_staff import Seat, Staff, Stage, TaskError, Worker, encoded, opened
+from bigdl.runtime.launch import worker_shares
+from bigdl.runtime.messages import Message
+from bigdl.tuning.study import is_in_memory, propose_again, record_process
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial, Trial
+
+    Objective = Callable[[Trial], float | Sequence[float]]
+
+__all__ = ["TrialLost", "TrialPool", "run_trials"]
+
+_VALUES, _PRUNED = "values", "pruned"
+
+
+def run_trials(
+    study: Study,
+    objective: Objective,
+    n_trials: int | None = None,
+    *,
+    processes: int = 1,
+    threads: int = 1,
+    cores: Sequence[Iterable[int]] | None = None,
+    timeout: float | None = None,
+    catch: type[Exception] | Iterable[type[Exception]] = (),
+    callbacks: Iterable[Callable[[Study, FrozenTrial], None]] = (),
+    gc_after_trial: bool = False,
+    show_progress_bar: bool = False,
+) -> None:
+    """Run trials, as ``study.optimize`` does, in this process or in several.
+
+    Parameters
+    ----------
+    study : optuna.Study
+        Of :func:`~bigdl.tuning.open_study`.
+    objective : callable
+        Takes a trial and returns its figures. Raises ``optuna.TrialPruned`` to end it early.
+    n_trials : int, optional
+        How many trials to run.
+    processes : int
+        With more than one, trials run in so many fresh interpreters, each on its share of the
+        cores, and the study must be in a database. The objective is shipped by ``cloudpickle``. A
+        process that is killed loses the trial it was at: that one fails, is tried again with the
+        same parameters once, and does not count.
+    threads : int
+        Trials at the same time in this process.
+    cores : sequence of iterable of int, optional
+        Logical cores of each process; by default this process's own are split.
+    timeout : float, optional
+        Seconds after which no trial is begun.
+    catch : exception types
+        What an objective may raise without ending the search.
+    callbacks : iterable of callable
+        Called in this process with the study and each trial that has ended.
+    gc_after_trial : bool
+        Collect the garbage after each trial.
+    show_progress_bar : bool
+
+    Raises
+    ------
+    UsageError
+        If an argument is wrong, or several processes are to share a study in memory.
+    WorkerLost
+        If all processes were killed before they had finished a trial.
+    Exception
+        What the objective has raised, unless it is in `catch`.
+    """
+    if n_trials is not None:
+        check_positive("n_trials", n_trials)
+    check_positive("processes", processes)
+    check_positive("threads", threads)
+    _check_that_it_ends(study, n_trials, timeout)
+    settings = {
+        "catch": (catch,) if isinstance(catch, type) else tuple(catch),
+        "callbacks": list(callbacks),
+        "gc_after_trial": gc_after_trial,
+        "show_progress_bar": show_progress_bar,
+    }
+    if processes == 1:
+        recorded = objective if is_in_memory(study) else _RecordedObjective(objective)
+        study.optimize(recorded, n_trials, timeout, n_jobs=threads, **settings)
+        return
+    if is_in_memory(study):
+        raise UsageError(
+            f"{processes} processes cannot share a study that is in memory; give a storage such as "
+            "'sqlite:///search.db'"
+        )
+    if threads > 1:
+        raise UsageError(f"Trials run in {processes} processes or {threads} threads, not in both")
+    if n_trials is not None and cores is None:
+        processes = min(processes, n_trials)
+    with TrialPool(study, objective, processes, cores) as pool:
+        _optimize_with_pool(study, pool, processes, n_trials, timeout, settings)
+
+
+class _RecordedObjective:
+    """An objective whose trials note that this process runs them."""
+
+    def __init__(self, objective: Objective):
+        self._objective = objective
+
+    def __call__(self, trial: Trial) -> float | Sequence[float]:
+        record_process(trial)
+        return self._objective(trial)
+
+
+def _optimize_with_pool(
+    study: Study,
+    pool: TrialPool,
+    processes: int,
+    n_trials: int | None,
+    timeout: float | None,
+    settings: dict[str, Any],
+) -> None:
+    """Let threads of Optuna each wait for a process."""
+    settings = settings | {"catch": (*settings["catch"], TrialLost), "n_jobs": processes}
+    deadline = None if timeout is None else time.monotonic() + timeout
+    # Not in this thread, which must hear of an interrupt while the others wait.
+    with ThreadPoolExecutor(1, "bigdl-search") as thread:
+        while n_trials is None or n_trials > 0:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                thread.submit(study.optimize, pool, n_trials, left, **settings).result()
+            except BaseException:
+                pool.interrupt()
+                raise
+            # Lost trials are proposed first, and only they are left.
+            n_trials = pool.pop_retries() if left is None or left > 0 else 0
+    if pool.lost is not None and not pool.has_finished:
+        raise pool.lost
+
+
+def _check_that_it_ends(study: Study, n_trials: int | None, timeout: float | None) -> None:
+    samplers = require("optuna", "automl").samplers
+    exhaustive = isinstance(study.sampler, (samplers.GridSampler, samplers.BruteForceSampler))
+    if n_trials is None and timeout is None and not exhaustive:
+        raise UsageError("A search needs to know when to end: give n_trials, or timeout in seconds")
+
+
+class TrialPool:
+    """Processes that run trials: a context, and an objective that runs in one of them.
+
+    Parameters
+    ----------
+    study : optuna.Study
+        In a database.
+    objective : callable
+    count : int
+    cores : sequence of iterable of int, optional
+        Of each process.
+
+    Attributes
+    ----------
+    lost : TrialLost or None
+        The last loss of a process.
+    has_finished : bool
+        True once a process has come to the end of a trial.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        objective: Objective,
+        count: int,
+        cores: Sequence[Iterable[int]] | None = None,
+    ):
+        seats = [Seat(tuple(share), threads) for share, threads in worker_shares(count, cores)]
+        make = functools.partial(_TrialProcess, study, objective)
+        self._study = study
+        self._staff = Staff([Stage("the search", make, seats)], TaskError)
+        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._interrupted = threading.Event()
+        self._retries: list[int] = []
+        self.lost: TrialLost | None = None
+        self.has_finished = False
+
+    def __enter__(self) -> TrialPool:
+        try:
+            self._staff.fill()
+        except BaseException:
+            self._staff.dismiss()
+            raise
+        for worker in self._staff.everyone():
+            self._idle.put(worker)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._staff.dismiss()
+
+    def __call__(self, trial: Trial) -> float | Sequence[float]:
+        """Run one trial in a free process; Optuna calls this in several threads."""
+        self._check_not_interrupted()
+        record_process(trial)
+        worker = self._idle.get()
+        try:
+            if worker.process.poll() is not None:
+                worker = self._staff.replace(worker)
+            succeeded, answer = _exchange(worker, trial.number)
+        except (EOFError, OSError):
+            self._check_not_interrupted()
+            self.lost = self._mark_lost(worker, trial)
+            raise self.lost from None
+        finally:
+            self._idle.put(worker)
+        self.has_finished = True
+        content = opened(answer)
+        if not succeeded:
+            raise self._error(worker, trial.number, content)
+        state, result = content
+        # Optuna's copy of the trial has not seen what was suggested there.
+        trial._cached_frozen_trial = self._frozen(trial)
+        if state == _PRUNED:
+            raise require("optuna", "automl").TrialPruned(result)
+        return result
+
+    def pop_retries(self) -> int:
+        """Return how many trials were queued to be repeated since the last call."""
+        count = len(self._retries)
+        self._retries.clear()
+        return count
+
+    def interrupt(self) -> None:
+        """End all trials under way, from another thread."""
+        self._interrupted.set()
+        for worker in self._staff.everyone():
+            worker.end()
+
+    def _error(self, worker: Worker, number: int, content: Any) -> BaseException:
+        error = self._staff.task_error(worker, number, content)
+        if error.original is None:
+            return error
+        error.original.add_note(f"In the process of trial {number}:\n{error.traceback}")
+        return error.original
+
+    def _mark_lost(self, worker: Worker, trial: Trial) -> TrialLost:
+        if propose_again(self._study, self._frozen(trial)):
+            self._retries.append(trial.number)
+        cause = str(worker.loss("the search")).partition(";")[0]
+        return TrialLost(f"{cause}, at trial {trial.number}")
+
+    def _frozen(self, trial: Trial) -> FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[trial.number]
+
+    def _check_not_interrupted(self) -> None:
+        if self._interrupted.is_set():
+            raise _SearchInterrupted("the search was interrupted")
+
+
+def _exchange(worker: Worker, number: int) -> tuple[bool, Message]:
+    """Let a process run a trial; an EOFError or OSError means that the process is gone."""
+    message = encoded(number, "The number of a trial")
+    try:
+        worker.ask(message)
+        return worker.hear()
+    finally:
+        message.close()
+
+
+class TrialLost(WorkerLost):
+    """The process of a trial was killed or ended."""
+
+
+class _SearchInterrupted(KeyboardInterrupt):
+    """The trial's process was ended with all others: no error that a search may catch."""
+
+
+class _TrialProcess:
+    """Runs trials by their numbers in a process of the pool."""
+
+    def __init__(self, study: Study, objective: Objective):
+        study.sampler.reseed_rng()  # all processes have got the same random state
+        self._study = study
+        self._objective = objective
+
+    def __call__(self, number: int) -> tuple[str, Any]:
+        optuna = require("optuna", "automl")
+        # Reading all trials also tells the storage's cache of the new one.
+        frozen = self._study.get_trials(deepcopy=False)[number]
+        trial = optuna.trial.Trial(self._study, frozen._trial_id)
+        try:
+            return _VALUES, self._objective(trial)
+        except optuna.TrialPruned as pruned:
+            return _PRUNED, str(pruned)
+        finally:
+            self._study._storage.remove_session()
