@@ -19,7 +19,7 @@ __all__ = ["Watch", "fed_with_features"]
 _ON_BATCHES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _COLLATES = (
     ("torch.utils.data._utils.collate", "default_collate"),
-    ("bigdl.nano.pytorch.vision.datasets.loading", "collate_channels_last"),
+    ("bigdl.nano.pytorch.vision.datasets.folders", "collate_channels_last"),
 )
 
 

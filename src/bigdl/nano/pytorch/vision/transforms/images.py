@@ -5,9 +5,10 @@ Arrays and tensors hold bytes in 0…255 or floats in 0…1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any
+from numbers import Number
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,20 +16,13 @@ from PIL import Image
 
 from bigdl.common.errors import UsageError
 
-__all__ = [
-    "InterpolationMode",
-    "dimensions",
-    "highest",
-    "interpolation_mode",
-    "is_pil",
-    "on_arrays",
-    "to_array",
-    "to_pil",
-]
+ImageT = TypeVar("ImageT")  # of an operation whose result is of the kind of the image
+Size = int | Sequence[int]
+Fill = float | Sequence[float] | None
 
 
 class InterpolationMode(Enum):
-    """How values between pixels are found; names and values are torchvision's."""
+    """Method by which values between pixels are found; names and values are torchvision's."""
 
     NEAREST = "nearest"
     NEAREST_EXACT = "nearest-exact"
@@ -39,42 +33,34 @@ class InterpolationMode(Enum):
     LANCZOS = "lanczos"
 
 
-_OF_PILLOW = {
-    Image.Resampling.NEAREST: InterpolationMode.NEAREST,
-    Image.Resampling.BILINEAR: InterpolationMode.BILINEAR,
-    Image.Resampling.BICUBIC: InterpolationMode.BICUBIC,
-    Image.Resampling.BOX: InterpolationMode.BOX,
-    Image.Resampling.HAMMING: InterpolationMode.HAMMING,
-    Image.Resampling.LANCZOS: InterpolationMode.LANCZOS,
-}
+OF_PILLOW = {mode: Image.Resampling[mode.name.partition("_")[0]] for mode in InterpolationMode}
 
 
 def interpolation_mode(given: Any) -> InterpolationMode:
-    """The mode that a user means: a mode, its value, Pillow's constant, or torchvision's mode.
+    """Return the mode for a mode, its value, Pillow's constant, or torchvision's mode.
 
     Raises
     ------
     UsageError
         If there is none like it.
     """
-    if isinstance(given, int):
-        if given in _OF_PILLOW:
-            return _OF_PILLOW[given]
-    else:
-        value = getattr(given, "value", given)  # torchvision's modes have the same values
-        if value in [mode.value for mode in InterpolationMode]:
-            return InterpolationMode(value)
+    for mode in InterpolationMode:
+        # torchvision's modes have the same values
+        if mode.value == getattr(given, "value", given) or (
+            isinstance(given, int) and OF_PILLOW[mode] == given
+        ):
+            return mode
     names = ", ".join(mode.name for mode in InterpolationMode)
     raise UsageError(f"interpolation must be an InterpolationMode ({names}), not {given!r}")
 
 
 def is_pil(image: Any) -> bool:
-    """Whether this is an image of Pillow."""
+    """Return True for an image of Pillow."""
     return isinstance(image, Image.Image)
 
 
 def dimensions(image: Any) -> tuple[int, int, int]:
-    """Channels, height and width of an image.
+    """Return channels, height and width of an image.
 
     Raises
     ------
@@ -91,7 +77,7 @@ def dimensions(image: Any) -> tuple[int, int, int]:
 
 
 def no_image(given: Any) -> UsageError:
-    """The error for what is no image."""
+    """Return the error for what is no image."""
     shape = getattr(given, "shape", None)
     what = type(given).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
     return UsageError(
@@ -101,18 +87,18 @@ def no_image(given: Any) -> UsageError:
 
 
 def highest(image: np.ndarray | torch.Tensor) -> float:
-    """The value of white: 255 for bytes, 1 for floats."""
-    kind = image.dtype
-    if kind in (np.uint8, torch.uint8):
+    """Return the value of white: 255 for bytes, 1 for floats."""
+    dtype = image.dtype
+    if dtype in (np.uint8, torch.uint8):
         return 255
-    floating = kind.is_floating_point if isinstance(kind, torch.dtype) else kind.kind == "f"
+    floating = dtype.is_floating_point if isinstance(dtype, torch.dtype) else dtype.kind == "f"
     if floating:
         return 1.0
-    raise UsageError(f"An image must hold bytes (uint8) or floats, but it holds {kind}")
+    raise UsageError(f"An image must hold bytes (uint8) or floats, but it holds {dtype}")
 
 
 def to_array(image: Any) -> np.ndarray:
-    """An image as an array; without a copy where that is possible."""
+    """Return an image as an array; without a copy where that is possible."""
     if isinstance(image, torch.Tensor):
         if image.ndim not in (2, 3):
             raise no_image(image)
@@ -126,7 +112,7 @@ def to_array(image: Any) -> np.ndarray:
 
 
 def to_pil(array: np.ndarray) -> Image.Image:
-    """A PIL image of an array of bytes."""
+    """Return a PIL image of an array of bytes."""
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     return Image.fromarray(np.ascontiguousarray(array))
@@ -158,3 +144,34 @@ def on_arrays(image: Any, function: Callable[..., np.ndarray], *args: Any) -> An
     if image.ndim == 3:
         result = result.reshape(*result.shape[:2], -1).transpose(2, 0, 1)
     return torch.from_numpy(np.ascontiguousarray(result)).to(image.device)
+
+
+def require_bytes(image: np.ndarray, operation: object) -> np.ndarray:
+    """Return an array of bytes, or refuse another one."""
+    if image.dtype != np.uint8:
+        raise UsageError(f"{operation} needs an image of bytes (uint8), but it holds {image.dtype}")
+    return image
+
+
+def with_channels_of(result: np.ndarray, image: np.ndarray) -> np.ndarray:
+    """Return a result of OpenCV, which drops the last dimension if it is one, with it again."""
+    return result.reshape(*result.shape[:2], *image.shape[2:])
+
+
+def two_lengths(size: Size) -> tuple[int, int]:
+    """Return a size of one or two numbers as two."""
+    first, *rest = [size] if isinstance(size, Number) else size
+    return int(first), int(rest[0] if rest else first)
+
+
+def fill_of_opencv(image: np.ndarray, fill: Fill) -> tuple[float, ...]:
+    """Return the fill as OpenCV wants it: four numbers."""
+    channels = image.shape[2] if image.ndim == 3 else 1
+    values = [0 if fill is None else fill] if np.ndim(fill) == 0 else list(fill)
+    if len(values) not in (1, channels):
+        raise UsageError(
+            f"fill must be a number or have one for each of {channels} channel(s), but it is "
+            f"{fill!r}"
+        )
+    values = values * channels if len(values) == 1 else values
+    return tuple((values + [0] * 4)[:4])

@@ -1,8 +1,11 @@
-"""MobileNetV3: squeeze and excitation, and hard activations (Howard et al. 2019)."""
+"""MobileNetV2 (Sandler et al. 2018) and MobileNetV3 (Howard et al. 2019).
+
+Both are made of inverted residuals with linear bottlenecks; V3 adds squeeze and excitation, and
+hard activations.
+"""
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 import torch
@@ -12,13 +15,91 @@ from bigdl.nano.pytorch.vision.models.backbone import (
     NUM_CLASSES,
     BackboneModule,
     batch_normalized,
-    finished,
     initialize,
+    published,
 )
 
-__all__ = ["MobileNetV3", "mobilenet_v3_large", "mobilenet_v3_small"]
+__all__ = [
+    "MobileNetV2",
+    "MobileNetV3",
+    "mobilenet_v2",
+    "mobilenet_v3_large",
+    "mobilenet_v3_small",
+]
 
-# Tables 1 and 2 of the paper: kernel, inner channels, channels, squeeze and excitation,
+# Table 2 of the paper on V2: expansion, channels, repetitions, stride of the first.
+_V2_STAGES = [
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+]
+_V2_FEATURES = 1280
+
+
+class _InvertedResidualV2(nn.Module):
+    """Widen, filter each channel by itself, narrow; added to the input where shapes allow it."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int, expansion: int):
+        super().__init__()
+        inner = channels_in * expansion
+        layers = []
+        if expansion != 1:
+            widen = batch_normalized(channels_in, inner, 1, activation=nn.ReLU6)
+            layers.append(nn.Sequential(*widen))
+        depthwise = batch_normalized(inner, inner, 3, stride, inner, nn.ReLU6)
+        layers.append(nn.Sequential(*depthwise))
+        self.conv = nn.Sequential(
+            *layers, *batch_normalized(inner, channels_out, 1, activation=None)
+        )
+        self.is_residual = stride == 1 and channels_in == channels_out
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        branch = self.conv(images)
+        return images + branch if self.is_residual else branch
+
+
+class MobileNetV2(BackboneModule):
+    """MobileNetV2 of width 1.
+
+    Parameters
+    ----------
+    include_top : bool
+        Give scores of 1,000 classes instead of features.
+    """
+
+    top_name = "classifier"
+
+    def __init__(self, include_top: bool = False):
+        super().__init__()
+        layers = [nn.Sequential(*batch_normalized(3, 32, 3, 2, activation=nn.ReLU6))]
+        channels_in = 32
+        for expansion, channels, repetitions, stride in _V2_STAGES:
+            for index in range(repetitions):
+                first_stride = stride if index == 0 else 1
+                layers.append(_InvertedResidualV2(channels_in, channels, first_stride, expansion))
+                channels_in = channels
+        last = batch_normalized(channels_in, _V2_FEATURES, 1, activation=nn.ReLU6)
+        self.features = nn.Sequential(*layers, nn.Sequential(*last))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        top = nn.Sequential(nn.Dropout(0.2), nn.Linear(_V2_FEATURES, NUM_CLASSES))
+        self._add_top(top, _V2_FEATURES, include_top)
+        initialize(self, linear_std=0.01)
+
+    def features_of(self, images: torch.Tensor) -> torch.Tensor:
+        return self.avgpool(self.features(images)).flatten(1)
+
+
+@published("mobilenet_v2-b0353104.pth")
+def mobilenet_v2(include_top: bool) -> MobileNetV2:
+    """MobileNetV2 of width 1."""
+    return MobileNetV2(include_top)
+
+
+# Tables 1 and 2 of the paper on V3: kernel, inner channels, channels, squeeze and excitation,
 # hard swish instead of ReLU, stride.
 _LARGE = [
     (3, 16, 16, False, False, 1),
@@ -74,7 +155,7 @@ class _SqueezeExcitation(nn.Module):
         return images * self.scale_activation(gates)
 
 
-class _InvertedResidual(nn.Module):
+class _InvertedResidualV3(nn.Module):
     """Widen, filter each channel by itself, weigh channels, narrow."""
 
     def __init__(
@@ -125,7 +206,7 @@ class MobileNetV3(BackboneModule):
         channels_in = 16
         layers = [nn.Sequential(*_normalized(3, channels_in, 3, 2, activation=nn.Hardswish))]
         for block in blocks:
-            layers.append(_InvertedResidual(channels_in, *block))
+            layers.append(_InvertedResidualV3(channels_in, *block))
             channels_in = block[2]
         features = 6 * channels_in
         last = _normalized(channels_in, features, 1, activation=nn.Hardswish)
@@ -144,25 +225,13 @@ class MobileNetV3(BackboneModule):
         return self.avgpool(self.features(images)).flatten(1)
 
 
-def mobilenet_v3_large(
-    pretrained: bool = False,
-    include_top: bool = False,
-    freeze: bool = False,
-    weights: str | os.PathLike | None = None,
-) -> MobileNetV3:
-    """MobileNetV3-Large of width 1. Parameters as of :func:`resnet18`."""
-    model = MobileNetV3(_LARGE, 1280, include_top)
-    file = "mobilenet_v3_large-8738ca79.pth"
-    return finished(model, "mobilenet_v3_large", file, pretrained, freeze, weights)
+@published("mobilenet_v3_large-8738ca79.pth")
+def mobilenet_v3_large(include_top: bool) -> MobileNetV3:
+    """MobileNetV3-Large of width 1."""
+    return MobileNetV3(_LARGE, 1280, include_top)
 
 
-def mobilenet_v3_small(
-    pretrained: bool = False,
-    include_top: bool = False,
-    freeze: bool = False,
-    weights: str | os.PathLike | None = None,
-) -> MobileNetV3:
-    """MobileNetV3-Small of width 1. Parameters as of :func:`resnet18`."""
-    model = MobileNetV3(_SMALL, 1024, include_top)
-    file = "mobilenet_v3_small-047dcff4.pth"
-    return finished(model, "mobilenet_v3_small", file, pretrained, freeze, weights)
+@published("mobilenet_v3_small-047dcff4.pth")
+def mobilenet_v3_small(include_top: bool) -> MobileNetV3:
+    """MobileNetV3-Small of width 1."""
+    return MobileNetV3(_SMALL, 1024, include_top)
