@@ -27,9 +27,8 @@ from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError, WorkerError, require
 from bigdl.common.memory import glibc_tunables, tune_allocator
 from bigdl.common.scratch import scratch_directory
-from bigdl.nano.pytorch.patching.state import Patches
-from bigdl.nano.runtime.keeping import release_memory
-from bigdl.nano.runtime.tuning import tuned_fit
+from bigdl.nano.pytorch.patching import Patches
+from bigdl.nano.runtime import release_memory, tuned_fit
 from bigdl.runtime.launch import launch
 
 __all__ = ["BACKENDS", "Processes"]
@@ -92,7 +91,7 @@ class Processes:
         return cls(count, distributed_backend, cores, tune_process)
 
     def tuned_here(self) -> AbstractContextManager[list[str]]:
-        """:func:`~bigdl.nano.runtime.tuning.tuned_fit` of a training in this process alone."""
+        """:func:`~bigdl.nano.runtime.tuned_fit` of a training in this process alone."""
         return tuned_fit(tuned=self.tuned, cores=self.cores[0] if self.cores else None)
 
     def told(self, bucket_cap_mb: float) -> list[str]:

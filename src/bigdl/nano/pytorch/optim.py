@@ -1,4 +1,4 @@
-"""Adam for models with large embeddings and dense layers."""
+"""Optimizers: an Adam for models with large embeddings and dense layers."""
 
 from __future__ import annotations
 

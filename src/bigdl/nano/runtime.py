@@ -1,4 +1,4 @@
-"""Tune the running process, say what was done, and undo it.
+"""Settings of the running process that make numeric code faster; see :func:`tune`.
 
 ``bigdl-nano-init`` and ``bigdl-nano-run`` choose an allocator and thread counts before a process
 starts. :func:`tune` does what can be done to one that runs already, in a notebook for example.
@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from bigdl.common.cpu import thread_scope, topology, usable_cores
+from bigdl.common.cpu import core_count, thread_scope, topology, usable_cores
 from bigdl.common.errors import UsageError, require
 from bigdl.common.memory import tuned_allocator
-from bigdl.nano.runtime.keeping import keep_memory
-from bigdl.nano.runtime.threads import best_thread_count
 
-__all__ = ["Setting", "Tuning", "tune", "tuned_fit"]
+__all__ = ["Setting", "Tuning", "tune"]
 
 _TRIM_THRESHOLD_IN_SPARK = 128 << 20
+_SECONDS_KEPT = 60.0
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ class _Skipped(Exception):
     """A setting is not possible, or not needed; the text says why."""
 
 
-def _entered(name: str, change, undoing: ExitStack) -> Setting:
+def _entered(name: str, change: AbstractContextManager[str], undoing: ExitStack) -> Setting:
     try:
         return Setting(name, True, undoing.enter_context(change))
     except _Skipped as reason:
@@ -220,7 +222,7 @@ def _threads(wanted: bool | int) -> Iterator[str]:
 @contextmanager
 def _flush_denormals() -> Iterator[str]:
     torch = require("torch", "nano")
-    if _flushes_denormals():
+    if sys.float_info.min / 2 == 0.0:
         raise _Skipped("they are flushed already")
     if not torch.set_flush_denormal(True):
         raise _Skipped("the processor cannot")
@@ -228,11 +230,6 @@ def _flush_denormals() -> Iterator[str]:
         yield "taken as zeros in this thread and in those that it starts"
     finally:
         torch.set_flush_denormal(False)
-
-
-def _flushes_denormals() -> bool:
-    smallest = sys.float_info.min
-    return smallest / 2 == 0
 
 
 @contextmanager
@@ -278,3 +275,103 @@ def _in_task_of_spark() -> bool:
     from pyspark import TaskContext
 
     return TaskContext.get() is not None
+
+
+def best_thread_count() -> int:
+    """Return one thread for each physical core that this process may use, within its CPU quota.
+
+    Hyperthreads share the vector units that numeric code is bound by, and threads beyond a quota
+    are stopped in every period while the others wait for them.
+
+    Returns
+    -------
+    int
+        At least 1.
+    """
+    return min(len(topology().cores), core_count())
+
+
+class _KeptMemory:
+    """Memory of a fit that is kept for the next one, until a timer gives it back.
+
+    What a fit frees goes back to the kernel when the allocator's context ends
+    (:func:`bigdl.common.memory.tuned_allocator`), and the next fit pays for a page fault on each
+    page of it: a third of a million for a ResNet50 on batches of 64. Fits often follow each other
+    closely: in a search, in a cross-validation, in the cells of a notebook. So a context outlives a
+    fit by a minute, and a thread ends it.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._context = ExitStack()
+        self._timer: threading.Timer | None = None
+
+    def keep(self, seconds: float) -> None:
+        """Let the context end so many seconds from now."""
+        with self.lock:
+            if self._timer is None:
+                self._context.enter_context(tuned_allocator())
+            else:
+                self._timer.cancel()
+            self._timer = threading.Timer(seconds, self._expire)
+            self._timer.name, self._timer.daemon = "bigdl-kept-memory", True
+            self._timer.start()
+
+    def release(self) -> None:
+        """End the context, and its thread."""
+        with self.lock:
+            timer, self._timer = self._timer, None
+            self._context.close()
+        if timer is not None:
+            timer.cancel()
+            timer.join()
+            _wait_until_gone(timer)
+
+    def unlock_in_fork(self) -> None:
+        """In a copy of the process, which has no thread that would end the context."""
+        self._timer = None
+        self.lock.release()
+
+    def _expire(self) -> None:
+        with self.lock:
+            if threading.current_thread() is self._timer:  # no fit has ended since
+                self._timer = None
+                self._context.close()
+
+
+def _wait_until_gone(thread: threading.Thread) -> None:
+    """Wait for the system, by whose count of threads a fork is refused; Python is done first."""
+    entry = Path(f"/proc/self/task/{thread.native_id}")
+    give_up = time.monotonic() + 1
+    while entry.exists() and time.monotonic() < give_up:
+        time.sleep(0.001)
+
+
+_kept = _KeptMemory()
+
+
+# A fork waits until no memory is being given back: its locks would stay closed in the copy.
+os.register_at_fork(
+    before=_kept.lock.acquire,
+    after_in_parent=_kept.lock.release,
+    after_in_child=_kept.unlock_in_fork,
+)
+
+
+def keep_memory(seconds: float = _SECONDS_KEPT) -> None:
+    """Keep what this process has freed for some time, for a fit that may follow.
+
+    To be called before the allocator's context of the last fit ends. Nothing happens where the
+    allocator cannot be tuned.
+
+    Parameters
+    ----------
+    seconds : float
+        From now on; a later call starts anew.
+    """
+    _kept.keep(seconds)
+
+
+def release_memory() -> None:
+    """Give back what is kept, at once: other processes are about to need it."""
+    _kept.release()
