@@ -45,7 +45,7 @@ class Setting:
 
 
 class Tuning:
-    """What :func:`tune` did to the process; as a context it is undone at the end.
+    """Changes that :func:`tune` made to the process; as a context they are undone at the end.
 
     Attributes
     ----------

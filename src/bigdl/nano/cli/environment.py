@@ -93,7 +93,7 @@ def _core_count(text: str) -> int:
 
 @dataclass
 class Plan:
-    """What is to be set.
+    """Variables, libraries and scripts that are to be set.
 
     Attributes
     ----------

@@ -208,7 +208,7 @@ class _Idle:
         pass
 
     def query(self) -> bool:
-        """Whether all work is done."""
+        """Return True: all work is done."""
         return True
 
     def elapsed_time(self, end: Any) -> float:

@@ -1,7 +1,7 @@
-"""What a process that trained brings back, so that the caller's own objects have changed.
+"""Objects that caller and worker share, and the changes that a worker sends back.
 
 Caller and worker hold the same objects, as the worker got a copy of them: modules with their
-parameters, a trainer, optimizers. :class:`Belongings` gives each of them a name. A value that
+parameters, a trainer, optimizers. :class:`ObjectRegistry` gives each of them a name. A value that
 refers to them is pickled with these names in their place, so what comes back refers to the
 caller's objects: an optimizer to its parameters, a callback to its trainer. :class:`Changes` finds
 what has changed meanwhile.
@@ -17,14 +17,17 @@ from typing import Any
 
 import cloudpickle
 import torch
+from lightning_fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["Belongings", "Changes"]
+__all__ = ["Changes", "ObjectRegistry"]
 
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 
 
-class Belongings:
+class ObjectRegistry:
     """Objects that both sides have, each under a name.
 
     Parameters
@@ -42,14 +45,11 @@ class Belongings:
         self._unwrap = unwrap
         self._objects: dict[tuple[str, str], Any] = {}
         for name, root in self.roots.items():
-            self._add((name, ""), root)
+            self._objects.setdefault((name, ""), root)
             if isinstance(root, nn.Module):
                 for path, part in _parts(root):
-                    self._add((name, path), part)
+                    self._objects.setdefault((name, path), part)
         self._names = {id(value): name for name, value in self._objects.items()}
-
-    def _add(self, name: tuple[str, str], value: Any) -> None:
-        self._objects.setdefault(name, value)
 
     def dumps(self, value: Any) -> bytes:
         """Pickle a value; what is known here is named and not copied."""
@@ -58,12 +58,17 @@ class Belongings:
         return file.getvalue()
 
     def loads(self, content: bytes) -> Any:
-        """The value, with this side's objects in the places of the other's."""
+        """Unpickle a value, with this side's objects in the places of the other's."""
         return _Unpickler(io.BytesIO(content), self._objects).load()
 
-    def modules(self) -> Iterable[tuple[tuple[str, str], nn.Module]]:
-        """Modules that are known, with their names."""
-        return ((name, part) for name, part in self._objects.items() if isinstance(part, nn.Module))
+    def modules(self) -> dict[tuple[str, str], nn.Module]:
+        """Return the modules that are known, by their names."""
+        return {name: part for name, part in self._objects.items() if isinstance(part, nn.Module)}
+
+    def optimizers(self) -> dict[str, Optimizer | LRScheduler]:
+        """Return the optimizers and schedulers among the roots."""
+        kinds = (Optimizer, LRScheduler)
+        return {name: root for name, root in self.roots.items() if isinstance(root, kinds)}
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -89,11 +94,11 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Changes:
-    """What becomes different in modules and other objects, from the moment this is made.
+    """Changes of modules and other objects since this was made.
 
     Parameters
     ----------
-    belongings : Belongings
+    registry : ObjectRegistry
     objects : mapping of str to object
         Roots that are no modules, whose attributes are watched, too.
     ignored : iterable of str
@@ -102,55 +107,62 @@ class Changes:
 
     def __init__(
         self,
-        belongings: Belongings,
+        registry: ObjectRegistry,
         objects: Mapping[str, Any] | None = None,
         ignored: Iterable[str] = (),
     ):
-        self._belongings = belongings
+        self._registry = registry
         self._watched = {(name, ""): value for name, value in (objects or {}).items()}
-        self._watched |= dict(belongings.modules())
+        self._watched |= registry.modules()
         self._ignored = _OF_MODULES.union(ignored)
         self._before = {name: self._digests(value) for name, value in self._watched.items()}
         self._children = {name: _children(value) for name, value in self._watched.items()}
 
     def collect(self) -> dict[str, Any]:
-        """Weights, attributes that are new or different, and modules that were added.
+        """Return weights, attributes that are new or different, modules that were added and states.
+
+        The states are those of optimizers and schedulers, and of random numbers.
 
         Returns
         -------
         dict
-            To be pickled by `belongings`, and given to :meth:`apply` on the other side.
+            To be pickled by `registry`, and given to :meth:`apply` on the other side.
         """
-        modules = dict(self._belongings.modules())
+        modules = self._registry.modules()
         return {
             "weights": {name: _own_weights(module) for name, module in modules.items()},
             "attributes": {name: self._different(name) for name in self._watched},
             "added": {name: self._added(name, module) for name, module in modules.items()},
+            "optimizers": {
+                name: root.__getstate__() for name, root in self._registry.optimizers().items()
+            },
+            "random": _collect_rng_states(include_cuda=False),
         }
 
     @staticmethod
-    def apply(belongings: Belongings, content: Mapping[str, Any]) -> None:
+    def apply(registry: ObjectRegistry, content: Mapping[str, Any]) -> None:
         """Make the caller's objects as those of the worker are."""
-        known = belongings._objects
+        known = registry._objects
         for name, added in content["added"].items():
-            for kind, parts in added.items():
-                vars(known[name])[kind].update(parts)
+            for attribute, parts in added.items():
+                vars(known[name])[attribute].update(parts)
         for name, weights in content["weights"].items():
             _take_weights(known[name], weights)
         for name, attributes in content["attributes"].items():
             for attribute, value in attributes.items():
                 vars(known[name])[attribute] = value
-
-    def _attributes(self, value: Any) -> dict[str, Any]:
-        return {name: each for name, each in vars(value).items() if name not in self._ignored}
+        for name, state in content["optimizers"].items():
+            vars(registry.roots[name]).update(state)
+        _set_rng_states(content["random"])
 
     def _digests(self, value: Any) -> dict[str, bytes | None]:
-        return {name: self._digest(each) for name, each in self._attributes(value).items()}
+        attributes = vars(value).items()
+        return {name: self._digest(each) for name, each in attributes if name not in self._ignored}
 
     def _digest(self, value: Any) -> bytes | None:
-        """None for what cannot travel."""
+        """Return the hash of a value; None for what cannot be pickled."""
         try:
-            return hashlib.blake2b(self._belongings.dumps(value)).digest()
+            return hashlib.blake2b(self._registry.dumps(value)).digest()
         except Exception:
             return None
 
@@ -167,8 +179,12 @@ class Changes:
     def _added(self, name: tuple[str, str], module: nn.Module) -> dict[str, dict[str, Any]]:
         before = self._children[name]
         return {
-            kind: {each: parts[each] for each in parts if each not in before[kind]}
-            for kind, parts in ((kind, vars(module)[kind]) for kind in before)
+            attribute: {
+                name: part
+                for name, part in vars(module)[attribute].items()
+                if name not in before[attribute]
+            }
+            for attribute in before
         }
 
 
@@ -176,27 +192,27 @@ def _itself(value: Any) -> Any:
     return value
 
 
-_KINDS = ("_modules", "_parameters", "_buffers")
+_PARTS = ("_modules", "_parameters", "_buffers")  # of a module
 
 
 def _parts(root: nn.Module) -> Iterable[tuple[str, Any]]:
     yield from root.named_modules()
-    for kind, parts in (("p", root.named_parameters()), ("b", root.named_buffers())):
+    for prefix, parts in (("p", root.named_parameters()), ("b", root.named_buffers())):
         for path, tensor in parts:
-            yield f"{kind}:{path}", tensor
+            yield f"{prefix}:{path}", tensor
 
 
 def _children(value: Any) -> dict[str, set[str]]:
     if not isinstance(value, nn.Module):
         return {}
-    return {kind: set(vars(value)[kind]) for kind in _KINDS}
+    return {attribute: set(vars(value)[attribute]) for attribute in _PARTS}
 
 
 def _own_weights(module: nn.Module) -> dict[str, tuple[torch.Tensor, bool]]:
-    own = {**module._parameters, **module._buffers}
+    tensors = {**module._parameters, **module._buffers}
     return {
         name: (tensor.detach().contiguous(), tensor.requires_grad)
-        for name, tensor in own.items()
+        for name, tensor in tensors.items()
         if tensor is not None and not nn.parameter.is_lazy(tensor)
     }
 
@@ -204,12 +220,11 @@ def _own_weights(module: nn.Module) -> dict[str, tuple[torch.Tensor, bool]]:
 @torch.no_grad()
 def _take_weights(module: nn.Module, weights: Mapping[str, tuple[torch.Tensor, bool]]) -> None:
     for name, (tensor, requires_grad) in weights.items():
-        kind = module._parameters if name in module._parameters else module._buffers
-        own = kind.get(name)
-        if own is None:
+        target = module._parameters.get(name, module._buffers.get(name))
+        if target is None:
             continue
-        if own.shape == tensor.shape and own.dtype == tensor.dtype:
-            own.copy_(tensor)
+        if target.shape == tensor.shape and target.dtype == tensor.dtype:
+            target.copy_(tensor)
         else:
-            own.data = tensor
-        own.requires_grad_(requires_grad)
+            target.data = tensor
+        target.requires_grad_(requires_grad)
