@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import bigdl.nano.cli
-from bigdl.nano.runtime.threads import best_thread_count
+from bigdl.nano.runtime import best_thread_count
 
 SCRIPTS = ["bigdl-nano-init", "bigdl-nano-unset-env"]
 OURS = ("BIGDL_", "GLIBC_TUNABLES", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "OMP_", "TF_")

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from bigdl.nano.cli import libraries, plan
-from bigdl.nano.cli.options import make_parser
-from bigdl.nano.runtime.threads import best_thread_count
+from bigdl.nano.cli import environment, libraries
+from bigdl.nano.cli.environment import make_parser
+from bigdl.nano.runtime import best_thread_count
 
 IOMP, JEMALLOC, TCMALLOC = "/x/libiomp5.so", "/x/libjemalloc.so.2", "/x/libtcmalloc_minimal.so.4"
 
@@ -22,9 +22,9 @@ def planned(monkeypatch):
             matches = (path for path in installed for name in names if f"lib{name}.so" in path)
             return next(matches, None)
 
-        monkeypatch.setattr(plan, "find_library", find)
+        monkeypatch.setattr(environment, "find_library", find)
         options = make_parser("test", "", "").parse_args(arguments.split())
-        return plan.make_plan(options, environ or {})
+        return environment.make_plan(options, environ or {})
 
     return make
 

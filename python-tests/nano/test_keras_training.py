@@ -173,7 +173,10 @@ WRONG = {
         lambda m: m.fit(batches(), num_processes=2, backend="horovod"),
         "Backend horovod is not implemented.",
     ),
-    "number": (lambda m: m.fit(batches(), num_processes=0), "num_processes must be an int"),
+    "number": (
+        lambda m: m.fit(batches(), num_processes=0),
+        "num_processes should be a positive integer",
+    ),
     "not compiled": (
         lambda m: Sequential([Dense(1)]).fit(ROWS, TARGETS, num_processes=2),
         "call compile()",
@@ -211,7 +214,7 @@ WRONG = {
         lambda m: nano(num_processes=2)(train)(m, m),
         "there should be only one keras.Model in the function parameter list, but got 2",
     ),
-    "processes of a loop": (lambda m: nano(num_processes=-1)(train), "num_processes must be"),
+    "processes of a loop": (lambda m: nano(num_processes=-1)(train), "num_processes should be"),
 }
 
 

@@ -109,7 +109,7 @@ def test_what_is_torchvision_s_says_how_to_install_it(module, name):
 def test_importing_the_packages_loads_no_framework():
     light = [
         *("bigdl.nano", "bigdl.nano.pytorch", "bigdl.nano.pytorch.inference", "bigdl.nano.utils"),
-        *("bigdl.nano.utils.common", "bigdl.nano.utils.pytorch", "bigdl.nano.openvino"),
+        *("bigdl.nano.utils.common", "bigdl.nano.openvino"),
     ]
     heavy = ["torch", "openvino", "onnx", "onnxruntime", "nncf", "torchao", "pytorch_lightning"]
     program = f"import sys, {', '.join(light)}; print(sorted(set({heavy}) & set(sys.modules)))"
@@ -236,7 +236,7 @@ def test_layouts_are_chosen_by_the_number_of_dimensions():
     assert moved.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(moved, inputs[1])
     assert helpers.apply_proper_channels_last("original", inputs[2]) is inputs[2]
-    with pytest.raises(UsageError, match="no layout 'nchw'"):
+    with pytest.raises(UsageError, match=r"flag should be .* 'nchw'"):
         helpers.apply_proper_channels_last("nchw", inputs[1])
 
 

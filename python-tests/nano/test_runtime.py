@@ -11,8 +11,8 @@ import pytest
 
 from bigdl.common.cpu import Topology
 from bigdl.common.errors import UsageError
-from bigdl.nano.runtime import tune, tuning
-from bigdl.nano.runtime.threads import best_thread_count
+from bigdl.nano import runtime
+from bigdl.nano.runtime import best_thread_count, tune
 
 NOTHING = {"allocator": False, "threads": False}
 needs_glibc = pytest.mark.skipif(
@@ -68,7 +68,7 @@ def test_a_tuning_lasts_though_nobody_keeps_its_report(monkeypatch):
     tune(**NOTHING | {"threads": 1})
     gc.collect()
     assert os.environ["OMP_NUM_THREADS"] == "1"
-    (tuning_of_this_test,) = tuning._lasting
+    (tuning_of_this_test,) = runtime._lasting
     tuning_of_this_test.undo()
     assert os.environ["OMP_NUM_THREADS"] == "7"
 
@@ -99,8 +99,8 @@ def test_a_tuned_process_reuses_its_memory_until_it_is_undone():
 FITS = """
     import os, resource, threading, time
     from bigdl.common.memory import memory_usage
-    from bigdl.nano.runtime import keeping
-    from bigdl.nano.runtime.tuning import tuned_fit
+    from bigdl.nano import runtime
+    from bigdl.nano.runtime import tuned_fit
     def fit():
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         with tuned_fit():
@@ -119,10 +119,10 @@ def test_a_fit_finds_the_memory_of_the_one_before_it_until_it_is_released():
     program = """
     second = fit()
     print(second < first / 10, kept())
-    keeping.release_memory()
+    runtime.release_memory()
     print(kept(), fit() > first / 2, threading.active_count())
-    keeping.release_memory()
-    keeping.release_memory()
+    runtime.release_memory()
+    runtime.release_memory()
     print(kept(), threading.active_count())
     """
     seen = python(FITS + program).split("\n")
@@ -132,7 +132,7 @@ def test_a_fit_finds_the_memory_of_the_one_before_it_until_it_is_released():
 @needs_glibc
 def test_memory_that_no_fit_asks_for_is_given_back():
     program = """
-    keeping.keep_memory(0.05)
+    runtime.keep_memory(0.05)
     until = time.monotonic() + 120
     while kept() and time.monotonic() < until:
         time.sleep(0.01)
@@ -147,7 +147,7 @@ def test_a_copy_of_a_process_that_keeps_memory_can_fit_and_release_it():
     copy = os.fork()
     if copy == 0:
         fit()
-        keeping.release_memory()
+        runtime.release_memory()
         os._exit(kept())
     print(os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]), kept())
     """
@@ -155,9 +155,9 @@ def test_a_copy_of_a_process_that_keeps_memory_can_fit_and_release_it():
 
 
 def test_a_fit_in_a_task_of_spark_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setattr(tuning, "_in_task_of_spark", lambda: True)
+    monkeypatch.setattr(runtime, "_in_task_of_spark", lambda: True)
     before = threading.active_count()
-    with tuning.tuned_fit():
+    with runtime.tuned_fit():
         pass
     assert threading.active_count() == before
 
@@ -174,14 +174,14 @@ def test_a_process_that_its_environment_has_tuned_is_left_alone():
 
 @needs_glibc
 def test_in_a_task_of_spark_only_some_memory_is_kept(monkeypatch):
-    monkeypatch.setattr(tuning, "_in_task_of_spark", lambda: True)
+    monkeypatch.setattr(runtime, "_in_task_of_spark", lambda: True)
     with tune(threads=False) as report:
         assert "keeps up to 128 MiB of freed memory" in report.applied["allocator"]
 
 
 def test_a_program_without_spark_is_no_task_of_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "pyspark", raising=False)
-    assert not tuning._in_task_of_spark()
+    assert not runtime._in_task_of_spark()
 
 
 THREADS = """
@@ -240,7 +240,7 @@ def test_all_threads_stay_off_second_hyperthreads_until_it_is_undone(monkeypatch
     everywhere = os.sched_getaffinity(0)
     if len(everywhere) < 2:
         pytest.skip("needs two logical cores")
-    monkeypatch.setattr(tuning, "topology", hyperthreads_of(*sorted(everywhere)))
+    monkeypatch.setattr(runtime, "topology", hyperthreads_of(*sorted(everywhere)))
     first = {min(everywhere)}
     step = threading.Barrier(2)
     seen = []
@@ -273,6 +273,6 @@ def test_all_threads_stay_off_second_hyperthreads_until_it_is_undone(monkeypatch
 def test_a_machine_without_hyperthreads_needs_no_pinning(monkeypatch):
     cores = tuple(sorted(os.sched_getaffinity(0)))
     machine = Topology((cores,), (cores,), tuple((core,) for core in cores))
-    monkeypatch.setattr(tuning, "topology", lambda: machine)
+    monkeypatch.setattr(runtime, "topology", lambda: machine)
     with tune(**NOTHING, pin=True) as report:
         assert report.skipped == {"pin": "there are no hyperthreads"}

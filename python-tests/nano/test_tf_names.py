@@ -151,7 +151,7 @@ def test_programs_are_patched_and_unpatched():
     assert now == originals
     assert keras.layers.Dense(1).compute_dtype == "float32"
     for change in (patch_tensorflow, unpatch_tensorflow):
-        with pytest.raises(UsageError, match="precision must be one of"):
+        with pytest.raises(UsageError, match="precision should be one of"):
             change("float64")
 
 

@@ -11,8 +11,8 @@ from training_models import Cnn, OneWeight, steps_and_zeros, table, viewed
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch import TorchNano, nano
 from bigdl.nano.pytorch.patching import patch_cuda, unpatch_cuda
-from bigdl.nano.pytorch.training.mixed import bf16_instructions
 from bigdl.nano.pytorch.training.optimizers import LearningRateRamp
+from bigdl.nano.pytorch.training.steps import bf16_instructions
 
 
 def fit(model, optimizer, loader, backward, epochs=2):
@@ -213,12 +213,12 @@ def test_a_checkpoint_is_saved_and_loaded(tmp_path):
 WRONG = {
     "spawn": ({"distributed_backend": "spawn"}, "do not support spawn"),
     "deepspeed": ({"strategy": "deepspeed"}, "do not support deepspeed"),
-    "processes": ({"num_processes": -1}, "num_processes must be an int"),
+    "processes": ({"num_processes": -1}, "num_processes should be a positive integer"),
     "precision": ({"precision": "fp4"}, "precision must be None"),
     "auto_lr": ({"auto_lr": {"warmup_epochs": 1}}, "auto_lr must be True or False"),
     "two strategies": ({"num_processes": 2, "strategy": "ddp"}, "strategy contradicts"),
     "cores": ({"cpu_for_each_process": [0]}, "a list of core numbers for each process"),
-    "buckets": ({"bucket_cap_mb": 0}, "bucket_cap_mb must be a positive number"),
+    "buckets": ({"bucket_cap_mb": 0}, "bucket_cap_mb should be a positive number"),
 }
 
 

@@ -22,9 +22,8 @@ from bigdl.common.memory import glibc_tunables
 from bigdl.nano.pytorch import InferenceOptimizer, Trainer
 from bigdl.nano.pytorch.algorithms import SelectiveBackprop
 from bigdl.nano.pytorch.lightning import LightningModule
-from bigdl.nano.pytorch.training.compiled import Compiled
-from bigdl.nano.pytorch.training.fitted import fitted_loader
-from bigdl.nano.pytorch.training.mixed import bf16_instructions, gains_from_bf16
+from bigdl.nano.pytorch.trainer import fitted_loader
+from bigdl.nano.pytorch.training.steps import Compiled, bf16_instructions, gains_from_bf16
 
 needs_bf16 = pytest.mark.skipif(
     bf16_instructions() is None, reason="the processor does not multiply bfloat16"
@@ -390,9 +389,9 @@ def test_a_fit_is_resumed_from_its_checkpoint(tmp_path):
 
 
 WRONG = {
-    "no processes": ({"num_processes": 0}, "num_processes must be an int of at least 1"),
-    "processes as text": ({"num_processes": "2"}, "num_processes must be an int"),
-    "unknown backend": ({"distributed_backend": "mpi"}, "distributed_backend must be one of"),
+    "no processes": ({"num_processes": 0}, "num_processes should be a positive integer, got 0"),
+    "processes as text": ({"num_processes": "2"}, "num_processes should be a positive integer"),
+    "unknown backend": ({"distributed_backend": "mpi"}, "distributed_backend should be one of"),
     "k8s": ({"distributed_backend": "k8s"}, "PyTorchJob or torchrun"),
     "ccl": ({"process_group_backend": "ccl"}, "oneCCL"),
     "too few cores": (
@@ -403,13 +402,13 @@ WRONG = {
     "cores that are not there": ({"cpu_for_each_process": [[9999]]}, "of those that this one may"),
     "no cores": ({"cpu_for_each_process": [[]]}, "at least one core for each process"),
     "unknown precision": ({"precision": 8}, "precision must be None"),
-    "buckets": ({"bucket_cap_mb": -1}, "bucket_cap_mb must be a positive number of MB, not -1"),
-    "buckets as text": ({"bucket_cap_mb": "25"}, "bucket_cap_mb must be a positive number"),
+    "buckets": ({"bucket_cap_mb": -1}, "bucket_cap_mb should be a positive number, got -1"),
+    "buckets as text": ({"bucket_cap_mb": "25"}, "bucket_cap_mb should be a positive number"),
     "one algorithm": ({"algorithms": SelectiveBackprop()}, "algorithms must be a list of callback"),
     "no algorithm": ({"algorithms": [3]}, "algorithms must be a list of callbacks"),
     "tuning": ({"tune_process": "yes"}, "tune_process must be True or False"),
     "compiler": ({"inductor": 1}, "inductor must be True or False"),
-    "layout": ({"channels_last": "yes"}, "channels_last must be"),
+    "layout": ({"channels_last": "yes"}, "channels_last should be"),
     "warm-up that is no int": ({"auto_lr": {"warmup_epochs": 1.5}}, "warmup_epochs of auto_lr"),
     "auto_lr that is text": ({"auto_lr": "yes"}, "auto_lr must be"),
     "two strategies": ({"num_processes": 2, "strategy": "ddp"}, "strategy='ddp' contradicts"),
@@ -446,7 +445,7 @@ def test_names_of_lightning_1_are_translated():
 
 
 def test_use_ipex_is_accepted_and_says_what_it_means(caplog):
-    with caplog.at_level("WARNING", "bigdl.nano.pytorch.training.settings"):
+    with caplog.at_level("WARNING", "bigdl.nano.pytorch.training.options"):
         run = Trainer(1, True, logger=False)
     assert run.use_ipex is True
     assert "IPEX is discontinued" in caplog.text

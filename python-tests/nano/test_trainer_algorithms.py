@@ -88,9 +88,9 @@ def test_losses_are_computed_on_smaller_images():
     ("arguments", "said"),
     [
         ({"start": 0.9, "end": 0.5}, "0 <= start < end <= 1"),
-        ({"keep": 0}, "keep must be above 0"),
-        ({"scale_factor": 2}, "scale_factor must be above 0"),
-        ({"interrupt": -1}, "interrupt must be an int"),
+        ({"keep": 0}, "keep should be a number above 0"),
+        ({"scale_factor": 2}, "scale_factor should be a number above 0"),
+        ({"interrupt": -1}, "interrupt should be an integer"),
     ],
     ids=["moments", "keep", "scale", "interrupt"],
 )

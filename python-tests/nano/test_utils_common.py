@@ -11,7 +11,6 @@ import pytest
 from bigdl.common.cpu import Topology, isa_flags, topology, usable_cores
 from bigdl.common.errors import UsageError, WorkerError
 from bigdl.nano.utils import common
-from bigdl.nano.utils.common import packages, schedule
 
 # --- imports
 
@@ -134,7 +133,7 @@ def test_a_package_counts_when_it_is_installed(monkeypatch):
     assert common._inc_checker()
     assert common._onnxruntime_checker()
     assert common._openvino_checker()
-    assert not packages._is_installed("never_installed")
+    assert not common._is_installed("never_installed")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +142,7 @@ def test_a_package_counts_when_it_is_installed(monkeypatch):
 )
 def test_ipex_counts_only_beside_its_own_torch(monkeypatch, ipex, torch, fits):
     versions = {"intel_extension_for_pytorch": ipex, "torch": torch}
-    monkeypatch.setattr(packages, "_installed_version", versions.get)
+    monkeypatch.setattr(common, "_installed_version", versions.get)
     assert common._ipex_checker() is fits
 
 
@@ -159,7 +158,7 @@ MACHINE = Topology(
 @pytest.fixture
 def four_cores(monkeypatch):
     """Two sockets of two physical cores with hyperthreads."""
-    monkeypatch.setattr(schedule, "topology", lambda: MACHINE)
+    monkeypatch.setattr(common, "topology", lambda: MACHINE)
 
 
 def test_affinity_core_num_is_the_size_of_the_mask():

@@ -330,8 +330,8 @@ def test_missing_pets_are_fetched_only_on_demand(tmp_path, monkeypatch):
 
 
 WRONG = {
-    "split": ({"split": "all"}, "split must be"),
-    "target_types": ({"target_types": "breed"}, "target_types must be"),
+    "split": ({"split": "all"}, "split should be"),
+    "target_types": ({"target_types": "breed"}, "target_types should be"),
     "positional": ({"transform": "trainval"}, "by name"),
     "both": ({"transform": abs, "transforms": abs}, "not both"),
 }

@@ -342,8 +342,8 @@ def test_classifier_takes_a_head_and_a_criterion(images):
     ("backbone", "classes", "words"),
     [
         (nn.Identity, 2, r"Identity, has no get_output_size\(\).*pass `head`"),
-        (models.resnet18, 0, "num_classes must be an int of at least 1, but it is 0"),
-        (models.resnet18, "2", "num_classes must be an int .* '2'"),
+        (models.resnet18, 0, "num_classes should be a positive integer, got 0"),
+        (models.resnet18, "2", "num_classes should be a positive integer, got '2'"),
     ],
     ids=["backbone", "zero", "text"],
 )

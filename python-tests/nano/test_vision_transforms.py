@@ -9,10 +9,10 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.vision import transforms as T
-from bigdl.nano.pytorch.vision.transforms import draws
+from bigdl.nano.pytorch.vision.transforms import base
 from bigdl.nano.pytorch.vision.transforms import functional as F
 from bigdl.nano.pytorch.vision.transforms.base import is_random, is_thread_safe
-from bigdl.nano.pytorch.vision.transforms.sizes import size_that_suffices
+from bigdl.nano.pytorch.vision.transforms.geometry import size_that_suffices
 
 # The public names of torchvision.transforms.transforms.
 NAMES = (
@@ -349,9 +349,9 @@ def test_crops_of_corners_and_their_mirror_images(array):
 def test_a_thread_may_draw_from_a_generator_of_its_own(array):
     crop = T.RandomCrop(20)
     state = torch.get_rng_state()
-    with draws.drawing_from(7):
+    with base.seeded(7):
         one = crop(array)
-    with draws.drawing_from(7):
+    with base.seeded(7):
         again = crop(array)
     np.testing.assert_array_equal(one, again)
     assert torch.equal(torch.get_rng_state(), state)

@@ -626,7 +626,7 @@ def test_optimizer_versions_are_remembered(caplog):
     try:
         assert nncontext.get_optimizer_version() == "optimizerV2"
         assert "no effect" in caplog.text
-        with pytest.raises(UsageError, match="must be one of optimizerV1, optimizerV2"):
+        with pytest.raises(UsageError, match="should be one of 'optimizerV1', 'optimizerV2'"):
             nncontext.set_optimizer_version("V3")
     finally:
         nncontext.set_optimizer_version("optimizerV1")

@@ -5,10 +5,13 @@ They all come down to :func:`bigdl.orca.init_orca_context`; new programs call th
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec
 
+from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.context import (
     OrcaContext,
@@ -41,8 +44,8 @@ __all__ = [
 logger = logging.getLogger("bigdl.orca")
 
 ZooContext = OrcaContext
+P = ParamSpec("P")
 
-_OPTIMIZER_VERSIONS = ("optimizerV1", "optimizerV2")
 _optimizer_version = "optimizerV1"
 
 
@@ -98,6 +101,26 @@ def init_spark_on_local(
     return _start("local", **locals())
 
 
+def _with_driver_on_cluster(
+    function: Callable[P, SparkContext], cluster_mode: str
+) -> Callable[P, SparkContext]:
+    """Return a function of the same arguments that runs this program there, driver included."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def start(*args: P.args, **kwargs: P.kwargs) -> SparkContext:
+        arguments = signature.bind(*args, **kwargs)
+        arguments.apply_defaults()
+        return _start(cluster_mode, **arguments.arguments)
+
+    start.__name__ = start.__qualname__ = f"{function.__name__}_cluster"
+    start.__doc__ = f"""As :func:`{function.__name__}`, with the driver on the cluster, too.
+
+    See :func:`bigdl.orca.init_orca_context` with ``cluster_mode="{cluster_mode}"``.
+    """
+    return start
+
+
 def init_spark_on_yarn(
     hadoop_conf: str | None,
     conda_name: str | None,
@@ -124,30 +147,7 @@ def init_spark_on_yarn(
     return _start("yarn-client", **locals())
 
 
-def init_spark_on_yarn_cluster(
-    hadoop_conf: str | None,
-    conda_name: str | None,
-    num_executors: int,
-    executor_cores: int,
-    executor_memory: str = "2g",
-    driver_cores: int = 4,
-    driver_memory: str = "2g",
-    extra_executor_memory_for_ray: str | None = None,
-    extra_python_lib: str | None = None,
-    penv_archive: str | None = None,
-    additional_archive: str | None = None,
-    hadoop_user_name: str | None = None,
-    spark_yarn_archive: str | None = None,
-    spark_log_level: str = "WARN",
-    redirect_spark_log: bool = True,
-    jars: str | None = None,
-    conf: Mapping[str, str] | None = None,
-) -> SparkContext:
-    """Run this program on YARN, driver included.
-
-    See :func:`bigdl.orca.init_orca_context` with ``cluster_mode="yarn-cluster"``.
-    """
-    return _start("yarn-cluster", **locals())
+init_spark_on_yarn_cluster = _with_driver_on_cluster(init_spark_on_yarn, "yarn-cluster")
 
 
 def init_spark_standalone(
@@ -202,28 +202,7 @@ def init_spark_on_k8s(
     return _start("k8s-client", **locals())
 
 
-def init_spark_on_k8s_cluster(
-    master: str,
-    container_image: str,
-    num_executors: int,
-    executor_cores: int,
-    executor_memory: str = "2g",
-    driver_memory: str = "2g",
-    driver_cores: int = 4,
-    extra_executor_memory_for_ray: str | None = None,
-    extra_python_lib: str | None = None,
-    penv_archive: str | None = None,
-    spark_log_level: str = "WARN",
-    redirect_spark_log: bool = True,
-    jars: str | None = None,
-    conf: Mapping[str, str] | None = None,
-    python_location: str | None = None,
-) -> SparkContext:
-    """Run this program on Kubernetes, driver included.
-
-    See :func:`bigdl.orca.init_orca_context` with ``cluster_mode="k8s-cluster"``.
-    """
-    return _start("k8s-cluster", **locals())
+init_spark_on_k8s_cluster = _with_driver_on_cluster(init_spark_on_k8s, "k8s-cluster")
 
 
 def init_spark_conf(conf: Mapping[str, Any] | None = None) -> SparkConf:
@@ -263,11 +242,7 @@ def set_optimizer_version(optimizerVersion: str, bigdl_type: str = "float") -> N
         If it is neither ``"optimizerV1"`` nor ``"optimizerV2"``.
     """
     global _optimizer_version
-    if optimizerVersion not in _OPTIMIZER_VERSIONS:
-        raise UsageError(
-            f"optimizerVersion must be one of {', '.join(_OPTIMIZER_VERSIONS)}, "
-            f"but got {optimizerVersion!r}"
-        )
+    check_choice("optimizerVersion", optimizerVersion, ("optimizerV1", "optimizerV2"))
     _optimizer_version = optimizerVersion
     logger.warning("optimizerVersion: no effect, because optimizers run in Python.")
 

@@ -1,23 +1,4 @@
-"""The import path that programs for BigDL 2.x use for the preprocessing of nnframes."""
+"""Old import path of :mod:`bigdl.orca.learn.nnframes.preprocessing`."""
 
-from bigdl.orca.learn.nnframes.preprocessing import (
-    ArrayToTensor,
-    ChainedPreprocessing,
-    FeatureLabelPreprocessing,
-    MLlibVectorToTensor,
-    Preprocessing,
-    ScalarToTensor,
-    SeqToMultipleTensors,
-    SeqToTensor,
-)
-
-__all__ = [
-    "ArrayToTensor",
-    "ChainedPreprocessing",
-    "FeatureLabelPreprocessing",
-    "MLlibVectorToTensor",
-    "Preprocessing",
-    "ScalarToTensor",
-    "SeqToMultipleTensors",
-    "SeqToTensor",
-]
+from bigdl.orca.learn.nnframes.preprocessing import *  # noqa: F403
+from bigdl.orca.learn.nnframes.preprocessing import __all__ as __all__

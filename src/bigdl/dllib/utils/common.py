@@ -1,4 +1,4 @@
-"""What a program asks about the active Spark."""
+"""Questions of programs about the active Spark."""
 
 from __future__ import annotations
 

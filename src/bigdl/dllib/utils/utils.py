@@ -1,4 +1,4 @@
-"""What a program asks about its Python environment and machine."""
+"""Questions of programs about their Python environment and machine."""
 
 from __future__ import annotations
 

@@ -11,9 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.cli.options import make_parser
-from bigdl.nano.cli.session import changes, initialised
-from bigdl.nano.cli.shell import code, say, show
+from bigdl.nano.cli.environment import changes, code, initialised, make_parser, say, show
 
 __all__ = ["main"]
 

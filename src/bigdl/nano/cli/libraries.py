@@ -1,4 +1,4 @@
-"""Where a shared library lies that is to be loaded before all others."""
+"""Search of a shared library that is to be loaded before all others."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _in_linker_cache(name: str) -> Iterator[Path]:
 
 
 def _fits(library: Path) -> bool:
-    """Whether a file is a library for the processor and word size of this Python."""
+    """Return True if a file is a library for the processor and word size of this Python."""
     own = _elf_identity(Path(sys.executable))
     return own is not None and _elf_identity(library) == own
 

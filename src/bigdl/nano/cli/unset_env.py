@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from bigdl.nano.cli.session import STATE, changes, restored
-from bigdl.nano.cli.shell import code, say
+from bigdl.nano.cli.environment import STATE, changes, code, restored, say
 
 __all__ = ["main"]
 

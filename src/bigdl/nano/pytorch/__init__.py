@@ -1,16 +1,15 @@
 """Nano for PyTorch: the same model, faster."""
 
+from typing import TYPE_CHECKING
+
 from bigdl.nano.lazy_names import lazy_names
 
-_HOMES = {
-    "InferenceOptimizer": "bigdl.nano.pytorch.inference.optimizer",
-    "Pipeline": "bigdl.nano.pytorch.inference.pipeline",
-    "TorchNano": "bigdl.nano.pytorch.torch_nano",
-    "Trainer": "bigdl.nano.pytorch.trainer",
-    "nano": "bigdl.nano.pytorch.torch_nano",
-    "patch_torch": "bigdl.nano.pytorch.patching",
-    "unpatch_torch": "bigdl.nano.pytorch.patching",
-}
+if TYPE_CHECKING:
+    from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
+    from bigdl.nano.pytorch.inference.pipeline import Pipeline
+    from bigdl.nano.pytorch.patching import patch_torch, unpatch_torch
+    from bigdl.nano.pytorch.torch_nano import TorchNano, nano
+    from bigdl.nano.pytorch.trainer import Trainer
 
 __all__ = [
     "InferenceOptimizer",
@@ -22,4 +21,15 @@ __all__ = [
     "unpatch_torch",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "InferenceOptimizer": "bigdl.nano.pytorch.inference.optimizer",
+        "Pipeline": "bigdl.nano.pytorch.inference.pipeline",
+        "TorchNano": "bigdl.nano.pytorch.torch_nano",
+        "Trainer": "bigdl.nano.pytorch.trainer",
+        "nano": "bigdl.nano.pytorch.torch_nano",
+        "patch_torch": "bigdl.nano.pytorch.patching",
+        "unpatch_torch": "bigdl.nano.pytorch.patching",
+    },
+)

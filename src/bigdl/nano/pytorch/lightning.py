@@ -10,7 +10,7 @@ from torch import nn
 from torchmetrics import Metric
 
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.utils.pytorch.inspection import get_forward_args
+from bigdl.nano.utils.pytorch import get_forward_args
 
 __all__ = ["LightningModule"]
 

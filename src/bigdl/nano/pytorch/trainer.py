@@ -2,56 +2,57 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DataLoader
 
+from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
+from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.inference.switchable import SwitchableModel
 from bigdl.nano.pytorch.lightning import LightningModule
-from bigdl.nano.pytorch.training.arguments import (
+from bigdl.nano.pytorch.training.options import (
+    TrainingOptions,
     check_algorithms,
-    check_bucket,
     check_lightning_arguments,
     precision_of_plugin,
     translated,
 )
-from bigdl.nano.pytorch.training.auto_lr import AutoLr
-from bigdl.nano.pytorch.training.fitted import (
-    OfClassOrTrainer,
-    quantize_arguments,
-    quantize_source,
-)
 from bigdl.nano.pytorch.training.processes import Processes
-from bigdl.nano.pytorch.training.settings import Wishes
-from bigdl.nano.pytorch.training.strategies import ProcessesStrategy, SingleProcessStrategy
+from bigdl.nano.pytorch.training.strategies import (
+    AutoLr,
+    ProcessesStrategy,
+    SingleProcessStrategy,
+)
+
 from bigdl.tuning.spaces import Lazy, holds_lazy
+
+if TYPE_CHECKING:
+    import optuna
+
+    from bigdl.nano.automl.pytorch import HPOSearcher
 
 __all__ = ["Trainer"]
 
 _lightning = require("pytorch_lightning", "nano")
 
-_OF_TRIALS = frozenset(
-    (
-        "num_processes",
-        "use_ipex",
-        "distributed_backend",
-        "process_group_backend",
-        "cpu_for_each_process",
-        "channels_last",
-        "auto_lr",
-        "precision",
-        "fused_optimizers",
-        "tune_process",
-        "inductor",
-        "bucket_cap_mb",
-        "algorithms",
-    )
-)
+
+class _OfClassOrTrainer(staticmethod):
+    """A static method that gets the trainer it is called on, if any, as its keyword `trainer`."""
+
+    def __get__(self, trainer: Any, kind: type | None = None) -> Any:
+        function = super().__get__(trainer, kind)
+        if trainer is None:
+            return function
+        return functools.update_wrapper(functools.partial(function, trainer=trainer), function)
 
 
 class Trainer(_lightning.Trainer):
@@ -130,7 +131,8 @@ class Trainer(_lightning.Trainer):
         algorithms: Sequence[Any] | None = None,
         **kwargs: Any,
     ):
-        given = {name: value for name, value in locals().items() if name in _OF_TRIALS}
+        not_of_trials = ("self", "__class__", "use_hpo", "kwargs")
+        named = {name: value for name, value in locals().items() if name not in not_of_trials}
         processes = Processes.of(
             num_processes,
             distributed_backend,
@@ -138,16 +140,18 @@ class Trainer(_lightning.Trainer):
             cpu_for_each_process,
             tune_process,
         )
-        wishes = Wishes.of(precision, channels_last, fused_optimizers, use_ipex, inductor)
-        check_bucket(bucket_cap_mb)
+        options = TrainingOptions.of(precision, channels_last, fused_optimizers, use_ipex, inductor)
+        check_number("bucket_cap_mb", bucket_cap_mb, above=0)
         rates = AutoLr(auto_lr)
         kwargs = translated(kwargs)
         check_lightning_arguments(kwargs, processes.count)
-        self.hpo_arguments = {}
+        self.hpo_arguments: dict[str, Any] = {}
+        self.hposearcher: HPOSearcher | None = None
         if use_hpo:
             from bigdl.nano.automl.pytorch import HPOSearcher, trial_arguments
 
-            self.hpo_arguments = trial_arguments(given | kwargs)
+            self.hpo_arguments = trial_arguments(named | kwargs)
+            self.hposearcher = HPOSearcher(self)
         if algorithms:
             check_algorithms(algorithms)
             callbacks = kwargs.get("callbacks") or []
@@ -157,22 +161,20 @@ class Trainer(_lightning.Trainer):
         # Of several processes each tunes itself, and this one waits.
         self._is_tuned_here = processes.count == 1 and _is_on_cpu(kwargs)
         self._processes = processes
-        own_precision = precision_of_plugin(kwargs.get("plugins"))
-        given_precision = wishes.precision
-        if given_precision is None and own_precision is not None:
-            wishes = replace(wishes, precision=own_precision)
+        lightning_precision = options.precision
+        if options.precision is None:
+            options = replace(options, precision=precision_of_plugin(kwargs.get("plugins")))
         if processes.count > 1:
             kwargs["accelerator"] = "cpu"
-            kwargs["strategy"] = ProcessesStrategy(processes, wishes, rates, bucket_cap_mb)
+            kwargs["strategy"] = ProcessesStrategy(processes, options, rates, bucket_cap_mb)
         elif _is_on_cpu(kwargs) and kwargs.get("devices", "auto") in ("auto", 1):
             kwargs |= {"accelerator": "cpu", "devices": 1}
-            kwargs["strategy"] = SingleProcessStrategy(wishes)
-        super().__init__(precision=given_precision, **kwargs)
-        self.hposearcher = HPOSearcher(self) if use_hpo else None
+            kwargs["strategy"] = SingleProcessStrategy(options)
+        super().__init__(precision=lightning_precision, **kwargs)
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """What the last fit was trained with, as its report says; empty before."""
+        """Settings of the last fit, as its report says; empty before."""
         return getattr(self.strategy, "settings", ())
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
@@ -185,8 +187,8 @@ class Trainer(_lightning.Trainer):
         if not self._is_tuned_here:
             super().fit(*args, **kwargs)
             return
-        with self._processes.tuned_here() as said:
-            self.strategy.said = said
+        with self._processes.tuned_here() as report:
+            self.strategy.process_report = report
             super().fit(*args, **kwargs)
 
     def search(
@@ -257,7 +259,7 @@ class Trainer(_lightning.Trainer):
             model, resume, target_metric, mode, n_parallels, acceleration, input_sample, **kwargs
         )
 
-    def search_summary(self) -> Any:
+    def search_summary(self) -> optuna.Study | None:
         """Print the best trials of the last search; returns its ``optuna.Study``."""
         return None if self.hposearcher is None else self.hposearcher.search_summary()
 
@@ -306,8 +308,8 @@ class Trainer(_lightning.Trainer):
             raise UsageError(f"Model must be instance of nn.Module but got {type(model).__name__}")
         if not isinstance(model, _lightning.LightningModule):
             return LightningModule(model, loss, optimizer, scheduler, metrics)
-        given = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler, "metrics": metrics}
-        extra = [name for name, value in given.items() if value is not None]
+        parts = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler, "metrics": metrics}
+        extra = [name for name, value in parts.items() if value is not None]
         if extra:
             raise UsageError(
                 f"The model is a LightningModule, which has its own {' and '.join(extra)}; "
@@ -318,10 +320,10 @@ class Trainer(_lightning.Trainer):
     @staticmethod
     def trace(model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
         """As :meth:`InferenceOptimizer.trace`, which has taken its place."""
-        _say_deprecated("trace")
+        _warn_of_deprecation("trace")
         return InferenceOptimizer.trace(model, *args, **kwargs)
 
-    @OfClassOrTrainer
+    @_OfClassOrTrainer
     def quantize(
         model: torch.nn.Module,
         *args: Any,
@@ -348,13 +350,13 @@ class Trainer(_lightning.Trainer):
         -------
         Module
         """
-        arguments = quantize_arguments(model, args, kwargs, trainer)
+        arguments = _quantize_arguments(model, args, kwargs, trainer)
         if not onnx:
-            _say_deprecated("quantize")
+            _warn_of_deprecation("quantize")
             return InferenceOptimizer.quantize(**arguments)
         arguments.setdefault("accelerator", "onnxruntime")
         quantized = InferenceOptimizer.quantize(**arguments)
-        return SwitchableModel(model, quantized, quantize_source(arguments))
+        return SwitchableModel(model, quantized, _quantize_source(arguments))
 
     @staticmethod
     def save(model: torch.nn.Module, path: Any) -> None:
@@ -378,7 +380,7 @@ class Trainer(_lightning.Trainer):
         )
 
 
-def _say_deprecated(name: str) -> None:
+def _warn_of_deprecation(name: str) -> None:
     warnings.warn(
         f"Trainer.{name} is deprecated; use InferenceOptimizer.{name} of bigdl.nano.pytorch",
         DeprecationWarning,
@@ -387,7 +389,7 @@ def _say_deprecated(name: str) -> None:
 
 
 def _is_on_cpu(arguments: dict[str, Any]) -> bool:
-    """Whether Lightning would train on the CPU, by a strategy of its own choice."""
+    """Return True if Lightning would train on the CPU, by a strategy of its own choice."""
     if arguments.get("strategy", "auto") != "auto" or arguments.get("num_nodes", 1) != 1:
         return False
     accelerator = arguments.get("accelerator", "auto")
@@ -395,3 +397,47 @@ def _is_on_cpu(arguments: dict[str, Any]) -> bool:
         backends = (torch.cuda, torch.backends.mps)
         return not any(backend.is_available() for backend in backends)
     return accelerator == "cpu"
+
+
+def fitted_loader(trainer: Any) -> DataLoader | None:
+    """Return the loader of a trainer's last fit; None if it had none, or several."""
+    source = getattr(trainer.strategy, "fitted_on", None)
+    if hasattr(source, "train_dataloader"):  # a LightningModule or a LightningDataModule
+        # One that was set up in other processes may have none here.
+        with suppress(Exception):
+            source = source.train_dataloader()
+    return source if isinstance(source, DataLoader) else None
+
+
+def _quantize_arguments(
+    model: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any], trainer: Any = None
+) -> dict[str, Any]:
+    """Return the arguments of ``InferenceOptimizer.quantize`` by name.
+
+    Parameters
+    ----------
+    model, args, kwargs
+        As they were given.
+    trainer : Trainer, optional
+        The loader of its last fit is the calibration data, where some are of use and none are
+        given.
+    """
+    bound = inspect.signature(InferenceOptimizer.quantize).bind(model, *args, **kwargs)
+    arguments = {**bound.arguments, **bound.arguments.get("kwargs", {})}
+    arguments.pop("kwargs", None)
+    is_int8 = arguments.get("precision", "int8") == "int8"
+    if trainer is not None and is_int8 and _data_of(arguments) is None:
+        arguments["calib_data"] = fitted_loader(trainer)
+    return arguments
+
+
+def _quantize_source(arguments: Mapping[str, Any]) -> TorchSource:
+    """Return the model of such arguments, with whatever holds a sample of its input."""
+    named = arguments.get("example_kwarg_inputs")
+    sample = arguments.get("input_sample")
+    return TorchSource(arguments["model"], sample, named, _data_of(arguments))
+
+
+def _data_of(arguments: Mapping[str, Any]) -> Any:
+    data = arguments.get("calib_data")
+    return arguments.get("calib_dataloader") if data is None else data

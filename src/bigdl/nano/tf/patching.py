@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from bigdl.common.errors import UsageError
+from bigdl.common.checks import check_choice
 
 __all__ = ["patch_tensorflow", "unpatch_tensorflow"]
 
@@ -29,7 +28,9 @@ def patch_tensorflow(precision: str = "float32") -> None:
     UsageError
         If the precision is another.
     """
-    keras = _checked(precision)
+    check_choice("precision", precision, _PRECISIONS)
+    import keras
+
     if not _replaced:
         for module, name, value in _replacements():
             _replaced.append((module, name, getattr(module, name)))
@@ -50,19 +51,13 @@ def unpatch_tensorflow(precision: str = "float32") -> None:
     UsageError
         If the precision is another.
     """
-    keras = _checked(precision)
+    check_choice("precision", precision, _PRECISIONS)
+    import keras
+
     while _replaced:
         module, name, value = _replaced.pop()
         setattr(module, name, value)
     keras.config.set_dtype_policy(precision)
-
-
-def _checked(precision: str) -> Any:
-    if precision not in _PRECISIONS:
-        raise UsageError(
-            f"precision must be one of {', '.join(map(repr, _PRECISIONS))}, not {precision!r}"
-        )
-    return importlib.import_module("keras")
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
@@ -73,7 +68,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     from bigdl.nano.tf.keras.models import Model, Sequential
     from bigdl.nano.tf.optimizers import SparseAdam
 
-    found, seen = [], set()
+    replacements, seen = [], set()
     for home in (keras, tf.keras):
         for module, name, value in (
             (home, "Model", Model),
@@ -86,5 +81,5 @@ def _replacements() -> list[tuple[Any, str, Any]]:
             # Both homes may share a module, of which the original must be remembered.
             if (id(module), name) not in seen:
                 seen.add((id(module), name))
-                found.append((module, name, value))
-    return found
+                replacements.append((module, name, value))
+    return replacements

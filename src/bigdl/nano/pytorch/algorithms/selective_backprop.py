@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.pytorch.inference.source import evaluating
 
@@ -27,7 +28,7 @@ def should_selective_backprop(
     end: float = 0.9,
     interrupt: int = 2,
 ) -> bool:
-    """Whether a batch is pruned.
+    """Return True if a batch is pruned.
 
     Parameters
     ----------
@@ -125,11 +126,9 @@ class SelectiveBackprop(_lightning.Callback):
     ):
         if not 0 <= start < end <= 1:
             raise UsageError(f"0 <= start < end <= 1 must hold, not start={start!r}, end={end!r}")
-        for name, value in (("keep", keep), ("scale_factor", scale_factor)):
-            if not 0 < value <= 1:
-                raise UsageError(f"{name} must be above 0 and at most 1, but it is {value!r}")
-        if not isinstance(interrupt, int) or interrupt < 0:
-            raise UsageError(f"interrupt must be an int of at least 0, but it is {interrupt!r}")
+        check_number("keep", keep, above=0, most=1)
+        check_number("scale_factor", scale_factor, above=0, most=1)
+        check_integer("interrupt", interrupt, 0)
         self.start, self.end, self.keep = start, end, keep
         self.scale_factor, self.interrupt, self.loss_fn = scale_factor, interrupt, loss_fn
 
@@ -162,13 +161,13 @@ class SelectiveBackprop(_lightning.Callback):
     def _loss_of(self, module: Any) -> Callable[..., torch.Tensor]:
         names = ("loss", "criterion", "loss_fn")
         candidates = [self.loss_fn, *(getattr(module, name, None) for name in names)]
-        found = next((each for each in candidates if callable(each)), None)
-        if found is None:
+        loss_fn = next((each for each in candidates if callable(each)), None)
+        if loss_fn is None:
             raise UsageError(
                 "SelectiveBackprop needs the loss of each sample; pass loss_fn, e.g. "
                 "torch.nn.functional.cross_entropy"
             )
-        return found
+        return loss_fn
 
 
 def _part_done(trainer: Any, batch_idx: int) -> float:

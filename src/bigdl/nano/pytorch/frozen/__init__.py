@@ -12,10 +12,18 @@ layers). Where equal images give equal features, these can be computed once for 
 =========================  ======================================================================
 """
 
+from typing import TYPE_CHECKING
+
 from bigdl.nano.lazy_names import lazy_names
 
+if TYPE_CHECKING:
+    from bigdl.nano.pytorch.frozen.callback import FrozenPrefixCallback
+    from bigdl.nano.pytorch.frozen.features import CachedFeatures
+    from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix, accelerate_frozen_prefix
+    from bigdl.nano.pytorch.frozen.segment import Segment
+
 _HOMES = {
-    "CachedFeatures": "bigdl.nano.pytorch.frozen.cache",
+    "CachedFeatures": "bigdl.nano.pytorch.frozen.features",
     "FrozenPrefix": "bigdl.nano.pytorch.frozen.prefix",
     "FrozenPrefixCallback": "bigdl.nano.pytorch.frozen.callback",
     "Segment": "bigdl.nano.pytorch.frozen.segment",

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from bigdl.common.errors import UsageError, require
+from bigdl.nano.pytorch.frozen.features import BatchWatch, loader_of_features
 from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix, accelerate_frozen_prefix
 
 __all__ = ["FrozenPrefixCallback"]
@@ -64,8 +65,8 @@ class FrozenPrefixCallback(Callback):
         self.report: str | None = None
         self._undo: Callable[[], None] | None = None
         self._cached_in: int | None = None  # an epoch
-        self._to_watch = False
-        self._watch: Any = None
+        self._watch_next = False
+        self._watch: BatchWatch | None = None
 
     def setup(self, trainer, pl_module, stage) -> None:
         if stage != "fit":
@@ -93,37 +94,33 @@ class FrozenPrefixCallback(Callback):
         connector._prepare_dataloader, self._undo = prepare_features, undo
 
     def _with_features(self, trainer, loader: Any) -> Any:
-        from bigdl.nano.pytorch.frozen.feeding import fed_with_features
-
         if not _has_index(loader):
             return loader
         if self.prefix is None:
             self._accelerate(trainer, self._sample(loader), loader)
         with torch.random.fork_rng(devices=[]):  # as if nothing had been computed
-            fed = fed_with_features(trainer, self.prefix, loader, self.cache_dir)
-        self._to_watch = fed is not loader
-        self._cached_in = trainer.current_epoch if self._to_watch else None
+            fed = loader_of_features(trainer, self.prefix, loader, self.cache_dir)
+        self._watch_next = fed is not loader
+        self._cached_in = trainer.current_epoch if self._watch_next else None
         return fed
 
     def on_train_start(self, trainer, pl_module) -> None:
         if self.prefix is not None:  # it made features
-            self._tell(trainer)
+            self._report(trainer)
             return
         loader = trainer.train_dataloader
         sample = self._sample(loader)
         if sample is not None:
             self._accelerate(trainer, sample, loader)
-            self._tell(trainer)
+            self._report(trainer)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
         # Another iterator over data without an index could take rows away from the training.
         if self.prefix is None:
             self._accelerate(trainer, batch, trainer.train_dataloader)
-            self._tell(trainer)
-        if self._to_watch:
-            from bigdl.nano.pytorch.frozen.feeding import Watch
-
-            self._watch, self._to_watch = Watch(self.prefix, batch), False
+            self._report(trainer)
+        if self._watch_next:
+            self._watch, self._watch_next = BatchWatch(self.prefix, batch), False
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self._end_watch()
@@ -142,7 +139,7 @@ class FrozenPrefixCallback(Callback):
             self.prefix.notes.append("features are not cached: samples have no index")
 
     def _sample(self, loader: Any) -> Any:
-        """What the user gave, else some samples as a batch; None if they have no index."""
+        """Return what the user gave, else some samples as a batch; None if they have no index."""
         if self.sample is not None:
             return self.sample
         if not _has_index(loader):
@@ -152,7 +149,7 @@ class FrozenPrefixCallback(Callback):
             rows = [dataset[index] for index in range(min(_SAMPLE_ROWS, len(dataset)))]
             return (loader.collate_fn or default_collate)(rows)
 
-    def _tell(self, trainer) -> None:
+    def _report(self, trainer) -> None:
         from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
         self.report = self.prefix.report()
@@ -194,7 +191,7 @@ class FrozenPrefixCallback(Callback):
 
 
 def _has_index(loader: Any) -> bool:
-    """Whether a loader makes batches of samples that a dataset gives by their number."""
+    """Return True if a loader makes batches of samples that a dataset gives by their number."""
     dataset = getattr(loader, "dataset", None)
     if dataset is None or isinstance(dataset, IterableDataset):
         return False

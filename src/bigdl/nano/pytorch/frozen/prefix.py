@@ -1,4 +1,4 @@
-"""All frozen segments of a model, and the function that makes them fast."""
+"""The frozen segments of a model, and the function that makes them fast."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.method import Method
 from bigdl.nano.acceleration.options import BuildOptions, Calibration
 from bigdl.nano.acceleration.registry import find_method
+from bigdl.nano.pytorch.frozen.features import CachedFeatures
 from bigdl.nano.pytorch.frozen.segment import Segment
-from bigdl.nano.pytorch.frozen.tracing import Call, Finding, find_frozen, undisturbed
+from bigdl.nano.pytorch.frozen.tracing import Call, FrozenCalls, find_frozen, undisturbed
 from bigdl.nano.pytorch.inference.batches import batches_of, rows_of, split_batch
 from bigdl.nano.pytorch.inference.source import TorchSource
 
@@ -83,8 +85,7 @@ def accelerate_frozen_prefix(
     UsageError
         If an argument does not fit, or the model does not run on the sample.
     """
-    if precision not in _METHODS:
-        raise UsageError(f"precision must be one of {', '.join(_METHODS)}, not {precision!r}")
+    check_choice("precision", precision, _METHODS)
     if precision == "int8" and calib_data is None:
         raise UsageError("int8 needs calibration data; pass calib_data, e.g. the training loader")
     if metric is not None and precision != "int8":
@@ -121,21 +122,21 @@ class FrozenPrefix:
 
     def _find(self) -> tuple[list[Segment], list[tuple[str, str]]]:
         try:
-            finding = find_frozen(self.model, self._sample.args, self._sample.kwargs)
+            frozen = find_frozen(self.model, self._sample.args, self._sample.kwargs)
         except Exception as error:
             raise UsageError(
                 f"{type(self.model).__name__} does not run on the sample ({one_line(error)}); pass "
                 "a batch of its input as it is in training"
             ) from error
-        segments = self._that_change_nothing(finding)
-        self._starts_at_input = bool(finding.chains) and finding.is_argument(
-            finding.chains[0][0].input
+        segments = self._that_change_nothing(frozen)
+        self._starts_at_input = bool(frozen.chains) and frozen.is_argument(
+            frozen.chains[0][0].input
         )
-        return segments, finding.left_alone
+        return segments, frozen.left_alone
 
-    def _that_change_nothing(self, finding: Finding) -> list[Segment]:
-        """Segments with which the model gives what it gave; chains are taken apart if need be."""
-        chains = finding.chains
+    def _that_change_nothing(self, frozen: FrozenCalls) -> list[Segment]:
+        """Return segments that leave the result as it is; chains are taken apart if need be."""
+        chains = frozen.chains
         expected = self._result()
         segments = [_segment(chain) for chain in chains]
         if self._same(expected, segments):
@@ -149,7 +150,7 @@ class FrozenPrefix:
                     break
             else:
                 name = _segment(chain).name
-                finding.left_alone.append((name, "the model gives another result without it"))
+                frozen.left_alone.append((name, "the model gives another result without it"))
         return kept
 
     def _result(self) -> Any:
@@ -207,11 +208,11 @@ class FrozenPrefix:
         segment.use("eager", segment.eager)
 
     def _calibration(self, data: Any, sample_size: int) -> dict[Segment, list[torch.Tensor]]:
-        """What goes into each segment for the first rows of the data."""
+        """Return what goes into each segment for the first rows of the data."""
         seen: dict[Segment, list[torch.Tensor]] = {segment: [] for segment in self.segments}
         handles = [
             segment.modules[0].register_forward_pre_hook(
-                lambda module, given, rows=rows: rows.append(given[0].detach().clone())
+                lambda module, inputs, rows=rows: rows.append(inputs[0].detach().clone())
             )
             for segment, rows in seen.items()
         ]
@@ -237,8 +238,8 @@ class FrozenPrefix:
         self.attach()
         fast = float(metric(self.model))
         enough = plain - fast <= tolerance * abs(plain)
-        told = f"metric {plain:.4g} plain, {fast:.4g} in {self.precision}"
-        self.notes.append(f"{told}: {'kept' if enough else 'too much is lost, so bf16 is used'}")
+        figures = f"metric {plain:.4g} plain, {fast:.4g} in {self.precision}"
+        self.notes.append(f"{figures}: {'kept' if enough else 'too much is lost, so bf16 is used'}")
         if not enough:
             self.build("bf16", None)
 
@@ -259,8 +260,10 @@ class FrozenPrefix:
         self.segments, self.left_alone = self._find()
         self.build(*self._again)
 
-    def cached(self, dataset: Dataset, directory: str | os.PathLike, batch_size: int = 32):
-        """The dataset with the outputs of the segment instead of images, computed once.
+    def cached(
+        self, dataset: Dataset, directory: str | os.PathLike, batch_size: int = 32
+    ) -> CachedFeatures:
+        """Return the dataset with the outputs of the segment instead of images, computed once.
 
         The model takes them in place of its input.
 
@@ -283,8 +286,6 @@ class FrozenPrefix:
             If samples are drawn at random, or the model does not begin with a single segment
             whose results have another shape than its inputs.
         """
-        from bigdl.nano.pytorch.frozen.cache import CachedFeatures
-
         if not self.segments or not self._starts_at_input:
             raise UsageError("The model does not begin with a frozen segment:\n" + self.report())
         if not self.segments[0].takes_features():
@@ -292,13 +293,13 @@ class FrozenPrefix:
                 "Features can be cached only where their shape differs from an image's, but both "
                 f"are {tuple(self.segments[0].sample.shape[1:])}"
             )
-        kind = self.segments[0].output.dtype
-        if kind not in (torch.float32, torch.bfloat16, torch.float16):
-            raise UsageError(f"Features are kept in float32, which does not hold {kind}")
+        dtype = self.segments[0].output.dtype
+        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise UsageError(f"Features are kept in float32, which does not hold {dtype}")
         return CachedFeatures(self.segments[0], dataset, directory, batch_size)
 
     def report(self) -> str:
-        """What runs how, and why the rest does not."""
+        """Return what runs how, and why the rest does not."""
         lines = [
             f"{segment.name}: {segment.method}, relative error {segment.error:.2g}"
             + (f"; runs as written because {segment.reason}" if segment.reason else "")
@@ -311,7 +312,7 @@ class FrozenPrefix:
     def __enter__(self) -> FrozenPrefix:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

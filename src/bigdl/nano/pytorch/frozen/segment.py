@@ -1,27 +1,28 @@
-"""Consecutive frozen modules that run as one.
-
-The life of a segment: it is found, then built, then attached, which gives its modules a new
-``forward``; the first of them runs the whole segment and the others pass its result on. In each
-call it asks first whether its modules are still what they were. If not, they run as their author
-wrote them, and ``reason`` says why. ``detach`` takes the new ``forward`` away.
-"""
+"""A run of frozen modules that always compute the same, so that another runtime may run them."""
 
 from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-from bigdl.nano.pytorch.frozen.inert import modes_of
-
 __all__ = ["Segment"]
+
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+_RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.RNNBase, nn.MultiheadAttention)
 
 
 class Segment:
     """Consecutive frozen modules that run as one.
+
+    It is found, then built, then attached, which gives its modules a new ``forward``; the first of
+    them runs the whole segment and the others pass its result on. In each call it asks first
+    whether its modules are still what they were. If not, they run as their author wrote them, and
+    ``reason`` says why. ``detach`` takes the new ``forward`` away.
 
     Parameters
     ----------
@@ -61,16 +62,16 @@ class Segment:
 
     @property
     def name(self) -> str:
-        """The name of the first module, and of the last if there are more."""
+        """Return the name of the first module, and of the last if there are more."""
         return self.names[0] if len(self.names) == 1 else f"{self.names[0]} … {self.names[-1]}"
 
     @property
     def module(self) -> nn.Module:
-        """The modules as one."""
+        """Return the modules as one."""
         return self.modules[0] if len(self.modules) == 1 else nn.Sequential(*self.modules)
 
     def eager(self, x: torch.Tensor) -> torch.Tensor:
-        """The modules as written, without autograd."""
+        """Run the modules as written, without autograd."""
         with torch.no_grad():
             for module in self.modules:
                 x = plain_forward(module)(x)
@@ -81,9 +82,9 @@ class Segment:
         self.method, self._run = method, run
         self._remember()
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            expected, got = self.eager(self.sample), run(self.sample)
+            expected, result = self.eager(self.sample), run(self.sample)
             scale = torch.linalg.vector_norm(expected)
-            distance = torch.linalg.vector_norm(got - expected)
+            distance = torch.linalg.vector_norm(result - expected)
             self.error = float(distance / scale.clamp_min(1e-12))
 
     def _remember(self) -> None:
@@ -107,7 +108,7 @@ class Segment:
                 del module.forward
 
     def why_plain(self, x: torch.Tensor) -> str | None:
-        """Why the modules have to run as written on this input; None if they need not."""
+        """Return why the modules have to run as written on this input; None if they need not."""
         if x.requires_grad and torch.is_grad_enabled():
             return "its input needs a gradient"
         if x.dtype != self.sample.dtype or x.device != self.sample.device:
@@ -121,12 +122,12 @@ class Segment:
         return None
 
     def takes_features(self) -> bool:
-        """Whether its results can be told from its inputs by their shape."""
-        given, made = self.sample.shape[1:], self.output.shape[1:]
-        return len(made) > 0 and (len(given) != len(made) or given[0] != made[0])
+        """Return True if its results can be told from its inputs by their shape."""
+        image, features = self.sample.shape[1:], self.output.shape[1:]
+        return len(features) > 0 and (len(image) != len(features) or image[0] != features[0])
 
     def enter(self, x: torch.Tensor) -> torch.Tensor | None:
-        """The segment's result; None if the modules have to run as written."""
+        """Return the segment's result; None if the modules have to run as written."""
         self._last.result = None
         if self.takes_features() and x.shape[1:] == self.output.shape[1:]:
             self._last.result = x
@@ -139,7 +140,7 @@ class Segment:
         return self._last.result
 
     def passes(self, x: torch.Tensor) -> bool:
-        """Whether this is the result of the segment, so that a later module has nothing to do."""
+        """Return True for the result of the segment, so that a later module has nothing to do."""
         return x is getattr(self._last, "result", None)
 
 
@@ -149,10 +150,10 @@ class _Replaced:
     def __init__(self, segment: Segment, module: nn.Module):
         self.segment, self.module = segment, module
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return plain_forward, (self.module,)
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable:
         # A module is in the memo before its attributes are copied.
         return plain_forward(memo[id(self.module)])
 
@@ -169,5 +170,58 @@ class _Follower(_Replaced):
 
 
 def plain_forward(module: nn.Module) -> Callable:
-    """A module's ``forward`` as its class has it."""
+    """Return a module's ``forward`` as its class has it."""
     return types.MethodType(type(module).forward, module)
+
+
+def why_not_deterministic(module: nn.Module, name: str) -> str | None:
+    """Return why a module without trained parameters may not be replaced.
+
+    Parameters
+    ----------
+    module : Module
+    name : str
+        What the user calls it.
+
+    Returns
+    -------
+    str or None
+        One sentence; None if it always computes the same.
+    """
+    for inner, part in module.named_modules(prefix=name):
+        reason = _why_random(part)
+        if reason:
+            return f"{inner} ({type(part).__name__}) {reason}"
+    return None
+
+
+def _why_random(part: nn.Module) -> str | None:
+    if isinstance(part, _NORMS) and (part.training or part.running_mean is None):
+        if part.running_mean is None and not part.training:
+            return "has no running statistics, so an image's result depends on its batch"
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) or part.track_running_stats:
+            return "is in train mode, so its statistics follow the batches; call eval() on it"
+    if not part.training:
+        return None
+    if isinstance(part, _RANDOM) and getattr(part, "p", getattr(part, "dropout", 1)):
+        return "is in train mode, so it draws at random; call eval() on it"
+    if _of_user_and_reads_mode(part):
+        return "is in train mode and asks for its mode; call eval() on it"
+    return None
+
+
+def _of_user_and_reads_mode(part: nn.Module) -> bool:
+    if type(part).__module__.startswith("torch.nn."):
+        return False
+    code = getattr(type(part).forward, "__code__", None)
+    return code is None or "training" in code.co_names
+
+
+def modes_of(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, bool]]:
+    """Return the modules whose mode matters, and the modes that they have."""
+    return [
+        (part, part.training)
+        for module in modules
+        for part in module.modules()
+        if isinstance(part, _NORMS + _RANDOM) or _of_user_and_reads_mode(part)
+    ]

@@ -12,13 +12,12 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
-from bigdl.nano.pytorch.frozen.inert import why_not_inert
-
-__all__ = ["Call", "Finding", "find_frozen", "undisturbed"]
+from bigdl.nano.pytorch.frozen.segment import why_not_deterministic
 
 
 @dataclass(eq=False)
@@ -34,8 +33,8 @@ class Call:
 
 
 @dataclass
-class Finding:
-    """What a run has shown.
+class FrozenCalls:
+    """The frozen modules that a run has shown.
 
     Attributes
     ----------
@@ -44,7 +43,7 @@ class Finding:
     left_alone : list of (str, str)
         Name of a frozen module, and why it cannot be replaced.
     arguments : list of Tensor
-        What the model was called with.
+        Of the model's call.
     """
 
     chains: list[list[Call]]
@@ -52,7 +51,7 @@ class Finding:
     arguments: list[torch.Tensor]
 
     def is_argument(self, tensor: torch.Tensor | None) -> bool:
-        """Whether the model itself was called with this tensor."""
+        """Return True if the model itself was called with this tensor."""
         return any(tensor is argument for argument in self.arguments)
 
 
@@ -70,7 +69,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                         buffer.copy_(before)
 
 
-def find_frozen(model: nn.Module, args: tuple, kwargs: dict) -> Finding:
+def find_frozen(model: nn.Module, args: tuple, kwargs: dict) -> FrozenCalls:
     """Run a model in the modes that it is in, and find what is frozen.
 
     Parameters
@@ -82,9 +81,9 @@ def find_frozen(model: nn.Module, args: tuple, kwargs: dict) -> Finding:
     """
     root = _record(model, args, kwargs)
     counts = Counter(id(call.module) for call in _all(root))
-    finding = Finding([], [], [x for x in (*args, *kwargs.values()) if torch.is_tensor(x)])
-    _collect(root, counts, finding)
-    return finding
+    frozen = FrozenCalls([], [], [x for x in (*args, *kwargs.values()) if torch.is_tensor(x)])
+    _collect(root, counts, frozen)
+    return frozen
 
 
 def _record(model: nn.Module, args: tuple, kwargs: dict) -> Call:
@@ -93,7 +92,7 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Call:
     stack = [Call("", nn.Identity(), inner=[])]
     handles = []
 
-    def before(module, given, named):
+    def before(module: nn.Module, given: tuple, named: dict[str, Any]) -> None:
         call = root if module is model else Call(names[module], module)
         tensors = [x for x in (*given, *named.values()) if torch.is_tensor(x)]
         call.input = tensors[0] if len(tensors) == len(given) == 1 and not named else None
@@ -101,7 +100,7 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Call:
         stack[-1].inner.append(call)
         stack.append(call)
 
-    def after(module, given, result):
+    def after(module: nn.Module, given: tuple, result: Any) -> None:
         stack.pop().output = result if torch.is_tensor(result) else None
 
     try:
@@ -122,31 +121,31 @@ def _all(call: Call) -> Iterator[Call]:
         yield from _all(inner)
 
 
-def _collect(parent: Call, counts: Counter, finding: Finding) -> None:
+def _collect(parent: Call, counts: Counter, frozen: FrozenCalls) -> None:
     """Add the chains among the calls that a module makes, and within those that are trained."""
     chain: list[Call] = []
     for call in parent.inner:
         trained = any(parameter.requires_grad for parameter in call.module.parameters())
-        reason = None if trained else _why_not(call, counts)
+        reason = None if trained else _why_not_replaceable(call, counts)
         watched = _is_watched(call.module)
         if trained or reason or watched or (chain and chain[-1].output is not call.input):
-            _close(chain, finding)
+            _close(chain, frozen)
             chain = []
         if trained:
-            _collect(call, counts, finding)
+            _collect(call, counts, frozen)
         elif reason is None and watched:
-            _close([call], finding)  # its own hooks see what they saw, neighbours' would not
+            _close([call], frozen)  # its own hooks see what they saw, neighbours' would not
         elif reason is None:
             chain.append(call)
         elif _layers_with_weights([call]):
-            finding.left_alone.append((call.name, reason))
-    _close(chain, finding)
+            frozen.left_alone.append((call.name, reason))
+    _close(chain, frozen)
 
 
-def _close(chain: list[Call], finding: Finding) -> None:
+def _close(chain: list[Call], frozen: FrozenCalls) -> None:
     """Add a chain, unless it is a single layer: the way into another runtime costs more."""
     if _layers_with_weights(chain) > 1:
-        finding.chains.append(chain)
+        frozen.chains.append(chain)
 
 
 def _layers_with_weights(calls: list[Call]) -> int:
@@ -154,11 +153,11 @@ def _layers_with_weights(calls: list[Call]) -> int:
     return sum(bool(part._parameters) for part in parts)
 
 
-def _why_not(call: Call, counts: Counter) -> str | None:
-    """Why a frozen module cannot be replaced; None if it can."""
+def _why_not_replaceable(call: Call, counts: Counter) -> str | None:
+    """Return why a frozen module cannot be replaced; None if it can."""
     if call.tracked:
         return "gradients flow through its input to modules before it"
-    reason = why_not_inert(call.module, call.name)
+    reason = why_not_deterministic(call.module, call.name)
     if reason is not None:
         return reason
     if counts[id(call.module)] > 1:
@@ -172,14 +171,14 @@ def _why_not(call: Call, counts: Counter) -> str | None:
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Whether a module has hooks of the user's; those of Nano's own training do not mind."""
+    """Return True if a module has hooks of the user's; those of Nano's own training do not mind."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
     return any(
         not _owner_of(hook).startswith("bigdl.nano.") for each in hooks for hook in each.values()
     )
 
 
-def _owner_of(hook) -> str:
-    """The module in which the class of a bound method is, or the function."""
+def _owner_of(hook: Any) -> str:
+    """Return the module in which the class of a bound method is, or the function."""
     owner = getattr(hook, "__self__", None)
     return str(getattr(hook if owner is None else type(owner), "__module__", ""))

@@ -1,1 +1,1 @@
-"""What Nano's Trainer, TorchNano and nano share: processes, settings that make steps faster."""
+"""Processes and faster steps, which Nano's Trainer, TorchNano and nano share."""

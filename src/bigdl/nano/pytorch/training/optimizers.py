@@ -1,4 +1,4 @@
-"""What training does to the user's optimizers and learning rates."""
+"""Fused optimizers and scaled learning rates: changes of the user's optimizers in training."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def scale_schedule(scheduler: Any, factor: int) -> None:
 
 
 def warmup_factor(step: int, length: int, processes: int) -> float:
-    """What multiplies a rate in warm-up: ``1 / processes`` at step 0, and 1 at `length`."""
+    """Return the factor of a rate in warm-up: ``1 / processes`` at step 0, and 1 at `length`."""
     start = 1 / processes
     return min(1.0, (1 - start) * step / length + start)
 

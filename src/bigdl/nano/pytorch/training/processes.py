@@ -9,6 +9,7 @@ the loopback interface.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -18,29 +19,34 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import torch
+import torch.distributed as dist
 
-from bigdl.common.cpu import usable_cores
-from bigdl.common.errors import UsageError, WorkerError, require
+from bigdl.common.checks import check_choice, check_positive
+from bigdl.common.cpu import core_count, usable_cores
+from bigdl.common.errors import UsageError, WorkerError, WorkerLost, require
 from bigdl.common.memory import glibc_tunables, tune_allocator
 from bigdl.common.scratch import scratch_directory
-from bigdl.nano.pytorch.patching.state import Patches
-from bigdl.nano.runtime.keeping import release_memory
-from bigdl.nano.runtime.tuning import tuned_fit
-from bigdl.runtime.launch import launch
+from bigdl.nano.pytorch.patching import Patches
+from bigdl.nano.pytorch.training.options import check_bool
+from bigdl.nano.runtime import release_memory, tuned_fit
+from bigdl.runtime.launch import cause_of_end, launch, worker_shares
 
 __all__ = ["BACKENDS", "Processes"]
 
 BACKENDS = ("subprocess", "spawn", "fork", "ray")
 _MEETING_POINT = "meeting-point"
+_GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 
 
 @dataclass(frozen=True)
 class Processes:
-    """How many processes train, and how they are started.
+    """Number of the processes that train, and the way in which they are started.
 
     Attributes
     ----------
@@ -75,28 +81,25 @@ class Processes:
         UsageError
             If an argument is wrong, or one cannot apply.
         """
-        count = 1 if num_processes is None else num_processes
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise UsageError(f"num_processes must be an int of at least 1, but it is {count!r}")
+        count = check_positive("num_processes", 1 if num_processes is None else num_processes)
         _check_backend(distributed_backend)
         if process_group_backend not in (None, "gloo"):
             raise UsageError(
                 f"process_group_backend must be None or 'gloo', not {process_group_backend!r}: "
                 "oneCCL's bindings for PyTorch are discontinued"
             )
-        if not isinstance(tune_process, bool):
-            raise UsageError(f"tune_process must be True or False, not {tune_process!r}")
+        check_bool("tune_process", tune_process)
         cores = cpu_for_each_process
         if cores is not None:
             _check_cores(cores, count, everywhere=distributed_backend == "ray")
         return cls(count, distributed_backend, cores, tune_process)
 
     def tuned_here(self) -> AbstractContextManager[list[str]]:
-        """:func:`~bigdl.nano.runtime.tuning.tuned_fit` of a training in this process alone."""
+        """:func:`~bigdl.nano.runtime.tuned_fit` of a training in this process alone."""
         return tuned_fit(tuned=self.tuned, cores=self.cores[0] if self.cores else None)
 
-    def told(self, bucket_cap_mb: float) -> list[str]:
-        """What holds in one of several processes, in a few words each."""
+    def describe(self, bucket_cap_mb: float) -> list[str]:
+        """Return what holds in one of several processes, in a few words each."""
         allocator = ["tuned allocator"] if self.tuned and glibc_tunables() else []
         threads = f"{self.count} processes × {torch.get_num_threads()} threads"
         return [*allocator, threads, f"gradients by {bucket_cap_mb:g} MB"]
@@ -125,16 +128,12 @@ class Processes:
             # The patches come first: they are in force before anything else is unpickled.
             order = (Patches.of_this_process(), self.count, str(room), self.tuned, fn, args)
             if self.backend == "fork":
-                from bigdl.nano.pytorch.training.forked import run_forked
-
-                return run_forked(_work, self.count, order, self.cores)
+                return _run_forked(self.count, order, self.cores)
             if self.backend == "ray":
-                from bigdl.nano.pytorch.training.on_ray import run_on_ray
-
-                return run_on_ray(_work, self.count, order, self.cores, _environment())
+                return _run_on_ray(self.count, order, self.cores)
             return launch(_work, self.count, order, cores=self.cores, env=_environment())
         except WorkerError as error:
-            original = _original(room, error)
+            original = _saved_error(room, error)
             if original is None:
                 raise
             raise original from None
@@ -142,25 +141,27 @@ class Processes:
             shutil.rmtree(room, ignore_errors=True)
 
 
-def _check_cores(given: Any, count: int, *, everywhere: bool) -> None:
+def _check_cores(cores: Any, count: int, *, everywhere: bool) -> None:
     """Refuse what is no list of cores for each process; `everywhere`: they may be elsewhere."""
-    lists = isinstance(given, list | tuple) and all(isinstance(own, list | tuple) for own in given)
-    named = [core for own in given for core in own] if lists else [None]
+    lists = isinstance(cores, list | tuple) and all(
+        isinstance(each, list | tuple) for each in cores
+    )
+    named = [core for share in cores for core in share] if lists else [None]
     if not all(isinstance(core, int) and not isinstance(core, bool) for core in named):
         raise UsageError(
             "cpu_for_each_process must be a list with a list of core numbers for each process, not "
-            f"{given!r}"
+            f"{cores!r}"
         )
-    if len(given) != count:
+    if len(cores) != count:
         raise UsageError(
             f"cpu_for_each_process must name the cores of each of {count} processes "
-            f"(num_processes), but it has {len(given)} entries"
+            f"(num_processes), but it has {len(cores)} entries"
         )
     usable = usable_cores()
     missing = sorted(set(named) - set(usable))
-    if not all(given) or (missing and not everywhere):
+    if not all(cores) or (missing and not everywhere):
         raise UsageError(
-            f"cpu_for_each_process={given!r} must name at least one core for each process, of "
+            f"cpu_for_each_process={cores!r} must name at least one core for each process, of "
             f"those that this one may use, {usable}"
         )
 
@@ -171,15 +172,13 @@ def _check_backend(name: str) -> None:
             "distributed_backend='k8s' has no launcher of its own any more; start the program by a "
             "PyTorchJob or torchrun with Lightning's strategy='ddp' instead"
         )
-    if name not in BACKENDS:
-        names = ", ".join(map(repr, BACKENDS))
-        raise UsageError(f"distributed_backend must be one of {names}, not {name!r}")
+    check_choice("distributed_backend", name, BACKENDS)
     if name == "ray":
         require("ray", "ray")
 
 
 def _environment() -> dict[str, str]:
-    """Variables of the workers, but for those that the user has set."""
+    """Return variables of the workers, but for those that the user has set."""
     # Else DDP writes for each of them that all parameters were used, which is as it should be.
     wanted = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TF_CPP_MIN_LOG_LEVEL": "2"}
     names = {name for _, name in socket.if_nameindex()}
@@ -198,21 +197,21 @@ def _work(
     fn: Callable[..., Any],
     args: tuple,
 ) -> Any:
-    """What each process does; it is patched already."""
+    """Run `fn` in a process that is patched already."""
     if tuned:
         tune_allocator()
-    _become(rank)
+    _set_rank_of_lightning(rank)
     try:
-        _meet(rank, count, Path(room))
+        _join_group(rank, count, Path(room))
         result = fn(rank, *args)
     except Exception as error:
-        _leave_note(Path(room), rank, error)
+        _save_error(Path(room), rank, error)
         raise
-    _part()
+    _leave_group()
     return result
 
 
-def _become(rank: int) -> None:
+def _set_rank_of_lightning(rank: int) -> None:
     """Tell Lightning, if it is used, before it says anything in this process."""
     if "pytorch_lightning" not in sys.modules:
         return
@@ -222,25 +221,19 @@ def _become(rank: int) -> None:
     rank_zero_only.rank = of_fabric.rank = rank
 
 
-def _meet(rank: int, count: int, room: Path) -> None:
-    import torch.distributed as dist
-
+def _join_group(rank: int, count: int, room: Path) -> None:
     store = dist.FileStore(str(room / _MEETING_POINT), count)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
 
 
-def _part() -> None:
+def _leave_group() -> None:
     """Leave the group together: gloo's sockets must not close while a peer still reads."""
-    import torch.distributed as dist
-
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _leave_note(room: Path, rank: int, error: Exception) -> None:
+def _save_error(room: Path, rank: int, error: Exception) -> None:
     """Keep an exception for the parent, which is told only its text."""
-    import cloudpickle
-
     frames = error.__traceback__.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
     with suppress(Exception):  # what cannot be pickled is told as text
@@ -249,7 +242,7 @@ def _leave_note(room: Path, rank: int, error: Exception) -> None:
         (room / f"error-{rank}").write_bytes(content)
 
 
-def _original(room: Path, error: WorkerError) -> Exception | None:
+def _saved_error(room: Path, error: WorkerError) -> Exception | None:
     try:
         original, text = pickle.loads((room / f"error-{error.rank}").read_bytes())
     except Exception:
@@ -258,3 +251,120 @@ def _original(room: Path, error: WorkerError) -> Exception | None:
         return None
     original.add_note(f"In process {error.rank} of the training:\n{text}")
     return original
+
+
+def _outcome(
+    cores: Sequence[int], threads: int, work: Callable[..., Any], rank: int, order: tuple
+) -> bytes:
+    """Run one worker; return the pickle of (True, result) or (False, (class, traceback))."""
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(threads)
+    try:
+        return cloudpickle.dumps((True, work(rank, *order)))
+    except BaseException as error:
+        frames = error.__traceback__.tb_next
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        return pickle.dumps((False, (type(error).__name__, text)))
+
+
+def _result(rank: int, outcome: bytes) -> Any:
+    succeeded, content = pickle.loads(outcome)
+    if not succeeded:
+        raise WorkerError(rank, *content)
+    return content
+
+
+def _run_forked(count: int, order: tuple, cores: Sequence[Sequence[int]] | None) -> list[Any]:
+    """Call `_work` in `count` copies of this process, where that is safe: nothing is pickled.
+
+    A copy has only the thread that made it. Locks that other threads held stay locked in it for
+    ever, and OpenMP waits for threads that it does not have, so a process that has started any is
+    refused.
+    """
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        raise UsageError(
+            f"distributed_backend='fork' copies this process, which has {threads} threads, and the "
+            "copies would hang; use 'subprocess', or start the program with OMP_NUM_THREADS=1 and "
+            "OPENBLAS_NUM_THREADS=1"
+        )
+    context = multiprocessing.get_context("fork")
+    copies, pipes = [], []
+    try:
+        for rank, share in enumerate(worker_shares(count, cores)):
+            pipe, far_end = context.Pipe(duplex=False)
+            copy = context.Process(
+                target=lambda end, *args: end.send_bytes(_outcome(*args)),
+                args=(far_end, *share, _work, rank, order),
+                daemon=True,
+            )
+            copy.start()
+            far_end.close()
+            copies.append(copy)
+            pipes.append(pipe)
+        results: dict[int, Any] = {}
+        while len(results) < count:
+            for pipe in wait([pipe for rank, pipe in enumerate(pipes) if rank not in results]):
+                rank = pipes.index(pipe)
+                try:
+                    results[rank] = _result(rank, pipe.recv_bytes())
+                except EOFError:
+                    copies[rank].join(_GRACE)
+                    cause = cause_of_end(copies[rank].exitcode or 0)
+                    raise WorkerLost(f"worker {rank} {cause}") from None
+        return [results[rank] for rank in range(count)]
+    finally:
+        for copy in copies:
+            copy.terminate()
+        for copy in copies:
+            copy.join(_GRACE)
+            copy.kill()
+            copy.join()
+        for pipe in pipes:
+            pipe.close()
+
+
+def _run_on_ray(count: int, order: tuple, cores: Sequence[Sequence[int]] | None) -> list[Any]:
+    """Call `_work` in `count` tasks of Ray: one that runs already, else one for the call."""
+    ray = require("ray", "ray")
+    started = not ray.is_initialized()
+    if started:
+        slots = max(count, core_count())
+        ray.init(num_cpus=slots, include_dashboard=False, logging_level="error")
+    references: list[Any] = []
+    try:
+        content = ray.put(cloudpickle.dumps((_work, order)))
+        # A process that has trained ends: another may not take over its group and its cores.
+        task = ray.remote(num_cpus=1, max_retries=0, max_calls=1)(_ray_task)
+        for rank, share in enumerate(worker_shares(count, cores)):
+            references.append(task.remote(content, rank, share, sys.path, _environment()))
+        results: dict[int, Any] = {}
+        waiting = list(references)
+        while waiting:
+            done, waiting = ray.wait(waiting)
+            for reference in done:
+                rank = references.index(reference)
+                try:
+                    outcome = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    raise WorkerLost(f"worker {rank} was lost by Ray: {error}") from error
+                results[rank] = _result(rank, outcome)
+        return [results[rank] for rank in range(count)]
+    finally:
+        for reference in references:
+            ray.cancel(reference, force=True)
+        if started:
+            ray.shutdown()
+
+
+def _ray_task(
+    content: bytes,
+    rank: int,
+    share: tuple[list[int], int],
+    path: list[str],
+    environment: dict[str, str],
+) -> bytes:
+    os.environ.update(environment)
+    sys.path[:] = [*dict.fromkeys([*path, *sys.path])]
+    work, order = pickle.loads(content)
+    return _outcome(*share, work, rank, order)

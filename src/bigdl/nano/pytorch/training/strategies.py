@@ -1,31 +1,154 @@
-"""How Lightning's Trainer runs with Nano's settings: in this process, or in several.
+"""Strategies of Lightning's Trainer with Nano's settings: in this process, or in several.
 
 A strategy of Lightning says where the model lies and how gradients meet; the launcher that belongs
 to it says in which processes the fit runs. Both strategies apply the same settings
-(:class:`FastSteps`) between the set-up of a fit and its end.
+(:class:`FastSteps`) between the set-up of a fit and its end. After a fit in several processes,
+trainer and model are as if it had run here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
-from pytorch_lightning.trainer.states import TrainerFn
+from lightning_fabric.utilities.seed import _collect_rng_states, _set_rng_states, reset_seed
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.overrides.distributed import UnrepeatedDistributedSamplerWrapper
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from pytorch_lightning.strategies.launchers.launcher import _Launcher
+from pytorch_lightning.trainer.states import RunningStage, TrainerFn
+from pytorch_lightning.utilities.data import _is_dataloader_shuffled, _update_dataloader
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
+from pytorch_lightning.utilities.types import LRSchedulerConfig
+from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
-from bigdl.nano.pytorch.training.auto_lr import AutoLr
+from bigdl.common.checks import check_integer
+from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.training.group import LocalGroup
-from bigdl.nano.pytorch.training.launcher import FitLauncher
-from bigdl.nano.pytorch.training.optimizers import scale_rates
+from bigdl.nano.pytorch.training.optimizers import scale_rates, scale_schedule, warmup_factor
+from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.processes import Processes
-from bigdl.nano.pytorch.training.settings import FastSteps, Wishes
+from bigdl.nano.pytorch.training.shared_objects import Changes, ObjectRegistry
+from bigdl.nano.pytorch.training.steps import FastSteps
 
-__all__ = ["ProcessesStrategy", "SingleProcessStrategy"]
+__all__ = ["AutoLr", "ProcessesStrategy", "SingleProcessStrategy"]
+
+_OF_LIGHTNING = frozenset(vars(LightningModule()))
 
 
-class _Fast:
+class AutoLr:
+    """Learning rates for the larger batch of several processes: the argument ``auto_lr``.
+
+    Rates are multiplied by the number of processes. They grow to that during the first tenth of
+    all epochs, or of all steps where a tenth is less than an epoch, unless the user has schedulers
+    of her own.
+
+    Parameters
+    ----------
+    auto_lr : bool or dict
+        The dict may name ``"warmup_epochs"``.
+
+    Raises
+    ------
+    UsageError
+        If it is neither, or the epochs are no int of at least 0.
+    """
+
+    def __init__(self, auto_lr: bool | dict):
+        if not isinstance(auto_lr, (bool, dict)):
+            raise UsageError(
+                "auto_lr must be True, False or a dict such as {'warmup_epochs': 3}, "
+                f"not {auto_lr!r}"
+            )
+        options = auto_lr if isinstance(auto_lr, dict) else {}
+        unknown = [name for name in options if name != "warmup_epochs"]
+        if unknown:
+            names = ", ".join(map(repr, unknown))
+            warnings.warn(
+                f"auto_lr takes 'warmup_epochs' only; {names} has no effect",
+                stacklevel=4,
+            )
+        epochs = options.get("warmup_epochs")
+        if epochs is not None:
+            check_integer("warmup_epochs of auto_lr", epochs, 0)
+        self._enabled = auto_lr is not False
+        self._epochs = epochs
+        self._report: list[str] = []
+
+    def apply(self, trainer: Trainer, strategy: Strategy) -> None:
+        """Scale the rates of a strategy's optimizers, and warm them up."""
+        count = strategy.world_size
+        self._report = []
+        if not self._enabled or count == 1 or not strategy.optimizers:
+            return
+        scale_rates(strategy.optimizers, count)
+        self._report = [f"learning rates × {count}"]
+        if strategy.lr_scheduler_configs:
+            for config in strategy.lr_scheduler_configs:
+                scale_schedule(config.scheduler, count)
+            warnings.warn(
+                "The model has schedulers of its own: auto_lr multiplies learning rates by the "
+                f"number of processes ({count}) and does not warm them up",
+                stacklevel=2,
+            )
+            return
+        interval, length = self._warmup(trainer)
+        if length:
+            self._warm_up(trainer, strategy, interval, length, count)
+            self._report = [f"learning rates × {count} after a warm-up of {length} {interval}s"]
+
+    def describe(self) -> list[str]:
+        """Return what was done, for the report."""
+        return self._report
+
+    def _warmup(self, trainer: Trainer) -> tuple[str, int]:
+        if self._epochs is not None:
+            return "epoch", self._epochs
+        epochs = trainer.max_epochs
+        if epochs is not None and epochs >= 10:
+            return "epoch", epochs // 10
+        steps = trainer.estimated_stepping_batches
+        return "step", 0 if steps == float("inf") else int(steps) // 10
+
+    @staticmethod
+    def _warm_up(
+        trainer: Trainer, strategy: Strategy, interval: str, length: int, count: int
+    ) -> None:
+        factor = functools.partial(warmup_factor, length=length, processes=count)
+        schedulers = [
+            torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+            for optimizer in strategy.optimizers
+        ]
+        strategy.lr_scheduler_configs = [
+            LRSchedulerConfig(scheduler, name="auto_lr", interval=interval)
+            for scheduler in schedulers
+        ]
+        if not trainer.lightning_module.automatic_optimization:
+            # The loop of such a module steps no scheduler.
+            trainer.callbacks.append(_ManualWarmUp(schedulers, interval))
+
+
+class _ManualWarmUp(Callback):
+    def __init__(self, schedulers: list[Any], interval: str):
+        self._schedulers, self._interval = schedulers, interval
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self._step("step")
+
+    def on_train_epoch_end(self, *args: Any) -> None:
+        self._step("epoch")
+
+    def _step(self, interval: str) -> None:
+        if interval == self._interval:
+            for scheduler in self._schedulers:
+                scheduler.step()
+
+
+class _FastStrategy(Strategy):
     """Settings around the fits of a strategy.
 
     Attributes
@@ -34,21 +157,21 @@ class _Fast:
         What the batches of the last fit came from.
     """
 
-    wishes: Wishes
+    options: TrainingOptions
     steps: FastSteps | None = None
     fitted_on: Any = None
     settings: tuple[str, ...] = ()
-    said: Sequence[str] = ()  # of the process
+    process_report: Sequence[str] = ()
 
-    def setup(self, trainer) -> None:
+    def setup(self, trainer: Trainer) -> None:
         # Before optimizers are made and gradients get their buckets.
         if trainer.state.fn == TrainerFn.FITTING:
-            self.steps = FastSteps(self.wishes, self.lightning_module)
+            self.steps = FastSteps(self.options, self.lightning_module)
             self.fitted_on = trainer.fit_loop._data_source.instance
         super().setup(trainer)
         if self.steps is not None:
             self.steps.optimizers(self.optimizers)
-            self.settings = (*self.steps.report, *self._told())
+            self.settings = (*self.steps.report, *self._describe())
             rank_zero_info(f"Nano trains with {', '.join(self.settings)}")
 
     def batch_to_device(self, batch: Any, device=None, dataloader_idx: int = 0) -> Any:
@@ -66,25 +189,25 @@ class _Fast:
             self.steps = None
         super().teardown()
 
-    def _told(self) -> list[str]:
-        return [*self.said, f"{torch.get_num_threads()} threads"]
+    def _describe(self) -> list[str]:
+        return [*self.process_report, f"{torch.get_num_threads()} threads"]
 
 
-class SingleProcessStrategy(_Fast, SingleDeviceStrategy):
+class SingleProcessStrategy(_FastStrategy, SingleDeviceStrategy):
     """Training in the calling process, on the CPU.
 
     Parameters
     ----------
-    wishes : Wishes
+    options : TrainingOptions
     """
 
     strategy_name = "nano_single_process"
 
-    def __init__(self, wishes: Wishes):
+    def __init__(self, options: TrainingOptions):
         super().__init__(device="cpu")
-        self.wishes = wishes
+        self.options = options
 
-    def setup_optimizers(self, trainer) -> None:
+    def setup_optimizers(self, trainer: Trainer) -> None:
         super().setup_optimizers(trainer)
         scale_rates(self.optimizers, 1)  # an earlier fit may have had more processes
 
@@ -92,7 +215,7 @@ class SingleProcessStrategy(_Fast, SingleDeviceStrategy):
 class _LocalDdp(DDPStrategy):
     """DDP in a group that there is in the processes of a fit only."""
 
-    def setup(self, trainer) -> None:
+    def setup(self, trainer: Trainer) -> None:
         if self.world_size > 1:
             super().setup(trainer)
         else:
@@ -113,22 +236,26 @@ class _LocalDdp(DDPStrategy):
         return super()._setup_model(model) if self.world_size > 1 else model
 
 
-class ProcessesStrategy(_Fast, _LocalDdp):
+class ProcessesStrategy(_FastStrategy, _LocalDdp):
     """Training in several processes; evaluation and prediction in the calling one, on all rows.
 
     Parameters
     ----------
     processes : Processes
-    wishes : Wishes
+    options : TrainingOptions
     auto_lr : AutoLr
     bucket_cap_mb : float
-        Megabytes of gradients that travel together.
+        Megabytes of gradients that are reduced together.
     """
 
     strategy_name = "nano_processes"
 
     def __init__(
-        self, processes: Processes, wishes: Wishes, auto_lr: AutoLr, bucket_cap_mb: float = 25.0
+        self,
+        processes: Processes,
+        options: TrainingOptions,
+        auto_lr: AutoLr,
+        bucket_cap_mb: float = 25.0,
     ):
         super().__init__(
             parallel_devices=[torch.device("cpu")] * processes.count,
@@ -139,7 +266,7 @@ class ProcessesStrategy(_Fast, _LocalDdp):
             bucket_cap_mb=bucket_cap_mb,
         )
         self.processes = processes
-        self.wishes = wishes
+        self.options = options
         self.auto_lr = auto_lr
         self._bucket_cap_mb = bucket_cap_mb
 
@@ -157,12 +284,229 @@ class ProcessesStrategy(_Fast, _LocalDdp):
     def setup_distributed(self) -> None:
         """Nothing: the processes of a fit have met already."""
 
-    def setup_optimizers(self, trainer) -> None:
+    def setup_optimizers(self, trainer: Trainer) -> None:
         super().setup_optimizers(trainer)
         self.auto_lr.apply(trainer, self)
 
     def _configure_launcher(self) -> None:
         self._launcher = FitLauncher(self)
 
-    def _told(self) -> list[str]:
-        return [*self.processes.told(self._bucket_cap_mb), *self.auto_lr.told()]
+    def _describe(self) -> list[str]:
+        return [*self.processes.describe(self._bucket_cap_mb), *self.auto_lr.describe()]
+
+
+class FitLauncher(_Launcher):
+    """Runs fits in the processes of a strategy, and everything else in this one.
+
+    Parameters
+    ----------
+    strategy : ProcessesStrategy
+    """
+
+    is_interactive_compatible = True
+
+    def __init__(self, strategy: ProcessesStrategy):
+        self._strategy = strategy
+
+    def launch(
+        self, function: Callable, *args: Any, trainer: Trainer | None = None, **kwargs: Any
+    ) -> Any:
+        """Call ``function(*args, **kwargs)``: a stage of a trainer."""
+        if trainer is None or trainer.state.fn != TrainerFn.FITTING:
+            return function(*args, **kwargs)
+        registry = _registry(trainer)
+        self._strategy.fitted_on = None  # the processes do not need it
+        order = (function, trainer, args, kwargs, _Globals())
+        state = registry.loads(self._strategy.processes.run(_fit, *order)[0])
+        Changes.apply(registry, state["changes"])
+        _restore(trainer, state)
+        self._strategy.fitted_on = _source(*args)
+        return None
+
+    def kill(self, signum: Any) -> None:
+        """Nothing: no process outlives :meth:`launch`."""
+
+
+class _Globals:
+    """Settings that are global in this process and that a fit depends on."""
+
+    def __init__(self) -> None:
+        self._deterministic = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        self._random = _collect_rng_states(include_cuda=False)
+
+    def restore(self) -> None:
+        enabled, warn_only = self._deterministic
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        _set_rng_states(self._random)
+
+
+def _fit(
+    rank: int, function: Callable, trainer: Trainer, args: tuple, kwargs: dict, state: _Globals
+) -> bytes | None:
+    """Fit in one of the processes; return the pickled state of rank 0."""
+    strategy = trainer.strategy
+    strategy.cluster_environment.join(rank, strategy.processes.count)
+    state.restore()
+    reset_seed()
+    module = trainer.lightning_module
+    registry = _registry(trainer)
+    changes = Changes(registry, _user_callbacks(trainer), _OF_LIGHTNING - {"training"})
+    _share_rows(trainer)
+    with _SharedFigures(module):
+        function(*args, **kwargs)
+    if rank:
+        # Metrics of a module may meet in its state.
+        module.state_dict()
+        return None
+    return _packed(registry, changes, trainer)
+
+
+def _source(
+    model: Any,
+    train_dataloaders: Any = None,
+    val_dataloaders: Any = None,
+    datamodule: Any = None,
+    *_: Any,
+) -> Any:
+    """Return what the batches of a fit come from, of the arguments of Lightning's stage."""
+    sources = (train_dataloaders, datamodule, model)
+    return next(source for source in sources if source is not None)
+
+
+def _registry(trainer: Trainer) -> ObjectRegistry:
+    module = trainer.lightning_module
+    optimizers = {
+        f"attribute {name}": value
+        for name, value in vars(module).items()
+        if isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler))
+    }
+    return ObjectRegistry(
+        {"model": module, "trainer": trainer, **_callbacks(trainer), **optimizers}
+    )
+
+
+def _callbacks(trainer: Trainer) -> dict[str, Callback]:
+    return {f"callback {place}": each for place, each in enumerate(trainer.callbacks)}
+
+
+def _user_callbacks(trainer: Trainer) -> dict[str, Callback]:
+    """Return callbacks whose attributes may be anything; Lightning's own have a state."""
+    return {
+        name: each
+        for name, each in _callbacks(trainer).items()
+        if not type(each).__module__.startswith("pytorch_lightning.")
+    }
+
+
+def _packed(registry: ObjectRegistry, changes: Changes, trainer: Trainer) -> bytes:
+    trainer.lightning_module.state_dict()
+    connector = trainer._logger_connector
+    state = {
+        "changes": changes.collect(),
+        "state": trainer.state,
+        "callback_metrics": connector.callback_metrics,
+        "logged_metrics": connector.logged_metrics,
+        "progress_bar_metrics": connector.progress_bar_metrics,
+        "callbacks": [each.state_dict() for each in trainer.callbacks],
+        "fit_loop": trainer.fit_loop.state_dict(),
+        "max_epochs": trainer.fit_loop.max_epochs,
+        "should_stop": trainer.should_stop,
+        "settings": trainer.strategy.settings,
+    }
+    optimizers = (trainer.strategy.optimizers, trainer.strategy.lr_scheduler_configs)
+    try:
+        return registry.dumps(state | {"optimizers": optimizers})
+    except Exception:  # optimizers and schedulers of the user's own making
+        return registry.dumps(state | {"optimizers": ([], [])})
+
+
+def _restore(trainer: Trainer, state: dict[str, Any]) -> None:
+    connector = trainer._logger_connector
+    connector.callback_metrics.update(state["callback_metrics"])
+    connector.logged_metrics.update(state["logged_metrics"])
+    connector.progress_bar_metrics.update(state["progress_bar_metrics"])
+    for callback, callback_state in zip(trainer.callbacks, state["callbacks"], strict=False):
+        if callback_state:
+            callback.load_state_dict(callback_state)
+    loop = trainer.fit_loop
+    loop.load_state_dict(state["fit_loop"])
+    loop.restarting = False  # it goes on, and has not come from a file
+    loop.max_epochs = state["max_epochs"]
+    trainer.should_stop = state["should_stop"]
+    strategy = trainer.strategy
+    strategy.optimizers, strategy.lr_scheduler_configs = state["optimizers"]
+    strategy.settings = state["settings"]
+    trainer.state = state["state"]
+
+
+class _SharedFigures:
+    """While it is entered, figures of a validation are those of all processes by default."""
+
+    def __init__(self, module: LightningModule):
+        self._module = module
+
+    def __enter__(self) -> None:
+        log = self._module.log
+
+        signature = inspect.signature(log)
+
+        @functools.wraps(log)
+        def log_together(*args: Any, **kwargs: Any) -> None:
+            arguments = signature.bind(*args, **kwargs).arguments
+            arguments.setdefault("sync_dist", self._is_of_an_epoch(arguments))
+            log(**arguments)
+
+        self._module.__dict__["log"] = log_together
+
+    def __exit__(self, *exception) -> None:
+        del self._module.__dict__["log"]
+
+    def _is_of_an_epoch(self, arguments: Mapping[str, Any]) -> bool:
+        trainer = self._module.trainer
+        of_epoch = arguments.get("on_epoch")
+        if of_epoch is None:
+            of_epoch = trainer.validating or trainer.sanity_checking
+        return bool(
+            of_epoch and not arguments.get("on_step") and not arguments.get("rank_zero_only")
+        )
+
+
+def _share_rows(trainer: Trainer) -> None:
+    """Let a trainer share rows as one process would take them.
+
+    A loader that does not shuffle is not shuffled; Lightning would, for training. Each row of a
+    validation is counted once, where this leaves all processes as many batches; Lightning repeats
+    rows until all have as many.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        In a process of a fit.
+    """
+    connector = trainer._data_connector
+    prepare = connector._prepare_dataloader
+
+    def prepare_as_here(dataloader: object, shuffle: bool, mode: RunningStage) -> object:
+        shared = prepare(dataloader, shuffle=_is_dataloader_shuffled(dataloader), mode=mode)
+        return shared if mode is RunningStage.TRAINING else _without_repeats(shared)
+
+    connector._prepare_dataloader = prepare_as_here
+
+
+def _without_repeats(dataloader: object) -> object:
+    sampler = getattr(dataloader, "sampler", None)
+    if not isinstance(dataloader, DataLoader) or type(sampler) is not DistributedSampler:
+        return dataloader
+    rows, count, size = len(sampler.dataset), sampler.num_replicas, dataloader.batch_size
+    if sampler.shuffle or sampler.drop_last or dataloader.drop_last or not size or rows < count:
+        return dataloader
+    fewest, most = rows // count, -(-rows // count)
+    if fewest == most or -(-fewest // size) != -(-most // size):
+        return dataloader
+    exact = UnrepeatedDistributedSamplerWrapper(
+        SequentialSampler(sampler.dataset), num_replicas=count, rank=sampler.rank, shuffle=False
+    )
+    return _update_dataloader(dataloader, exact)

@@ -4,63 +4,22 @@ Every backbone has the parameter and buffer names of torchvision's model of the 
 published weights load unchanged; torchvision itself is not needed.
 """
 
-from bigdl.nano.pytorch.vision.models.backbone import BackboneModule
-from bigdl.nano.pytorch.vision.models.mobilenet_v2 import MobileNetV2, mobilenet_v2
-from bigdl.nano.pytorch.vision.models.mobilenet_v3 import (
-    MobileNetV3,
-    mobilenet_v3_large,
-    mobilenet_v3_small,
-)
-from bigdl.nano.pytorch.vision.models.resnet import (
-    ResNet,
-    resnet18,
-    resnet34,
-    resnet50,
-    resnet101,
-    resnet152,
-    resnext50_32x4d,
-    resnext101_32x8d,
-    wide_resnet50_2,
-    wide_resnet101_2,
-)
-from bigdl.nano.pytorch.vision.models.shufflenet_v2 import (
-    ShuffleNetV2,
-    shufflenet_v2_x0_5,
-    shufflenet_v2_x1_0,
-    shufflenet_v2_x1_5,
-    shufflenet_v2_x2_0,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BackboneModule",
-    "ImageClassifier",
-    "MobileNetV2",
-    "MobileNetV3",
-    "ResNet",
-    "ShuffleNetV2",
-    "mobilenet_v2",
-    "mobilenet_v3_large",
-    "mobilenet_v3_small",
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-    "resnext50_32x4d",
-    "resnext101_32x8d",
-    "shufflenet_v2_x0_5",
-    "shufflenet_v2_x1_0",
-    "shufflenet_v2_x1_5",
-    "shufflenet_v2_x2_0",
-    "wide_resnet50_2",
-    "wide_resnet101_2",
-]
+from bigdl.nano.lazy_names import lazy_names
+from bigdl.nano.pytorch.vision.models import backbone, mobilenet, resnet, shufflenet_v2
+from bigdl.nano.pytorch.vision.models.backbone import *  # noqa: F403
+from bigdl.nano.pytorch.vision.models.mobilenet import *  # noqa: F403
+from bigdl.nano.pytorch.vision.models.resnet import *  # noqa: F403
+from bigdl.nano.pytorch.vision.models.shufflenet_v2 import *  # noqa: F403
 
-
-def __getattr__(name: str):
-    if name != "ImageClassifier":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # A backbone needs torch alone; Lightning takes seconds to import.
+if TYPE_CHECKING:
     from bigdl.nano.pytorch.vision.models.classifier import ImageClassifier
 
-    return ImageClassifier
+__all__ = ["ImageClassifier"]
+__all__ += backbone.__all__ + mobilenet.__all__ + resnet.__all__ + shufflenet_v2.__all__
+
+# A backbone needs torch alone; Lightning takes seconds to import.
+__getattr__, __dir__ = lazy_names(
+    __name__, {"ImageClassifier": "bigdl.nano.pytorch.vision.models.classifier"}
+)

@@ -1,12 +1,12 @@
-"""What the backbones have in common: an optional top, freezing, and loading of weights."""
+"""The base of the backbones: an optional top, freezing, and loading of weights."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from functools import partial
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from typing import ClassVar, Protocol, TypeVar
 from urllib.error import URLError
 
 import torch
@@ -14,11 +14,12 @@ from torch import nn
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["NUM_CLASSES", "BackboneModule", "batch_normalized", "finished", "initialize"]
+__all__ = ["BackboneModule"]
 
 NUM_CLASSES = 1000
 """Classes of ImageNet, which the published weights tell apart."""
 
+ModelT = TypeVar("ModelT", bound="BackboneModule")
 _WEIGHTS = "https://download.pytorch.org/models/"
 
 
@@ -117,60 +118,92 @@ class BackboneModule(nn.Module, ABC):
         UsageError
             If names or shapes are not those of this model.
         """
-        own = self.state_dict()
+        entries = self.state_dict()
         top = self.top_name + "."
-        if not any(name.startswith(top) for name in own):
+        if not any(name.startswith(top) for name in entries):
             state = {name: value for name, value in state.items() if not name.startswith(top)}
         try:
             self.load_state_dict(state, strict=True)
         except RuntimeError as error:
             differs = sorted(
                 name
-                for name in own.keys() | state.keys()
-                if name not in state or name not in own or state[name].shape != own[name].shape
+                for name in entries.keys() | state.keys()
+                if name not in state
+                or name not in entries
+                or state[name].shape != entries[name].shape
             )
             raise UsageError(
                 f"{source} does not hold the weights of this {type(self).__name__}: "
-                f"{len(differs)} of {len(own)} entries differ, the first is {differs[0]!r}; "
+                f"{len(differs)} of {len(entries)} entries differ, the first is {differs[0]!r}; "
                 "pass a state dict of the same model."
             ) from error
 
 
-def finished(
-    model: BackboneModule,
-    name: str,
-    file: str,
-    pretrained: bool,
-    freeze: bool,
-    weights: str | os.PathLike | None,
-) -> BackboneModule:
-    """A model with the weights and in the state that its constructor function was asked for.
+class Constructor(Protocol[ModelT]):
+    """A function that makes a backbone."""
+
+    def __call__(
+        self,
+        pretrained: bool = False,
+        include_top: bool = False,
+        freeze: bool = False,
+        weights: str | os.PathLike | None = None,
+    ) -> ModelT: ...
+
+
+_PARAMETERS = """
 
     Parameters
     ----------
-    model : BackboneModule
-        With fresh weights.
-    name : str
-        Name of the constructor function.
-    file : str
-        Name of the file of published weights.
-    pretrained, freeze, weights
-        As the user gave them.
-
-    Returns
-    -------
-    BackboneModule
+    pretrained : bool
+        Load the weights that torchvision publishes for ImageNet; they are downloaded once, to
+        the cache of ``torch.hub``.
+    include_top : bool
+        Give scores of 1,000 classes instead of features.
+    freeze : bool
+        Exclude the model from training, see :meth:`BackboneModule.freeze`.
+    weights : path, optional
+        A file with torchvision's state dict of this model, instead of a download.
 
     Raises
     ------
     UsageError
-        If the weights cannot be had or do not fit.
+        If the weights cannot be downloaded or read, or do not fit.
     """
-    if weights is not None:
-        model.load_weights(_local_state(weights), os.fspath(weights))
-    elif pretrained:
-        model.load_weights(_published_state(name, file), file)
-    return model.freeze() if freeze else model
+
+
+def published(file: str) -> Callable[[Callable[[bool], ModelT]], Constructor[ModelT]]:
+    """Return a decorator: a function of `include_top` becomes a constructor that loads weights.
+
+    Parameters
+    ----------
+    file : str
+        Name of the file of published weights.
+    """
+
+    def decorate(make: Callable[[bool], ModelT]) -> Constructor[ModelT]:
+        @wraps(make, assigned=("__module__", "__name__", "__qualname__"))
+        def construct(
+            pretrained: bool = False,
+            include_top: bool = False,
+            freeze: bool = False,
+            weights: str | os.PathLike | None = None,
+        ) -> ModelT:
+            model = make(include_top)
+            if weights is not None:
+                model.load_weights(_local_state(weights), os.fspath(weights))
+            elif pretrained:
+                model.load_weights(_published_state(make.__name__, file), file)
+            if freeze:
+                model.freeze()
+            return model
+
+        del construct.__wrapped__  # its signature is another
+        construct.__annotations__["return"] = make.__annotations__["return"]
+        construct.__doc__ = f"{make.__doc__}{_PARAMETERS}"
+        return construct
+
+    return decorate
 
 
 def _local_state(path: str | os.PathLike) -> Mapping[str, torch.Tensor]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 
 __all__ = ["ImageClassifier"]
@@ -48,8 +49,7 @@ class ImageClassifier(LightningModule):
         criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     ):
         super().__init__()
-        if not isinstance(num_classes, int) or num_classes < 1:
-            raise UsageError(f"num_classes must be an int of at least 1, but it is {num_classes!r}")
+        check_positive("num_classes", num_classes)
         if head is None:
             if not hasattr(backbone, "get_output_size"):
                 raise UsageError(

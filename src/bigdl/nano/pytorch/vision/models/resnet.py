@@ -6,8 +6,6 @@ published weights the stride of a bottleneck is in its 3×3 convolution.
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import nn
 
@@ -15,8 +13,8 @@ from bigdl.nano.pytorch.vision.models.backbone import (
     NUM_CLASSES,
     BackboneModule,
     batch_normalized,
-    finished,
     initialize,
+    published,
 )
 
 __all__ = [
@@ -136,130 +134,55 @@ class ResNet(BackboneModule):
         return self.avgpool(maps).flatten(1)
 
 
-def resnet18(
-    pretrained: bool = False,
-    include_top: bool = False,
-    freeze: bool = False,
-    weights: str | os.PathLike | None = None,
-) -> ResNet:
-    """ResNet of 18 layers.
-
-    Parameters
-    ----------
-    pretrained : bool
-        Load the weights that torchvision publishes for ImageNet; they are downloaded once, to
-        the cache of ``torch.hub``.
-    include_top : bool
-        Give scores of 1,000 classes instead of features.
-    freeze : bool
-        Exclude the model from training, see :meth:`BackboneModule.freeze`.
-    weights : path, optional
-        A file with torchvision's state dict of this model, instead of a download.
-
-    Returns
-    -------
-    ResNet
-
-    Raises
-    ------
-    UsageError
-        If the weights cannot be downloaded or read, or do not fit.
-    """
-    model = ResNet((2, 2, 2, 2), False, include_top=include_top)
-    return finished(model, "resnet18", "resnet18-f37072fd.pth", pretrained, freeze, weights)
+@published("resnet18-f37072fd.pth")
+def resnet18(include_top: bool) -> ResNet:
+    """ResNet of 18 layers."""
+    return ResNet((2, 2, 2, 2), False, include_top=include_top)
 
 
-def resnet34(
-    pretrained: bool = False,
-    include_top: bool = False,
-    freeze: bool = False,
-    weights: str | os.PathLike | None = None,
-) -> ResNet:
-    """ResNet of 34 layers. Parameters as of :func:`resnet18`."""
-    model = ResNet((3, 4, 6, 3), False, include_top=include_top)
-    return finished(model, "resnet34", "resnet34-b627a593.pth", pretrained, freeze, weights)
+@published("resnet34-b627a593.pth")
+def resnet34(include_top: bool) -> ResNet:
+    """ResNet of 34 layers."""
+    return ResNet((3, 4, 6, 3), False, include_top=include_top)
 
 
-def resnet50(
-    pretrained: bool = False,
-    include_top: bool = False,
-    freeze: bool = False,
-    weights: str | os.PathLike | None = None,
-) -> ResNet:
-    """ResNet of 50 layers. Parameters as of :func:`resnet18`."""
-    model = ResNet((3, 4, 6, 3), True, include_top=include_top)
-    return finished(model, "resnet50", "resnet50-0676ba61.pth", pretrained, freeze, weights)
+@published("resnet50-0676ba61.pth")
+def resnet50(include_top: bool) -> ResNet:
+    """ResNet of 50 layers."""
+    return ResNet((3, 4, 6, 3), True, include_top=include_top)
 
 
-def resnet101(
-    pretrained: bool = False,
-    include_top: bool = False,
-    freeze: bool = False,
-    weights: str | os.PathLike | None = None,
-) -> ResNet:
-    """ResNet of 101 layers. Parameters as of :func:`resnet18`."""
-    model = ResNet((3, 4, 23, 3), True, include_top=include_top)
-    return finished(model, "resnet101", "resnet101-63fe2227.pth", pretrained, freeze, weights)
+@published("resnet101-63fe2227.pth")
+def resnet101(include_top: bool) -> ResNet:
+    """ResNet of 101 layers."""
+    return ResNet((3, 4, 23, 3), True, include_top=include_top)
 
 
-def resnet152(
-    pretrained: bool = False,
-    include_top: bool = False,
-    freeze: bool = False,
-    weights: str | os.PathLike | None = None,
-) -> ResNet:
-    """ResNet of 152 layers. Parameters as of :func:`resnet18`."""
-    model = ResNet((3, 8, 36, 3), True, include_top=include_top)
-    return finished(model, "resnet152", "resnet152-394f9c45.pth", pretrained, freeze, weights)
+@published("resnet152-394f9c45.pth")
+def resnet152(include_top: bool) -> ResNet:
+    """ResNet of 152 layers."""
+    return ResNet((3, 8, 36, 3), True, include_top=include_top)
 
 
-def resnext50_32x4d(
-    pretrained: bool = False,
-    include_top: bool = False,
-    freeze: bool = False,
-    weights: str | os.PathLike | None = None,
-) -> ResNet:
-    """ResNeXt of 50 layers, 32 groups of 4 channels. Parameters as of :func:`resnet18`."""
-    model = ResNet((3, 4, 6, 3), True, 32, 4, include_top=include_top)
-    return finished(
-        model, "resnext50_32x4d", "resnext50_32x4d-7cdf4587.pth", pretrained, freeze, weights
-    )
+@published("resnext50_32x4d-7cdf4587.pth")
+def resnext50_32x4d(include_top: bool) -> ResNet:
+    """ResNeXt of 50 layers, 32 groups of 4 channels."""
+    return ResNet((3, 4, 6, 3), True, 32, 4, include_top=include_top)
 
 
-def resnext101_32x8d(
-    pretrained: bool = False,
-    include_top: bool = False,
-    freeze: bool = False,
-    weights: str | os.PathLike | None = None,
-) -> ResNet:
-    """ResNeXt of 101 layers, 32 groups of 8 channels. Parameters as of :func:`resnet18`."""
-    model = ResNet((3, 4, 23, 3), True, 32, 8, include_top=include_top)
-    return finished(
-        model, "resnext101_32x8d", "resnext101_32x8d-8ba56ff5.pth", pretrained, freeze, weights
-    )
+@published("resnext101_32x8d-8ba56ff5.pth")
+def resnext101_32x8d(include_top: bool) -> ResNet:
+    """ResNeXt of 101 layers, 32 groups of 8 channels."""
+    return ResNet((3, 4, 23, 3), True, 32, 8, include_top=include_top)
 
 
-def wide_resnet50_2(
-    pretrained: bool = False,
-    include_top: bool = False,
-    freeze: bool = False,
-    weights: str | os.PathLike | None = None,
-) -> ResNet:
-    """ResNet of 50 layers, bottlenecks twice as wide. Parameters as of :func:`resnet18`."""
-    model = ResNet((3, 4, 6, 3), True, 1, 128, include_top=include_top)
-    return finished(
-        model, "wide_resnet50_2", "wide_resnet50_2-95faca4d.pth", pretrained, freeze, weights
-    )
+@published("wide_resnet50_2-95faca4d.pth")
+def wide_resnet50_2(include_top: bool) -> ResNet:
+    """ResNet of 50 layers, bottlenecks twice as wide."""
+    return ResNet((3, 4, 6, 3), True, 1, 128, include_top=include_top)
 
 
-def wide_resnet101_2(
-    pretrained: bool = False,
-    include_top: bool = False,
-    freeze: bool = False,
-    weights: str | os.PathLike | None = None,
-) -> ResNet:
-    """ResNet of 101 layers, bottlenecks twice as wide. Parameters as of :func:`resnet18`."""
-    model = ResNet((3, 4, 23, 3), True, 1, 128, include_top=include_top)
-    return finished(
-        model, "wide_resnet101_2", "wide_resnet101_2-32ee1156.pth", pretrained, freeze, weights
-    )
+@published("wide_resnet101_2-32ee1156.pth")
+def wide_resnet101_2(include_top: bool) -> ResNet:
+    """ResNet of 101 layers, bottlenecks twice as wide."""
+    return ResNet((3, 4, 23, 3), True, 1, 128, include_top=include_top)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import nn
 
@@ -11,7 +9,7 @@ from bigdl.nano.pytorch.vision.models.backbone import (
     NUM_CLASSES,
     BackboneModule,
     batch_normalized,
-    finished,
+    published,
 )
 
 __all__ = [
@@ -84,49 +82,25 @@ class ShuffleNetV2(BackboneModule):
         return maps.mean((2, 3))
 
 
-def shufflenet_v2_x0_5(
-    pretrained: bool = False,
-    include_top: bool = False,
-    freeze: bool = False,
-    weights: str | os.PathLike | None = None,
-) -> ShuffleNetV2:
-    """ShuffleNetV2 of width 0.5. Parameters as of :func:`resnet18`."""
-    model = ShuffleNetV2((48, 96, 192, 1024), include_top)
-    file = "shufflenetv2_x0.5-f707e7126e.pth"
-    return finished(model, "shufflenet_v2_x0_5", file, pretrained, freeze, weights)
+@published("shufflenetv2_x0.5-f707e7126e.pth")
+def shufflenet_v2_x0_5(include_top: bool) -> ShuffleNetV2:
+    """ShuffleNetV2 of width 0.5."""
+    return ShuffleNetV2((48, 96, 192, 1024), include_top)
 
 
-def shufflenet_v2_x1_0(
-    pretrained: bool = False,
-    include_top: bool = False,
-    freeze: bool = False,
-    weights: str | os.PathLike | None = None,
-) -> ShuffleNetV2:
-    """ShuffleNetV2 of width 1. Parameters as of :func:`resnet18`."""
-    model = ShuffleNetV2((116, 232, 464, 1024), include_top)
-    file = "shufflenetv2_x1-5666bf0f80.pth"
-    return finished(model, "shufflenet_v2_x1_0", file, pretrained, freeze, weights)
+@published("shufflenetv2_x1-5666bf0f80.pth")
+def shufflenet_v2_x1_0(include_top: bool) -> ShuffleNetV2:
+    """ShuffleNetV2 of width 1."""
+    return ShuffleNetV2((116, 232, 464, 1024), include_top)
 
 
-def shufflenet_v2_x1_5(
-    pretrained: bool = False,
-    include_top: bool = False,
-    freeze: bool = False,
-    weights: str | os.PathLike | None = None,
-) -> ShuffleNetV2:
-    """ShuffleNetV2 of width 1.5. Parameters as of :func:`resnet18`."""
-    model = ShuffleNetV2((176, 352, 704, 1024), include_top)
-    file = "shufflenetv2_x1_5-3c479a10.pth"
-    return finished(model, "shufflenet_v2_x1_5", file, pretrained, freeze, weights)
+@published("shufflenetv2_x1_5-3c479a10.pth")
+def shufflenet_v2_x1_5(include_top: bool) -> ShuffleNetV2:
+    """ShuffleNetV2 of width 1.5."""
+    return ShuffleNetV2((176, 352, 704, 1024), include_top)
 
 
-def shufflenet_v2_x2_0(
-    pretrained: bool = False,
-    include_top: bool = False,
-    freeze: bool = False,
-    weights: str | os.PathLike | None = None,
-) -> ShuffleNetV2:
-    """ShuffleNetV2 of width 2. Parameters as of :func:`resnet18`."""
-    model = ShuffleNetV2((244, 488, 976, 2048), include_top)
-    file = "shufflenetv2_x2_0-8be3c8ee.pth"
-    return finished(model, "shufflenet_v2_x2_0", file, pretrained, freeze, weights)
+@published("shufflenetv2_x2_0-8be3c8ee.pth")
+def shufflenet_v2_x2_0(include_top: bool) -> ShuffleNetV2:
+    """ShuffleNetV2 of width 2."""
+    return ShuffleNetV2((244, 488, 976, 2048), include_top)

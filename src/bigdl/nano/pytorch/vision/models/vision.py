@@ -1,6 +1,4 @@
-"""The old home of the names of :mod:`bigdl.nano.pytorch.vision.models`."""
+"""Old import path of :mod:`bigdl.nano.pytorch.vision.models`."""
 
-from bigdl.nano.pytorch.vision import models
 from bigdl.nano.pytorch.vision.models import *  # noqa: F403
-
-__all__ = models.__all__
+from bigdl.nano.pytorch.vision.models import __all__ as __all__

@@ -1,44 +1,90 @@
-"""What transforms have in common, and those that are made of others.
+"""The base of all transforms, their random numbers, and transforms that are made of others.
 
-The life of a transform: a dataset calls it once for each sample, in any thread or process.
-Whatever it draws comes from :mod:`~bigdl.nano.pytorch.vision.transforms.draws`, and it keeps
-nothing from one call to the next.
+The life of a transform: a dataset calls it once for each sample, in any thread or process. It
+keeps nothing from one call to the next. Its random numbers come from torch's default generator, or
+from one that a thread has set (:func:`seeded`): a loader that transforms many samples on many
+threads gives each sample a generator of its own, so that the result depends on the seed alone and
+not on which thread was first.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.vision.transforms import draws
 
-__all__ = [
-    "Compose",
-    "Lambda",
-    "RandomApply",
-    "RandomChoice",
-    "RandomOrder",
-    "Transform",
-    "is_random",
-    "is_thread_safe",
-]
+__all__ = ["Compose", "Lambda", "RandomApply", "RandomChoice", "RandomOrder", "Transform"]
+
+_thread = threading.local()
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Let this thread draw from a generator of its own; nothing changes if `seed` is None."""
+    before = _generator()
+    if seed is not None:
+        _thread.generator = torch.Generator().manual_seed(seed)
+    try:
+        yield
+    finally:
+        _thread.generator = before
+
+
+def _generator() -> torch.Generator | None:
+    return getattr(_thread, "generator", None)
+
+
+def random_seed() -> int:
+    """Draw a seed for another generator."""
+    return int(torch.randint(2**62, (), generator=_generator()))
+
+
+def random_uniform(low: float, high: float) -> float:
+    """Draw a number in ``[low, high)``; `low` if they are equal."""
+    return float(torch.empty(()).uniform_(low, high, generator=_generator()))
+
+
+def random_below(count: int) -> int:
+    """Draw an int in ``[0, count)``."""
+    return int(torch.randint(count, (), generator=_generator()))
+
+
+def random_bool(probability: float) -> bool:
+    """Draw True with this probability."""
+    return bool(torch.rand((), generator=_generator()) < probability)
+
+
+def random_permutation(count: int) -> list[int]:
+    """Draw an order of the ints below `count`."""
+    return torch.randperm(count, generator=_generator()).tolist()
+
+
+def random_noise(shape: tuple[int, ...], normal: bool = False) -> torch.Tensor:
+    """Draw floats of the standard normal distribution, or uniform ones in ``[0, 1)``."""
+    return (torch.randn if normal else torch.rand)(shape, generator=_generator())
 
 
 class Transform(torch.nn.Module):
-    """From an image to another; a module without parameters.
+    """A map from an image to another; a module without parameters.
 
     Attributes
     ----------
     random : bool
         Whether two calls with the same image may differ.
+    scale_free : bool
+        Whether a small image is treated as a large one, so that images may be made smaller before.
     """
 
     random = False
+    scale_free = False
 
     @property
     def parts(self) -> Sequence[Callable]:
@@ -56,7 +102,7 @@ class Transform(torch.nn.Module):
 
 
 def is_random(transform: Callable | None) -> bool:
-    """Whether a transform may give two results for one image, as far as can be known.
+    """Return True if a transform may give two results for one image, as far as can be known.
 
     Of a function that is not a transform of ours it cannot be known: it counts as random.
     """
@@ -68,7 +114,7 @@ def is_random(transform: Callable | None) -> bool:
 
 
 def is_thread_safe(transform: Callable | None) -> bool:
-    """Whether a transform gives the same result in any thread: only ours are known to."""
+    """Return True if a transform gives the same result in any thread: only ours are known to."""
     if transform is None:
         return True
     known = isinstance(transform, Transform) and not isinstance(transform, Lambda)
@@ -138,7 +184,7 @@ class RandomApply(_Group):
         self.p = p
 
     def forward(self, image: Any) -> Any:
-        if draws.chance(self.p):
+        if random_bool(self.p):
             for transform in self.transforms:
                 image = transform(image)
         return image
@@ -150,7 +196,7 @@ class RandomOrder(_Group):
     random = True
 
     def forward(self, image: Any) -> Any:
-        for index in draws.permutation(len(self.transforms)):
+        for index in random_permutation(len(self.transforms)):
             image = self.transforms[index](image)
         return image
 
@@ -171,5 +217,22 @@ class RandomChoice(_Group):
     def forward(self, image: Any) -> Any:
         weights = [1.0] * len(self.transforms) if self.p is None else self.p
         edges = list(itertools.accumulate(weights))
-        drawn = bisect.bisect_right(edges, draws.uniform(0, edges[-1]))
+        drawn = bisect.bisect_right(edges, random_uniform(0, edges[-1]))
         return self.transforms[drawn](image)
+
+
+class RandomTransform(Transform):
+    """A transform that is applied with probability `p`."""
+
+    random = True
+
+    def __init__(self, p: float = 0.5):
+        super().__init__()
+        self.p = check_number("p", p, 0, 1)
+
+    def changed(self, image: Any) -> Any:
+        """Return the image after the transform."""
+        raise NotImplementedError
+
+    def forward(self, image: Any) -> Any:
+        return self.changed(image) if random_bool(self.p) else image

@@ -1,58 +1,287 @@
-"""Transforms of the shape of images."""
+"""Sizes and borders of images: resize, crop, pad and flip, as operations and as transforms.
+
+Results equal Pillow's, but for rounding where the documentation says so.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from numbers import Number
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
-from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.vision.transforms import draws
-from bigdl.nano.pytorch.vision.transforms import functional as F
-from bigdl.nano.pytorch.vision.transforms.base import Transform
-from bigdl.nano.pytorch.vision.transforms.kinds import (
+from bigdl.common.checks import check_choice
+from bigdl.common.errors import UsageError, require
+from bigdl.nano.pytorch.vision.transforms.base import (
+    Compose,
+    RandomTransform,
+    Transform,
+    random_below,
+    random_uniform,
+)
+from bigdl.nano.pytorch.vision.transforms.images import (
+    OF_PILLOW,
+    Fill,
+    ImageT,
     InterpolationMode,
+    Size,
     dimensions,
+    fill_of_opencv,
     interpolation_mode,
+    is_pil,
+    on_arrays,
+    require_bytes,
+    to_pil,
+    two_lengths,
+    with_channels_of,
 )
 
 __all__ = [
     "CenterCrop",
-    "ElasticTransform",
     "FiveCrop",
     "Pad",
-    "RandomAffine",
     "RandomCrop",
     "RandomHorizontalFlip",
-    "RandomPerspective",
     "RandomResizedCrop",
-    "RandomRotation",
     "RandomVerticalFlip",
     "Resize",
     "TenCrop",
+    "center_crop",
+    "crop",
+    "five_crop",
+    "get_dimensions",
+    "get_image_size",
+    "hflip",
+    "pad",
+    "resize",
+    "resized_crop",
+    "ten_crop",
+    "vflip",
 ]
 
+cv2 = require("cv2", "nano")
 
-def _lengths(size: int | Sequence[int], name: str = "size") -> tuple[int, int]:
-    """Height and width of a size."""
+_OF_TORCH = {InterpolationMode.BILINEAR: "bilinear", InterpolationMode.BICUBIC: "bicubic"}
+_BORDERS = {
+    "constant": cv2.BORDER_CONSTANT,
+    "edge": cv2.BORDER_REPLICATE,
+    "reflect": cv2.BORDER_REFLECT_101,
+    "symmetric": cv2.BORDER_REFLECT,
+}
+
+
+def get_dimensions(image: Any) -> list[int]:
+    """Return channels, height and width."""
+    return list(dimensions(image))
+
+
+def get_image_size(image: Any) -> list[int]:
+    """Return width and height."""
+    _, height, width = dimensions(image)
+    return [width, height]
+
+
+def resize(
+    image: ImageT,
+    size: Size,
+    interpolation: InterpolationMode | str | int = InterpolationMode.BILINEAR,
+    max_size: int | None = None,
+    antialias: bool | None = True,
+) -> ImageT:
+    """Make an image larger or smaller.
+
+    Parameters
+    ----------
+    image : ndarray, PIL image or tensor
+    size : int or (int, int)
+        Length of the shorter edge, or height and width.
+    interpolation : InterpolationMode
+    max_size : int, optional
+        Upper limit of the longer edge where `size` is one int.
+    antialias : bool
+        Whether all pixels count when an image is made smaller; Pillow always does that.
+    """
+    now = dimensions(image)[1:]
+    size = resized_to(now, size, max_size)
+    mode = interpolation_mode(interpolation)
+    if size == now:
+        return image
+    if is_pil(image):
+        return image.resize(size[::-1], OF_PILLOW[mode])
+    return on_arrays(image, _resize, size, mode, antialias is not False)
+
+
+def _resize(
+    image: np.ndarray, size: tuple[int, int], mode: InterpolationMode, antialias: bool
+) -> np.ndarray:
+    """Resize by Pillow's filters, which widen with the factor of the reduction.
+
+    torch has kernels for bytes whose weights are Pillow's in fixed point (of Pillow-SIMD), several
+    times as fast as Pillow; OpenCV has none that widen.
+    """
+    if mode.value.startswith("nearest"):
+        return image[_nearest(image.shape[0], size[0])[:, None], _nearest(image.shape[1], size[1])]
+    if mode not in _OF_TORCH:
+        return np.asarray(to_pil(require_bytes(image, mode)).resize(size[::-1], OF_PILLOW[mode]))
+    tensor = torch.from_numpy(np.ascontiguousarray(image))
+    tensor = tensor.view(1, *image.shape[:2], -1).permute(0, 3, 1, 2)
+    tensor = torch.nn.functional.interpolate(
+        tensor, size, mode=_OF_TORCH[mode], antialias=antialias, align_corners=False
+    )
+    return tensor[0].permute(1, 2, 0).numpy().reshape(*size, *image.shape[2:])
+
+
+def _nearest(before: int, after: int) -> np.ndarray:
+    """Return the row that each row is taken from: the one in which its centre lies."""
+    return ((np.arange(after) + 0.5) * (before / after)).astype(np.intp)
+
+
+def resized_to(now: Sequence[int], size: Size, max_size: int | None = None) -> tuple[int, int]:
+    """Return height and width after `resize` of an image of this height and width."""
+    if isinstance(size, int):
+        size = (size,)
+    if len(size) == 2:
+        if max_size is not None:
+            raise UsageError("max_size goes with a size of one int, not with height and width")
+        return int(size[0]), int(size[1])
+    (shorter,) = size
+    if max_size is not None and max_size <= shorter:
+        raise UsageError(f"max_size must be greater than size, but {max_size} <= {shorter}")
+    height, width = now
+    longer = int(shorter * max(now) / min(now))
+    if max_size is not None and longer > max_size:
+        shorter, longer = int(max_size * shorter / longer), max_size
+    return (shorter, longer) if height <= width else (longer, shorter)
+
+
+def crop(image: ImageT, top: int, left: int, height: int, width: int) -> ImageT:
+    """Return a part of an image; what lies outside of it is black."""
+    if is_pil(image):
+        return image.crop((left, top, left + width, top + height))
+    _, rows, columns = dimensions(image)
+    fits = top >= 0 and left >= 0 and top + height <= rows and left + width <= columns
+    if fits and isinstance(image, torch.Tensor):
+        return image[..., top : top + height, left : left + width]
+    return on_arrays(image, _crop, top, left, height, width)
+
+
+def _crop(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
+    rows, columns = image.shape[:2]
+    inside = image[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
+    if top >= 0 and left >= 0 and top + height <= rows and left + width <= columns:
+        return inside
+    canvas = np.zeros((height, width, *image.shape[2:]), image.dtype)
+    canvas[max(-top, 0) :, max(-left, 0) :][: inside.shape[0], : inside.shape[1]] = inside
+    return canvas
+
+
+def center_crop(image: ImageT, output_size: Size) -> ImageT:
+    """Return the middle of an image, with a black border where it is smaller."""
+    height, width = two_lengths(output_size)
+    _, rows, columns = dimensions(image)
+    if height > rows or width > columns:
+        across, down = max(width - columns, 0), max(height - rows, 0)
+        border = [across // 2, down // 2, (across + 1) // 2, (down + 1) // 2]
+        image = pad(image, border)
+        _, rows, columns = dimensions(image)
+    return crop(image, round((rows - height) / 2.0), round((columns - width) / 2.0), height, width)
+
+
+def five_crop(image: ImageT, size: Size) -> tuple[ImageT, ...]:
+    """Return the four corners (top left, top right, bottom left, bottom right) and the middle."""
+    height, width = two_lengths(size)
+    _, rows, columns = dimensions(image)
+    if height > rows or width > columns:
+        raise UsageError(f"size {(height, width)} is larger than the image of {(rows, columns)}")
+    corners = [(0, 0), (0, columns - width), (rows - height, 0), (rows - height, columns - width)]
+    crops = [crop(image, top, left, height, width) for top, left in corners]
+    return (*crops, center_crop(image, (height, width)))
+
+
+def ten_crop(image: ImageT, size: Size, vertical_flip: bool = False) -> tuple[ImageT, ...]:
+    """Apply :func:`five_crop` to an image and to its mirror image."""
+    mirrored = vflip(image) if vertical_flip else hflip(image)
+    return five_crop(image, size) + five_crop(mirrored, size)
+
+
+def resized_crop(
+    image: ImageT,
+    top: int,
+    left: int,
+    height: int,
+    width: int,
+    size: Size,
+    interpolation: InterpolationMode | str | int = InterpolationMode.BILINEAR,
+    antialias: bool | None = True,
+) -> ImageT:
+    """Apply :func:`crop`, then :func:`resize`."""
+    part = crop(image, top, left, height, width)
+    return resize(part, size, interpolation, antialias=antialias)
+
+
+def pad(image: ImageT, padding: Size, fill: Fill = 0, padding_mode: str = "constant") -> ImageT:
+    """Add a border.
+
+    Parameters
+    ----------
+    image : ndarray, PIL image or tensor
+    padding : int or sequence of 1, 2 or 4 ints
+        On all sides; left and right, top and bottom; left, top, right, bottom. A negative one
+        cuts.
+    fill : number or sequence
+        The value of the border, or one for each channel.
+    padding_mode : str
+        ``"constant"``, ``"edge"``, ``"reflect"`` (without the edge) or ``"symmetric"`` (with it).
+    """
+    check_choice("padding_mode", padding_mode, _BORDERS)
+    sides = [padding] if isinstance(padding, int) else list(padding)
+    if len(sides) not in (1, 2, 4):
+        raise UsageError(f"padding must be an int or have 1, 2 or 4 of them, but it is {padding!r}")
+    sides = (sides * 4)[:4]
+    return on_arrays(image, _pad, *sides, fill, padding_mode)
+
+
+def _pad(
+    image: np.ndarray, left: int, top: int, right: int, bottom: int, fill: Fill, mode: str
+) -> np.ndarray:
+    """Add a border; a negative width cuts."""
+    rows, columns = image.shape[:2]
+    if min(left, top, right, bottom) < 0:
+        image = image[max(-top, 0) : rows + min(bottom, 0), max(-left, 0) : columns + min(right, 0)]
+        left, top, right, bottom = (max(width, 0) for width in (left, top, right, bottom))
+    padded = cv2.copyMakeBorder(
+        image, top, bottom, left, right, _BORDERS[mode], value=fill_of_opencv(image, fill)
+    )
+    return with_channels_of(padded, image)
+
+
+def hflip(image: ImageT) -> ImageT:
+    """Mirror left and right."""
+    if is_pil(image):
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if isinstance(image, torch.Tensor):
+        return image.flip(-1)
+    return on_arrays(image, lambda array: np.ascontiguousarray(array[:, ::-1]))
+
+
+def vflip(image: ImageT) -> ImageT:
+    """Mirror top and bottom."""
+    if is_pil(image):
+        return image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+    if isinstance(image, torch.Tensor):
+        return image.flip(-2)
+    return on_arrays(image, lambda array: np.ascontiguousarray(array[::-1]))
+
+
+def _lengths(size: Size) -> tuple[int, int]:
+    """Return height and width of a size that is checked."""
     values = [size] if isinstance(size, int) else list(size)
     if len(values) not in (1, 2) or not all(isinstance(v, int) and v > 0 for v in values):
-        raise UsageError(f"{name} must be a positive int or two, but it is {size!r}")
+        raise UsageError(f"size must be a positive int or two, but it is {size!r}")
     return values[0], values[-1]
-
-
-def _range(value: float | Sequence[float], name: str) -> tuple[float, float]:
-    """A range of angles; one number stands for minus that to that."""
-    if isinstance(value, Number):
-        if value < 0:
-            raise UsageError(f"{name} as one number must not be negative, but it is {value}")
-        return -float(value), float(value)
-    if len(value) != 2:
-        raise UsageError(f"{name} must be a number or a range of two, but it is {value!r}")
-    return float(value[0]), float(value[1])
 
 
 class Resize(Transform):
@@ -60,63 +289,63 @@ class Resize(Transform):
 
     def __init__(
         self,
-        size: int | Sequence[int],
-        interpolation: Any = InterpolationMode.BILINEAR,
+        size: Size,
+        interpolation: InterpolationMode | str | int = InterpolationMode.BILINEAR,
         max_size: int | None = None,
         antialias: bool | None = True,
     ):
         super().__init__()
         _lengths(size)
-        F.resized_to((1, 1), size, max_size)
+        resized_to((1, 1), size, max_size)
         self.size, self.max_size, self.antialias = size, max_size, antialias
         self.interpolation = interpolation_mode(interpolation)
 
     def forward(self, image: Any) -> Any:
-        return F.resize(image, self.size, self.interpolation, self.max_size, self.antialias)
+        return resize(image, self.size, self.interpolation, self.max_size, self.antialias)
 
 
 class CenterCrop(Transform):
     """The middle of images."""
 
-    def __init__(self, size: int | Sequence[int]):
+    def __init__(self, size: Size):
         super().__init__()
         self.size = _lengths(size)
 
     def forward(self, image: Any) -> Any:
-        return F.center_crop(image, self.size)
+        return center_crop(image, self.size)
 
 
 class FiveCrop(Transform):
     """Four corners and the middle: a tuple of five images."""
 
-    def __init__(self, size: int | Sequence[int]):
+    def __init__(self, size: Size):
         super().__init__()
         self.size = _lengths(size)
 
     def forward(self, image: Any) -> tuple:
-        return F.five_crop(image, self.size)
+        return five_crop(image, self.size)
 
 
 class TenCrop(Transform):
     """:class:`FiveCrop` of an image and of its mirror image."""
 
-    def __init__(self, size: int | Sequence[int], vertical_flip: bool = False):
+    def __init__(self, size: Size, vertical_flip: bool = False):
         super().__init__()
         self.size, self.vertical_flip = _lengths(size), vertical_flip
 
     def forward(self, image: Any) -> tuple:
-        return F.ten_crop(image, self.size, self.vertical_flip)
+        return ten_crop(image, self.size, self.vertical_flip)
 
 
 class Pad(Transform):
     """Add a border. Parameters as of :func:`~.functional.pad`."""
 
-    def __init__(self, padding: int | Sequence[int], fill: Any = 0, padding_mode: str = "constant"):
+    def __init__(self, padding: Size, fill: Fill = 0, padding_mode: str = "constant"):
         super().__init__()
         self.padding, self.fill, self.padding_mode = padding, fill, padding_mode
 
     def forward(self, image: Any) -> Any:
-        return F.pad(image, self.padding, self.fill, self.padding_mode)
+        return pad(image, self.padding, self.fill, self.padding_mode)
 
 
 class RandomCrop(Transform):
@@ -138,10 +367,10 @@ class RandomCrop(Transform):
 
     def __init__(
         self,
-        size: int | Sequence[int],
-        padding: int | Sequence[int] | None = None,
+        size: Size,
+        padding: Size | None = None,
         pad_if_needed: bool = False,
-        fill: Any = 0,
+        fill: Fill = 0,
         padding_mode: str = "constant",
     ):
         super().__init__()
@@ -151,20 +380,20 @@ class RandomCrop(Transform):
 
     def forward(self, image: Any) -> Any:
         if self.padding is not None:
-            image = F.pad(image, self.padding, self.fill, self.padding_mode)
+            image = pad(image, self.padding, self.fill, self.padding_mode)
         height, width = self.size
         _, rows, columns = dimensions(image)
         if self.pad_if_needed and (rows < height or columns < width):
             across, down = max(width - columns, 0), max(height - rows, 0)
-            image = F.pad(image, [across, down], self.fill, self.padding_mode)
+            image = pad(image, [across, down], self.fill, self.padding_mode)
             _, rows, columns = dimensions(image)
         if rows < height or columns < width:
             raise UsageError(
                 f"A crop of {(height, width)} does not fit into an image of {(rows, columns)}; "
                 "Resize before, or pass pad_if_needed=True"
             )
-        top, left = draws.below(rows - height + 1), draws.below(columns - width + 1)
-        return F.crop(image, top, left, height, width)
+        top, left = random_below(rows - height + 1), random_below(columns - width + 1)
+        return crop(image, top, left, height, width)
 
 
 class RandomResizedCrop(Transform):
@@ -186,10 +415,10 @@ class RandomResizedCrop(Transform):
 
     def __init__(
         self,
-        size: int | Sequence[int],
+        size: Size,
         scale: Sequence[float] = (0.08, 1.0),
         ratio: Sequence[float] = (3 / 4, 4 / 3),
-        interpolation: Any = InterpolationMode.BILINEAR,
+        interpolation: InterpolationMode | str | int = InterpolationMode.BILINEAR,
         antialias: bool | None = True,
     ):
         super().__init__()
@@ -199,221 +428,56 @@ class RandomResizedCrop(Transform):
     def part(self, rows: int, columns: int) -> tuple[int, int, int, int]:
         """Top, left, height and width of the part; the middle if no draw fits in ten."""
         for _ in range(10):
-            area = rows * columns * draws.uniform(*self.scale)
-            ratio = math.exp(draws.uniform(*map(math.log, self.ratio)))
+            area = rows * columns * random_uniform(*self.scale)
+            ratio = math.exp(random_uniform(*map(math.log, self.ratio)))
             height, width = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
             if 0 < height <= rows and 0 < width <= columns:
-                return (
-                    draws.below(rows - height + 1),
-                    draws.below(columns - width + 1),
-                    height,
-                    width,
-                )
+                top, left = random_below(rows - height + 1), random_below(columns - width + 1)
+                return top, left, height, width
         ratio = min(max(columns / rows, min(self.ratio)), max(self.ratio))
         height, width = min(rows, round(columns / ratio)), min(columns, round(rows * ratio))
         return (rows - height) // 2, (columns - width) // 2, height, width
 
     def forward(self, image: Any) -> Any:
         part = self.part(*dimensions(image)[1:])
-        return F.resized_crop(image, *part, self.size, self.interpolation, self.antialias)
+        return resized_crop(image, *part, self.size, self.interpolation, self.antialias)
 
 
-class _Flip(Transform):
-    random = True
+class RandomHorizontalFlip(RandomTransform):
+    """Mirror left and right with probability `p`."""
 
-    def __init__(self, p: float = 0.5):
-        super().__init__()
-        self.p = p
+    scale_free = True
 
-
-class RandomHorizontalFlip(_Flip):
-    """Change left and right with probability `p`."""
-
-    def forward(self, image: Any) -> Any:
-        return F.hflip(image) if draws.chance(self.p) else image
+    def changed(self, image: Any) -> Any:
+        return hflip(image)
 
 
-class RandomVerticalFlip(_Flip):
-    """Change top and bottom with probability `p`."""
+class RandomVerticalFlip(RandomTransform):
+    """Mirror top and bottom with probability `p`."""
 
-    def forward(self, image: Any) -> Any:
-        return F.vflip(image) if draws.chance(self.p) else image
+    scale_free = True
+
+    def changed(self, image: Any) -> Any:
+        return vflip(image)
 
 
-class RandomRotation(Transform):
-    """Turn images by a random angle.
+def size_that_suffices(transform: Any) -> Callable[[int, int], tuple[int, int]] | None:
+    """Return the size to which an image is made smaller before all that depends on its size.
 
     Parameters
     ----------
-    degrees : float or (float, float)
-        Range of the angle; one number stands for minus that to that.
-    interpolation, expand, center, fill
-        As of :func:`~.functional.rotate`.
+    transform : callable or None
+
+    Returns
+    -------
+    callable or None
+        From height and width of an image to those that its first ``Resize`` gives it; None if
+        another transform comes before, if pixels between the result's would not count, or if
+        nothing is known of the transform.
     """
-
-    random = True
-
-    def __init__(
-        self,
-        degrees: float | Sequence[float],
-        interpolation: Any = InterpolationMode.NEAREST,
-        expand: bool = False,
-        center: Sequence[float] | None = None,
-        fill: Any = 0,
-    ):
-        super().__init__()
-        self.degrees = _range(degrees, "degrees")
-        self.interpolation = interpolation_mode(interpolation)
-        self.expand, self.center, self.fill = expand, center, fill
-
-    def forward(self, image: Any) -> Any:
-        angle = draws.uniform(*self.degrees)
-        return F.rotate(image, angle, self.interpolation, self.expand, self.center, self.fill)
-
-
-class RandomAffine(Transform):
-    """Turn, move, scale and shear images at random.
-
-    Parameters
-    ----------
-    degrees : float or (float, float)
-        Range of the angle.
-    translate : (float, float), optional
-        Largest share of the width and of the height by which they are moved.
-    scale : (float, float), optional
-        Range of the factor.
-    shear : float, (float, float) or 4 floats, optional
-        Range of the angle along the rows; along the columns, too, with four.
-    interpolation, fill, center
-        As of :func:`~.functional.affine`.
-    """
-
-    random = True
-
-    def __init__(
-        self,
-        degrees: float | Sequence[float],
-        translate: Sequence[float] | None = None,
-        scale: Sequence[float] | None = None,
-        shear: float | Sequence[float] | None = None,
-        interpolation: Any = InterpolationMode.NEAREST,
-        fill: Any = 0,
-        center: Sequence[float] | None = None,
-    ):
-        super().__init__()
-        self.degrees = _range(degrees, "degrees")
-        if translate is not None and not all(0 <= share <= 1 for share in translate):
-            raise UsageError(f"translate must be two shares in 0…1, but it is {translate!r}")
-        if scale is not None and min(scale) <= 0:
-            raise UsageError(f"scale must be a range of positive factors, but it is {scale!r}")
-        if shear is not None and not isinstance(shear, Number) and len(shear) == 4:
-            shear = tuple(map(float, shear))
-        elif shear is not None:
-            shear = _range(shear, "shear")
-        self.translate, self.scale, self.shear = translate, scale, shear
-        self.interpolation = interpolation_mode(interpolation)
-        self.fill, self.center = fill, center
-
-    def forward(self, image: Any) -> Any:
-        _, height, width = dimensions(image)
-        angle = draws.uniform(*self.degrees)
-        moved = (0, 0)
-        if self.translate is not None:
-            limits = (self.translate[0] * width, self.translate[1] * height)
-            moved = tuple(round(draws.uniform(-limit, limit)) for limit in limits)
-        scale = 1.0 if self.scale is None else draws.uniform(*self.scale)
-        shear = [0.0, 0.0]
-        if self.shear is not None:
-            for axis in range(len(self.shear) // 2):
-                shear[axis] = draws.uniform(*self.shear[2 * axis : 2 * axis + 2])
-        return F.affine(
-            image, angle, moved, scale, shear, self.interpolation, self.fill, self.center
-        )
-
-
-class RandomPerspective(Transform):
-    """See images from a random place.
-
-    Parameters
-    ----------
-    distortion_scale : float
-        How far the corners move at most, as a share of half of the image, in 0…1.
-    p : float
-        Probability that it is done.
-    interpolation, fill
-        As of :func:`~.functional.perspective`.
-    """
-
-    random = True
-
-    def __init__(
-        self,
-        distortion_scale: float = 0.5,
-        p: float = 0.5,
-        interpolation: Any = InterpolationMode.BILINEAR,
-        fill: Any = 0,
-    ):
-        super().__init__()
-        if not 0 <= distortion_scale <= 1:
-            raise UsageError(f"distortion_scale must be in 0…1, but it is {distortion_scale}")
-        self.distortion_scale, self.p, self.fill = distortion_scale, p, fill
-        self.interpolation = interpolation_mode(interpolation)
-
-    def forward(self, image: Any) -> Any:
-        if not draws.chance(self.p):
-            return image
-        _, height, width = dimensions(image)
-        across = int(self.distortion_scale * (width // 2))
-        down = int(self.distortion_scale * (height // 2))
-        start = [[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]]
-        end = [
-            [
-                abs(x - draws.below(across + 1)),  # inwards from the left and from the right
-                abs(y - draws.below(down + 1)),
-            ]
-            for x, y in start
-        ]
-        return F.perspective(image, start, end, self.interpolation, self.fill)
-
-
-class ElasticTransform(Transform):
-    """Move pixels by smooth random displacements (Simard et al. 2003).
-
-    Parameters
-    ----------
-    alpha : float or (float, float)
-        Size of the displacements, to the right and below.
-    sigma : float or (float, float)
-        How smooth they are: pixels of the normal distribution that they are blurred by.
-    interpolation, fill
-        As of :func:`~.functional.elastic_transform`.
-    """
-
-    random = True
-
-    def __init__(
-        self,
-        alpha: float | Sequence[float] = 50.0,
-        sigma: float | Sequence[float] = 5.0,
-        interpolation: Any = InterpolationMode.BILINEAR,
-        fill: Any = 0,
-    ):
-        super().__init__()
-        self.alpha = [alpha, alpha] if isinstance(alpha, Number) else list(alpha)
-        self.sigma = [sigma, sigma] if isinstance(sigma, Number) else list(sigma)
-        self.interpolation, self.fill = interpolation_mode(interpolation), fill
-
-    def displacement(self, height: int, width: int) -> torch.Tensor:
-        """Displacements ``(1, height, width, 2)`` of one draw."""
-        shifts = []
-        for alpha, sigma, length in zip(self.alpha, self.sigma, (height, width), strict=True):
-            field = draws.noise((1, height, width)) * 2 - 1
-            if sigma > 0:
-                field = F.gaussian_blur(field, 8 * int(sigma) + 1, sigma)
-            shifts.append(field * (alpha / length))
-        return torch.stack(shifts, dim=-1)
-
-    def forward(self, image: Any) -> Any:
-        _, height, width = dimensions(image)
-        shifts = self.displacement(height, width)
-        return F.elastic_transform(image, shifts, self.interpolation, self.fill)
+    for step in transform.transforms if isinstance(transform, Compose) else [transform]:
+        if type(step) is Resize and step.antialias and step.interpolation in _OF_TORCH:
+            return lambda *lengths: resized_to(lengths, step.size, step.max_size)
+        if not vars(type(step)).get("scale_free"):  # not inherited: a subclass may do more
+            return None
+    return None

@@ -1,0 +1,306 @@
+"""Features on disk: the outputs of a frozen segment for each sample of a dataset.
+
+A training may be fed with them instead of images.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+
+from bigdl.common.errors import UsageError, first_line
+from bigdl.nano.pytorch.frozen.segment import Segment
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Trainer
+
+    from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix
+
+__all__ = ["CachedFeatures"]
+
+_COMPARED = 8  # samples
+_MANIFEST, _FEATURES, _TARGETS = "manifest.json", "features.npy", "targets.pt"
+_ON_BATCHES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_COLLATES = (
+    ("torch.utils.data._utils.collate", "default_collate"),
+    ("bigdl.nano.pytorch.vision.datasets.folders", "collate_channels_last"),
+)
+
+
+class CachedFeatures(Dataset):
+    """Pairs of features and targets. Made by ``FrozenPrefix.cached``.
+
+    Parameters
+    ----------
+    segment : Segment
+    dataset : Dataset
+        Of pairs of an input of the segment and a target.
+    directory : path
+        Holds ``features.npy``, which is mapped into memory, ``targets.pt`` and
+        ``manifest.json``, which says what they were made of.
+    batch_size : int
+        Rows that are computed together.
+
+    Attributes
+    ----------
+    reused : bool
+        Whether the directory held them already.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        dataset: Dataset,
+        directory: str | os.PathLike,
+        batch_size: int = 32,
+    ):
+        if len(dataset) == 0:
+            raise UsageError("The dataset is empty, so there is nothing to cache")
+        _check_deterministic(dataset)
+        self.directory = Path(directory)
+        fingerprint = _fingerprint_of(segment, dataset)
+        self.reused = self._holds(fingerprint)
+        if not self.reused:
+            self._compute(segment, dataset, batch_size)
+            _write_whole(self.directory / _MANIFEST, json.dumps(fingerprint).encode())
+        self._open()
+
+    def _holds(self, fingerprint: dict) -> bool:
+        try:
+            return json.loads((self.directory / _MANIFEST).read_text()) == fingerprint
+        except (OSError, ValueError):
+            return False
+
+    def _compute(self, segment: Segment, dataset: Dataset, batch_size: int) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        (self.directory / _MANIFEST).unlink(missing_ok=True)
+        shape = (len(dataset), *segment.output.shape[1:])
+        # Aside, then renamed: a dataset that was opened before keeps its own file.
+        aside = self.directory / (_FEATURES + ".part")
+        features = np.lib.format.open_memmap(aside, "w+", np.float32, shape)
+        targets, row = [], 0
+        for images, target in DataLoader(dataset, batch_size):
+            reason = segment.why_plain(images)
+            if reason is not None:
+                raise UsageError(f"{segment.name} cannot be cached: {reason}")
+            features[row : row + len(images)] = segment.enter(images).float().numpy()
+            targets.append(target)
+            row += len(images)
+        features.flush()
+        aside.replace(self.directory / _FEATURES)
+        torch.save(targets, self.directory / _TARGETS)
+
+    def _open(self) -> None:
+        self.features = np.load(self.directory / _FEATURES, mmap_mode="r")
+        batches = torch.load(self.directory / _TARGETS, weights_only=True)
+        self.targets = _joined(batches)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, Any]:
+        return torch.from_numpy(np.array(self.features[index])), _row(self.targets, index)
+
+    def __getitems__(self, indices: Sequence[int]) -> list:
+        features = torch.from_numpy(self.features[list(indices)])
+        return [(row, _row(self.targets, i)) for row, i in zip(features, indices, strict=True)]
+
+    def __getstate__(self) -> dict:
+        return {"directory": self.directory, "reused": self.reused}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+
+def _joined(batches: list) -> Any:
+    """Join batches of targets; nested as each of them is."""
+    first = batches[0]
+    if torch.is_tensor(first):
+        return torch.cat(batches)
+    if isinstance(first, dict):
+        return {key: _joined([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, list) and first and not isinstance(first[0], str):
+        return [_joined(list(column)) for column in zip(*batches, strict=True)]
+    return [value for batch in batches for value in batch]
+
+
+def _row(targets: Any, index: int) -> Any:
+    if isinstance(targets, dict):
+        return {key: _row(values, index) for key, values in targets.items()}
+    if isinstance(targets, list) and torch.is_tensor(targets[0]):
+        return [_row(column, index) for column in targets]
+    return targets[index]
+
+
+def _check_deterministic(dataset: Dataset) -> None:
+    """Refuse a dataset that draws at random; of one that cannot say so, take some samples twice."""
+    source = dataset
+    while isinstance(source, Subset):
+        source = source.dataset
+    deterministic = getattr(source, "deterministic", None)
+    if deterministic is None:
+        deterministic = torch.equal(_some_inputs(dataset), _some_inputs(dataset))
+    if not deterministic:
+        raise UsageError(
+            "Features can be cached only if a sample is the same each time, but the dataset's "
+            f"transform draws at random: {getattr(source, 'transform', None)}"
+        )
+
+
+def _some_inputs(dataset: Dataset) -> torch.Tensor:
+    step = -(-len(dataset) // _COMPARED)
+    return default_collate([dataset[index][0] for index in range(0, len(dataset), step)])
+
+
+def _fingerprint_of(segment: Segment, dataset: Dataset) -> dict:
+    """Return what the features depend on."""
+    weights = hashlib.sha256()
+    for module in segment.modules:
+        for name, tensor in module.state_dict().items():
+            weights.update(name.encode())
+            weights.update(_bytes_of(tensor))
+    return {
+        "weights": weights.hexdigest(),
+        "modules": list(segment.names),
+        "method": segment.method,
+        "shape": list(segment.output.shape[1:]),
+        "rows": len(dataset),
+        "data": _data_fingerprint(dataset),
+    }
+
+
+def _data_fingerprint(dataset: Dataset) -> str:
+    """Return a hash of the files that a dataset lists, else of some of its samples."""
+    digest = hashlib.sha256()
+    while isinstance(dataset, Subset):
+        digest.update(f"{list(dataset.indices)}\n".encode())
+        dataset = dataset.dataset
+    digest.update(repr(getattr(dataset, "transform", None)).encode())
+    samples = getattr(dataset, "samples", None)
+    if samples is None:
+        digest.update(_bytes_of(_some_inputs(dataset)))
+        return digest.hexdigest()
+    for path, target in samples:
+        state = os.stat(path)
+        digest.update(f"{path} {target} {state.st_size} {state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write aside, then rename: the file is whole or not there."""
+    aside = path.with_suffix(".part")
+    aside.write_bytes(content)
+    aside.replace(path)
+
+
+def loader_of_features(
+    trainer: Trainer, prefix: FrozenPrefix, loader: Any, directory: str | os.PathLike
+) -> Any:
+    """Return a loader like the given one over the cached features of its samples.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        In a fit. Of several processes the first computes the features.
+    prefix : FrozenPrefix
+        Its notes say what was done, or why not.
+    loader : DataLoader
+        Its sampler, batches and workers are those of the result.
+    directory : path
+
+    Returns
+    -------
+    DataLoader
+        The given one, if features cannot take the place of its samples.
+    """
+    features, reason = None, None
+    if trainer.global_rank == 0:
+        reason = _why_not_cached(trainer, loader)
+        try:
+            features = None if reason else prefix.cached(loader.dataset, directory)
+        except UsageError as error:
+            reason = first_line(error)
+    features, reason = trainer.strategy.broadcast((features, reason))
+    if features is None:
+        note = f"features are not cached: {reason}"
+    else:
+        done = "read from" if features.reused else "computed into"
+        note = f"features of {len(features)} samples {done} {features.directory}"
+    if note not in prefix.notes:  # loaders may be made again for each epoch
+        prefix.notes.append(note)
+    return loader if features is None else _over(loader, features)
+
+
+def _why_not_cached(trainer: Trainer, loader: Any) -> str | None:
+    """Return why features cannot take the place of samples, before any is computed."""
+    if type(loader) is not DataLoader:
+        return f"the training data are a {type(loader).__name__}, not a DataLoader"
+    from pytorch_lightning.utilities.model_helpers import is_overridden
+
+    collate = loader.collate_fn
+    if (getattr(collate, "__module__", ""), getattr(collate, "__name__", "")) not in _COLLATES:
+        return "the loader's collate_fn is not torch's, so it may change images"
+    for owner in (trainer.lightning_module, trainer.datamodule):
+        for name in _ON_BATCHES:
+            if owner is not None and is_overridden(name, owner):
+                return f"{type(owner).__name__}.{name} may change images"
+    sample = loader.dataset[0]
+    pair = isinstance(sample, (tuple, list)) and len(sample) == 2
+    if not pair or not torch.is_tensor(sample[0]):
+        return "its samples are not pairs of a tensor and a target"
+    return None
+
+
+def _over(loader: DataLoader, features: CachedFeatures) -> DataLoader:
+    """Return the loader over other samples; its sampler, which knows their number only, stays."""
+    other = copy.copy(loader)
+    # A loader guards its attributes; what Lightning keeps of its constructor names the images.
+    kept = {
+        name: value
+        for name, value in vars(loader).items()
+        if not name.startswith("__pl_") and name != "__dataset"
+    }
+    vars(other).clear()
+    vars(other).update(kept, dataset=features, collate_fn=default_collate, _iterator=None)
+    return other
+
+
+class BatchWatch:
+    """Refuses a training step that changes a batch of features as if it held images.
+
+    Parameters
+    ----------
+    prefix : FrozenPrefix
+    batch : structure of Tensor
+        That the training step is given.
+    """
+
+    def __init__(self, prefix: FrozenPrefix, batch: Any):
+        self._batch = batch
+        self._handle = prefix.segments[0].modules[0].register_forward_pre_hook(self._check)
+
+    def _check(self, module: torch.nn.Module, inputs: tuple) -> None:
+        # A layout of memory may have been changed, but no value.
+        if not any(torch.is_tensor(x) and torch.equal(inputs[0], x) for x in self._batch):
+            raise UsageError(
+                "training_step changes the images before the model is called, so cached features "
+                "cannot take their place; leave cache_dir out, or let the dataset change them"
+            )
+
+    def remove(self) -> None:
+        """Stop checking."""
+        self._handle.remove()

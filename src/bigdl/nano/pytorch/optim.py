@@ -1,0 +1,127 @@
+"""Optimizers: an Adam for models with large embeddings and dense layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim.adam import adam
+
+from bigdl.common.errors import UsageError
+
+__all__ = ["SparseAdam"]
+
+
+class SparseAdam(torch.optim.Optimizer):
+    """Adam (Kingma and Ba, 2015) that takes sparse and dense gradients.
+
+    ``torch.optim.Adam`` refuses the gradients of ``nn.Embedding(sparse=True)`` and
+    ``torch.optim.SparseAdam`` all others. Of a sparse gradient only the rows that occur in it are
+    updated, moments included ("lazy Adam"); dense ones get ordinary Adam.
+
+    Parameters
+    ----------
+    params : iterable of Tensor or dict
+        As for any optimizer of PyTorch.
+    lr : float
+    betas : tuple of two floats
+        Decays of the first and second moment.
+    eps : float
+
+    Raises
+    ------
+    UsageError
+        If a value is out of its range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ):
+        if not lr > 0:
+            raise UsageError(f"Invalid learning rate: {lr}; it must be above 0")
+        if not eps > 0:
+            raise UsageError(f"Invalid epsilon value: {eps}; it must be above 0")
+        for index, beta in enumerate(betas):
+            if not 0 <= beta < 1:
+                raise UsageError(
+                    f"Invalid beta parameter at index {index}: {beta}; it must be in [0, 1)"
+                )
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> Any:
+        """Update all parameters that have a gradient.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Computes the loss again and returns it.
+
+        Returns
+        -------
+        Tensor or None
+            The loss of the closure.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [each for each in group["params"] if each.grad is not None]
+            dense = [each for each in parameters if not each.grad.is_sparse]
+            for parameter in parameters:
+                if parameter.grad.is_sparse:
+                    self._update_rows(parameter, group)
+            if dense:
+                self._update_all(dense, group)
+        return loss
+
+    def _moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        return state
+
+    def _update_rows(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        gradient = parameter.grad.coalesce()
+        rows, values = gradient.indices()[0], gradient.values()
+        if gradient.sparse_dim() != 1:
+            raise UsageError(
+                "SparseAdam takes gradients that are sparse in their rows, but one is sparse in "
+                f"{gradient.sparse_dim()} dimensions"
+            )
+        state = self._moments(parameter)
+        state["step"] += 1
+        step, (beta1, beta2) = state["step"].item(), group["betas"]
+        mean = state["exp_avg"][rows].lerp_(values, 1 - beta1)
+        square = state["exp_avg_sq"][rows].mul_(beta2).addcmul_(values, values, value=1 - beta2)
+        state["exp_avg"][rows], state["exp_avg_sq"][rows] = mean, square
+        scale = (1 - beta2**step) ** 0.5
+        divisor = square.sqrt_().div_(scale).add_(group["eps"])
+        parameter.index_add_(0, rows, mean.div(divisor), alpha=-group["lr"] / (1 - beta1**step))
+
+    def _update_all(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
+        states = [self._moments(parameter) for parameter in parameters]
+        beta1, beta2 = group["betas"]
+        adam(
+            parameters,
+            [parameter.grad for parameter in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=0.0,
+            eps=group["eps"],
+            maximize=False,
+        )

@@ -1,0 +1,435 @@
+"""Run a program as it is, on Nano and without a GPU.
+
+:func:`patch_torch` puts Nano's Trainer, transforms and data sets in the places of Lightning's and
+torchvision's; :func:`patch_cuda` lets code that asks for CUDA run on the CPU; :func:`patch_dtype`
+puts one floating-point type in the place of another; :func:`patch_encryption` gives ``torch.save``
+and ``torch.load`` a key. They change other packages in this process until they are undone. The
+processes of a Trainer, a TorchNano or a ``@nano`` are patched as the process is that starts them,
+before they import anything of the program's; their default type is the same, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bigdl.common.errors import UsageError
+from bigdl.nano.pytorch import encryption
+
+__all__ = [
+    "get_cuda_status",
+    "patch_cuda",
+    "patch_dtype",
+    "patch_encryption",
+    "patch_torch",
+    "unpatch_cuda",
+    "unpatch_dtype",
+    "unpatch_encryption",
+    "unpatch_torch",
+]
+
+_MISSING = object()
+
+
+class Replaced:
+    """Replaces attributes of modules and classes, and puts them back.
+
+    Attributes
+    ----------
+    active : bool
+        Whether any is replaced.
+    """
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    @property
+    def active(self) -> bool:
+        return bool(self._before)
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replace an attribute."""
+        self._before.append((owner, name, vars(owner).get(name, _MISSING)))
+        setattr(owner, name, value)
+
+    def undo(self) -> None:
+        """Put all of them back; again does nothing."""
+        while self._before:
+            owner, name, value = self._before.pop()
+            if value is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+_cuda, _dtype, _encryption, _names = (Replaced() for _ in range(4))
+_types: dict[str, torch.dtype] = {}  # arguments of patch_dtype
+
+
+def _show_torch_to_dynamo() -> None:
+    """Let TorchDynamo, which optimizers and ``torch.compile`` load, see torch's own functions.
+
+    It makes a table of them by identity when it is loaded. Were others in their places by then, it
+    would take those for torch's, and not know torch's own once they are back.
+    """
+    import torch._dynamo  # noqa: F401
+
+
+def patch_torch(cuda_to_cpu: bool = True) -> None:
+    """Let ``from pytorch_lightning import Trainer`` give Nano's, and likewise for torchvision.
+
+    Call it before the program's own imports; names that were imported before stay as they are.
+    ``torchvision.transforms`` and ``torchvision.datasets`` are replaced if torchvision works.
+
+    Parameters
+    ----------
+    cuda_to_cpu : bool
+        Also call :func:`patch_cuda`.
+    """
+    if not _names.active:
+        import pytorch_lightning as pl
+        import pytorch_lightning.trainer
+
+        from bigdl.nano.pytorch.trainer import Trainer
+
+        for owner in (pl, pytorch_lightning.trainer):
+            _names.set(owner, "Trainer", Trainer)
+        torchvision = _working_torchvision()
+        for name in ("transforms", "datasets"):
+            if torchvision is not None:
+                ours = importlib.import_module(f"bigdl.nano.pytorch.vision.{name}")
+                _names.set(torchvision, name, ours)
+    if cuda_to_cpu and not get_cuda_status():
+        patch_cuda()
+
+
+def unpatch_torch() -> None:
+    """Put everything back that :func:`patch_torch` has replaced; again does nothing."""
+    _names.undo()
+    unpatch_cuda()
+
+
+def _working_torchvision() -> Any:
+    """Return torchvision with its transforms and datasets; None if it is missing or broken."""
+    try:
+        for name in ("transforms", "datasets"):
+            importlib.import_module(f"torchvision.{name}")
+        return importlib.import_module("torchvision")
+    except (ImportError, RuntimeError, OSError):  # RuntimeError: one for another torch
+        return None
+
+
+# Functions of torch that take a device by keyword.
+_DEVICE_FACTORIES = """
+    arange asarray as_tensor bartlett_window blackman_window empty empty_like empty_quantized
+    empty_strided eye fft.fftfreq fft.rfftfreq from_file full full_like hamming_window
+    hann_window kaiser_window linspace load logspace nested.nested_tensor normal ones ones_like
+    rand rand_like randint randint_like randn randn_like randperm range scalar_tensor
+    sparse_bsc_tensor sparse_bsr_tensor sparse_compressed_tensor sparse_coo_tensor
+    sparse_csc_tensor sparse_csr_tensor tensor tril_indices triu_indices vander zeros zeros_like
+"""
+_DEVICE_METHODS = """
+    new_empty new_full new_ones new_tensor new_zeros
+"""
+_CUDA_NOTHING = """
+    empty_cache init ipc_collect manual_seed manual_seed_all reset_peak_memory_stats seed
+    seed_all set_device synchronize
+"""
+
+
+def get_cuda_status() -> bool:
+    """Return True while :func:`patch_cuda` is in force."""
+    return _cuda.active
+
+
+def patch_cuda(disable_jit: bool = True) -> None:
+    """Let a program that is written for CUDA run on the CPU.
+
+    ``.cuda()``, ``.to("cuda")`` and ``device="cuda"`` mean the CPU, streams and events do nothing,
+    autocast to float16 on CUDA is autocast to bfloat16, and process groups of NCCL are of gloo.
+    ``torch.cuda.is_available()`` and ``torch.cuda.device_count()`` tell the truth: a program must
+    not depend on them.
+
+    Parameters
+    ----------
+    disable_jit : bool
+        Accepted; nothing of it is needed any more.
+    """
+    if _cuda.active:
+        return
+    _show_torch_to_dynamo()
+    for name in _DEVICE_FACTORIES.split():
+        path, _, last = name.rpartition(".")
+        owner = getattr(torch, path) if path else torch
+        if hasattr(owner, last):
+            _cuda.set(owner, last, _on_cpu(getattr(owner, last)))
+    for name in (*_DEVICE_METHODS.split(), "to"):
+        _cuda.set(torch.Tensor, name, _on_cpu(getattr(torch.Tensor, name)))
+    _cuda.set(torch.nn.Module, "to", _on_cpu(torch.nn.Module.to))
+    for owner in (torch.Tensor, torch.nn.Module):
+        _cuda.set(owner, "cuda", lambda value, *args, **kwargs: value)
+    _cuda.set(torch.Tensor, "is_cuda", property(lambda tensor: False))
+    for name in _CUDA_NOTHING.split():
+        _cuda.set(torch.cuda, name, _doing_nothing(name))
+    for name in ("current_stream", "default_stream"):
+        _cuda.set(torch.cuda, name, lambda *args, **kwargs: _Stream())
+    for name, idle in (("Stream", _Stream), ("ExternalStream", _External), ("Event", _Event)):
+        _cuda.set(torch.cuda, name, idle)
+    for name in ("stream", "device"):
+        _cuda.set(torch.cuda, name, lambda *args, **kwargs: contextlib.nullcontext())
+    _cuda.set(torch.cuda, "current_device", lambda: 0)
+    _patch_amp()
+    if torch.distributed.is_available():
+        started = torch.distributed.init_process_group
+        _cuda.set(torch.distributed, "init_process_group", _with_gloo(started))
+
+
+def unpatch_cuda() -> None:
+    """Put everything back; again does nothing."""
+    _cuda.undo()
+
+
+class _Idle:
+    """A stream or an event on which nothing happens."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        pass
+
+    def __enter__(self) -> _Idle:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        pass
+
+    def query(self) -> bool:
+        """Return True: all work is done."""
+        return True
+
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds between two events."""
+        return 0.0
+
+    def record_event(self, event: Any = None) -> Any:
+        """Record an event, a new one by default."""
+        return event or _Event()
+
+    record = synchronize = wait = wait_event = wait_stream = record_stream = (
+        lambda self, *args, **kwargs: None
+    )
+
+
+class _Stream(_Idle):
+    """``torch.cuda.Stream``."""
+
+
+class _External(_Stream):
+    """``torch.cuda.ExternalStream``."""
+
+
+class _Event(_Idle):
+    """``torch.cuda.Event``."""
+
+
+def _patch_amp() -> None:
+    original = torch.autocast
+
+    class Autocast(original):
+        """``torch.autocast``; on CUDA it is bfloat16 on the CPU."""
+
+        def __init__(self, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any):
+            if str(device_type).startswith("cuda"):
+                device_type, dtype = "cpu", torch.bfloat16
+            super().__init__(device_type, dtype, *args, **kwargs)
+
+    class CudaAutocast(Autocast):
+        """``torch.cuda.amp.autocast``."""
+
+        def __init__(self, enabled: bool = True, dtype: Any = None, cache_enabled: bool = True):
+            super().__init__("cuda", dtype, enabled, cache_enabled)
+
+    class Scaler(torch.amp.GradScaler):
+        """A scaler that does not scale: bfloat16 has the range of float32."""
+
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__("cpu", enabled=False)
+
+    class CudaScaler(Scaler):
+        """``torch.cuda.amp.GradScaler``."""
+
+    for owner in (torch, torch.amp):
+        _cuda.set(owner, "autocast", Autocast)
+    _cuda.set(torch.amp, "GradScaler", Scaler)
+    _cuda.set(torch.cuda.amp, "GradScaler", CudaScaler)
+    _cuda.set(torch.cuda.amp, "autocast", CudaAutocast)
+
+
+def _on_cpu(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            kwargs["device"] = _cpu_for(kwargs["device"])
+        if "map_location" in kwargs:
+            kwargs["map_location"] = _cpu_for(kwargs["map_location"])
+        return function(*map(_cpu_for, args), **kwargs)
+
+    return call
+
+
+def _cpu_for(value: Any) -> Any:
+    """The CPU for a device of CUDA; any other value itself."""
+    if isinstance(value, str) and value.split(":")[0] == "cuda":
+        return "cpu"
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("cpu")
+    return value
+
+
+def _with_gloo(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        function("gloo" if backend == "nccl" else backend, *args, **kwargs)
+
+    return init_process_group
+
+
+def _doing_nothing(name: str) -> Callable[..., None]:
+    """A function of its own for each name, as those of torch are."""
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        pass
+
+    nothing.__name__ = nothing.__qualname__ = name
+    return nothing
+
+
+_TYPES = {
+    **dict.fromkeys(("fp64", "float64", "double", torch.float64), torch.float64),
+    **dict.fromkeys(("fp32", "float32", "float", torch.float32), torch.float32),
+    **dict.fromkeys(("bf16", "bfloat16", torch.bfloat16), torch.bfloat16),
+    **dict.fromkeys(("fp16", "float16", "half", torch.float16), torch.float16),
+}
+_DTYPE_METHODS = {torch.float64: "double", torch.float32: "float", torch.bfloat16: "bfloat16"}
+_DTYPE_FACTORIES = """
+    arange as_tensor asarray empty empty_like eye full full_like linspace logspace ones
+    ones_like rand rand_like randn randn_like tensor zeros zeros_like
+"""
+
+
+def patch_dtype(from_dtype: Any = "fp64", to_dtype: Any = "fp32") -> None:
+    """Let a program that names one type of floating-point numbers use another.
+
+    ``dtype=`` of functions that make tensors, ``.to(dtype)``, and the methods that are named after
+    the type, such as ``.double()``, are changed; the type of NumPy's arrays is not.
+
+    Parameters
+    ----------
+    from_dtype, to_dtype : str or torch.dtype
+        ``"fp64"``, ``"fp32"``, ``"bf16"`` or ``"fp16"``.
+
+    Raises
+    ------
+    UsageError
+        If a type is unknown, or another one is replaced already.
+    """
+    for value in (from_dtype, to_dtype):
+        if value not in _TYPES:
+            raise UsageError(
+                f"There is no type {value!r} to replace; choose 'fp64', 'fp32', 'bf16' or 'fp16'"
+            )
+    if _dtype.active:
+        raise UsageError("A type is replaced already; call unpatch_dtype first")
+    _show_torch_to_dynamo()
+    old, new = _TYPES[from_dtype], _TYPES[to_dtype]
+    _types.update(from_dtype=old, to_dtype=new)
+    for name in _DTYPE_FACTORIES.split():
+        _dtype.set(torch, name, _with_type(getattr(torch, name), old, new))
+    for owner in (torch.Tensor, torch.nn.Module):
+        _dtype.set(owner, "to", _with_type(owner.to, old, new))
+        method = _DTYPE_METHODS.get(old, "half")
+        _dtype.set(owner, method, lambda value, *args, **kwargs: value.to(new))
+
+
+def unpatch_dtype() -> None:
+    """Put everything back; again does nothing."""
+    _dtype.undo()
+
+
+def _with_type(function: Callable, old: torch.dtype, new: torch.dtype) -> Callable:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dtype") is old:
+            kwargs["dtype"] = new
+        return function(*(new if value is old else value for value in args), **kwargs)
+
+    return call
+
+
+def patch_encryption() -> None:
+    """Let ``torch.save`` take ``encryption_key`` and ``torch.load`` ``decryption_key``.
+
+    The originals are ``torch.old_save`` and ``torch.old_load`` meanwhile.
+    """
+    if _encryption.active:
+        return
+    for name, ours in (("save", encryption.save), ("load", encryption.load)):
+        _encryption.set(torch, f"old_{name}", getattr(torch, name))
+        _encryption.set(torch, name, ours)
+
+
+def unpatch_encryption() -> None:
+    """Put everything back; again does nothing."""
+    _encryption.undo()
+
+
+@dataclass(frozen=True)
+class Patches:
+    """The patches of a process.
+
+    Where an object of this class is unpickled, they are in force from then on, so that what is
+    unpickled after it finds them: modules of the user's are imported for that, too. What is in
+    force there already stays.
+
+    Attributes
+    ----------
+    encryption, cuda, names : bool
+        Whether :func:`patch_encryption`, :func:`patch_cuda` and :func:`patch_torch` are in force.
+    types : dict
+        Arguments of the :func:`patch_dtype` in force; empty if none is.
+    default_dtype : torch.dtype
+        Type of tensors of floating-point numbers that are made without one.
+    """
+
+    encryption: bool
+    cuda: bool
+    types: dict[str, torch.dtype]
+    names: bool
+    default_dtype: torch.dtype
+
+    @classmethod
+    def of_this_process(cls) -> Patches:
+        """Return what is patched here."""
+        return cls(
+            _encryption.active,
+            _cuda.active,
+            dict(_types) if _dtype.active else {},
+            _names.active,
+            torch.get_default_dtype(),
+        )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self.encryption:
+            patch_encryption()
+        if self.cuda:
+            patch_cuda()
+        if self.types and not _dtype.active:
+            patch_dtype(**self.types)
+        if self.names:
+            patch_torch(cuda_to_cpu=False)
+        torch.set_default_dtype(self.default_dtype)

@@ -1,0 +1,230 @@
+"""Objects that caller and worker share, and the changes that a worker sends back.
+
+Caller and worker hold the same objects, as the worker got a copy of them: modules with their
+parameters, a trainer, optimizers. :class:`ObjectRegistry` gives each of them a name. A value that
+refers to them is pickled with these names in their place, so what comes back refers to the
+caller's objects: an optimizer to its parameters, a callback to its trainer. :class:`Changes` finds
+what has changed meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import cloudpickle
+import torch
+from lightning_fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+__all__ = ["Changes", "ObjectRegistry"]
+
+_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+
+
+class ObjectRegistry:
+    """Objects that both sides have, each under a name.
+
+    Parameters
+    ----------
+    roots : mapping of str to object
+        The same on both sides. Of a module its submodules, parameters and buffers get names, too.
+    unwrap : callable, optional
+        Gives for a wrapper the object that travels in its place, and any other object itself.
+    """
+
+    def __init__(
+        self, roots: Mapping[str, Any], unwrap: Callable[[Any], Any] = lambda value: value
+    ):
+        self.roots = dict(roots)
+        self._unwrap = unwrap
+        self._objects: dict[tuple[str, str], Any] = {}
+        for name, root in self.roots.items():
+            self._objects.setdefault((name, ""), root)
+            if isinstance(root, nn.Module):
+                for path, part in _parts(root):
+                    self._objects.setdefault((name, path), part)
+        self._names = {id(value): name for name, value in self._objects.items()}
+
+    def dumps(self, value: Any) -> bytes:
+        """Pickle a value; what is known here is named and not copied."""
+        file = io.BytesIO()
+        _Pickler(file, self._names, self._unwrap).dump(value)
+        return file.getvalue()
+
+    def loads(self, content: bytes) -> Any:
+        """Unpickle a value, with this side's objects in the places of the other's."""
+        return _Unpickler(io.BytesIO(content), self._objects).load()
+
+    def modules(self) -> dict[tuple[str, str], nn.Module]:
+        """Return the modules that are known, by their names."""
+        return {name: part for name, part in self._objects.items() if isinstance(part, nn.Module)}
+
+    def optimizers(self) -> dict[str, Optimizer | LRScheduler]:
+        """Return the optimizers and schedulers among the roots."""
+        kinds = (Optimizer, LRScheduler)
+        return {name: root for name, root in self.roots.items() if isinstance(root, kinds)}
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, file, names: dict[int, tuple[str, str]], unwrap: Callable[[Any], Any]):
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._names, self._unwrap = names, unwrap
+
+    def persistent_id(self, value: Any) -> tuple[str, str] | None:
+        return self._names.get(id(value))
+
+    def reducer_override(self, value: Any) -> Any:
+        inner = self._unwrap(value)
+        return super().reducer_override(value) if inner is value else (_itself, (inner,))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file, objects: dict[tuple[str, str], Any]):
+        super().__init__(file)
+        self._objects = objects
+
+    def persistent_load(self, name: tuple[str, str]) -> Any:
+        return self._objects[name]
+
+
+class Changes:
+    """Changes of modules and other objects since this was made.
+
+    Parameters
+    ----------
+    registry : ObjectRegistry
+    objects : mapping of str to object
+        Roots that are no modules, whose attributes are watched, too.
+    ignored : iterable of str
+        Attributes of any of them that do not count.
+    """
+
+    def __init__(
+        self,
+        registry: ObjectRegistry,
+        objects: Mapping[str, Any] | None = None,
+        ignored: Iterable[str] = (),
+    ):
+        self._registry = registry
+        self._watched = {(name, ""): value for name, value in (objects or {}).items()}
+        self._watched |= registry.modules()
+        self._ignored = _OF_MODULES.union(ignored)
+        self._before = {name: self._digests(value) for name, value in self._watched.items()}
+        self._children = {name: _children(value) for name, value in self._watched.items()}
+
+    def collect(self) -> dict[str, Any]:
+        """Return weights, attributes that are new or different, modules that were added and states.
+
+        The states are those of optimizers and schedulers, and of random numbers.
+
+        Returns
+        -------
+        dict
+            To be pickled by `registry`, and given to :meth:`apply` on the other side.
+        """
+        modules = self._registry.modules()
+        return {
+            "weights": {name: _own_weights(module) for name, module in modules.items()},
+            "attributes": {name: self._different(name) for name in self._watched},
+            "added": {name: self._added(name, module) for name, module in modules.items()},
+            "optimizers": {
+                name: root.__getstate__() for name, root in self._registry.optimizers().items()
+            },
+            "random": _collect_rng_states(include_cuda=False),
+        }
+
+    @staticmethod
+    def apply(registry: ObjectRegistry, content: Mapping[str, Any]) -> None:
+        """Make the caller's objects as those of the worker are."""
+        known = registry._objects
+        for name, added in content["added"].items():
+            for attribute, parts in added.items():
+                vars(known[name])[attribute].update(parts)
+        for name, weights in content["weights"].items():
+            _take_weights(known[name], weights)
+        for name, attributes in content["attributes"].items():
+            for attribute, value in attributes.items():
+                vars(known[name])[attribute] = value
+        for name, state in content["optimizers"].items():
+            vars(registry.roots[name]).update(state)
+        _set_rng_states(content["random"])
+
+    def _digests(self, value: Any) -> dict[str, bytes | None]:
+        attributes = vars(value).items()
+        return {name: self._digest(each) for name, each in attributes if name not in self._ignored}
+
+    def _digest(self, value: Any) -> bytes | None:
+        """Return the hash of a value; None for what cannot be pickled."""
+        try:
+            return hashlib.blake2b(self._registry.dumps(value)).digest()
+        except Exception:
+            return None
+
+    def _different(self, name: tuple[str, str]) -> dict[str, Any]:
+        before = self._before[name]
+        now = self._digests(self._watched[name])
+        attributes = vars(self._watched[name])
+        return {
+            attribute: attributes[attribute]
+            for attribute, digest in now.items()
+            if digest is not None and digest != before.get(attribute)
+        }
+
+    def _added(self, name: tuple[str, str], module: nn.Module) -> dict[str, dict[str, Any]]:
+        before = self._children[name]
+        return {
+            attribute: {
+                name: part
+                for name, part in vars(module)[attribute].items()
+                if name not in before[attribute]
+            }
+            for attribute in before
+        }
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+_PARTS = ("_modules", "_parameters", "_buffers")  # of a module
+
+
+def _parts(root: nn.Module) -> Iterable[tuple[str, Any]]:
+    yield from root.named_modules()
+    for prefix, parts in (("p", root.named_parameters()), ("b", root.named_buffers())):
+        for path, tensor in parts:
+            yield f"{prefix}:{path}", tensor
+
+
+def _children(value: Any) -> dict[str, set[str]]:
+    if not isinstance(value, nn.Module):
+        return {}
+    return {attribute: set(vars(value)[attribute]) for attribute in _PARTS}
+
+
+def _own_weights(module: nn.Module) -> dict[str, tuple[torch.Tensor, bool]]:
+    tensors = {**module._parameters, **module._buffers}
+    return {
+        name: (tensor.detach().contiguous(), tensor.requires_grad)
+        for name, tensor in tensors.items()
+        if tensor is not None and not nn.parameter.is_lazy(tensor)
+    }
+
+
+@torch.no_grad()
+def _take_weights(module: nn.Module, weights: Mapping[str, tuple[torch.Tensor, bool]]) -> None:
+    for name, (tensor, requires_grad) in weights.items():
+        target = module._parameters.get(name, module._buffers.get(name))
+        if target is None:
+            continue
+        if target.shape == tensor.shape and target.dtype == tensor.dtype:
+            target.copy_(tensor)
+        else:
+            target.data = tensor
+        target.requires_grad_(requires_grad)

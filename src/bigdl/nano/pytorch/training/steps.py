@@ -1,0 +1,365 @@
+"""Faster training steps: bfloat16, channels-last layout, fused optimizers and TorchInductor.
+
+:class:`FastSteps` applies :class:`~bigdl.nano.pytorch.training.options.TrainingOptions` to a module
+in one process, and undoes what must not stay.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+from torch.utils.hooks import RemovableHandle
+
+from bigdl.common.cpu import isa_flags
+from bigdl.nano.pytorch.training.optimizers import fuse
+from bigdl.nano.pytorch.training.options import TrainingOptions
+
+__all__ = ["FastSteps"]
+
+_log = logging.getLogger(__name__)
+_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
+_LARGE_PRODUCT = 1 << 18  # weights of one linear layer from which on casts cost less than they gain
+
+
+class FastSteps:
+    """Settings of one module while it is trained.
+
+    Parameters
+    ----------
+    options : TrainingOptions
+    module : Module
+        In float32 on the CPU, or nothing is done.
+    calls : bool
+        Whether the module is called by a loop that is not ours: then its first call, and not the
+        first step, shows whether the program bears the layout.
+
+    Attributes
+    ----------
+    report : list of str
+        What holds, in a few words each.
+    """
+
+    def __init__(self, options: TrainingOptions, module: nn.Module, *, calls: bool = False):
+        self._options = options
+        self._module = module
+        self._hook: RemovableHandle | None = None
+        self._calls: Bf16Calls | None = None
+        self._guard: LayoutGuard | None = None
+        self._compiled: Compiled | None = None
+        self.channels_last = False
+        self.report: list[str] = []
+        if any(parameter.device.type != "cpu" for parameter in module.parameters()):
+            return
+        self._choose_precision()
+        self._choose_layout()
+        if options.inductor:
+            self._compiled = Compiled(module)
+            self.report.append("TorchInductor")
+        if self.channels_last and calls:
+            self._convert_calls()
+
+    def batch(self, batch: Any) -> Any:
+        """Return a batch in the layout of the module."""
+        return tree_map_only(torch.Tensor, _last, batch) if self.channels_last else batch
+
+    def step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a training step; the first one shows whether the program bears the layout."""
+        guard, self._guard = self._guard, None
+        if guard is None:
+            return step(*args, **kwargs)
+        try:
+            return step(*args, **kwargs)
+        except RuntimeError as error:
+            if not guard.caused(error):
+                raise
+        guard.rewind()
+        self._drop_layout()
+        args, kwargs = tree_map_only(torch.Tensor, _contiguous, (args, kwargs))
+        return step(*args, **kwargs)
+
+    def optimizers(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Let optimizers use their fused implementation."""
+        if not self._options.fused_optimizers:
+            return
+        names = {type(each).__name__ for each in optimizers if fuse(each, self._module)}
+        if names:
+            self.report.append(f"fused {' and '.join(sorted(names))}")
+
+    def undo(self) -> None:
+        """Leave the module as it was, but for what it has learned."""
+        for part in (self._calls, self._compiled, self._hook):
+            if part is not None:
+                part.remove()
+        self._calls = self._compiled = self._hook = None
+        if self.channels_last:
+            self._module.to(memory_format=torch.contiguous_format)
+            self.channels_last = False
+
+    def _choose_precision(self) -> None:
+        if self._options.precision is not None:
+            self.report.append(f"precision {self._options.precision}")
+            return
+        instructions = bf16_instructions()
+        if instructions is None or not gains_from_bf16(self._module):
+            self.report.append("float32")
+            return
+        self._calls = Bf16Calls(self._module)
+        self.report.append(f"bfloat16 in training steps ({instructions})")
+
+    def _choose_layout(self) -> None:
+        wanted = self._options.channels_last
+        if wanted is False or (wanted is None and not gains_from_channels_last(self._module)):
+            return
+        if wanted is None:
+            self._guard = LayoutGuard(self._module)
+        self.channels_last = True
+        self._module.to(memory_format=torch.channels_last)
+        self.report.append("channels_last")
+
+    def _convert_calls(self) -> None:
+        hook = _BatchHook(self)
+        self._hook = self._module.register_forward_pre_hook(hook, with_kwargs=True)
+        if self._guard is not None:
+            attributes, forward = vars(self._module), self._module.forward
+            before = attributes.get("forward")
+
+            def first(*args: Any, **kwargs: Any) -> Any:
+                del attributes["forward"]
+                if before is not None:
+                    attributes["forward"] = before
+                return self.step(forward, *args, **kwargs)
+
+            attributes["forward"] = first
+
+    def _drop_layout(self) -> None:
+        self._module.to(memory_format=torch.contiguous_format)
+        self.channels_last = False
+        with suppress(ValueError):
+            place = self.report.index("channels_last")
+            self.report[place] = "contiguous (the model takes views of its activations)"
+        _log.debug("The first step failed with channels_last and is made again without")
+
+
+class _BatchHook:
+    """Gives inputs the layout of the module; a copy of the module has one of its own."""
+
+    def __init__(self, steps: FastSteps):
+        self._steps = steps
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return self._steps.batch((args, kwargs))
+
+
+def bf16_instructions() -> str | None:
+    """Return the instruction set by which this processor multiplies bfloat16, if it has one."""
+    flags = isa_flags()
+    return next((name for name in _INSTRUCTIONS if name in flags), None)
+
+
+def gains_from_bf16(module: nn.Module) -> bool:
+    """Return True if a module holds layers for which bfloat16 pays: convolutions or large products.
+
+    The casts of small weights in each step cost more than their products gain.
+    """
+    if any(parameter.dtype != torch.float32 for parameter in module.parameters()):
+        return False
+    for part in module.modules():
+        if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            return True
+        weights = (weight for weight in part.parameters(recurse=False) if weight.dim() == 2)
+        if not isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and any(
+            weight.numel() >= _LARGE_PRODUCT for weight in weights
+        ):
+            return True
+    return False
+
+
+class Bf16Calls:
+    """Hooks on a module and its direct children, by which their calls run in bfloat16 in training.
+
+    ``torch.autocast`` around a whole step hands bfloat16 tensors to the user's own code, which
+    NumPy cannot read. Here it is entered by the calls of modules: in a training step the outermost
+    call runs in bfloat16, and what it returns is float32 again. Loss, metrics and logging stay as
+    they were, and so does all evaluation.
+
+    Parameters
+    ----------
+    module : Module
+        Its own call is one that counts, and so are its children's, which a training step may use
+        directly. Losses and metrics do not count.
+    """
+
+    def __init__(self, module: nn.Module):
+        self._module = module
+        self._inside = threading.local()
+        self._handles = []
+        for part in (module, *computing_children(module)):
+            self._handles += [
+                part.register_forward_pre_hook(self._enter),
+                part.register_forward_hook(self._leave, always_call=True),
+            ]
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the module, or a saved one, keeps hooks that work."""
+        return {"_module": self._module}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._module = state["_module"]
+        self._inside = threading.local()
+        self._handles = []
+
+    def _enter(self, module: nn.Module, inputs: Any) -> None:
+        calls = self._calls()
+        if not calls and self._counts(module):
+            context = torch.autocast("cpu", torch.bfloat16)
+            context.__enter__()
+            calls.append((module, context))
+        elif calls:
+            calls.append((module, None))
+
+    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        calls = self._calls()
+        if not calls or calls[-1][0] is not module:
+            return None
+        _, context = calls.pop()
+        if context is None:
+            return None
+        context.__exit__(None, None, None)
+        return tree_map_only(torch.Tensor, full_precision, output)
+
+    def _calls(self) -> list:
+        """Return the calls that this thread is in; threads of data parallelism have their own."""
+        if not hasattr(self._inside, "calls"):
+            self._inside.calls = []
+        return self._inside.calls
+
+    def _counts(self, module: nn.Module) -> bool:
+        return (
+            self._module.training  # gradients or not: a frozen backbone has none
+            and not torch.is_autocast_enabled("cpu")
+            and not _is_redirected(module)
+        )
+
+
+def computing_children(module: nn.Module) -> list[nn.Module]:
+    """Return the direct children of a module that are no losses or metrics."""
+    return [child for child in module.children() if _computes(child)]
+
+
+def _computes(module: nn.Module) -> bool:
+    from torchmetrics import Metric, MetricCollection
+
+    loss = type(module).__module__ == "torch.nn.modules.loss"
+    return not loss and not isinstance(module, (Metric, MetricCollection))
+
+
+def _is_redirected(module: nn.Module) -> bool:
+    """Return True if the call is a whole step, which Lightning sends through a wrapper."""
+    return "_ForwardRedirection" in getattr(module.forward, "__qualname__", "")
+
+
+def full_precision(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of bfloat16 in float32, another one as it is."""
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
+def gains_from_channels_last(module: nn.Module) -> bool:
+    """Return True if there are convolutions over images, and none that lack the layout."""
+    parts = list(module.modules())
+    return any(isinstance(part, nn.Conv2d) for part in parts) and not any(
+        isinstance(part, (nn.Conv3d, nn.ConvTranspose3d)) for part in parts
+    )
+
+
+class LayoutGuard:
+    """The state that the first step changes in a module, to be able to make it again.
+
+    ``view`` needs a stride that a tensor with its channels last may not have, so a program that
+    flattens activations by it fails in its first step. It is then rewound: statistics of
+    normalization and the state of random numbers are put back.
+
+    Parameters
+    ----------
+    module : Module
+    """
+
+    def __init__(self, module: nn.Module):
+        self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        self._random = torch.get_rng_state()
+
+    @staticmethod
+    def caused(error: RuntimeError) -> bool:
+        """Return True if an error is of the layout."""
+        text = str(error)
+        return "view size is not compatible" in text or "channels_last" in text
+
+    def rewind(self) -> None:
+        """Undo what the step that failed has done."""
+        with torch.no_grad():
+            for buffer, before in self._buffers:
+                buffer.copy_(before)
+        torch.set_rng_state(self._random)
+
+
+def _last(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dim() != 4 or tensor.layout != torch.strided:
+        return tensor
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous() if tensor.layout == torch.strided else tensor
+
+
+class Compiled:
+    """Compiles the forward passes of a module's direct children, or its own if it has none.
+
+    Hooks stay outside of what is compiled, and so does the code of a training step.
+
+    Parameters
+    ----------
+    module : Module
+    """
+
+    def __init__(self, module: nn.Module):
+        self._parts = computing_children(module) or [module]
+        self._before: list[Any] = []
+        for part in self._parts:
+            self._before.append(vars(part).get("forward"))
+            part.forward = _CompiledForward(part.forward)
+
+    def remove(self) -> None:
+        """Let the modules run as written."""
+        for part, before in zip(self._parts, self._before, strict=True):
+            del part.forward
+            if before is not None:
+                part.forward = before
+
+
+class _CompiledForward:
+    """A forward pass; a copy of its module, or a saved one, has its own as written."""
+
+    def __init__(self, forward: Callable[..., Any]):
+        self._forward, self._compiled = forward, torch.compile(forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compiled(*args, **kwargs)
+
+    def __reduce__(self):
+        return _as_written, (self._forward,)
+
+
+def _as_written(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return forward

@@ -1,0 +1,446 @@
+"""Datasets of images in folders.
+
+A DataLoader without worker processes asks for a whole batch at once (``__getitems__``). Its samples
+are then decoded and transformed on all cores, by threads: decoders and transforms release the
+interpreter's lock. Each sample has a generator of its own, seeded in the order of the samples, so
+that threads, workers and single samples give the same draws.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import tarfile
+import tempfile
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, default_collate, get_worker_info
+
+from bigdl.common.checks import check_choice
+from bigdl.common.cpu import core_count
+from bigdl.common.errors import UsageError
+from bigdl.nano.pytorch.vision.datasets.decoding import read_image
+from bigdl.nano.pytorch.vision.transforms.base import is_random, is_thread_safe, random_seed, seeded
+from bigdl.nano.pytorch.vision.transforms.geometry import size_that_suffices
+
+__all__ = ["ImageFolder", "OxfordIIITPet", "SegmentationImageFolder", "collate_channels_last"]
+
+IMAGE_EXTENSIONS = (
+    *(".jpg", ".jpeg", ".png", ".ppm", ".bmp"),
+    *(".pgm", ".tif", ".tiff", ".webp"),
+)
+_PETS_URL = "https://www.robots.ox.ac.uk/~vgg/data/pets/data/"
+_PETS_ARCHIVES = ("images.tar.gz", "annotations.tar.gz")
+
+
+class SampleDataset(Dataset, abc.ABC):
+    """A dataset whose samples are made by ``sample(index)``."""
+
+    transform: Callable | None = None
+    target_transform: Callable | None = None
+    transforms: Callable | None = None  # of image and target together
+
+    @abc.abstractmethod
+    def sample(self, index: int) -> Any:
+        """Return the sample of an index."""
+
+    @property
+    def _callables(self) -> tuple[Callable | None, ...]:
+        return self.transform, self.target_transform, self.transforms
+
+    def _transformed(self, image: Any, target: Any) -> tuple[Any, Any]:
+        if self.transforms is not None:
+            return self.transforms(image, target)
+        if self.transform is not None:
+            image = self.transform(image)
+        if self.target_transform is not None:
+            target = self.target_transform(target)
+        return image, target
+
+    @property
+    def deterministic(self) -> bool:
+        """True if a sample is the same each time, as far as can be known."""
+        return not any(map(is_random, self._callables))
+
+    @property
+    def thread_safe(self) -> bool:
+        """True if samples may be made by threads."""
+        return all(map(is_thread_safe, self._callables))
+
+    def __getitem__(self, index: int) -> Any:
+        return self._drawn(index, None if self.deterministic else random_seed())
+
+    def __getitems__(self, indices: Sequence[int]) -> list:
+        """Return the samples of many indices."""
+        fixed = self.deterministic
+        seeds = [None if fixed else random_seed() for _ in indices]
+        if not self.thread_safe or get_worker_info() is not None or core_count() == 1:
+            return [self._drawn(*pair) for pair in zip(indices, seeds, strict=True)]
+        return list(_threads(os.getpid()).map(self._drawn, indices, seeds))
+
+    def _drawn(self, index: int, seed: int | None) -> Any:
+        with seeded(seed):
+            return self.sample(index)
+
+
+@cache
+def _threads(process: int) -> ThreadPoolExecutor:
+    """Return the threads of this process; a forked one needs its own."""
+    return ThreadPoolExecutor(core_count(), thread_name_prefix="bigdl-images")
+
+
+def collate_channels_last(samples: Sequence[tuple[torch.Tensor, Any]]) -> list:
+    """Collate pairs of images and targets as a batch whose images are in channels-last layout.
+
+    For ``DataLoader(collate_fn=...)`` with ``ToTensor(torch.channels_last)``: values are then
+    copied once, in their order, into the layout in which convolutions are fastest.
+
+    Parameters
+    ----------
+    samples : sequence of (Tensor, target)
+        Images ``(C, H, W)`` of one size.
+
+    Returns
+    -------
+    list
+        Images ``(N, C, H, W)`` and targets.
+    """
+    images = torch.stack([image.permute(1, 2, 0) for image, _ in samples])
+    return [images.permute(0, 3, 1, 2), default_collate([target for _, target in samples])]
+
+
+class ImageFolder(SampleDataset):
+    """Images of which each class has a folder: ``root/cat/1.jpg``, ``root/dog/a/2.png``.
+
+    Parameters
+    ----------
+    root : path
+    transform : callable, optional
+        From an image, an ndarray ``(H, W, 3)`` of bytes in the order red, green, blue, to what
+        the model is given.
+    target_transform : callable, optional
+        From the number of the class to the target.
+    loader : callable, optional
+        From a path to an image; by default JPEGs and PNGs are decoded by fast libraries.
+    is_valid_file : callable, optional
+        Which paths are images; by default the extension says so.
+    allow_empty : bool
+        Whether a folder without images is a class.
+    reduced : bool
+        Whether a JPEG that the transform makes less than half as large is decoded at a smaller
+        size, see :ref:`the documentation <vision-decoding>`. Values differ a little.
+
+    Attributes
+    ----------
+    classes : list of str
+        Names of the folders, sorted.
+    class_to_idx : dict of str to int
+    samples, imgs : list of (str, int)
+        Paths and numbers of the classes.
+    targets : list of int
+
+    Raises
+    ------
+    UsageError
+        If there is no folder, or a class has no image.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike,
+        transform: Callable | None = None,
+        target_transform: Callable | None = None,
+        loader: Callable[[str], Any] | None = None,
+        is_valid_file: Callable[[str], bool] | None = None,
+        allow_empty: bool = False,
+        *,
+        reduced: bool = True,
+    ):
+        self.root = os.fspath(root)
+        self.transform, self.target_transform = transform, target_transform
+        self.loader, self.reduced = loader, reduced
+        self.classes, self.class_to_idx = self.find_classes(self.root)
+        self.samples = self.make_dataset(is_valid_file or _has_extension, allow_empty)
+
+    @property
+    def thread_safe(self) -> bool:
+        return super().thread_safe and self.loader is None
+
+    @property
+    def imgs(self) -> list[tuple[str, int]]:
+        return self.samples
+
+    @property
+    def targets(self) -> list[int]:
+        return [target for _, target in self.samples]
+
+    def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+        """Return names and numbers of the classes."""
+        if not os.path.isdir(directory):
+            raise UsageError(f"root must be a folder with one folder per class: {directory!r}")
+        classes = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir())
+        if not classes:
+            raise UsageError(f"{directory!r} has no folder; each class needs one")
+        return classes, {name: number for number, name in enumerate(classes)}
+
+    def make_dataset(
+        self, is_valid_file: Callable[[str], bool], allow_empty: bool
+    ) -> list[tuple[str, int]]:
+        """Return paths and numbers of the classes, in the order of class and path."""
+        samples, empty = [], []
+        for name, number in self.class_to_idx.items():
+            paths = map(str, Path(self.root, name).rglob("*"))
+            valid = sorted(path for path in paths if os.path.isfile(path) and is_valid_file(path))
+            samples += [(path, number) for path in valid]
+            if not valid:
+                empty.append(name)
+        if empty and not allow_empty:
+            raise UsageError(
+                f"{self.root!r} has no image of {', '.join(empty)} (one of "
+                f"{' '.join(IMAGE_EXTENSIONS)}); remove the folder, or pass allow_empty=True"
+            )
+        return samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def sample(self, index: int) -> tuple[Any, Any]:
+        path, target = self.samples[index]
+        return self._transformed(self.load(path), target)
+
+    def load(self, path: str) -> Any:
+        """Return the image of a path, before the transform."""
+        if self.loader is not None:
+            return self.loader(path)
+        return read_image(path, size_that_suffices(self.transform) if self.reduced else None)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({len(self)} images of {len(self.classes)} classes in "
+            f"{self.root!r}, transform={self.transform})"
+        )
+
+
+def _has_extension(path: str) -> bool:
+    return path.lower().endswith(IMAGE_EXTENSIONS)
+
+
+def _read_mask(path: str | os.PathLike) -> np.ndarray:
+    """Return the values of a mask, uint8 ``(H, W)``; of a palette the indices, not the colours."""
+    with Image.open(path) as mask:
+        values = np.array(mask)
+    if values.ndim != 2:
+        raise UsageError(
+            f"A mask must have one channel with the number of an object, but {os.fspath(path)!r} "
+            f"has shape {values.shape}"
+        )
+    return values
+
+
+class SegmentationImageFolder(SampleDataset):
+    """A folder of images and one of masks, paired in the order of their names.
+
+    The value of a mask's pixel is the number of the object that it belongs to, 0 is background.
+    This is the form of the Penn-Fudan pedestrians, and targets have the form of torchvision's
+    detection models.
+
+    Parameters
+    ----------
+    root : path
+    image_folder, mask_folder : str
+        Within `root`.
+    transforms : callable, optional
+        ``transforms(image, target)`` gives both.
+
+    Raises
+    ------
+    UsageError
+        If a folder is missing, or they do not hold equally many files.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike,
+        image_folder: str,
+        mask_folder: str,
+        transforms: Callable | None = None,
+    ):
+        self.root, self.transforms = os.fspath(root), transforms
+        self.image_folder, self.mask_folder = image_folder, mask_folder
+        self.images = _files(Path(self.root, image_folder))
+        self.masks = _files(Path(self.root, mask_folder))
+        if len(self.images) != len(self.masks):
+            raise UsageError(
+                f"Each image needs a mask, but {image_folder!r} has {len(self.images)} files and "
+                f"{mask_folder!r} has {len(self.masks)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def sample(self, index: int) -> tuple[Any, dict[str, torch.Tensor]]:
+        """Return an image, uint8 ``(H, W, 3)``, and what is known of its objects.
+
+        The target holds ``boxes`` (float32 ``(N, 4)``: left, top, right, bottom), ``labels``
+        (ones), ``masks`` (uint8 ``(N, H, W)``), ``image_id``, ``area`` (of the boxes) and
+        ``iscrowd`` (zeros).
+        """
+        image = read_image(self.images[index])
+        mask = _read_mask(self.masks[index])
+        return self._transformed(image, _objects_of(mask, index))
+
+
+def _files(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        raise UsageError(f"There is no folder {str(folder)!r}")
+    return sorted(str(path) for path in folder.iterdir() if path.suffix.lower() in IMAGE_EXTENSIONS)
+
+
+def _objects_of(mask: np.ndarray, index: int) -> dict[str, torch.Tensor]:
+    objects = np.unique(mask)
+    masks = mask == objects[objects != 0][:, None, None]
+    boxes = torch.from_numpy(np.array([_box(each) for each in masks], np.float32).reshape(-1, 4))
+    count = len(masks)
+    return {
+        "boxes": boxes,
+        "labels": torch.ones(count, dtype=torch.int64),
+        "masks": torch.from_numpy(masks.astype(np.uint8)),
+        "image_id": torch.tensor([index]),
+        "area": (boxes[:, 3] - boxes[:, 1]) * (boxes[:, 2] - boxes[:, 0]),
+        "iscrowd": torch.zeros(count, dtype=torch.int64),
+    }
+
+
+def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
+    rows, columns = np.nonzero(mask)
+    return columns.min(), rows.min(), columns.max(), rows.max()
+
+
+class OxfordIIITPet(SampleDataset):
+    """Photographs of pets with the mask of the pet, or with its breed.
+
+    Parameters
+    ----------
+    root : path
+        The folder in which ``oxford-iiit-pet/images`` and ``oxford-iiit-pet/annotations`` lie.
+    transform : callable, optional
+        From an image, an ndarray ``(H, W, 3)`` of bytes, to what the model is given.
+    target_transform : callable, optional
+        From a target to another.
+    download : bool
+        Whether to fetch the data from their authors' site, 800 MB, if they are not there.
+    split : str
+        ``"trainval"`` or ``"test"``.
+    target_types : str or sequence of str
+        ``"segmentation"``, an ndarray ``(H, W)`` of bytes with 1 for the pet, 2 for the
+        background and 3 for the edge; ``"category"``, the number of the breed; or both as a
+        tuple.
+    transforms : callable, optional
+        ``transforms(image, target)`` gives both; instead of the two others.
+
+    Attributes
+    ----------
+    classes : list of str
+        Names of the breeds.
+
+    Raises
+    ------
+    UsageError
+        If the data are not there, or cannot be fetched.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike,
+        transform: Callable | None = None,
+        target_transform: Callable | None = None,
+        download: bool = False,
+        *,
+        split: str = "trainval",
+        target_types: str | Sequence[str] = "segmentation",
+        transforms: Callable | None = None,
+    ):
+        for name, value in (("transform", transform), ("target_transform", target_transform)):
+            if value is not None and not callable(value):
+                raise UsageError(
+                    f"{name} must be callable, not {value!r}; pass split and target_types by name"
+                )
+        if transforms is not None and (transform is not None or target_transform is not None):
+            raise UsageError("Pass transforms, or transform and target_transform, but not both")
+        self.root = os.fspath(root)
+        self.split = check_choice("split", split, ("trainval", "test"))
+        types = [target_types] if isinstance(target_types, str) else list(target_types)
+        self.target_types = [
+            check_choice("target_types", each, ("category", "segmentation")) for each in types
+        ]
+        self.transform, self.target_transform = transform, target_transform
+        self.transforms = transforms
+        self.folder = Path(self.root, "oxford-iiit-pet")
+        if download and not self._is_there():
+            self._download()
+        if not self._is_there():
+            archives = " and ".join(_PETS_URL + name for name in _PETS_ARCHIVES)
+            raise UsageError(
+                f"There are no images and annotations in {str(self.folder)!r}; unpack {archives} "
+                "there, or pass download=True"
+            )
+        self._read_annotations()
+
+    def _is_there(self) -> bool:
+        return all((self.folder / name).is_dir() for name in ("images", "annotations"))
+
+    def _download(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in _PETS_ARCHIVES:
+            with tempfile.TemporaryFile(dir=self.folder) as archive:
+                try:
+                    with urllib.request.urlopen(_PETS_URL + name, timeout=30) as response:
+                        while chunk := response.read(1 << 20):
+                            archive.write(chunk)
+                except OSError as error:
+                    raise UsageError(
+                        f"{_PETS_URL + name} cannot be fetched ({error}); fetch it by other means "
+                        f"and unpack it in {str(self.folder)!r}"
+                    ) from error
+                archive.seek(0)
+                with tarfile.open(fileobj=archive) as files:
+                    files.extractall(self.folder, filter="data")
+
+    def _read_annotations(self) -> None:
+        """Lines of the list are: name, breed from 1 on, species, number within the species."""
+        annotations = self.folder / "annotations"
+        lines = (annotations / f"{self.split}.txt").read_text().splitlines()
+        rows = [line.split() for line in lines if line.strip()]
+        self._names = [row[0] for row in rows]
+        self._labels = [int(row[1]) - 1 for row in rows]
+        breeds = {
+            label: name.rpartition("_")[0]
+            for name, label in zip(self._names, self._labels, strict=True)
+        }
+        self.classes = [
+            " ".join(word.title() for word in breeds[label].split("_")) for label in sorted(breeds)
+        ]
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self._masks = annotations / "trimaps"
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def sample(self, index: int) -> tuple[Any, Any]:
+        image = read_image(self.folder / "images" / f"{self._names[index]}.jpg")
+        targets = tuple(self._target(each, index) for each in self.target_types)
+        target = targets[0] if len(targets) == 1 else targets
+        return self._transformed(image, target)
+
+    def _target(self, target_type: str, index: int) -> Any:
+        if target_type == "category":
+            return self._labels[index]
+        return _read_mask(self._masks / f"{self._names[index]}.png")

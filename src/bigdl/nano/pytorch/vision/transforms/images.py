@@ -1,0 +1,177 @@
+"""The three kinds of images: arrays ``(H, W[, C])``, PIL images and tensors ``(…, C, H, W)``.
+
+Arrays and tensors hold bytes in 0…255 or floats in 0…1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from numbers import Number
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+
+from bigdl.common.errors import UsageError
+
+ImageT = TypeVar("ImageT")  # of an operation whose result is of the kind of the image
+Size = int | Sequence[int]
+Fill = float | Sequence[float] | None
+
+
+class InterpolationMode(Enum):
+    """Method by which values between pixels are found; names and values are torchvision's."""
+
+    NEAREST = "nearest"
+    NEAREST_EXACT = "nearest-exact"
+    BILINEAR = "bilinear"
+    BICUBIC = "bicubic"
+    BOX = "box"
+    HAMMING = "hamming"
+    LANCZOS = "lanczos"
+
+
+OF_PILLOW = {mode: Image.Resampling[mode.name.partition("_")[0]] for mode in InterpolationMode}
+
+
+def interpolation_mode(given: Any) -> InterpolationMode:
+    """Return the mode for a mode, its value, Pillow's constant, or torchvision's mode.
+
+    Raises
+    ------
+    UsageError
+        If there is none like it.
+    """
+    for mode in InterpolationMode:
+        # torchvision's modes have the same values
+        if mode.value == getattr(given, "value", given) or (
+            isinstance(given, int) and OF_PILLOW[mode] == given
+        ):
+            return mode
+    names = ", ".join(mode.name for mode in InterpolationMode)
+    raise UsageError(f"interpolation must be an InterpolationMode ({names}), not {given!r}")
+
+
+def is_pil(image: Any) -> bool:
+    """Return True for an image of Pillow."""
+    return isinstance(image, Image.Image)
+
+
+def dimensions(image: Any) -> tuple[int, int, int]:
+    """Return channels, height and width of an image.
+
+    Raises
+    ------
+    UsageError
+        If this is no image.
+    """
+    if is_pil(image):
+        return len(image.getbands()), image.height, image.width
+    if isinstance(image, np.ndarray) and image.ndim in (2, 3):
+        return image.shape[2] if image.ndim == 3 else 1, *image.shape[:2]
+    if isinstance(image, torch.Tensor) and image.ndim >= 2:
+        return image.shape[-3] if image.ndim > 2 else 1, *image.shape[-2:]
+    raise no_image(image)
+
+
+def no_image(given: Any) -> UsageError:
+    """Return the error for what is no image."""
+    shape = getattr(given, "shape", None)
+    what = type(given).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
+    return UsageError(
+        "An image must be a PIL image, an ndarray (height, width[, channels]) or a tensor "
+        f"(..., channels, height, width), but it is a {what}"
+    )
+
+
+def highest(image: np.ndarray | torch.Tensor) -> float:
+    """Return the value of white: 255 for bytes, 1 for floats."""
+    dtype = image.dtype
+    if dtype in (np.uint8, torch.uint8):
+        return 255
+    floating = dtype.is_floating_point if isinstance(dtype, torch.dtype) else dtype.kind == "f"
+    if floating:
+        return 1.0
+    raise UsageError(f"An image must hold bytes (uint8) or floats, but it holds {dtype}")
+
+
+def to_array(image: Any) -> np.ndarray:
+    """Return an image as an array; without a copy where that is possible."""
+    if isinstance(image, torch.Tensor):
+        if image.ndim not in (2, 3):
+            raise no_image(image)
+        array = image.detach().cpu().numpy()
+        return array if image.ndim == 2 else np.ascontiguousarray(array.transpose(1, 2, 0))
+    if is_pil(image):
+        return np.asarray(image)
+    if isinstance(image, np.ndarray) and image.ndim in (2, 3):
+        return image
+    raise no_image(image)
+
+
+def to_pil(array: np.ndarray) -> Image.Image:
+    """Return a PIL image of an array of bytes."""
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def on_arrays(image: Any, function: Callable[..., np.ndarray], *args: Any) -> Any:
+    """Apply a function of arrays to an image of any kind; the result is of the same kind.
+
+    Parameters
+    ----------
+    image : ndarray, PIL image or tensor
+        A tensor may have leading dimensions; its images are taken one by one.
+    function : callable
+        From an array ``(H, W[, C])`` to another.
+    *args
+        Further arguments of the function.
+    """
+    if isinstance(image, np.ndarray):
+        return function(to_array(image), *args)
+    if is_pil(image):
+        return to_pil(function(np.asarray(image), *args))
+    if not isinstance(image, torch.Tensor) or image.ndim < 2:
+        raise no_image(image)
+    if image.ndim > 3:
+        images = image.flatten(0, -4)
+        done = torch.stack([on_arrays(each, function, *args) for each in images])
+        return done.unflatten(0, image.shape[:-3])
+    result = np.asarray(function(to_array(image), *args))
+    if image.ndim == 3:
+        result = result.reshape(*result.shape[:2], -1).transpose(2, 0, 1)
+    return torch.from_numpy(np.ascontiguousarray(result)).to(image.device)
+
+
+def require_bytes(image: np.ndarray, operation: object) -> np.ndarray:
+    """Return an array of bytes, or refuse another one."""
+    if image.dtype != np.uint8:
+        raise UsageError(f"{operation} needs an image of bytes (uint8), but it holds {image.dtype}")
+    return image
+
+
+def with_channels_of(result: np.ndarray, image: np.ndarray) -> np.ndarray:
+    """Return a result of OpenCV, which drops the last dimension if it is one, with it again."""
+    return result.reshape(*result.shape[:2], *image.shape[2:])
+
+
+def two_lengths(size: Size) -> tuple[int, int]:
+    """Return a size of one or two numbers as two."""
+    first, *rest = [size] if isinstance(size, Number) else size
+    return int(first), int(rest[0] if rest else first)
+
+
+def fill_of_opencv(image: np.ndarray, fill: Fill) -> tuple[float, ...]:
+    """Return the fill as OpenCV wants it: four numbers."""
+    channels = image.shape[2] if image.ndim == 3 else 1
+    values = [0 if fill is None else fill] if np.ndim(fill) == 0 else list(fill)
+    if len(values) not in (1, channels):
+        raise UsageError(
+            f"fill must be a number or have one for each of {channels} channel(s), but it is "
+            f"{fill!r}"
+        )
+    values = values * channels if len(values) == 1 else values
+    return tuple((values + [0] * 4)[:4])

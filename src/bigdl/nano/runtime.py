@@ -1,0 +1,377 @@
+"""Settings of the running process that make numeric code faster; see :func:`tune`.
+
+``bigdl-nano-init`` and ``bigdl-nano-run`` choose an allocator and thread counts before a process
+starts. :func:`tune` does what can be done to one that runs already, in a notebook for example.
+Each setting is a generator function: it makes its change, yields what it did, and undoes the
+change when it is resumed. One that is not possible raises :class:`_Skipped` with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigdl.common.cpu import core_count, thread_scope, topology, usable_cores
+from bigdl.common.errors import UsageError, require
+from bigdl.common.memory import tuned_allocator
+
+__all__ = ["Setting", "Tuning", "tune"]
+
+_TRIM_THRESHOLD_IN_SPARK = 128 << 20
+_SECONDS_KEPT = 60.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of the process.
+
+    Attributes
+    ----------
+    name : str
+    applied : bool
+    text : str
+        What was done, or why nothing was done.
+    """
+
+    name: str
+    applied: bool
+    text: str
+
+
+class Tuning:
+    """Changes that :func:`tune` made to the process; as a context they are undone at the end.
+
+    Attributes
+    ----------
+    settings : tuple of Setting
+        Those that were asked for.
+    """
+
+    def __init__(self, settings: tuple[Setting, ...], undoing: ExitStack):
+        self.settings = settings
+        self._undoing = undoing
+
+    @property
+    def applied(self) -> dict[str, str]:
+        """Name of each setting that was applied, with what was done."""
+        return {setting.name: setting.text for setting in self.settings if setting.applied}
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Name of each setting that was not, with the reason."""
+        return {setting.name: setting.text for setting in self.settings if not setting.applied}
+
+    def undo(self) -> None:
+        """Put everything back; the second time nothing happens."""
+        _lasting.discard(self)
+        self._undoing.close()
+
+    def __enter__(self) -> Tuning:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.undo()
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{setting.name}: {setting.text if setting.applied else f'as it was ({setting.text})'}"
+            for setting in self.settings
+        )
+
+
+def tune(
+    *,
+    allocator: bool = True,
+    threads: bool | int = True,
+    flush_denormals: bool = False,
+    pin: bool = False,
+) -> Tuning:
+    """Apply to the running process what makes numeric code faster.
+
+    Call it before the first model runs. It changes no result, but for `flush_denormals`.
+
+    Parameters
+    ----------
+    allocator : bool
+        Keep freed memory in the process, as :func:`bigdl.common.memory.tune_allocator` does. In a
+        task of Spark, what is free beyond 128 MiB goes back at once, as executors have a limit.
+    threads : bool or int
+        A number of threads for PyTorch, OpenMP and BLAS. True means one for each usable physical
+        core, within the CPU quota; it lowers a count, and leaves one that is lower or that
+        ``OMP_NUM_THREADS`` has set.
+    flush_denormals : bool
+        Take numbers too small for full precision (below 1.2e-38) as zeros in PyTorch; on some
+        processors arithmetic with them is a hundred times slower. It holds for the calling thread
+        and for threads that start later.
+    pin : bool
+        Keep the threads of the process off the second hyperthread of each core.
+
+    Returns
+    -------
+    Tuning
+        What was applied and what was not, with reasons. ``undo()`` takes it back, and so does the
+        end of a ``with``.
+
+    Raises
+    ------
+    UsageError
+        If `threads` is a number less than 1.
+
+    Examples
+    --------
+    >>> print(tune())
+    >>> with tune(threads=4):
+    ...     model(x)
+    """
+    if not isinstance(threads, int) or (threads is not False and threads < 1):
+        raise UsageError(
+            f"threads must be True, False or a number of at least 1, but it is {threads!r}"
+        )
+    wanted = {
+        "allocator": _allocator() if allocator else None,
+        "threads": _threads(threads) if threads else None,
+        "flush_denormals": _flush_denormals() if flush_denormals else None,
+        "pin": _pin() if pin else None,
+    }
+    with ExitStack() as undoing:
+        settings = [
+            _entered(name, change, undoing) for name, change in wanted.items() if change is not None
+        ]
+        tuning = Tuning(tuple(settings), undoing.pop_all())
+    _lasting.add(tuning)
+    return tuning
+
+
+@contextmanager
+def tuned_fit(*, tuned: bool = True, cores: Sequence[int] | None = None) -> Iterator[list[str]]:
+    """:func:`tune` for the time of a fit.
+
+    What it frees is kept for another minute, for a fit that may follow; not in a task of Spark,
+    where the executor has a limit.
+
+    Parameters
+    ----------
+    tuned : bool
+        False leaves all as it is, but for what `cores` asks for.
+    cores : sequence of int, optional
+        The logical cores that this process is to use, with a thread for each physical one.
+
+    Yields
+    ------
+    list of str
+        What holds, in a few words each.
+    """
+    said = []
+    with ExitStack() as undoing:
+        if cores is not None:
+            undoing.enter_context(_on_cores(lambda own: set(cores)))
+            said.append(f"cores {sorted(cores)}")
+        applied: dict[str, str] = {}
+        if tuned or cores is not None:
+            applied = undoing.enter_context(tune(allocator=tuned)).applied
+        try:
+            yield [*said, *(["tuned allocator"] if "allocator" in applied else [])]
+        finally:
+            if "allocator" in applied and not _in_task_of_spark():
+                keep_memory()
+
+
+_lasting: set[Tuning] = set()  # a generator that nobody refers to would be closed, and so undone
+
+
+class _Skipped(Exception):
+    """A setting is not possible, or not needed; the text says why."""
+
+
+def _entered(name: str, change: AbstractContextManager[str], undoing: ExitStack) -> Setting:
+    try:
+        return Setting(name, True, undoing.enter_context(change))
+    except _Skipped as reason:
+        return Setting(name, False, str(reason))
+
+
+@contextmanager
+def _allocator() -> Iterator[str]:
+    in_spark = _in_task_of_spark()
+    with tuned_allocator(_TRIM_THRESHOLD_IN_SPARK if in_spark else None) as tuned:
+        if not tuned:
+            raise _Skipped("it is not glibc's, or GLIBC_TUNABLES has tuned it")
+        limit = f"up to {_TRIM_THRESHOLD_IN_SPARK >> 20} MiB of " if in_spark else ""
+        yield f"keeps {limit}freed memory in this process"
+
+
+@contextmanager
+def _threads(wanted: bool | int) -> Iterator[str]:
+    count = best_thread_count() if wanted is True else wanted
+    if wanted is True:
+        if "OMP_NUM_THREADS" in os.environ:
+            raise _Skipped(f"OMP_NUM_THREADS is {os.environ['OMP_NUM_THREADS']}")
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.get_num_threads() <= count:
+            raise _Skipped(f"{torch.get_num_threads()} are no more than the physical cores")
+    with thread_scope(count):
+        yield f"{count} for PyTorch, OpenMP and BLAS"
+
+
+@contextmanager
+def _flush_denormals() -> Iterator[str]:
+    torch = require("torch", "nano")
+    if sys.float_info.min / 2 == 0.0:
+        raise _Skipped("they are flushed already")
+    if not torch.set_flush_denormal(True):
+        raise _Skipped("the processor cannot")
+    try:
+        yield "taken as zeros in this thread and in those that it starts"
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@contextmanager
+def _pin() -> Iterator[str]:
+    if not hasattr(os, "sched_setaffinity"):
+        raise _Skipped("this system cannot")
+    machine = topology()
+    first_siblings = {siblings[0] for siblings in machine.cores}
+    if len(first_siblings) == len(usable_cores()):
+        raise _Skipped("there are no hyperthreads")
+    with _on_cores(lambda own: own & first_siblings or own):
+        yield f"to cores {sorted(first_siblings)}"
+
+
+@contextmanager
+def _on_cores(chosen: Callable[[set[int]], set[int]]) -> Iterator[None]:
+    """All threads of this process on the cores that are chosen of those that they have."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    own = os.sched_getaffinity(0)
+    before = {}
+    for thread in _own_threads():
+        with suppress(ProcessLookupError):  # it has ended
+            before[thread] = os.sched_getaffinity(thread)
+            os.sched_setaffinity(thread, chosen(before[thread]))
+    try:
+        yield
+    finally:
+        # Threads that have started since then get what the thread of the caller had.
+        for thread in _own_threads():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, before.get(thread, own))
+
+
+def _own_threads() -> list[int]:
+    return [int(name) for name in os.listdir("/proc/self/task")]
+
+
+def _in_task_of_spark() -> bool:
+    if "pyspark" not in sys.modules:
+        return False
+    from pyspark import TaskContext
+
+    return TaskContext.get() is not None
+
+
+def best_thread_count() -> int:
+    """Return one thread for each physical core that this process may use, within its CPU quota.
+
+    Hyperthreads share the vector units that numeric code is bound by, and threads beyond a quota
+    are stopped in every period while the others wait for them.
+
+    Returns
+    -------
+    int
+        At least 1.
+    """
+    return min(len(topology().cores), core_count())
+
+
+class _KeptMemory:
+    """Memory of a fit that is kept for the next one, until a timer gives it back.
+
+    What a fit frees goes back to the kernel when the allocator's context ends
+    (:func:`bigdl.common.memory.tuned_allocator`), and the next fit pays for a page fault on each
+    page of it: a third of a million for a ResNet50 on batches of 64. Fits often follow each other
+    closely: in a search, in a cross-validation, in the cells of a notebook. So a context outlives a
+    fit by a minute, and a thread ends it.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._context = ExitStack()
+        self._timer: threading.Timer | None = None
+
+    def keep(self, seconds: float) -> None:
+        """Let the context end so many seconds from now."""
+        with self.lock:
+            if self._timer is None:
+                self._context.enter_context(tuned_allocator())
+            else:
+                self._timer.cancel()
+            self._timer = threading.Timer(seconds, self._expire)
+            self._timer.name, self._timer.daemon = "bigdl-kept-memory", True
+            self._timer.start()
+
+    def release(self) -> None:
+        """End the context, and its thread."""
+        with self.lock:
+            timer, self._timer = self._timer, None
+            self._context.close()
+        if timer is not None:
+            timer.cancel()
+            timer.join()
+            _wait_until_gone(timer)
+
+    def unlock_in_fork(self) -> None:
+        """In a copy of the process, which has no thread that would end the context."""
+        self._timer = None
+        self.lock.release()
+
+    def _expire(self) -> None:
+        with self.lock:
+            if threading.current_thread() is self._timer:  # no fit has ended since
+                self._timer = None
+                self._context.close()
+
+
+def _wait_until_gone(thread: threading.Thread) -> None:
+    """Wait for the system, by whose count of threads a fork is refused; Python is done first."""
+    entry = Path(f"/proc/self/task/{thread.native_id}")
+    give_up = time.monotonic() + 1
+    while entry.exists() and time.monotonic() < give_up:
+        time.sleep(0.001)
+
+
+_kept = _KeptMemory()
+
+
+# A fork waits until no memory is being given back: its locks would stay closed in the copy.
+os.register_at_fork(
+    before=_kept.lock.acquire,
+    after_in_parent=_kept.lock.release,
+    after_in_child=_kept.unlock_in_fork,
+)
+
+
+def keep_memory(seconds: float = _SECONDS_KEPT) -> None:
+    """Keep what this process has freed for some time, for a fit that may follow.
+
+    To be called before the allocator's context of the last fit ends. Nothing happens where the
+    allocator cannot be tuned.
+
+    Parameters
+    ----------
+    seconds : float
+        From now on; a later call starts anew.
+    """
+    _kept.keep(seconds)
+
+
+def release_memory() -> None:
+    """Give back what is kept, at once: other processes are about to need it."""
+    _kept.release()

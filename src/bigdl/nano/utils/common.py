@@ -1,0 +1,439 @@
+"""Helpers that Nano shares among frameworks, under the names of BigDL 2.x.
+
+Importing this changes nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.metadata
+import importlib.util
+import inspect
+import os
+import pickle
+import statistics
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar
+
+from packaging.version import Version
+
+from bigdl.common.checks import invalidInputError, invalidOperationError
+from bigdl.common.cpu import THREAD_VARIABLES, isa_flags, split_cores, topology, usable_cores
+from bigdl.common.environment import EnvContext
+from bigdl.runtime.launch import launch
+
+__all__ = [
+    "CPUInfo",
+    "EnvContext",
+    "_avx2_checker",
+    "_avx512_checker",
+    "_bf16_checker",
+    "_flatten",
+    "_inc_checker",
+    "_ipex_checker",
+    "_onnxruntime_checker",
+    "_openvino_checker",
+    "compare_version",
+    "deprecated",
+    "get_affinity_core_num",
+    "get_default_args",
+    "invalidInputError",
+    "invalidOperationError",
+    "latency_calculate_helper",
+    "output_suggestions",
+    "register_suggestion",
+    "schedule_processors",
+    "schedule_workers",
+    "spawn_new_process",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_WARM_UP = 2
+_PROBE = 3  # runs after which a call that is much slower than the baseline is given up
+_MUCH_SLOWER = 4
+_TRIMMED = 0.1  # of the runs, at each end
+_suggestions: dict[str, None] = {}
+
+
+class CPUInfo:
+    """Instruction sets of this machine's processors, read when the object is made.
+
+    Attributes
+    ----------
+    flags : frozenset of str
+        All of them, as Linux spells them (see :func:`bigdl.common.cpu.isa_flags`).
+    has_avx, has_avx2, has_avx512 : bool
+        Vectors of 256 bits, with integers, and of 512 bits.
+    has_vnni : bool
+        Products of int8 are summed in one instruction, on vectors of 512 or 256 bits.
+    has_amx : bool
+        Products of tiles.
+    has_bf16 : bool
+        Products of bfloat16 are computed in hardware, in vectors or in tiles.
+    """
+
+    def __init__(self) -> None:
+        self.flags = isa_flags()
+        self.has_avx = self._has("avx")
+        self.has_avx2 = self._has("avx2")
+        self.has_avx512 = self._has("avx512f")
+        self.has_vnni = self._has("avx512_vnni", "avx_vnni")
+        self.has_amx = self._has("amx_tile")
+        self.has_bf16 = self._has("avx512_bf16", "amx_bf16", "bf16")
+
+    def _has(self, *names: str) -> bool:
+        return not self.flags.isdisjoint(names)
+
+
+def _avx2_checker() -> bool:
+    return CPUInfo().has_avx2
+
+
+def _avx512_checker() -> bool:
+    return CPUInfo().has_avx512
+
+
+def _bf16_checker() -> bool:
+    return CPUInfo().has_bf16
+
+
+def compare_version(
+    package: str,
+    op: Callable[[Version, Version], bool],
+    version: str,
+    use_base_version: bool = False,
+) -> bool:
+    """Compare the installed version of a package with a given one.
+
+    Parameters
+    ----------
+    package : str
+        Name of its module, or of its distribution.
+    op : callable
+        A function of :mod:`operator`, e.g. ``operator.ge``: installed version on the left.
+    version : str
+    use_base_version : bool
+        Whether suffixes of the installed version, as in ``2.0.0rc1+cpu``, are left out.
+
+    Returns
+    -------
+    bool
+        False if the package is not installed.
+    """
+    installed = _installed_version(package)
+    if installed is None:
+        return False
+    parsed = Version(installed)
+    return op(Version(parsed.base_version) if use_base_version else parsed, Version(version))
+
+
+def _installed_version(package: str) -> str | None:
+    loaded = getattr(sys.modules.get(package), "__version__", None)
+    if isinstance(loaded, str):
+        return loaded
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        owners = importlib.metadata.packages_distributions().get(package)
+        return importlib.metadata.version(owners[0]) if owners else None
+
+
+def _inc_checker() -> bool:
+    """Return True if Intel Neural Compressor is installed."""
+    return _is_installed("neural_compressor")
+
+
+def _ipex_checker() -> bool:
+    """Return True if IPEX is installed for the torch that is; beside another it fails."""
+    ipex, torch = _installed_version("intel_extension_for_pytorch"), _installed_version("torch")
+    if ipex is None or torch is None:
+        return False
+    return Version(ipex).release[:2] == Version(torch).release[:2]
+
+
+def _onnxruntime_checker() -> bool:
+    """Return True if ONNX Runtime is installed."""
+    return _is_installed("onnxruntime")
+
+
+def _openvino_checker() -> bool:
+    """Return True if OpenVINO is installed."""
+    return _is_installed("openvino")
+
+
+def _is_installed(module: str) -> bool:
+    return module in sys.modules or importlib.util.find_spec(module) is not None
+
+
+def get_affinity_core_num() -> int:
+    """Return the number of logical cores on which this process may run."""
+    return len(usable_cores())
+
+
+def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> list[list[int]]:
+    """Return the cores of each worker: one logical core of each physical one; workers share none.
+
+    Only the affinity mask limits what is handed out, ``OMP_NUM_THREADS`` does not.
+
+    Parameters
+    ----------
+    num_workers : int
+    cores_per_worker : int, optional
+        Physical cores of each worker. By default all of them are split evenly, and neighbours
+        by socket and NUMA node stay together.
+
+    Returns
+    -------
+    list of list of int
+        Ids of logical cores.
+
+    Raises
+    ------
+    UsageError
+        If a number is less than 1 or the process may not use that many physical cores.
+    """
+    machine = topology()
+    first_siblings = tuple(siblings[:1] for siblings in machine.cores)
+    have = f"{len(first_siblings)} of them may be used"
+    invalidInputError(num_workers > 0, f"`num_workers` must be greater than 0, not {num_workers}")
+    invalidInputError(
+        num_workers <= len(first_siblings),
+        "The number of processes must be less or equal to the number of physical cores, "
+        f"but {num_workers} processes were asked for and {have}",
+    )
+    if cores_per_worker is None:
+        return split_cores(num_workers, replace(machine, cores=first_siblings))
+    invalidInputError(
+        cores_per_worker > 0, f"`cores_per_worker` must be greater than 0, not {cores_per_worker}"
+    )
+    wanted = num_workers * cores_per_worker
+    invalidInputError(
+        wanted <= len(first_siblings),
+        "The total number of cores requested must be smaller or equal than the physical cores "
+        f"available, but {num_workers} × {cores_per_worker} were asked for and {have}",
+    )
+    order = [core for siblings in first_siblings for core in siblings]
+    return [order[start : start + cores_per_worker] for start in range(0, wanted, cores_per_worker)]
+
+
+def schedule_processors(
+    num_workers: int, cores_per_worker: int | None = None
+) -> list[dict[str, str]]:
+    """Return the environment of each worker, by which Intel's OpenMP pins it to its cores.
+
+    GNU's OpenMP, which the wheels of torch bring, reads ``OMP_NUM_THREADS`` alone;
+    :func:`bigdl.runtime.launch.launch` pins its workers under any runtime.
+
+    Parameters
+    ----------
+    num_workers : int
+    cores_per_worker : int, optional
+        As in :func:`schedule_workers`.
+
+    Returns
+    -------
+    list of dict
+        A copy of this process's environment for each worker, with ``KMP_AFFINITY``,
+        ``OMP_NUM_THREADS`` and ``PROCESS_IDX``.
+
+    Raises
+    ------
+    UsageError
+        As :func:`schedule_workers` does.
+    """
+    return [
+        dict(os.environ)
+        | {
+            "KMP_AFFINITY": f"granularity=fine,proclist=[{','.join(map(str, cores))}],explicit",
+            "OMP_NUM_THREADS": str(len(cores)),
+            "PROCESS_IDX": str(index),
+        }
+        for index, cores in enumerate(schedule_workers(num_workers, cores_per_worker))
+    ]
+
+
+def spawn_new_process(func: Callable[..., T]) -> Callable[..., T]:
+    """Decorate a function: each call runs in a fresh interpreter, with its own environment.
+
+    Variables such as ``OMP_NUM_THREADS`` are read when a library loads; in a new process they
+    still count. What the function gets, and what it returns, travels by ``cloudpickle``.
+
+    Parameters
+    ----------
+    func : callable
+        It may be of a script or a notebook.
+
+    Returns
+    -------
+    callable
+        `func` with one more keyword, ``env_var``: a mapping of variables to add. An exception of
+        `func` is raised by the call, with the traceback of the new process as a note; one that
+        cannot be pickled as a WorkerError.
+
+    Examples
+    --------
+    >>> threads = spawn_new_process(count_threads)(env_var={"OMP_NUM_THREADS": "1"})
+    """
+
+    @functools.wraps(func)
+    def call_in_new_process(
+        *args: Any, env_var: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> T:
+        # What a launch would choose by itself is as it is here, unless the caller wants another.
+        variables = {name: os.environ.get(name) for name in THREAD_VARIABLES} | dict(env_var or {})
+        env = {name: None if value is None else str(value) for name, value in variables.items()}
+        outcomes = launch(_call, 1, (func, args, kwargs), cores=[usable_cores()], env=env)
+        result, error = outcomes[0]
+        if error is not None:
+            raise error
+        return result
+
+    return call_in_new_process
+
+
+def _call(rank: int, func: Callable, args: tuple, kwargs: dict) -> tuple[Any, Exception | None]:
+    try:
+        return func(*args, **kwargs), None
+    except Exception as error:
+        frames = error.__traceback__.tb_next
+        text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+        error.add_note(f"In the new process:\n{text}")
+        if not _survives_a_pickle(error):
+            raise
+        return None, error
+
+
+def _survives_a_pickle(error: Exception) -> bool:
+    import cloudpickle
+
+    try:
+        return type(pickle.loads(cloudpickle.dumps(error))) is type(error)
+    except Exception:
+        return False
+
+
+def get_default_args(func: Callable) -> dict[str, Any]:
+    """Return the parameters of a function that have defaults, with their defaults.
+
+    Parameters
+    ----------
+    func : callable
+
+    Returns
+    -------
+    dict
+    """
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(func).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+
+
+def deprecated(
+    func_name: str = "", message: str = ""
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator: each call of the function gives a DeprecationWarning.
+
+    Parameters
+    ----------
+    func_name : str, optional
+        How the warning names the function, by default the function's own name.
+    message : str, optional
+        What to use in its place.
+
+    Returns
+    -------
+    callable
+    """
+
+    def decorate(func: Callable[P, T]) -> Callable[P, T]:
+        text = f"{func_name or func.__qualname__} is deprecated. {message}".rstrip()
+
+        @functools.wraps(func)
+        def warn_and_call(*args: P.args, **kwargs: P.kwargs) -> T:
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            return func(*args, **kwargs)
+
+        return warn_and_call
+
+    return decorate
+
+
+def _flatten(nested: Any, out_list: list) -> list:
+    """Append the leaves of nested lists, tuples and mappings to `out_list`, in order."""
+    if isinstance(nested, Mapping):
+        nested = list(nested.values())
+    if isinstance(nested, list | tuple):
+        for item in nested:
+            _flatten(item, out_list)
+    else:
+        out_list.append(nested)
+    return out_list
+
+
+def latency_calculate_helper(
+    iterrun: int,
+    baseline_time: float,
+    func: Callable[..., Any],
+    model: Any,
+    input_sample: Any,
+    *args: Any,
+) -> tuple[float, bool]:
+    """Return the mean duration of ``func(model, input_sample, *args)``, without extremes.
+
+    Parameters
+    ----------
+    iterrun : int
+        Number of timed runs; two more come before them.
+    baseline_time : float
+        Seconds that the call takes without acceleration.
+    func : callable
+    model, input_sample, *args
+        Its arguments.
+
+    Returns
+    -------
+    latency : float
+        Milliseconds; the mean without a tenth of the runs at each end.
+    complete : bool
+        False if it was given up after three runs, as they took more than four times the baseline.
+    """
+    for _ in range(_WARM_UP):
+        func(model, input_sample, *args)
+    durations: list[float] = []
+    for _ in range(max(1, iterrun)):
+        start = time.perf_counter()
+        func(model, input_sample, *args)
+        durations.append(time.perf_counter() - start)
+        if len(durations) == _PROBE and sum(durations) > _PROBE * _MUCH_SLOWER * baseline_time:
+            return statistics.fmean(durations) * 1000, False
+    durations.sort()
+    cut = int(len(durations) * _TRIMMED)
+    return statistics.fmean(durations[cut : len(durations) - cut]) * 1000, True
+
+
+def register_suggestion(msg: str) -> None:
+    """Keep a piece of advice for the end of the program; one that is known already is not kept.
+
+    Parameters
+    ----------
+    msg : str
+    """
+    atexit.unregister(output_suggestions)  # so that it is registered once
+    atexit.register(output_suggestions)
+    _suggestions[msg] = None
+
+
+def output_suggestions() -> None:
+    """Show what was registered on stderr, and forget it."""
+    for suggestion in _suggestions:
+        print(f"bigdl.nano suggests: {suggestion}", file=sys.stderr)
+    _suggestions.clear()

@@ -1,0 +1,348 @@
+"""Helpers for modules of PyTorch, under the names of BigDL 2.x.
+
+They are thin: what they do is done in :mod:`bigdl.nano.pytorch.inference`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from bigdl.common.checks import check_choice
+from bigdl.common.errors import UsageError, one_line
+from bigdl.nano.acceleration.options import BuildOptions, OnnxOptions
+from bigdl.nano.acceleration.quiet import quiet
+from bigdl.nano.pytorch.inference.batches import Batch, batches_of
+from bigdl.nano.pytorch.inference.inputs import forward_parameters, sample_arguments
+from bigdl.nano.pytorch.inference.layout import LAYOUTS, layouts_of
+from bigdl.nano.pytorch.inference.source import TorchSource, evaluating
+from bigdl.nano.pytorch.inference.storage import load_model, save_model
+from bigdl.nano.pytorch.inference.structure import Structure, flatten
+from bigdl.nano.utils.common import compare_version
+
+__all__ = [
+    "TORCHVISION_VERSION_LESS_1_12",
+    "TORCHVISION_VERSION_LESS_1_14",
+    "TORCH_VERSION_LESS_1_10",
+    "TORCH_VERSION_LESS_1_11",
+    "TORCH_VERSION_LESS_1_12",
+    "TORCH_VERSION_LESS_1_13",
+    "TORCH_VERSION_LESS_2_0",
+    "MetaData",
+    "apply_proper_channels_last",
+    "complement_input_sample",
+    "export_to_onnx",
+    "generate_channels_last_available",
+    "get_conditional_args",
+    "get_forward_annotations",
+    "get_forward_args",
+    "get_forward_defaults",
+    "get_input_example",
+    "jit_convert",
+    "load_model",
+    "patch_attrs_from_model_to_object",
+    "save_model",
+]
+
+# A package that is missing is not older.
+TORCH_VERSION_LESS_1_10 = compare_version("torch", operator.lt, "1.10")
+TORCH_VERSION_LESS_1_11 = compare_version("torch", operator.lt, "1.11")
+TORCH_VERSION_LESS_1_12 = compare_version("torch", operator.lt, "1.12")
+TORCH_VERSION_LESS_1_13 = compare_version("torch", operator.lt, "1.13")
+TORCH_VERSION_LESS_2_0 = compare_version("torch", operator.lt, "2.0")
+TORCHVISION_VERSION_LESS_1_12 = compare_version("torchvision", operator.lt, "0.12")
+TORCHVISION_VERSION_LESS_1_14 = compare_version("torchvision", operator.lt, "0.14")
+
+# Loaders of a LightningModule, in the order in which a sample is looked for.
+_LOADERS = ("predict_dataloader", "train_dataloader", "val_dataloader", "test_dataloader")
+
+
+def get_forward_args(model: torch.nn.Module) -> list[str]:
+    """Return names of forward's named parameters, in order.
+
+    For a model in another runtime these are the parameters of the module that it was made from.
+    """
+    return [p.name for p in _named(model)]
+
+
+def get_forward_defaults(model: torch.nn.Module) -> tuple:
+    """Return defaults of forward's last parameters, in order; empty if there are none."""
+    return tuple(p.default for p in _named(model) if p.default is not p.empty)
+
+
+def get_forward_annotations(model: torch.nn.Module) -> dict[str, Any]:
+    """Return annotations of forward's parameters that have one, by name."""
+    return {p.name: p.annotation for p in _named(model) if p.annotation is not p.empty}
+
+
+def get_conditional_args(
+    model: torch.nn.Module, include: Any = "all", exclude: Any = ()
+) -> list[str]:
+    """Return names of forward's parameters whose default is of a type.
+
+    Parameters
+    ----------
+    model : Module
+    include : "all", type or tuple of type
+        Types of defaults; parameters without a default count as tensors. ``"all"`` takes any.
+    exclude : type or tuple of type
+        Types that are left out.
+
+    Returns
+    -------
+    list of str
+        In order.
+    """
+    wanted = object if include == "all" else _types(include)
+    unwanted = _types(exclude)
+
+    def type_of(parameter: inspect.Parameter) -> type:
+        return torch.Tensor if parameter.default is parameter.empty else type(parameter.default)
+
+    return [
+        p.name
+        for p in _named(model)
+        if issubclass(type_of(p), wanted) and not issubclass(type_of(p), unwanted)
+    ]
+
+
+def _named(model: torch.nn.Module) -> list[inspect.Parameter]:
+    parameters = forward_parameters(model).values()
+    return [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def _types(value: Any) -> tuple[type, ...]:
+    types = value if isinstance(value, (tuple, list)) else (value,)
+    return tuple(type(None) if each is None else each for each in types)
+
+
+def get_input_example(
+    model: torch.nn.Module, input_sample: Any, forward_args: Sequence[str] | None = None
+) -> Any:
+    """Return a sample of a module's input.
+
+    Parameters
+    ----------
+    model : Module
+    input_sample : Tensor, tuple, dict, DataLoader or None
+        Of a DataLoader the first batch counts, without its targets. For None the model's
+        ``example_input_array`` is taken, or the first batch of one of its data loaders.
+    forward_args : sequence of str, optional
+        Names of the arguments that are wanted: as many values are returned at most.
+
+    Returns
+    -------
+    Tensor, tuple or dict
+        The argument if it is one, a tuple of several by position, a dict of those by name.
+
+    Raises
+    ------
+    UsageError
+        If there is no sample.
+    """
+    sample = getattr(model, "example_input_array", None) if input_sample is None else input_sample
+    data = _loader(model) if sample is None else sample
+    if isinstance(data, torch.utils.data.DataLoader):
+        batch = next(batches_of(model, data), None)
+        if batch is None:
+            raise UsageError("The data hold no batch, so there is no sample of the input")
+    else:
+        batch = Batch(*sample_arguments(model, data))
+    if batch.kwargs:
+        return (
+            dict(zip(get_forward_args(model)[: len(batch.args)], batch.args, strict=True))
+            | batch.kwargs
+        )
+    args = batch.args if forward_args is None else batch.args[: len(forward_args)]
+    return args[0] if len(args) == 1 else args
+
+
+def complement_input_sample(model: torch.nn.Module, input_sample: Any) -> tuple:
+    """Return the values of all of forward's arguments, defaults where the sample has none.
+
+    Parameters
+    ----------
+    model : Module
+    input_sample : Tensor, tuple, list or dict
+
+    Returns
+    -------
+    tuple
+        In the order of the parameters.
+
+    Raises
+    ------
+    UsageError
+        If a parameter has neither a value nor a default.
+    """
+    args, kwargs = sample_arguments(model, input_sample)
+    values = list(args)
+    for parameter in _named(model)[len(args) :]:
+        value = kwargs.get(parameter.name, parameter.default)
+        if value is parameter.empty:
+            raise UsageError(
+                f"The sample has no value for {parameter.name!r}, which has no default; give "
+                f"one for each of {', '.join(get_forward_args(model))}"
+            )
+        values.append(value)
+    return tuple(values)
+
+
+def _loader(model: torch.nn.Module) -> torch.utils.data.DataLoader:
+    for name in _LOADERS:
+        try:
+            loader = getattr(model, name)()
+        except Exception:
+            continue
+        if isinstance(loader, torch.utils.data.DataLoader):
+            return loader
+    raise UsageError(
+        f"A sample of the input of {type(model).__name__} is needed; pass input_sample"
+    )
+
+
+def export_to_onnx(
+    model: torch.nn.Module,
+    input_sample: Any = None,
+    onnx_path: str = "model.onnx",
+    dynamic_axes: bool | Mapping = True,
+    **kwargs: Any,
+) -> None:
+    """Write a module as an ONNX file.
+
+    Parameters
+    ----------
+    model : Module
+        Not changed.
+    input_sample : Tensor, tuple, list or dict, optional
+        ``model.example_input_array`` by default.
+    onnx_path : str or path
+    dynamic_axes : bool or dict
+        Whether the first dimension of each input, or the ones named, may change.
+    **kwargs
+        Of ``torch.onnx.export``.
+
+    Raises
+    ------
+    UsageError
+        If there is no sample, or the module cannot be exported.
+    """
+    options = BuildOptions(dynamic_axes=dynamic_axes, onnx=OnnxOptions(export=kwargs))
+    TorchSource(model, input_sample).to_onnx(str(onnx_path), options)
+
+
+def jit_convert(
+    model: torch.nn.Module,
+    input_sample: Any = None,
+    jit_method: str | None = None,
+    jit_strict: bool = True,
+    example_kwarg_inputs: Mapping | None = None,
+) -> torch.jit.ScriptModule:
+    """Return a TorchScript of a module in evaluation mode.
+
+    Parameters
+    ----------
+    model : Module
+        Not changed.
+    input_sample : Tensor, tuple, list or dict, optional
+        Needed for tracing.
+    jit_method : {"trace", "script"}, optional
+        None traces, and scripts what cannot be traced.
+    jit_strict : bool
+        Of ``torch.jit.trace``.
+    example_kwarg_inputs : mapping, optional
+        Keyword arguments of the sample.
+
+    Raises
+    ------
+    UsageError
+        If the method is unknown, or the module cannot be converted.
+    """
+    if jit_method not in (None, "trace", "script"):
+        raise UsageError(f"jit_method {jit_method} is invalid.")
+    attempts = [jit_method] if jit_method else ["trace", "script"]
+    reasons = []
+    for method in attempts:
+        try:
+            with evaluating(model), quiet():
+                if method == "script":
+                    return torch.jit.script(model)
+                return _traced(model, input_sample, example_kwarg_inputs, jit_strict)
+        except Exception as error:
+            reasons.append(f"{method}: {one_line(error)}")
+    raise UsageError(
+        f"{type(model).__name__} cannot be converted to TorchScript: {'; '.join(reasons)}"
+    )
+
+
+def _traced(
+    model: torch.nn.Module, sample: Any, example_kwargs: Mapping | None, strict: bool
+) -> torch.jit.ScriptModule:
+    args, kwargs = sample_arguments(model, () if sample is None else sample, example_kwargs)
+    if not args and not kwargs:
+        raise UsageError("tracing needs input_sample")
+    inputs: dict[str, Any] = {"example_inputs": args}
+    if kwargs:  # a trace takes all by position or all by name
+        named = dict(zip(get_forward_args(model), args, strict=False))
+        inputs = {"example_kwarg_inputs": {**named, **kwargs}}
+    return torch.jit.trace(model, **inputs, strict=strict, check_trace=False)
+
+
+def patch_attrs_from_model_to_object(model: torch.nn.Module, instance: Any) -> None:
+    """Set a module's public attributes and methods, but for every module's, on another object.
+
+    What the object has already stays.
+    """
+    for name in sorted(set(dir(model)) - set(dir(torch.nn.Module()))):
+        if not name.startswith("_") and not hasattr(instance, name):
+            setattr(instance, name, getattr(model, name))
+
+
+def generate_channels_last_available(inputs: Sequence[Any]) -> list[str]:
+    """Return ``"channels_last"`` (4-D), ``"channels_last_3d"`` (5-D) or ``"original"`` per input.
+
+    Parameters
+    ----------
+    inputs : sequence
+        Tensors; anything else counts as ``"original"``.
+    """
+    tensors = [each if torch.is_tensor(each) else torch.empty(()) for each in inputs]
+    return layouts_of(tensors)
+
+
+def apply_proper_channels_last(flag: str, input_item: Any) -> Any:
+    """Return a tensor in the layout that `flag` names, which is one of the above.
+
+    What is no tensor comes back as it is.
+
+    Raises
+    ------
+    UsageError
+        If there is no such layout.
+    """
+    check_choice("flag", flag, (*LAYOUTS, "original"))
+    if flag == "original" or not torch.is_tensor(input_item):
+        return input_item
+    return input_item.contiguous(memory_format=LAYOUTS[flag])
+
+
+class MetaData:
+    """The nesting of a model's outputs. The spelling of its names is the old one."""
+
+    @staticmethod
+    def construct_matadata(outputs: Any) -> Structure:
+        """Return the nesting of the tensors of `outputs`; ``to_json`` writes it."""
+        return flatten(outputs)[1]
+
+    @staticmethod
+    def reconstruct_output(outputs: Sequence[Any], metadata: Structure) -> Any:
+        """Nest a flat sequence of tensors or ndarrays, as `metadata` says.
+
+        One tensor may be given without a sequence around it.
+        """
+        single = not isinstance(outputs, (list, tuple))
+        return metadata.rebuild([outputs] if single else outputs)

@@ -1,0 +1,167 @@
+"""Helpers for models of Keras, under the names of BigDL 2.x."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from bigdl.common.errors import UsageError
+from bigdl.common.stand_ins import actual
+from bigdl.nano.tf.compiled import compiled_like
+from bigdl.nano.utils.common import compare_version
+from bigdl.runtime.launch import launch
+
+__all__ = [
+    "KERAS_VERSION_LESS_2_9",
+    "KERAS_VERSION_LESS_2_10",
+    "MultiprocessingBackend",
+    "as_dataset",
+    "patch_attrs",
+    "patch_compiled",
+    "patch_compiled_and_attrs",
+]
+
+KERAS_VERSION_LESS_2_9 = compare_version("keras", operator.lt, "2.9")
+KERAS_VERSION_LESS_2_10 = compare_version("keras", operator.lt, "2.10")
+
+
+def patch_attrs(target: Any, source: keras.Model) -> Any:
+    """Set the public attributes and methods that a user has given a model on another object.
+
+    What the object has already stays.
+
+    Parameters
+    ----------
+    target : object
+    source : keras.Model
+
+    Returns
+    -------
+    object
+        `target`.
+    """
+    source = actual(source)
+    classes = [each for each in type(source).__mro__ if not _is_of_a_library(each)]
+    names = set(vars(source)).union(*map(vars, classes))
+    for name in sorted(names - set(dir(keras.Model()))):
+        if not name.startswith("_") and not hasattr(target, name):
+            setattr(target, name, getattr(source, name))
+    return target
+
+
+def patch_compiled(target: keras.Model, source: keras.Model) -> keras.Model:
+    """Compile a model for evaluation as another was, with losses and metrics of its own.
+
+    Parameters
+    ----------
+    target : keras.Model
+    source : keras.Model
+        One that was not compiled leaves `target` as it is.
+
+    Returns
+    -------
+    keras.Model
+        `target`.
+    """
+    return compiled_like(target, actual(source))
+
+
+def patch_compiled_and_attrs(target: keras.Model, source: keras.Model) -> keras.Model:
+    """:func:`patch_compiled` and :func:`patch_attrs`."""
+    return patch_attrs(patch_compiled(target, source), source)
+
+
+def _is_of_a_library(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in ("keras", "tensorflow", "builtins")
+
+
+class MultiprocessingBackend:
+    """Runs a function in fresh processes of this machine.
+
+    :func:`bigdl.runtime.launch.launch` says how they start and end.
+    """
+
+    def setup(self) -> None:
+        """Nothing has to be prepared."""
+
+    def run(
+        self,
+        target: Callable,
+        args: Iterable[Any] = (),
+        nprocs: int = 1,
+        envs: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[Any]:
+        """Call a function in every process and return the results in their order.
+
+        Parameters
+        ----------
+        target : callable
+            ``target(*args)``; it may be of a script or a notebook.
+        args : iterable
+        nprocs : int
+        envs : sequence of mappings, optional
+            Additions to the environment, one for each process.
+
+        Returns
+        -------
+        list
+
+        Raises
+        ------
+        UsageError
+            If there is not one of `envs` for every process.
+        WorkerError
+            If `target` raised.
+        """
+        if envs is not None and len(envs) != nprocs:
+            raise UsageError(f"envs must be one for each of {nprocs} processes, got {len(envs)}")
+        return launch(_call, nprocs, (target, tuple(args), envs))
+
+    def shutdown(self) -> None:
+        """No process is left after a run."""
+
+
+def _call(rank: int, target: Callable, args: tuple, envs: Sequence[Mapping] | None) -> Any:
+    if envs is not None:
+        os.environ.update({name: str(value) for name, value in envs[rank].items()})
+    return target(*args)
+
+
+def as_dataset(x: Any, y: Any = None, batch_size: int | None = None) -> tf.data.Dataset:
+    """Return rows of ``x`` and ``y`` as a ``tf.data.Dataset`` of ``(x, y)``, or of ``x`` alone.
+
+    Parameters
+    ----------
+    x : array, tensor, nest of them, or tf.data.Dataset
+    y : array, tensor, nest of them, or tf.data.Dataset, optional
+        Of the same kind as `x`.
+    batch_size : int, optional
+        Rows of an element; by default elements are single rows, and those of a dataset stay.
+
+    Returns
+    -------
+    tf.data.Dataset
+
+    Raises
+    ------
+    UsageError
+        If `x` and `y` are of different kinds or have different numbers of rows.
+    """
+    both = (x,) if y is None else (x, y)
+    are_datasets = [isinstance(each, tf.data.Dataset) for each in both]
+    if len(set(are_datasets)) > 1:
+        kinds = " and ".join(type(each).__name__ for each in both)
+        raise UsageError(f"x and y must both be arrays or both be datasets, got {kinds}")
+    if are_datasets[0]:
+        dataset = x if y is None else tf.data.Dataset.zip((x, y))
+    else:
+        rows = sorted({len(leaf) for leaf in tf.nest.flatten(both)})
+        if len(rows) > 1:
+            raise UsageError(f"x and y must have as many rows, got {rows}")
+        dataset = tf.data.Dataset.from_tensor_slices(both if y is not None else x)
+    return dataset if batch_size is None else dataset.batch(batch_size)
