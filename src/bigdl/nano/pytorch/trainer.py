@@ -14,8 +14,7 @@ from bigdl.nano.automl.hpo.lazy import Lazy
 from bigdl.nano.automl.pytorch import HPOSearcher
 from bigdl.nano.automl.pytorch.compiling import lazily_compiled, refuse_lazy
 from bigdl.nano.automl.pytorch.trainers import trial_arguments
-from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
-from bigdl.nano.pytorch.inference.switchable import SwitchableModel
+from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer, SwitchableModel
 from bigdl.nano.pytorch.lightning import LightningModule
 from bigdl.nano.pytorch.training.arguments import (
     check_algorithms,

@@ -9,9 +9,8 @@ import torch
 
 from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.search.timing import block, time_alone
-from bigdl.nano.pytorch.inference.batches import Batch, batches_of
-from bigdl.nano.pytorch.inference.inputs import sample_arguments
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
+from bigdl.nano.pytorch.inference.source import Batch, batches_of, sample_arguments
 
 __all__ = ["ORIGINAL", "RUNTIMES", "fastest"]
 

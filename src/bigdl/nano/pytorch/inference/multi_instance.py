@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.inference.context import context_of
-from bigdl.nano.pytorch.inference.travel import ready_in_worker
+from bigdl.nano.pytorch.inference.accelerated import context_of
+from bigdl.nano.pytorch.inference.serialization import ready_in_worker
 from bigdl.nano.utils.common import schedule_workers
 from bigdl.runtime.launch import worker_shares
 from bigdl.runtime.pool import Seat, Stage, TaskError, WorkerPool
 
-__all__ = ["ForwardError", "MultiInstanceModel", "to_multi_instance"]
+__all__ = ["ForwardError", "to_multi_instance"]
 
 _WRONG_INPUT = "The input should be a DataLoader or a list of input batchs"
 

@@ -10,7 +10,7 @@ import torch
 
 from bigdl.common.cpu import topology
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.inference.travel import ready_in_worker
+from bigdl.nano.pytorch.inference.serialization import ready_in_worker
 from bigdl.runtime.launch import worker_shares
 from bigdl.runtime.pool import Seat, Stage, TaskError, WorkerPool
 
@@ -140,7 +140,7 @@ def _check_count(name: str, option: str, value: Any) -> None:
 
 
 def _seats(options: Sequence[Mapping[str, int]]) -> list[list[Seat]]:
-    """Where the workers of each stage run."""
+    """Return the cores of each worker of each stage."""
     counts = [each.get("worker_num", 1) for each in options]
     wanted = [
         each.get("cores_per_worker")

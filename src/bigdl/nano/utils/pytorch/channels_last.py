@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.inference.layout import LAYOUTS, layouts_of
+from bigdl.nano.pytorch.inference.graphs import LAYOUTS, layouts_of
 
 __all__ = ["apply_proper_channels_last", "generate_channels_last_available"]
 

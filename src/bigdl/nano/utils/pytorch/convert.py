@@ -10,9 +10,9 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.options import BuildOptions, OnnxOptions
 from bigdl.nano.acceleration.quiet import quiet
-from bigdl.nano.pytorch.inference.inputs import sample_arguments
-from bigdl.nano.pytorch.inference.source import TorchSource, evaluating
-from bigdl.nano.pytorch.inference.storage import load_model, save_model
+from bigdl.nano.pytorch.inference.export import to_onnx
+from bigdl.nano.pytorch.inference.serialization import load_model, save_model
+from bigdl.nano.pytorch.inference.source import TorchSource, evaluating, sample_arguments
 from bigdl.nano.utils.pytorch.inspection import get_forward_args
 
 __all__ = [
@@ -51,7 +51,7 @@ def export_to_onnx(
         If there is no sample, or the module cannot be exported.
     """
     options = BuildOptions(dynamic_axes=dynamic_axes, onnx=OnnxOptions(export=kwargs))
-    TorchSource(model, input_sample).to_onnx(str(onnx_path), options)
+    to_onnx(TorchSource(model, input_sample), str(onnx_path), options)
 
 
 def jit_convert(

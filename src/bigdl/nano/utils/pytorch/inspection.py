@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bigdl.nano.pytorch.inference.inputs import forward_parameters
+from bigdl.nano.pytorch.inference.source import forward_parameters
 
 __all__ = [
     "get_conditional_args",

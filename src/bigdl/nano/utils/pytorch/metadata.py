@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bigdl.nano.pytorch.inference.structure import Structure, flatten
+from bigdl.nano.acceleration.structure import Structure, flatten
 
 __all__ = ["MetaData"]
 

@@ -8,8 +8,12 @@ from typing import Any
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.inference.batches import Batch, batches_of
-from bigdl.nano.pytorch.inference.inputs import forward_parameters, sample_arguments
+from bigdl.nano.pytorch.inference.source import (
+    Batch,
+    batches_of,
+    forward_parameters,
+    sample_arguments,
+)
 
 __all__ = ["complement_input_sample", "get_input_example"]
 

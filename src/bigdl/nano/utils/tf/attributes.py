@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from bigdl.common.stand_ins import actual
-from bigdl.nano.tf.compiled import compiled_like
+from bigdl.nano.tf.serialization import compiled_like
 
 __all__ = ["patch_attrs", "patch_compiled", "patch_compiled_and_attrs"]
 
