@@ -195,9 +195,9 @@ def test_what_is_not_a_list_of_inputs_is_refused(two, wrong):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"num_processes": 0}, "num_processes must be a positive integer"),
-        ({"num_processes": -1}, "num_processes must be a positive integer"),
-        ({"num_processes": 2.0}, "num_processes must be a positive integer"),
+        ({"num_processes": 0}, "num_processes should be a positive integer"),
+        ({"num_processes": -1}, "num_processes should be a positive integer"),
+        ({"num_processes": 2.0}, "num_processes should be a positive integer"),
         ({"num_processes": 10_000}, "The number of processes must be less or equal to the number"),
         (
             {"num_processes": 2, "cpu_for_each_process": [[0]]},

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.inference.accelerated import context_of
 from bigdl.nano.pytorch.inference.serialization import ready_in_worker
@@ -45,7 +46,7 @@ class MultiInstanceModel(torch.nn.Module):
     model : Module
         The model.
     seats : sequence of Seat
-        Where its processes run; with one seat or none, it runs in this process.
+        Cores of its processes; with one or none, the model runs in this process.
     """
 
     def __init__(self, model: torch.nn.Module, seats: Sequence[Seat]):
@@ -149,8 +150,7 @@ def to_multi_instance(
         raise UsageError(
             f"to_multi_instance takes a torch.nn.Module, but got a {type(model).__name__}"
         )
-    if isinstance(num_processes, bool) or not isinstance(num_processes, int) or num_processes < 1:
-        raise UsageError(f"num_processes must be a positive integer, not {num_processes!r}")
+    check_positive("num_processes", num_processes)
     if num_processes == 1:
         warnings.warn(
             "num_processes is 1: the model runs in this process, and cores are not set",

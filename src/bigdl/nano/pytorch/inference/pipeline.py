@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from bigdl.common.checks import check_positive
 from bigdl.common.cpu import topology
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.inference.serialization import ready_in_worker
@@ -130,13 +131,8 @@ def _checked(stage: Any) -> tuple[str, Callable, Mapping[str, int]]:
     for option in _OPTIONS:
         value = options.get(option)
         if option in options and not (option == "cores_per_worker" and value is None):
-            _check_count(name, option, value)
+            check_positive(f"{option} of stage {name!r}", value)
     return str(name), function, options
-
-
-def _check_count(name: str, option: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{option} of stage {name!r} must be a positive int, not {value!r}")
 
 
 def _seats(options: Sequence[Mapping[str, int]]) -> list[list[Seat]]:

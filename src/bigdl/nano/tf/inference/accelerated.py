@@ -84,7 +84,7 @@ class AcceleratedKerasModel(keras.Model):
 
     def nano_attach(self, source: keras.Model | None) -> Self:
         """Set the model to which unknown attributes are passed on; returns itself."""
-        vars(self)["nano_source"] = source
+        self.__dict__["nano_source"] = source
         if source is not None:
             compiled_like(self, source)
         return self

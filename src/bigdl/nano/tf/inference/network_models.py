@@ -204,7 +204,7 @@ class KerasOpenVINOModel(OpenVINOFacade, AcceleratedKerasModel):
         """The accelerated model of a source."""
         facts = {"method": method, "threads": options.threads}
         model = cls(source.inputs, source.outputs, **facts)
-        vars(model)["ov_network"] = network
+        model.__dict__["ov_network"] = network
         original = getattr(source.model, "nano_source", None) or source.model
         return model.nano_attach(original)
 
@@ -225,7 +225,7 @@ class KerasOpenVINOModel(OpenVINOFacade, AcceleratedKerasModel):
         facts = cls.nano_facts_of(meta, threads)
         config, _ = saved_properties(meta)
         loaded = cls(**facts)
-        vars(loaded)["ov_network"] = saved_network(
+        loaded.__dict__["ov_network"] = saved_network(
             directory, meta, device=device, threads=facts["threads"], config=config
         )
         return loaded.nano_attach(model)
@@ -246,7 +246,7 @@ class KerasONNXRuntimeModel(OnnxRuntimeFacade, AcceleratedKerasModel):
         check_outputs(network, len(source.outputs.ports), source.model)
         facts = {"method": method, "threads": threads_of(network, options)}
         model = cls(source.inputs, source.outputs, **facts)
-        vars(model)["nano_network"] = network
+        model.__dict__["nano_network"] = network
         return model.nano_attach(source.model)
 
     def save_to(self, directory: Path) -> dict:
@@ -265,7 +265,7 @@ class KerasONNXRuntimeModel(OnnxRuntimeFacade, AcceleratedKerasModel):
         facts = cls.nano_facts_of(meta, threads)
         file = OnnxFile.read(directory / meta["onnx_path"])
         loaded = cls(**facts)
-        vars(loaded)["nano_network"] = OnnxNetwork(
+        loaded.__dict__["nano_network"] = OnnxNetwork(
             file, meta.get("onnx_inputs"), threads=facts["threads"]
         )
         return loaded.nano_attach(model)
@@ -283,8 +283,8 @@ class KerasBF16Model(AcceleratedKerasModel):
 
     def __init__(self, clone: Any, inputs: CallInputs, outputs: CallOutputs, **keywords: Any):
         super().__init__(inputs, outputs, **keywords)
-        vars(self)["nano_clone"] = clone
-        vars(self)["nano_graph"] = _graph(clone, inputs, outputs)
+        self.__dict__["nano_clone"] = clone
+        self.__dict__["nano_graph"] = _graph(clone, inputs, outputs)
 
     @classmethod
     def of(cls, source: KerasSource, method: str, options: BuildOptions) -> KerasBF16Model:
