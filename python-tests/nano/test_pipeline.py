@@ -130,7 +130,7 @@ def test_a_closed_pipeline_says_so():
         ([("a", abs, {"worker_num": "2"})], "worker_num of stage 'a' should be a positive integer"),
         ([("a", abs, {"worker_num": 1.5})], "worker_num of stage 'a' should be a positive integer"),
         ([("a", abs, {"worker_num": 0})], "worker_num of stage 'a' should be a positive integer"),
-        ([("a", abs, {"cores_per_worker": 0})], "cores_per_worker of stage 'a' must be"),
+        ([("a", abs, {"cores_per_worker": 0})], "cores_per_worker of stage 'a' should be"),
     ],
 )
 def test_wrong_stages_are_said(stages, said):

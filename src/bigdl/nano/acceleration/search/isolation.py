@@ -43,7 +43,7 @@ _MEGABYTE = 1 << 20
 
 
 class InProcessHost:
-    """Runs trials where it is called, without limits: for models that cannot travel."""
+    """Runs trials where it is called, without limits: for models that cannot be pickled."""
 
     def __init__(self, bench: Bench, plan: Plan):
         self._bench = bench

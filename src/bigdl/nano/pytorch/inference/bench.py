@@ -128,7 +128,7 @@ _DIFFERENT_BATCHES = 16
 class TorchBench(Bench[Batch]):
     """A module on the bench.
 
-    Of the training data a few batches are taken at once; they, not the loader, travel.
+    Of the training data a few batches are taken at once; they are pickled, not the loader.
 
     Parameters
     ----------
