@@ -11,8 +11,8 @@ from torch import nn
 from bigdl.common.cpu import thread_scope
 from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.nano.pytorch import InferenceOptimizer
+from bigdl.nano.pytorch import methods as torch_methods
 from bigdl.nano.pytorch.inference.graphs import CompiledGraph
-from bigdl.nano.pytorch.methods import int8
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -69,7 +69,7 @@ def test_code_that_computes_something_else_is_refused(digits, monkeypatch):
             return [torch.zeros(len(tensors[0]), 10)]
 
     model, calibration, *_ = digits
-    monkeypatch.setattr(int8, "CompiledGraph", Wrong)
+    monkeypatch.setattr(torch_methods, "CompiledGraph", Wrong)
     with pytest.raises(RuntimeError, match="compiles the quantized Convolutional into something"):
         InferenceOptimizer.build(model, "static_int8", calib_data=calibration)
 

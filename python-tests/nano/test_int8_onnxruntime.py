@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.onnx_graph import has_attention, unsigned_activations
+from bigdl.nano.acceleration.onnx_quantization import has_attention, unsigned_activations
 from bigdl.nano.pytorch import InferenceOptimizer
 from bigdl.nano.pytorch.inference.source import evaluating
 

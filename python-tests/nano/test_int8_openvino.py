@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.openvino_int8 import has_attention
+from bigdl.nano.openvino.quantization import has_attention
 from bigdl.nano.pytorch import InferenceOptimizer
 
 pytest.importorskip("openvino")

@@ -237,7 +237,10 @@ WRONG = {
         trace(accelerator="onnxruntime", openvino_config={"NUM_STREAMS": 1}),
         "does not apply to method 'onnxruntime_fp32'",
     ),
-    "threads": (trace(accelerator="onnxruntime", thread_num=0), "thread_num must be an int"),
+    "threads": (
+        trace(accelerator="onnxruntime", thread_num=0),
+        "thread_num should be a positive integer",
+    ),
     "keyword": (trace(accelerator="onnxruntime", axes=3), "has no argument axes"),
     "several specs": (
         trace(accelerator="onnxruntime", input_spec=[tf.TensorSpec((None, 1))] * 2),

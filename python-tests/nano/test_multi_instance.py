@@ -125,7 +125,7 @@ def test_one_process_means_this_process(net):
     model.close()
 
 
-def test_a_scripted_model_travels(net):
+def test_a_scripted_model_runs_in_workers(net):
     scripted = torch.jit.trace(copy.deepcopy(net).eval(), torch.randn(2, 4))
     x = torch.randn(2, 4)
     with to_multi_instance(scripted, 2, cpu_for_each_process=CORES) as model:
@@ -133,7 +133,7 @@ def test_a_scripted_model_travels(net):
 
 
 @pytest.mark.parametrize("accelerator", ["openvino", "onnxruntime"])
-def test_an_accelerated_model_travels(accelerator):
+def test_an_accelerated_model_runs_in_workers(accelerator):
     pytest.importorskip(accelerator)
     from bigdl.nano.pytorch import InferenceOptimizer
 
@@ -146,13 +146,13 @@ def test_an_accelerated_model_travels(accelerator):
         torch.testing.assert_close(output, direct(linear, given), atol=1e-4, rtol=1e-4)
 
 
-def test_a_model_that_can_travel_in_no_way_is_said(monkeypatch, net):
-    from bigdl.nano.pytorch.inference import travel
+def test_a_model_that_can_neither_be_pickled_nor_saved_is_refused(monkeypatch, net):
+    from bigdl.nano.pytorch.inference import serialization
 
     def refuse(value):
         raise TypeError("cannot pickle a session")
 
-    monkeypatch.setattr(travel, "encode", refuse)
+    monkeypatch.setattr(serialization, "encode", refuse)
     with pytest.raises(UsageError, match=r"cannot be pickled: TypeError.*cannot pickle a session"):
         to_multi_instance(net, 2, cpu_for_each_process=CORES)
 
@@ -195,9 +195,9 @@ def test_what_is_not_a_list_of_inputs_is_refused(two, wrong):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"num_processes": 0}, "num_processes must be a positive integer"),
-        ({"num_processes": -1}, "num_processes must be a positive integer"),
-        ({"num_processes": 2.0}, "num_processes must be a positive integer"),
+        ({"num_processes": 0}, "num_processes should be a positive integer"),
+        ({"num_processes": -1}, "num_processes should be a positive integer"),
+        ({"num_processes": 2.0}, "num_processes should be a positive integer"),
         ({"num_processes": 10_000}, "The number of processes must be less or equal to the number"),
         (
             {"num_processes": 2, "cpu_for_each_process": [[0]]},

@@ -316,15 +316,15 @@ BEFORE = InferenceOptimizer()
         ),
         (
             lambda: search(Recurrent(), torch.rand(2, 3, 6), objective="fun"),
-            "objective must be one of",
+            "objective should be one of",
         ),
         (
             lambda: search(Recurrent(), torch.rand(2, 3, 6), thread_num=0),
-            "thread_num must be an int",
+            "thread_num should be a positive integer",
         ),
         (
             lambda: search(Recurrent(), torch.rand(2, 3, 6), batch_sizes=[]),
-            "batch_sizes must be a list",
+            "batch_sizes should be a list",
         ),
         (
             lambda: search(Recurrent(), torch.rand(2, 3, 6), metric=agreement),
@@ -350,7 +350,7 @@ def test_wrong_calls_are_refused(call, message):
         (lambda o: o.get_best_model(precision="int4"), "Only support precision 'int8'"),
         (lambda o: o.get_best_model(precision="int8"), "Don't find related model"),
         (lambda o: o.get_best_model(use_ipex=True), "Don't find related model"),
-        (lambda o: o.get_best_model(accuracy_criterion=-1), "accuracy_criterion must be"),
+        (lambda o: o.get_best_model(accuracy_criterion=-1), "accuracy_criterion should be"),
     ],
     ids=["unknown", "untried", "accelerator", "precision", "int8", "ipex", "criterion"],
 )

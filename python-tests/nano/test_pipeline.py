@@ -127,10 +127,10 @@ def test_a_closed_pipeline_says_so():
         ([("a", 3, {})], "Stage 'a' must be callable, but it is 3"),
         ([("a", abs, None)], "The options of stage 'a' are a dict"),
         ([("a", abs, {"workers": 2})], "The options of stage 'a' are a dict"),
-        ([("a", abs, {"worker_num": "2"})], "worker_num of stage 'a' must be a positive int"),
-        ([("a", abs, {"worker_num": 1.5})], "worker_num of stage 'a' must be a positive int"),
-        ([("a", abs, {"worker_num": 0})], "worker_num of stage 'a' must be a positive int"),
-        ([("a", abs, {"cores_per_worker": 0})], "cores_per_worker of stage 'a' must be"),
+        ([("a", abs, {"worker_num": "2"})], "worker_num of stage 'a' should be a positive integer"),
+        ([("a", abs, {"worker_num": 1.5})], "worker_num of stage 'a' should be a positive integer"),
+        ([("a", abs, {"worker_num": 0})], "worker_num of stage 'a' should be a positive integer"),
+        ([("a", abs, {"cores_per_worker": 0})], "cores_per_worker of stage 'a' should be"),
     ],
 )
 def test_wrong_stages_are_said(stages, said):

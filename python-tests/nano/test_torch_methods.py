@@ -370,7 +370,7 @@ WRONG = {
     ),
     "threads": (
         lambda m: InferenceOptimizer.trace(m, images(), accelerator="jit", thread_num=0),
-        "thread_num must be an int of at least 1",
+        "thread_num should be a positive integer",
     ),
     "a missing directory": (lambda m: InferenceOptimizer.load("/no/dir"), "/no/dir doesn't exist."),
     "an unknown compression": (

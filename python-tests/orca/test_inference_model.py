@@ -187,7 +187,7 @@ def test_models_of_nano(orca_spark, tmp_path, accelerator):
     ("call", "text"),
     [
         (lambda: InferenceModel().load_nano("/nowhere"), "no model that InferenceOptimizer.save"),
-        (lambda: InferenceModel(0), "at least 1"),
+        (lambda: InferenceModel(0), "should be a positive integer"),
         (lambda: InferenceModel().predict(X), "There is no model yet"),
         (lambda: InferenceModel().load_module(3), "A module of PyTorch is expected"),
         (lambda: InferenceModel().load_module(Pair()).predict([]), "got none"),

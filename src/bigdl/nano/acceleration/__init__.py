@@ -6,7 +6,7 @@ accelerated model knows how it is saved and loaded. ``optimize`` walks the regis
 ``quantize`` look one method up.
 """
 
-from bigdl.nano.acceleration.method import Method
+from bigdl.nano.acceleration.method import Method, find_method, methods
 from bigdl.nano.acceleration.options import (
     AccuracyGoal,
     BuildOptions,
@@ -15,7 +15,6 @@ from bigdl.nano.acceleration.options import (
     OnnxOptions,
     OpenVINOOptions,
 )
-from bigdl.nano.acceleration.registry import find_method, methods
 
 __all__ = [
     "AccuracyGoal",

@@ -1,4 +1,4 @@
-"""The search for a quantized model that keeps the accuracy of the original.
+"""Accuracy of models: the user's metric, and quantized models that keep it.
 
 A quantized model is built with everything quantized first. If that costs too much accuracy, layers
 are left in floating point, the most harmful ones first: their number is doubled until the goal is
@@ -9,31 +9,125 @@ function that ranks them, which is called only if it is needed.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.options import AccuracyGoal
+from bigdl.nano.acceleration.structure import as_array
 
-__all__ = ["Trial", "keep_accuracy", "relative_error"]
+__all__ = ["StreamingMetric", "as_number", "keep_accuracy", "relative_error", "score_function"]
 
 _log = logging.getLogger(__name__)
 
 
+class StreamingMetric(NamedTuple):
+    """A metric that takes batch after batch.
+
+    Attributes
+    ----------
+    reset : callable
+    update : callable
+        Takes predictions and targets.
+    result : callable
+    """
+
+    reset: Callable[[], object]
+    update: Callable[[Any, Any], object]
+    result: Callable[[], Any]
+
+
+def score_function(
+    metric: Callable[..., Any],
+    data: Any,
+    predictions: Callable[[Any], Iterable[tuple[Any, Any, int]]],
+    *,
+    streaming: StreamingMetric | None,
+    target_words: Sequence[str],
+) -> Callable[[Any], float]:
+    """Return a function from a model to its score on data.
+
+    Parameters
+    ----------
+    metric : callable
+        With parameters for predictions and targets (one name contains "pred", another one of
+        `target_words`) it is computed on each batch and averaged over the rows; any other is
+        called as ``metric(model, data)``, or as ``metric(model)`` without data.
+    data
+        As the user gave them.
+    predictions : callable
+        Called with a model, yields its predictions, the targets and the number of rows of each
+        batch of `data`.
+    streaming : StreamingMetric or None
+        What to use instead of calling `metric`.
+    target_words : sequence of str
+    """
+    roles = _roles(metric, target_words)
+    if streaming is None and roles is None:
+        return lambda model: as_number(metric(model) if data is None else metric(model, data))
+    if data is None or (isinstance(data, tuple) and any(part is None for part in data[:2])):
+        raise UsageError("A metric of predictions and targets needs data that hold targets")
+
+    def score(model: Any) -> float:
+        total, rows = 0.0, 0
+        if streaming is not None:
+            streaming.reset()
+        for predicted, target, count in predictions(model):
+            if target is None:
+                raise UsageError(
+                    "The metric compares predictions with targets, but the data hold no targets; "
+                    "give batches of the form (input, target)"
+                )
+            if streaming is not None:
+                streaming.update(predicted, target)
+            else:
+                result = metric(**dict(zip(roles, (predicted, target), strict=True)))
+                total += float(np.mean(np.asarray(as_array(result)))) * count
+            rows += count
+        if not rows:
+            raise UsageError("The data for the metric hold no batch; give at least one")
+        return total / rows if streaming is None else as_number(streaming.result())
+
+    return score
+
+
+def as_number(result: Any) -> float:
+    """Return what a metric returned as a float, or refuse it."""
+    try:
+        return float(np.asarray(as_array(result)).item())
+    except (TypeError, ValueError):
+        raise UsageError(f"The metric must return a number, but it returned {result!r}") from None
+
+
+def _roles(metric: Callable[..., Any], target_words: Sequence[str]) -> tuple[str, str] | None:
+    """Return the names of the parameters for predictions and for targets."""
+    try:
+        names = list(inspect.signature(metric).parameters)
+    except (TypeError, ValueError):
+        return None
+    predicted = [name for name in names if "pred" in name]
+    targets = [
+        name
+        for name in names
+        if name not in predicted and any(word in name for word in target_words)
+    ]
+    return (predicted[0], targets[0]) if predicted and targets else None
+
+
 @dataclass(frozen=True)
-class Trial:
-    """One quantized model that was scored.
+class _ScoredModel:
+    """One quantized model with its score.
 
     Attributes
     ----------
     model
-        What was built.
     excluded : tuple of str
         Layers that were left in floating point.
     score : float
@@ -50,7 +144,7 @@ def keep_accuracy(
     goal: AccuracyGoal,
     original: Any,
 ) -> Any:
-    """The quantized model with the fewest layers in floating point that meets a goal.
+    """Return the quantized model with the fewest layers in floating point that meets a goal.
 
     Parameters
     ----------
@@ -87,7 +181,7 @@ def keep_accuracy(
 
 
 def relative_error(expected: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> float:
-    """Size of the difference between two lists of arrays relative to the first one.
+    """Return the size of the difference between two lists of arrays relative to the first one.
 
     Returns
     -------
@@ -109,28 +203,30 @@ def relative_error(expected: Sequence[np.ndarray], given: Sequence[np.ndarray]) 
 
 
 class _Search:
-    """The trials so far, and what limits further ones."""
+    """Models that were scored, and the limits for further ones."""
 
     def __init__(self, build, goal: AccuracyGoal, original: float):
         self._build = build
         self._goal = goal
         self._original = original
         self._began = time.monotonic()
-        self._best: Trial | None = None
+        self._best: _ScoredModel | None = None
         self._count = 0
-        self.accepted: Trial | None = None
+        self.accepted: _ScoredModel | None = None
 
     def may_go_on(self) -> bool:
-        """Whether the limits allow another trial."""
+        """Return True if the limits allow another model."""
         goal = self._goal
         in_time = not goal.timeout or time.monotonic() - self._began < goal.timeout
         return in_time and (not goal.max_trials or self._count < goal.max_trials)
 
     def meets(self, excluded: tuple[str, ...]) -> bool:
-        """Try a model without these layers; one that meets the goal is accepted."""
+        """Score a model without these layers; return True, and accept it, if it meets the goal."""
         model = self._build(excluded)
         self._count += 1
-        trial = Trial(model, excluded, _checked(self._goal.score(model), "a quantized model"))
+        trial = _ScoredModel(
+            model, excluded, _checked(self._goal.score(model), "a quantized model")
+        )
         _log.info(
             "Quantized with %d layers in floating point: score %.6g, the original's is %.6g",
             len(excluded),
@@ -139,7 +235,7 @@ class _Search:
         )
         if self._best is None or self._drop(trial) < self._drop(self._best):
             # Only the score of a model that is not good enough is of use.
-            self._best = Trial(None, excluded, trial.score)
+            self._best = _ScoredModel(None, excluded, trial.score)
         met = self._goal.met(self._original, trial.score)
         if met:
             self.accepted = trial
@@ -161,7 +257,7 @@ class _Search:
                 failed = middle
 
     def refusal(self) -> str:
-        """Why nothing was accepted."""
+        """Return why nothing was accepted."""
         goal, best = self._goal, self._best
         allowed = goal.allowed(self._original)
         bound = self._original - allowed if goal.higher_is_better else self._original + allowed
@@ -173,7 +269,7 @@ class _Search:
             "precision='bf16'"
         )
 
-    def _drop(self, trial: Trial) -> float:
+    def _drop(self, trial: _ScoredModel) -> float:
         return self._goal.drop(self._original, trial.score)
 
 

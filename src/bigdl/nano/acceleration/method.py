@@ -1,6 +1,6 @@
 """A Method: one way to make a model faster.
 
-The life of a method: it is created once, when its framework's methods are first asked for.
+A framework registers its methods with :func:`register_methods` when it is imported.
 :meth:`Method.missing` is called before every use and says in one sentence why the method is not
 possible on this machine. :meth:`Method.build` is called with a :class:`Source`, the user's model
 together with a sample of its input, and returns a new model that is called as the user's is.
@@ -11,50 +11,42 @@ from __future__ import annotations
 
 import abc
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
+
+import numpy as np
 
 from bigdl.common.cpu import isa_flags
 from bigdl.common.errors import UsageError, first_line
 from bigdl.nano.acceleration.options import BuildOptions
 
-__all__ = ["Method", "Source"]
+__all__ = ["ORIGINAL", "Method", "Source", "find_method", "methods", "register_methods"]
+
+
+ORIGINAL = "original"
+"""Name of the method that leaves the model as it is."""
 
 
 class Source(Protocol):
-    """A user's model and a sample of its input, as a method sees them.
+    """A user's model and a sample of its input.
 
-    A framework has one class of this kind. A network of another runtime takes and gives flat lists
-    of arrays; how the user's nested arguments and results map to these is the source's knowledge.
+    Each framework has one class of this kind. A network of another runtime takes and returns flat
+    lists of arrays; the source knows how the user's nested arguments and results map to these.
 
     Attributes
     ----------
     model
-        The user's model. It is not to be changed.
+        The user's model, which methods do not change.
     """
 
     model: Any
 
-    def to_openvino(self, options: BuildOptions) -> Any:
-        """The model as an ``openvino.Model`` whose inputs and outputs are the flat lists."""
-
-    def from_openvino(self, network: Any, method: str, options: BuildOptions) -> Any:
-        """The accelerated model of a ``CompiledNetwork`` of this model's inputs and outputs."""
-
-    def to_onnx(self, path: str, options: BuildOptions) -> None:
-        """Write the model as an ONNX file whose inputs and outputs are the flat lists."""
-
-    def onnx_names(self) -> list[str]:
-        """Names of the inputs in the ONNX file; it may lack ones that it does not use."""
-
-    def from_onnx(self, network: Any, method: str, options: BuildOptions) -> Any:
-        """The accelerated model of an ``OnnxNetwork`` of this model's inputs and outputs."""
-
-    def calibration_arrays(self, options: BuildOptions) -> Iterator[list]:
+    def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:
         """Flat lists of ndarrays, one for each batch of the calibration data."""
 
-    def sample_arrays(self) -> list:
+    def sample_arrays(self) -> list[np.ndarray]:
         """The sample as a flat list of ndarrays."""
 
 
@@ -74,11 +66,11 @@ class Method(abc.ABC):
     option : str
         What ``get_best_model`` says of it, e.g. ``"openvino + int8"``.
     default : bool
-        Whether ``optimize`` tries it unasked.
+        True if ``optimize`` tries it unasked.
     channels_last : bool
-        Whether images are laid out with their channels last.
+        True if images are laid out with their channels last.
     ipex : bool
-        Whether the method stands for one that used Intel's extension of PyTorch.
+        True if the method stands for one that used Intel's extension of PyTorch.
     """
 
     name: str
@@ -98,21 +90,16 @@ class Method(abc.ABC):
     arguments: tuple[str, ...] = ()
     """Keywords of ``quantize`` that apply to it beyond those of its accelerator and precision."""
 
-    @property
-    def exact(self) -> bool:
-        """Whether results differ from the original's by rounding of fp32 only."""
-        return self.precision == "fp32"
-
     def get_precision(self) -> str:
-        """The precision."""
+        """Return the precision."""
         return self.precision
 
     def get_accelerator(self) -> str | None:
-        """The runtime."""
+        """Return the runtime."""
         return self.accelerator
 
     def missing(self) -> str | None:
-        """Why this method is not possible on this machine.
+        """Return why this method is not possible on this machine.
 
         Returns
         -------
@@ -127,7 +114,7 @@ class Method(abc.ABC):
         return None
 
     def require(self) -> None:
-        """Refuse to go on where the method is not possible.
+        """Raise an error where the method is not possible.
 
         Raises
         ------
@@ -186,8 +173,60 @@ class Method(abc.ABC):
 def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except (
-        ModuleNotFoundError,
-        ValueError,
-    ):  # a parent package is missing, or a stub in sys.modules
+    except (ModuleNotFoundError, ValueError):  # no parent package, or a stub in sys.modules
         return False
+
+
+_registered: dict[str, Mapping[str, Method]] = {}
+
+
+def register_methods(framework: str, listed: Iterable[Method]) -> Mapping[str, Method]:
+    """Register the methods of a framework, in the order in which ``optimize`` tries them.
+
+    Returns
+    -------
+    mapping of str to Method
+        Read-only.
+    """
+    _registered[framework] = MappingProxyType({method.name: method for method in listed})
+    return _registered[framework]
+
+
+def methods(framework: str = "torch") -> Mapping[str, Method]:
+    """Return the methods of a framework in the order in which ``optimize`` tries them.
+
+    Parameters
+    ----------
+    framework : str
+        ``"torch"`` or ``"keras"``; its ``InferenceOptimizer`` must have been imported.
+
+    Returns
+    -------
+    mapping of str to Method
+        Read-only.
+
+    Raises
+    ------
+    UsageError
+        If the framework has registered none.
+    """
+    if framework not in _registered:
+        raise UsageError(
+            f"No methods are registered for {framework!r}; import InferenceOptimizer from "
+            "bigdl.nano.pytorch or bigdl.nano.tf.keras first"
+        )
+    return _registered[framework]
+
+
+def find_method(name: str, framework: str = "torch") -> Method:
+    """Return the method of this name.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    known = methods(framework)
+    if name not in known:
+        raise UsageError(f"There is no method {name!r}; choose one of {', '.join(known)}")
+    return known[name]

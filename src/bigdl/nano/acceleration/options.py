@@ -1,7 +1,7 @@
-"""What a user may ask of a method, as one typed object for each subject.
+"""Options of methods, one typed object for each subject.
 
-``trace`` and ``quantize`` have dozens of keywords, most of which belong to one runtime. They are
-sorted into these objects once; a method reads the one that is its own.
+``trace`` and ``quantize`` have dozens of keywords, most of which belong to one runtime.
+:mod:`~bigdl.nano.acceleration.keywords` sorts them into these objects.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class OnnxOptions:
-    """Of ONNX Runtime and of the export to ONNX.
+    """Options of ONNX Runtime and of the export to ONNX.
 
     Attributes
     ----------
     session_options : onnxruntime.SessionOptions, optional
         Taken as they are, but for the thread counts where ``threads`` is given.
     simplify : bool
-        Whether the exported graph is simplified.
+        True to simplify the exported graph.
     export : mapping
         Further keywords of ``torch.onnx.export``.
     """
@@ -43,7 +43,7 @@ class OnnxOptions:
 
 @dataclass(frozen=True)
 class OpenVINOOptions:
-    """Of OpenVINO.
+    """Options of OpenVINO.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class OpenVINOOptions:
 
 @dataclass(frozen=True)
 class JitOptions:
-    """Of TorchScript and ``torch.compile``.
+    """Options of TorchScript.
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ class AccuracyGoal:
         max_trials: int | None = None,
         timeout: float | None = None,
     ) -> AccuracyGoal | None:
-        """The goal that a user asks for; None if there is nothing to score with.
+        """Return the goal that a user asks for; None if there is nothing to score with.
 
         Parameters
         ----------
@@ -144,23 +144,23 @@ class AccuracyGoal:
         return cls(score, bool(higher), relative, absolute, max_trials, timeout or None)
 
     def drop(self, original: float, score: float) -> float:
-        """How much worse a score is than the original's; negative if it is better."""
+        """Return by how much a score is worse than the original's; negative if it is better."""
         return original - score if self.higher_is_better else score - original
 
     def allowed(self, original: float) -> float:
-        """The largest drop that is accepted, in units of the score."""
+        """Return the largest drop that is accepted, in units of the score."""
         if self.absolute is not None:
             return self.absolute
         return abs(original) * (0.01 if self.relative is None else self.relative)
 
     def met(self, original: float, score: float) -> bool:
-        """Whether a score is good enough."""
+        """Return True if a score is good enough."""
         return self.drop(original, score) <= self.allowed(original)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How the ranges of activations are found for int8.
+    """Data and settings of a quantization to int8.
 
     Attributes
     ----------
@@ -186,7 +186,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """All that a user may ask of a method.
+    """All options of a method.
 
     Attributes
     ----------
@@ -199,7 +199,7 @@ class BuildOptions:
     output_tensors : bool
         Tensors of the framework, or ndarrays.
     inplace : bool
-        Whether the user's module may be converted itself instead of a copy.
+        True to convert the user's module itself instead of a copy.
     """
 
     threads: int | None = None

@@ -13,8 +13,11 @@ __all__ = ["quiet"]
 
 
 class _Silence:
-    """What is silenced while at least one thread wants it: settings of the whole process, which
-    threads that came and went in any order would not leave as they were."""
+    """Silence while at least one thread wants it.
+
+    Settings of the whole process are changed, which threads that come and go in any order would
+    not leave as they were.
+    """
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -35,7 +38,7 @@ class _Silence:
 
 
 def _silenced() -> contextlib.ExitStack:
-    """What undoes it."""
+    """Silence the process; return the stack that undoes it."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")

@@ -80,7 +80,7 @@ def directory_of(path: str | os.PathLike | Mapping[str, BinaryIO]) -> Iterator[P
 
 
 def read_meta(directory: Path) -> dict:
-    """What ``nano_model_meta.yml`` says.
+    """Return the content of ``nano_model_meta.yml``.
 
     Raises
     ------

@@ -16,7 +16,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["TENSOR", "Structure", "flatten", "is_tensor"]
+__all__ = ["TENSOR", "Structure", "as_array", "flatten", "is_tensor"]
 
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -185,7 +185,7 @@ def flatten(value: Any) -> tuple[list, Structure]:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is an ndarray, or a tensor of any framework."""
+    """Return True if a value is an ndarray, or a tensor of any framework."""
     if isinstance(value, np.ndarray):
         return True
     kind = type(value)
@@ -195,6 +195,14 @@ def is_tensor(value: Any) -> bool:
         and hasattr(kind, "shape")
         and not isinstance(value, np.generic)
     )
+
+
+def as_array(value: Any) -> Any:
+    """Return a tensor of PyTorch as an ndarray, bfloat16 as float32; anything else as it is."""
+    if not hasattr(value, "detach"):
+        return value
+    tensor = value.detach().cpu()
+    return tensor.float().numpy() if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
 
 
 def _describe(value, leaves) -> Structure:

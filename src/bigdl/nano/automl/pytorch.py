@@ -20,9 +20,8 @@ from bigdl.common.errors import UsageError, one_line, require
 from bigdl.nano.acceleration.search.timing import block, time_alone
 from bigdl.nano.automl.hpo.objects import AutoObject, suggested
 from bigdl.nano.automl.searching import SearchArguments, Searcher
-from bigdl.nano.pytorch.inference.batches import Batch, batches_of
-from bigdl.nano.pytorch.inference.inputs import sample_arguments
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
+from bigdl.nano.pytorch.inference.source import Batch, batches_of, sample_arguments
 from bigdl.tuning.spaces import Assignment, Lazy, Naming, resolve
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bigdl.common.checks import check_choice, check_integer, check_positive
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.openvino.network import (
@@ -28,7 +29,8 @@ from bigdl.nano.openvino.network import (
     write_network,
 )
 
-__all__ = ["CompiledNetwork"]
+__all__ = ["CompiledNetwork", "ShapedNetwork"]
+
 
 # A processor with AMX would otherwise compute fp32 networks in bf16.
 _CPU_HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f32", "int8": "f32"}
@@ -109,8 +111,8 @@ class CompiledNetwork:
         shapes: Any = None,
         cache_dir: Any = None,
     ):
-        if thread_num is not None and (not isinstance(thread_num, int) or thread_num < 1):
-            raise UsageError(f"thread_num must be an int of at least 1, but it is {thread_num!r}")
+        if thread_num is not None:
+            check_positive("thread_num", thread_num)
         network = read_network(network)
         self.device = checked_device(device)
         self.precision = precision
@@ -207,8 +209,7 @@ class CompiledNetwork:
         UsageError
             If one of the inputs does not fit, after those that were under way have ended.
         """
-        if not isinstance(num_requests, int) or num_requests < 0:
-            raise UsageError(f"num_requests must be 0 or a positive int, not {num_requests!r}")
+        check_integer("num_requests", num_requests, 0)
         now = self._now
         most = num_requests or now.compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         running: deque = deque()
@@ -264,7 +265,7 @@ class CompiledNetwork:
         return write_network(self._now.network, path)
 
     def __getstate__(self) -> dict:
-        """A network travels as the content of its files and is compiled where it arrives."""
+        """Pickle the content of its files; it is compiled again when it is read."""
         state = self.__dict__.copy()
         del state["_lock"]
         state["_now"] = network_bytes(self._now.network)
@@ -284,27 +285,23 @@ class CompiledNetwork:
         return twin
 
     def _configure(self, config: dict[str, Any], cache_dir: Any) -> None:
-        if self.precision not in _CPU_HINTS:
-            raise UsageError(
-                f"precision must be one of {', '.join(_CPU_HINTS)}, but it is {self.precision!r}"
-            )
+        check_choice("precision", self.precision, _CPU_HINTS)
         on_cpu = self.device == "CPU"
         if self.precision == "bf16":
             self._check_bf16(on_cpu)
         meant: dict[str, Any] = {}
+        defaults: dict[str, Any] = {}
         if cache_dir is not None:
             meant["CACHE_DIR"] = str(cache_dir)
+        if on_cpu:
+            hints = meant if self.precision == "bf16" else defaults
+            hints["INFERENCE_PRECISION_HINT"] = _CPU_HINTS[self.precision]
         if on_cpu and self.thread_num is not None:
             meant["INFERENCE_NUM_THREADS"] = self.thread_num
-        defaults: dict[str, Any] = {}
-        if on_cpu:
-            defaults["INFERENCE_PRECISION_HINT"] = _CPU_HINTS[self.precision]
-        if on_cpu and self.thread_num is not None and self.thread_num < len(usable_cores()):
-            # Pinning begins with the first core: several processes with a few threads each, which
-            # together use the machine, would all compute on the same cores.
-            defaults["ENABLE_CPU_PINNING"] = False
-        if self.precision == "bf16" and on_cpu:
-            meant["INFERENCE_PRECISION_HINT"] = defaults["INFERENCE_PRECISION_HINT"]
+            if self.thread_num < len(usable_cores()):
+                # Pinning begins with the first core: several processes with a few threads each,
+                # which together use the machine, would all compute on the same cores.
+                defaults["ENABLE_CPU_PINNING"] = False
         self.additional_config = meant | config
         self.final_config = defaults | self.additional_config
 
@@ -380,3 +377,89 @@ def _numpy_type(port) -> np.dtype | None:
     """Type of an input's arrays; None for strings."""
     kind = port.get_element_type()
     return None if kind.get_type_name() == "string" else np.dtype(kind.to_dtype())
+
+
+# Each form has weights of its own, so large networks, which gain little, have one form only.
+_MOST_SHAPES = 4
+_MOST_BYTES = 128 * 2**20
+
+
+class ShapedNetwork(CompiledNetwork):
+    """A network on a CPU with a compiled form for each of the first few shapes of its inputs.
+
+    The first call with a new shape takes as long as compiling, up to some tenths of a second. All
+    calls with equal shapes go through the same form, so their results are equal to the last bit.
+    Further shapes, and networks of more than 128 MiB, share the dynamic form. Parameters are those
+    of :class:`CompiledNetwork`.
+    """
+
+    def __init__(self, network: Any, device: str = "CPU", **keywords: Any):
+        super().__init__(network, device, **keywords)
+        self._forget()
+
+    def infer(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        if self._of is not self._now:  # another network or other shapes by now
+            self._forget()
+        if not self._worthwhile:
+            return super().infer(inputs)
+        shapes = tuple(np.shape(each) for each in inputs)
+        form = self._forms.get(shapes)
+        if form is None and len(self._forms) < _MOST_SHAPES:
+            form = self._compiled_for(shapes)
+        return super().infer(inputs) if form is None else form.infer(inputs)
+
+    def _compiled_for(self, shapes: tuple) -> CompiledNetwork | None:
+        """A form for these shapes; None if the network does not take them."""
+        with self._lock:
+            if shapes in self._forms:
+                return self._forms[shapes]
+            if not _take(self.network.inputs, shapes):
+                return None
+            try:
+                form = CompiledNetwork(
+                    self.network,
+                    self.device,
+                    precision=self.precision,
+                    thread_num=self.thread_num,
+                    config=self.additional_config,
+                    shapes=dict(enumerate(shapes)),
+                )
+            except UsageError:  # the dynamic form says what is wrong with the shapes
+                return None
+            self._forms[shapes] = form
+            return form
+
+    def _forget(self) -> None:
+        self._of = self._now
+        self._forms: dict[tuple, CompiledNetwork] = {}
+        self._worthwhile = (
+            self.device == "CPU"
+            and any(port.partial_shape.is_dynamic for port in self.network.inputs)
+            and _constant_bytes(self.network) <= _MOST_BYTES
+        )
+
+    def __getstate__(self) -> dict:
+        state = super().__getstate__()
+        return {key: value for key, value in state.items() if key not in ("_of", "_forms")}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._forget()
+
+    def __deepcopy__(self, memo: dict) -> ShapedNetwork:
+        twin = super().__deepcopy__(memo)
+        twin._forget()
+        return twin
+
+
+def _take(ports: Sequence[Any], shapes: tuple) -> bool:
+    """Return True if inputs are declared so that they take arrays of these shapes."""
+    openvino = require("openvino", "nano")
+    return len(ports) == len(shapes) and all(
+        port.partial_shape.compatible(openvino.PartialShape(shape))
+        for port, shape in zip(ports, shapes, strict=True)
+    )
+
+
+def _constant_bytes(network) -> int:
+    return sum(op.get_byte_size() for op in network.get_ops() if op.get_type_name() == "Constant")

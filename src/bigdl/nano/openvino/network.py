@@ -14,7 +14,6 @@ from bigdl.common.errors import UsageError, require
 
 __all__ = [
     "SAVED_NAME",
-    "as_array",
     "checked_device",
     "core",
     "loose_shapes",
@@ -50,7 +49,7 @@ def core():
 
 
 def checked_device(device: str) -> str:
-    """Name of a device as this version of OpenVINO spells it.
+    """Return the name of a device as this version of OpenVINO spells it.
 
     Parameters
     ----------
@@ -83,7 +82,7 @@ def checked_device(device: str) -> str:
 
 
 def supports_bf16(device: str = "CPU") -> bool:
-    """Whether a device has instructions for bfloat16."""
+    """Return True if a device has instructions for bfloat16."""
     return "BF16" in core().get_property(device, "OPTIMIZATION_CAPABILITIES")
 
 
@@ -94,16 +93,8 @@ def renamed_properties(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def as_array(value: Any) -> Any:
-    """A tensor of PyTorch as an ndarray, bfloat16 as float32; anything else as it is."""
-    if not hasattr(value, "detach"):
-        return value
-    tensor = value.detach().cpu()
-    return tensor.float().numpy() if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
-
-
 def read_network(source: Any):
-    """A network from any of its forms.
+    """Return a network from any of its forms.
 
     Parameters
     ----------
@@ -300,7 +291,7 @@ def _read(model: Any, weights: bytes | None = None, *, what: str):
 
 
 def reason(error: Exception) -> str:
-    """What an exception of OpenVINO says, without the places in its source files."""
+    """Return the text of an exception of OpenVINO without the places in its source files."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     return said[-1] if said else " ".join(lines)

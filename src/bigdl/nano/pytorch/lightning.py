@@ -142,6 +142,6 @@ class LightningModule(_lightning.LightningModule):
             self.log(f"{stage}/{type(metric).__name__}_{place}", metric, prog_bar=True)
 
     def _width(self, given: tuple) -> int:
-        """How many positional arguments the module takes."""
+        """Return the number of positional arguments that the module takes."""
         names = self.forward_args
         return len(names) if names else len(given)

@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader
 
 from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
+from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer, SwitchableModel
 from bigdl.nano.pytorch.inference.source import TorchSource
-from bigdl.nano.pytorch.inference.switchable import SwitchableModel
 from bigdl.nano.pytorch.lightning import LightningModule
 from bigdl.nano.pytorch.training.options import (
     TrainingOptions,
@@ -32,7 +31,6 @@ from bigdl.nano.pytorch.training.strategies import (
     ProcessesStrategy,
     SingleProcessStrategy,
 )
-
 from bigdl.tuning.spaces import Lazy, holds_lazy
 
 if TYPE_CHECKING:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
-from bigdl.nano.acceleration.method import Method, Source
-from bigdl.nano.acceleration.onnxruntime import ONNXRUNTIME
-from bigdl.nano.acceleration.openvino import OPENVINO, QuantizedMethod
+from bigdl.nano.acceleration.method import Method, Source, register_methods
+from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
+from bigdl.nano.acceleration.openvino import QuantizedMethod, openvino_methods
 from bigdl.nano.acceleration.options import BuildOptions
+from bigdl.nano.openvino.network import supports_bf16
+from bigdl.nano.tf.inference.network_models import (
+    KerasBF16Model,
+    KerasONNXRuntimeModel,
+    KerasOpenVINOModel,
+    KerasQuantizedModel,
+    to_onnx,
+    to_openvino,
+)
+from bigdl.nano.tf.inference.source import KerasSource
 
-__all__ = ["METHODS", "NAMES_OF_BIGDL_2"]
+__all__ = ["DEFAULT_METHODS", "METHODS"]
 
 _EXPORTER = ("onnx", "onnxruntime", "tf2onnx")
 
@@ -30,9 +42,7 @@ class BF16(Method):
     packages: tuple[str, ...] = ("tensorflow",)
     extra: str = "tf"
 
-    def build(self, source: Source, options: BuildOptions) -> Any:
-        from bigdl.nano.tf.inference.bf16_model import KerasBF16Model
-
+    def build(self, source: KerasSource, options: BuildOptions) -> KerasBF16Model:
         return KerasBF16Model.of(source, self.name, options)
 
 
@@ -47,30 +57,47 @@ class StaticInt8(QuantizedMethod):
     accelerator: str | None = None
 
     def build(self, source: Source, options: BuildOptions) -> Any:
-        from bigdl.nano.openvino.network import supports_bf16
-
         computes = "bf16" if supports_bf16() else "f32"
         return QuantizedMethod.build(replace(self, computes=computes), source, options)
 
 
-def _tried(method: Method) -> Method:
-    return replace(method, default=True)
-
-
-def _exported(method: Method) -> Method:
-    others = tuple(p for p in method.packages if p not in (*_EXPORTER, "onnxscript"))
+def _with_exporter(method: Method) -> Method:
+    """Return a method of ONNX Runtime with the packages that export Keras models."""
+    others = tuple(each for each in method.packages if each not in (*_EXPORTER, "onnxscript"))
     return replace(method, packages=(*_EXPORTER, *others), extra="nano,tf")
 
 
-_ONNXRUNTIME = [_exported(method) for method in ONNXRUNTIME]
-
-METHODS = [
-    Original("original", option="original", default=True),
-    StaticInt8("static_int8", option="int8", default=True),
-    BF16("bf16", precision="bf16", option="bf16", default=True),
-    *map(_tried, OPENVINO[:4]),
-    *map(_tried, _ONNXRUNTIME[:3]),
-    *OPENVINO[4:],
-    *_ONNXRUNTIME[3:],
+_OPENVINO = openvino_methods(to_openvino, KerasOpenVINOModel.of)
+_ONNXRUNTIME = [
+    _with_exporter(each) for each in onnxruntime_methods(to_onnx, KerasONNXRuntimeModel.of)
 ]
-NAMES_OF_BIGDL_2 = frozenset(method.name for method in METHODS[:10])
+_NAMES_OF_BIGDL_2 = [
+    *("original", "static_int8", "bf16"),
+    *(method.name for method in (*_OPENVINO[:4], *_ONNXRUNTIME[:3])),
+]
+
+METHODS: Mapping[str, Method] = register_methods(
+    "keras",
+    [
+        replace(method, default=method.name in _NAMES_OF_BIGDL_2)
+        for method in (
+            Original("original", option="original"),
+            StaticInt8(
+                "static_int8",
+                option="int8",
+                convert=to_openvino,
+                wrap=KerasQuantizedModel.of,
+                arguments=("device", "openvino_config"),
+            ),
+            BF16("bf16", precision="bf16", option="bf16"),
+            *_OPENVINO[:4],
+            *_ONNXRUNTIME[:3],
+            *_OPENVINO[4:],
+            *_ONNXRUNTIME[3:],
+        )
+    ],
+)
+DEFAULT_METHODS: Mapping[str, Method] = MappingProxyType(
+    {name: METHODS[name] for name in _NAMES_OF_BIGDL_2}
+)
+"""The methods of BigDL 2.x, which ``optimize`` tries unasked."""

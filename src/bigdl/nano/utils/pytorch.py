@@ -16,12 +16,18 @@ from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.options import BuildOptions, OnnxOptions
 from bigdl.nano.acceleration.quiet import quiet
-from bigdl.nano.pytorch.inference.batches import Batch, batches_of
-from bigdl.nano.pytorch.inference.inputs import forward_parameters, sample_arguments
-from bigdl.nano.pytorch.inference.layout import LAYOUTS, layouts_of
-from bigdl.nano.pytorch.inference.source import TorchSource, evaluating
-from bigdl.nano.pytorch.inference.storage import load_model, save_model
-from bigdl.nano.pytorch.inference.structure import Structure, flatten
+from bigdl.nano.acceleration.structure import Structure, flatten
+from bigdl.nano.pytorch.inference.export import to_onnx
+from bigdl.nano.pytorch.inference.graphs import LAYOUTS, layouts_of
+from bigdl.nano.pytorch.inference.serialization import load_model, save_model
+from bigdl.nano.pytorch.inference.source import (
+    Batch,
+    TorchSource,
+    batches_of,
+    evaluating,
+    forward_parameters,
+    sample_arguments,
+)
 from bigdl.nano.utils.common import compare_version
 
 __all__ = [
@@ -232,7 +238,7 @@ def export_to_onnx(
         If there is no sample, or the module cannot be exported.
     """
     options = BuildOptions(dynamic_axes=dynamic_axes, onnx=OnnxOptions(export=kwargs))
-    TorchSource(model, input_sample).to_onnx(str(onnx_path), options)
+    to_onnx(TorchSource(model, input_sample), str(onnx_path), options)
 
 
 def jit_convert(

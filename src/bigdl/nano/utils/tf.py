@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
-from bigdl.nano.tf.compiled import compiled_like
+from bigdl.nano.tf.serialization import compiled_like
 from bigdl.nano.utils.common import compare_version
 from bigdl.runtime.launch import launch
 

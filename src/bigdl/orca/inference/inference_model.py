@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.inference.runtimes import (
     TorchCopy,
@@ -38,12 +39,7 @@ class InferenceModel:
     """
 
     def __init__(self, supported_concurrent_num: int = 1, bigdl_type: str = "float"):
-        if not isinstance(supported_concurrent_num, int) or supported_concurrent_num < 1:
-            raise UsageError(
-                "supported_concurrent_num must be an int of at least 1, got "
-                f"{supported_concurrent_num!r}"
-            )
-        self._count = supported_concurrent_num
+        self._count = check_positive("supported_concurrent_num", supported_concurrent_num)
         self._idle: queue.LifoQueue[Any] | None = None
         self._origin: tuple | None = None  # how a worker of Spark gets the same model
 

@@ -15,7 +15,6 @@ import numpy as np
 from bigdl.common.errors import UsageError, require
 
 __all__ = [
-    "NetworkCopy",
     "TorchCopy",
     "nano_copies",
     "nano_files",
@@ -83,7 +82,7 @@ class NetworkCopy:
 def onnx_copy(data: bytes) -> NetworkCopy:
     """The content of an ONNX file in ONNX Runtime."""
     require("onnxruntime", "nano")
-    from bigdl.nano.acceleration.onnx_network import OnnxFile, OnnxNetwork
+    from bigdl.nano.acceleration.onnxruntime import OnnxFile, OnnxNetwork
 
     file = OnnxFile()
     file.path.write_bytes(data)
@@ -131,7 +130,7 @@ def nano_copies(files: Mapping[str, bytes], module, count: int) -> list:
 
 def nano_files(path: str | os.PathLike) -> dict[str, bytes]:
     """The files of a directory that ``InferenceOptimizer.save`` wrote, by name."""
-    from bigdl.nano.pytorch.inference.storage import META_FILE
+    from bigdl.nano.pytorch.inference.serialization import META_FILE
 
     directory = Path(path)
     if not (directory / META_FILE).exists():

@@ -1,8 +1,8 @@
-"""Trying many methods on one model, and choosing among them.
+"""A search for the best method for one model.
 
-The life of a search: :func:`~bigdl.nano.acceleration.search.candidates.choose` names the methods.
-A :class:`~bigdl.nano.acceleration.search.bench.Bench`, the framework's part, holds the model and
-the data. It travels once to a process of its own, in which
+The life of a search: :func:`~bigdl.nano.acceleration.search.results.choose` names the methods.
+A :class:`~bigdl.nano.acceleration.search.trial.Bench`, the framework's part, holds the model and
+the data. It is pickled once to a process of its own, in which
 :func:`~bigdl.nano.acceleration.search.trial.try_method` builds one method after the other, times
 each against the original in alternation, scores it and saves it; a process that hangs, crashes or
 takes too much memory is replaced, and only the row of that method is lost
@@ -10,15 +10,13 @@ takes too much memory is replaced, and only the row of that method is lost
 :class:`~bigdl.nano.acceleration.search.results.Results`, which owns the directory of saved models.
 """
 
-from bigdl.nano.acceleration.search.bench import Bench, Contestant
-from bigdl.nano.acceleration.search.candidates import choose
-from bigdl.nano.acceleration.search.results import Results
-from bigdl.nano.acceleration.search.trial import Plan, Point, Trial
-from bigdl.nano.acceleration.search.walk import Limits, search
+from bigdl.nano.acceleration.search.isolation import Limits, search
+from bigdl.nano.acceleration.search.results import Results, choose
+from bigdl.nano.acceleration.search.trial import Bench, Candidate, Plan, Point, Trial
 
 __all__ = [
     "Bench",
-    "Contestant",
+    "Candidate",
     "Limits",
     "Plan",
     "Point",

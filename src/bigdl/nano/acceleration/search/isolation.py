@@ -11,25 +11,28 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import BigDLError, UsageError, WorkerLost, one_line
-from bigdl.common.memory import memory_usage
+from bigdl.common.memory import available_memory, memory_usage
 from bigdl.common.scratch import VARIABLE as SCRATCH
-from bigdl.nano.acceleration.search.bench import Bench
-from bigdl.nano.acceleration.search.candidates import ORIGINAL
-from bigdl.nano.acceleration.search.trial import Plan, Trial, try_method
+from bigdl.nano.acceleration.method import ORIGINAL
+from bigdl.nano.acceleration.search.trial import Bench, Plan, Trial, try_method
 from bigdl.runtime.pool import Seat, Stage, WorkerPool
 
-__all__ = ["InThisProcess", "Isolated"]
+__all__ = ["Limits", "search"]
+
 
 _OF_THE_PROCESS = ("crashed", "out of memory", "timed out")
 """Statuses after which the process is gone, or had better go."""
@@ -39,8 +42,8 @@ _RUNS_TO_WEIGH = 3
 _MEGABYTE = 1 << 20
 
 
-class InThisProcess:
-    """Runs trials where it is called, without limits: for models that cannot travel."""
+class InProcessHost:
+    """Runs trials where it is called, without limits: for models that cannot be pickled."""
 
     def __init__(self, bench: Bench, plan: Plan):
         self._bench = bench
@@ -142,7 +145,7 @@ class Isolated:
         self._pool.close()
 
     def _keeps_process(self, trial: Trial) -> bool:
-        """Whether the process goes on; if not, another is ready before the next clock starts."""
+        """Return True if the process goes on; else start another before the next clock starts."""
         self._is_fresh = trial.status in _OF_THE_PROCESS
         if self._is_fresh:
             self._pool.close()
@@ -261,15 +264,15 @@ def _weigh(bench_file: str, saved: Path | None) -> float:
     bench = _read(bench_file)
     with bench.session():
         if saved is None:
-            contestant = bench.build(bench.methods[ORIGINAL], bench.thread_num)
+            candidate = bench.build(bench.methods[ORIGINAL], bench.thread_num)
         else:
-            contestant = bench.load(saved)
+            candidate = bench.load(saved)
             bench.drop_original()
         _give_memory_back()
         _reset_peak()
         for _ in range(_RUNS_TO_WEIGH):
-            with contestant.context():
-                bench.call(contestant.model, bench.batches()[0])
+            with candidate.context():
+                bench.call(candidate.model, bench.batches()[0])
     return (_peak() - before) / _MEGABYTE
 
 
@@ -309,3 +312,108 @@ def _peak() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10
     return memory_usage().rss
+
+
+_LEAST_TIME = 300.0  # seconds
+_TIMES_OF_ORIGINAL = 20
+_SHARE_OF_MEMORY = 0.9
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one method.
+
+    Attributes
+    ----------
+    seconds : float or None
+        None: 20 times what the original took, and at least five minutes; the original may take as
+        long as it needs.
+    memory : int or None
+        Bytes of resident memory of the process in which methods are tried; None: 90 % of what is
+        free at the beginning.
+    """
+
+    seconds: float | None = None
+    memory: int | None = None
+
+    def after(self, original: Trial) -> float:
+        """Seconds for each method but the original."""
+        if self.seconds is not None:
+            return self.seconds
+        return max(_LEAST_TIME, _TIMES_OF_ORIGINAL * original.seconds)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of resident memory."""
+        return self.memory or int(_SHARE_OF_MEMORY * available_memory())
+
+
+def search(
+    bench: Bench,
+    names: Sequence[str],
+    plan: Plan,
+    limits: Limits,
+    directory: Path,
+    *,
+    threads: int,
+    show: bool = False,
+    progress: Callable[[Trial | str], None] = lambda event: None,
+) -> list[Trial]:
+    """Try methods one after the other.
+
+    Parameters
+    ----------
+    bench : Bench
+    names : sequence of str
+        The original first.
+    plan : Plan
+    limits : Limits
+    directory : Path
+        Gets a directory ``<name>`` for each model that was saved.
+    threads : int
+        Threads of the numeric libraries in the process in which methods are tried.
+    show : bool
+        Whether the output of that process appears.
+    progress : callable
+        Told the name of each method as its trial begins, and the trial when it is over.
+
+    Returns
+    -------
+    list of Trial
+        If the original does not work, it is the only one.
+    """
+    files = directory / ".work"
+    files.mkdir()
+    runner = _runner(bench, plan, files, threads, limits, show)
+    trials: list[Trial] = []
+    try:
+        for name in names:
+            progress(name)
+            seconds = limits.after(trials[0]) if trials else limits.seconds
+            trial = runner.run(name, directory / name, seconds)
+            if plan.objective == "memory" and trial.usable:
+                runner.weigh(trial, directory / name, seconds)
+            if not trial.saved:
+                shutil.rmtree(directory / name, ignore_errors=True)
+            trials.append(trial)
+            if trial.usable:
+                trial.on_the_scale_of(trials[0])
+            progress(trial)
+            if not trials[0].usable:
+                break
+    finally:
+        runner.close()
+        shutil.rmtree(files, ignore_errors=True)
+    return trials
+
+
+def _runner(bench, plan, files, threads, limits, show) -> Isolated | InProcessHost:
+    try:
+        return Isolated(bench, plan, files, threads, limits.bytes, show)
+    except UsageError as error:
+        warnings.warn(
+            "Methods are tried in this process, where a crash or a hang of one ends the whole "
+            f"search, as the model, the data and the metric have to go to another one and {error}",
+            stacklevel=4,
+        )
+        return InProcessHost(bench, plan)

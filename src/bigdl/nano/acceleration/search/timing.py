@@ -1,4 +1,4 @@
-"""How fast a model is, measured in alternation with the original.
+"""Speed of a model, measured in alternation with the original.
 
 Other programs, the frequency of the processor and its temperature change during a search of
 minutes. Each model is therefore timed in rounds, a few calls of the original and a few of its own,
@@ -25,13 +25,13 @@ _BUDGET = 10.0  # seconds that they take at most
 _HOPELESS = 4.0  # times as slow as the original: not timed further
 
 Block = Callable[[int, float], list[float]]
-"""Makes so many calls of a model, fewer but two if they take longer than so many seconds, and
-returns the seconds of each."""
+"""Times at least two and at most `count` calls of a model within `limit` seconds; returns the
+seconds of each."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How fast a model is.
+    """Speed of a model.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Timing:
     speedup : float
         How many times as fast as the original.
     stopped : bool
-        Whether timing was given up, because the model is far slower than the original.
+        True if timing was given up because the model is far slower than the original.
     """
 
     latency: float

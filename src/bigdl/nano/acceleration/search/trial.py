@@ -1,22 +1,116 @@
-"""What becomes of one method."""
+"""One trial of a search: a method is built, run, timed, scored and saved."""
 
 from __future__ import annotations
 
+import abc
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from bigdl.common.errors import MissingExtraError, one_line
-from bigdl.nano.acceleration.method import Method
-from bigdl.nano.acceleration.search.bench import Bench, Contestant
-from bigdl.nano.acceleration.search.candidates import ORIGINAL
+import numpy as np
+
+from bigdl.common.errors import MissingExtraError, UsageError, one_line
+from bigdl.nano.acceleration.method import ORIGINAL, Method
 from bigdl.nano.acceleration.search.timing import Block, Timing, block, time_against, time_alone
+from bigdl.nano.acceleration.structure import as_array, flatten
 
-__all__ = ["OBJECTIVES", "Plan", "Point", "Trial", "try_method"]
+__all__ = ["OBJECTIVES", "Bench", "Candidate", "Plan", "Point", "Trial", "try_method"]
+
+
+Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model to be timed.
+
+    Attributes
+    ----------
+    model
+        Accelerated, or the user's.
+    context : callable
+        Makes the context in which the model is run, with its threads and its precision.
+    """
+
+    model: Any
+    context: Callable[[], AbstractContextManager]
+
+
+class Bench(abc.ABC, Generic[Batch]):
+    """A model, a sample of its input, its data and its metric, as a search sees them.
+
+    A bench is pickled to the process in which methods are tried. There :meth:`session` is entered
+    once, and the other methods are called within it.
+
+    Attributes
+    ----------
+    methods : mapping of str to Method
+        The methods to try.
+    thread_num : int or None
+        Threads of the original when methods are compared with it.
+    has_metric : bool
+        True if there is a metric for :meth:`score`.
+    """
+
+    methods: Mapping[str, Method]
+    thread_num: int | None
+    has_metric: bool
+
+    @abc.abstractmethod
+    def session(self) -> AbstractContextManager:
+        """The surroundings of a search: the caller's threads, the model in evaluation mode."""
+
+    @abc.abstractmethod
+    def build(self, method: Method, threads: int | None) -> Candidate:
+        """Apply a method."""
+
+    @abc.abstractmethod
+    def batches(self, size: int | None = None) -> list[Batch]:
+        """Inputs for timing: of `size` samples each, or as the user gave them."""
+
+    @abc.abstractmethod
+    def rows(self, batch: Batch) -> int:
+        """Number of samples in a batch."""
+
+    @abc.abstractmethod
+    def call(self, model: Any, batch: Batch) -> Any:
+        """Run a model."""
+
+    def difference(self, result: Any, reference: Any) -> float:
+        """Return the largest deviation of a result, relative to the reference's largest value.
+
+        Raises
+        ------
+        UsageError
+            If the two hold different numbers of tensors, or differ in a shape.
+        """
+        values, expected = (flatten(each)[0] for each in (result, reference))
+        if len(values) != len(expected):
+            raise UsageError(
+                f"its result holds {len(values)} tensors, the original's {len(expected)}"
+            )
+        return max(map(_deviation, values, expected), default=0.0)
+
+    @abc.abstractmethod
+    def score(self, candidate: Candidate) -> float:
+        """The user's metric."""
+
+    @abc.abstractmethod
+    def save(self, model: Any, directory: Path) -> None:
+        """Write an accelerated model."""
+
+    @abc.abstractmethod
+    def load(self, directory: Path) -> Candidate:
+        """Read what :meth:`save` wrote, without the original where that is possible."""
+
+    @abc.abstractmethod
+    def drop_original(self) -> None:
+        """Let go of the user's model: this bench only measures loaded ones from now on."""
+
 
 OBJECTIVES = ("latency", "throughput", "memory")
 # Largest differences by rounding. What int8 costs only a metric can tell.
@@ -26,7 +120,7 @@ _REMARKABLE = 0.25
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured of each method.
+    """Measurements to make of each method.
 
     Attributes
     ----------
@@ -138,8 +232,19 @@ class Trial:
 
     @property
     def usable(self) -> bool:
-        """Whether there is a model to be had."""
+        """True if there is a model."""
         return self.status in ("successful", "early stopped")
+
+
+def _deviation(value: Any, reference: Any) -> float:
+    value, reference = (np.asarray(as_array(x)).astype(np.float64) for x in (value, reference))
+    if value.shape != reference.shape:
+        raise UsageError(
+            f"its result has the shape {value.shape}, the original's {reference.shape}"
+        )
+    if not reference.size:
+        return 0.0
+    return float(np.abs(value - reference).max()) / (float(np.abs(reference).max()) or 1.0)
 
 
 class _Failure(Exception):
@@ -162,7 +267,7 @@ def try_method(
     directory : Path
         Where the model is saved; it does not exist.
     say : callable
-        Told each stage as it begins.
+        Called with the name of each stage as it begins.
 
     Returns
     -------
@@ -194,28 +299,28 @@ class _Attempt:
             raise _Failure("lack dependency", missing)
         best = None
         for threads in self.plan.threads:
-            contestant, timings = self._build_and_time(threads)
+            candidate, timings = self._build_and_time(threads)
             if best is None or self._rank(timings) > self._rank(best[1]):
-                best = (contestant, timings)
+                best = (candidate, timings)
         self._note(best[1])
         self._score(best[0])
         self._save(best[0].model)
 
-    def _build_and_time(self, threads) -> tuple[Contestant, list[tuple[Point, bool]]]:
+    def _build_and_time(self, threads) -> tuple[Candidate, list[tuple[Point, bool]]]:
         with self._stage("convert", "fail to convert"):
-            contestant = self.bench.build(self.method, threads)
+            candidate = self.bench.build(self.method, threads)
         with self._stage("forward", "fail to forward"):
-            self._compare(contestant)
+            self._compare(candidate)
         with self._stage("measure", "fail to forward"):
-            timings = [self._timed(contestant, threads, size) for size in self.plan.batch_sizes]
+            timings = [self._timed(candidate, threads, size) for size in self.plan.batch_sizes]
         self.trial.points += [point for point, _ in timings]
-        return contestant, timings
+        return candidate, timings
 
-    def _compare(self, contestant: Contestant) -> None:
+    def _compare(self, candidate: Candidate) -> None:
         """The result on the sample, and how far it is from the original's."""
         batch = self.bench.batches()[0]
         reference = _result(self.bench, self._original(), batch)
-        result = _result(self.bench, contestant, batch)
+        result = _result(self.bench, candidate, batch)
         if self._is_original():
             return
         again = _result(self.bench, self._original(), batch)
@@ -228,9 +333,9 @@ class _Attempt:
         if difference > _REMARKABLE:
             self.trial.reason = _deviates(difference)
 
-    def _timed(self, contestant, threads, size) -> tuple[Point, bool]:
+    def _timed(self, candidate, threads, size) -> tuple[Point, bool]:
         batches = self.bench.batches(size)
-        model = _block(self.bench, contestant, batches)
+        model = _block(self.bench, candidate, batches)
         if self._is_original() and threads == self.bench.thread_num:
             timing = time_alone(model, self.plan.runs)
         else:
@@ -250,10 +355,10 @@ class _Attempt:
         if all(stopped for _, stopped in timings):
             self.trial.status = "early stopped"
 
-    def _score(self, contestant: Contestant) -> None:
+    def _score(self, candidate: Candidate) -> None:
         if self.bench.has_metric:
             with self._stage("score", "fail to forward"):
-                self.trial.accuracy = self.bench.score(contestant)
+                self.trial.accuracy = self.bench.score(candidate)
 
     def _save(self, model: Any) -> None:
         if self._is_original():
@@ -266,7 +371,7 @@ class _Attempt:
         except Exception as error:  # it is built anew where it is asked for
             self.trial.reason = f"cannot be saved: {one_line(error)}"
 
-    def _original(self) -> Contestant:
+    def _original(self) -> Candidate:
         return self.bench.build(self.bench.methods[ORIGINAL], self.bench.thread_num)
 
     def _is_original(self) -> bool:
@@ -295,23 +400,23 @@ def _deviates(difference: float) -> str:
     )
 
 
-def _result(bench: Bench, contestant: Contestant, batch) -> Any:
-    with contestant.context():
-        return bench.call(contestant.model, batch)
+def _result(bench: Bench, candidate: Candidate, batch) -> Any:
+    with candidate.context():
+        return bench.call(candidate.model, batch)
 
 
-def _block(bench: Bench, contestant: Contestant, batches: list) -> Block:
-    calls = block(lambda number: bench.call(contestant.model, batches[number % len(batches)]))
+def _block(bench: Bench, candidate: Candidate, batches: list) -> Block:
+    calls = block(lambda number: bench.call(candidate.model, batches[number % len(batches)]))
 
     def within(count: int, limit: float) -> list[float]:
-        with contestant.context():
+        with candidate.context():
             return calls(count, limit)
 
     return within
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out."""
+    """Return True if an exception says that memory ran out."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(
         part in text for part in ("can't allocate memory", "out of memory", "bad_alloc")

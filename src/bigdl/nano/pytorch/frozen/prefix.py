@@ -10,16 +10,15 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+import bigdl.nano.pytorch.methods  # noqa: F401 - registers the methods
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line
-from bigdl.nano.acceleration.method import Method
+from bigdl.nano.acceleration.method import Method, find_method
 from bigdl.nano.acceleration.options import BuildOptions, Calibration
-from bigdl.nano.acceleration.registry import find_method
 from bigdl.nano.pytorch.frozen.features import CachedFeatures
 from bigdl.nano.pytorch.frozen.segment import Segment
 from bigdl.nano.pytorch.frozen.tracing import Call, FrozenCalls, find_frozen, undisturbed
-from bigdl.nano.pytorch.inference.batches import batches_of, rows_of, split_batch
-from bigdl.nano.pytorch.inference.source import TorchSource
+from bigdl.nano.pytorch.inference.source import TorchSource, batches_of, rows_of, split_batch
 
 __all__ = ["FrozenPrefix", "accelerate_frozen_prefix"]
 

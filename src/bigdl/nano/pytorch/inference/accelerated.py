@@ -4,27 +4,219 @@ The life of an accelerated model: a method builds it and sets its ``nano_source`
 module. ``save`` asks it for its files and for the facts that go into the directory's
 ``nano_model_meta.yml``; ``load`` finds the class by its name in that file and calls
 :meth:`AcceleratedModel.load_from`. A loaded model has no source unless the user gives one.
+Its settings, threads and precision, are pushed when an :class:`InferenceContext` is entered and
+popped when it is left.
 """
 
 from __future__ import annotations
 
 import abc
+import copy
+import threading
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 
+from bigdl.common.cpu import thread_scope
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.inference.context import InferenceContext, Settings, active_settings
-from bigdl.nano.pytorch.inference.inputs import ForwardInputs
-from bigdl.nano.pytorch.inference.structure import TENSOR, Structure
+from bigdl.nano.acceleration.structure import TENSOR, Structure
+from bigdl.nano.pytorch.inference.source import ForwardInputs
 
-__all__ = ["AcceleratedModel", "NetworkModel", "ask_for_original"]
+__all__ = [
+    "AcceleratedModel",
+    "InferenceContext",
+    "NetworkModel",
+    "Settings",
+    "active_settings",
+    "ask_for_original",
+    "context_of",
+    "load_weights",
+    "remember_settings",
+    "save_weights",
+    "settings_of",
+]
+
+
+_local = threading.local()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Threads and precision of one model.
+
+    Attributes
+    ----------
+    threads : int or None
+        Threads of PyTorch; None leaves them as they are.
+    bf16 : bool
+        True to run operators in bfloat16 where autocast deems that safe.
+    """
+
+    threads: int | None = None
+    bf16: bool = False
+
+
+class InferenceContext:
+    """``with`` it, models run without gradients, with their threads and their precision.
+
+    Contexts nest, one may be entered again, and each leaves everything as it found it.
+
+    Parameters
+    ----------
+    settings : Settings
+    """
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self._entered: list[ExitStack] = []
+
+    @property
+    def thread_num(self) -> int | None:
+        """Number of threads inside; None if it is not changed."""
+        return self.settings.threads
+
+    def __enter__(self) -> InferenceContext:
+        with ExitStack() as stack:
+            # a thread scope takes a millisecond, a small model less
+            if self.settings.threads not in (None, torch.get_num_threads()):
+                stack.enter_context(thread_scope(self.settings.threads))
+            stack.enter_context(torch.inference_mode())
+            if self.settings.bf16:
+                stack.enter_context(torch.autocast("cpu", torch.bfloat16))
+            stack.enter_context(_Active(self.settings))
+            self._entered.append(stack.pop_all())
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._entered.pop().close()
+
+
+class _Active:
+    """Marks the calling thread as being inside a context, so that models do not enter another."""
+
+    def __init__(self, settings: Settings):
+        self._settings = settings
+
+    def __enter__(self):
+        self._before = getattr(_local, "settings", None)
+        _local.settings = self._settings
+
+    def __exit__(self, *exception):
+        _local.settings = self._before
+
+
+def active_settings() -> Settings | None:
+    """The settings of the innermost context of this thread, if there is one."""
+    return getattr(_local, "settings", None)
+
+
+# What was asked for modules of users, on which nothing is set.
+_of_plain_modules: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def remember_settings(model: torch.nn.Module, settings: Settings) -> None:
+    """Settings that :func:`settings_of` gives for a module of the user's."""
+    _of_plain_modules[model] = settings
+
+
+def settings_of(model: torch.nn.Module) -> Settings:
+    """Return the settings of a model; the defaults if none were set."""
+    return getattr(model, "inference_settings", None) or _of_plain_modules.get(model, Settings())
+
+
+def context_of(*models: torch.nn.Module) -> InferenceContext:
+    """One context for several models.
+
+    Parameters
+    ----------
+    *models : Module
+        A list or tuple of modules counts as its elements. The largest thread count holds for all,
+        and bf16 if one of them asks for it; both with a warning where the models differ.
+
+    Raises
+    ------
+    UsageError
+        If there is no model, or something is none.
+    """
+    flat = [m for each in models for m in (each if isinstance(each, (list, tuple)) else [each])]
+    for model in flat:
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(f"get_context takes models, but got a {type(model).__name__}")
+    if not flat:
+        raise UsageError("get_context takes at least one model, but got none")
+    found = [settings_of(model) for model in flat]
+    threads = {each.threads for each in found}
+    chosen = max((count for count in threads if count is not None), default=None)
+    if len(threads) > 1:
+        warnings.warn(
+            f"The models have different numbers of threads "
+            f"({', '.join(str(each.threads) for each in found)}); {chosen} is used for all",
+            stacklevel=3,
+        )
+    bf16 = any(each.bf16 for each in found)
+    if bf16 and not all(each.bf16 for each in found):
+        warnings.warn(
+            "Some of the models run in bf16 and some do not; all run in bf16 in this context",
+            stacklevel=3,
+        )
+    return InferenceContext(Settings(chosen, bf16))
+
+
+def save_weights(module: torch.nn.Module, path: Path, compression: str = "fp32") -> None:
+    """Write a module's state dict; with ``compression="bf16"`` its fp32 tensors as bfloat16."""
+    state = module.state_dict()
+    if compression == "bf16":
+        state = {key: _halved(value) for key, value in state.items()}
+    torch.save(state, path)
+
+
+def _halved(value):
+    fp32 = torch.is_tensor(value) and value.dtype is torch.float32
+    return value.bfloat16() if fp32 else value
+
+
+def load_weights(module: torch.nn.Module, path: Path) -> torch.nn.Module:
+    """Read a state dict into a module, in place; returns the module.
+
+    Raises
+    ------
+    UsageError
+        If the weights are not this module's.
+    """
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        # A LightningModule that wraps a plain module holds the same weights one level deeper.
+        inner = getattr(module, "model", None)
+        if not isinstance(inner, torch.nn.Module):
+            raise UsageError(
+                f"The saved weights do not fit {type(module).__name__}: {error}"
+            ) from None
+        load_weights(inner, path)
+    return module
+
 
 _OF_EVERY_MODULE = frozenset(dir(torch.nn.Module)) | frozenset(vars(torch.nn.Module()))
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Arguments of ``InferenceOptimizer.load`` beside the directory."""
+
+    model: torch.nn.Module | None = None
+    input_sample: Any = None
+    inplace: bool = False
+    device: str | None = None
+    cache_dir: str | None = None
+    shapes: str | None = None
 
 
 class AcceleratedModel(torch.nn.Module, abc.ABC):
@@ -61,7 +253,7 @@ class AcceleratedModel(torch.nn.Module, abc.ABC):
     def inference_settings(self) -> Settings:
         return Settings(threads=self.thread_num)
 
-    def nano_attach(self, source: torch.nn.Module | None) -> AcceleratedModel:
+    def nano_attach(self, source: torch.nn.Module | None) -> Self:
         """Set the module to which unknown attributes are passed on; returns itself."""
         self.__dict__["nano_source"] = source
         return self
@@ -117,7 +309,7 @@ class AcceleratedModel(torch.nn.Module, abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def load_from(cls, directory: Path, meta: Mapping, **options) -> AcceleratedModel:
+    def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
         """Read what :meth:`save_to` wrote.
 
         Parameters
@@ -125,10 +317,25 @@ class AcceleratedModel(torch.nn.Module, abc.ABC):
         directory : Path
         meta : mapping
             What ``save_to`` returned.
-        **options
-            ``model``, ``input_sample``, ``inplace``, ``device``, ``cache_dir`` and ``shapes`` of
-            ``InferenceOptimizer.load``.
+        options : LoadOptions
         """
+
+
+def module_with_weights(file: Path, options: LoadOptions) -> torch.nn.Module:
+    """Return the original, or a copy of it, with the weights of a file.
+
+    Raises
+    ------
+    UsageError
+        If the original or the file is missing, or the weights are not the original's.
+    """
+    if options.model is None:
+        raise UsageError(
+            "You must pass model when loading this model: its directory holds weights only"
+        )
+    if not file.exists():
+        raise UsageError(f"File {file.name} is required to load model.")
+    return load_weights(options.model if options.inplace else copy.deepcopy(options.model), file)
 
 
 class NetworkModel(AcceleratedModel):
@@ -175,7 +382,7 @@ class NetworkModel(AcceleratedModel):
         return [_as_array(leaf) for leaf in self.nano_inputs.flatten(args, kwargs)]
 
     def nano_from_arrays(self, results: list) -> Any:
-        """What the user's model would return, from the flat list of the network's results."""
+        """Return what the user's model would, from the flat list of the network's results."""
         if self.output_tensors:
             results = [torch.from_numpy(np.asarray(each, order="C")) for each in results]
         if self.nano_outputs.kind == "tensor":
@@ -240,19 +447,21 @@ class NetworkModel(AcceleratedModel):
         }
 
 
-def ask_for_original(model: Any, input_sample: Any) -> None:
-    """Refuse to load a compressed model without what it was made from.
+def ask_for_original(options: LoadOptions) -> tuple[torch.nn.Module, Any]:
+    """Return the original and its sample, without which a compressed model is not loaded.
 
     Raises
     ------
     UsageError
+        If one is missing.
     """
-    for name, value in (("model", model), ("input_sample", input_sample)):
-        if value is None:
+    for name in ("model", "input_sample"):
+        if getattr(options, name) is None:
             raise UsageError(
                 f"You must pass {name} when loading this model which was saved with compression "
                 "precision."
             )
+    return options.model, options.input_sample
 
 
 def _as_array(leaf) -> np.ndarray:

@@ -1,11 +1,11 @@
-"""A PyTorch model, its data and its metric, as a search sees them."""
+"""A PyTorch model with its data and its metric, for searches and for accuracy goals."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,111 @@ import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.method import Method
-from bigdl.nano.acceleration.options import BuildOptions, Calibration, JitOptions
-from bigdl.nano.acceleration.search.bench import Bench, Contestant
-from bigdl.nano.acceleration.search.candidates import ORIGINAL
-from bigdl.nano.pytorch.inference.batches import Batch, rows_of, split_batch
-from bigdl.nano.pytorch.inference.context import InferenceContext, Settings, settings_of
-from bigdl.nano.pytorch.inference.goals import score_of
-from bigdl.nano.pytorch.inference.inputs import sample_arguments
-from bigdl.nano.pytorch.inference.source import TorchSource, evaluating
-from bigdl.nano.pytorch.inference.storage import load_model, save_model
-from bigdl.nano.pytorch.inference.structure import flatten
+from bigdl.nano.acceleration.accuracy import StreamingMetric, as_number, score_function
+from bigdl.nano.acceleration.method import ORIGINAL, Method
+from bigdl.nano.acceleration.options import AccuracyGoal, BuildOptions, Calibration, JitOptions
+from bigdl.nano.acceleration.search.trial import Bench, Candidate
+from bigdl.nano.acceleration.structure import flatten
+from bigdl.nano.pytorch.inference.accelerated import (
+    InferenceContext,
+    Settings,
+    active_settings,
+    context_of,
+    settings_of,
+)
+from bigdl.nano.pytorch.inference.serialization import load_model, save_model
+from bigdl.nano.pytorch.inference.source import (
+    Batch,
+    TorchSource,
+    batches_of,
+    evaluating,
+    rows_of,
+    sample_arguments,
+    split_batch,
+)
 
-__all__ = ["TorchBench"]
+__all__ = ["TorchBench", "accuracy_goal", "score_of"]
+
+
+def accuracy_goal(values: Mapping[str, Any]) -> AccuracyGoal | None:
+    """Return the goal of a quantization; None if neither `metric` nor `eval_func` is given.
+
+    Parameters
+    ----------
+    values : mapping
+        Keywords of ``quantize``.
+
+    Raises
+    ------
+    UsageError
+        If the criterion is not of a known form, or stands alone.
+    """
+    metric, eval_func = values["metric"], values["eval_func"]
+    score = None
+    if eval_func is not None:
+        score = _in_context(lambda model: as_number(eval_func(model)))
+    elif metric is not None:
+        score = score_of(metric, values["calib_data"])
+    return AccuracyGoal.of(
+        score, values["accuracy_criterion"], values["max_trials"], values["timeout"]
+    )
+
+
+def score_of(metric: Any, data: Any) -> Callable[[torch.nn.Module], float]:
+    """Return a function from a model to its score on data.
+
+    Parameters
+    ----------
+    metric : torchmetrics.Metric or callable
+        A Metric, or a callable with parameters for predictions and targets (names that contain
+        "pred" and "target"), is computed on the model's predictions; any other is called as
+        ``metric(model, data)``, or as ``metric(model)`` without data.
+    data : DataLoader, tuple or None
+        Batches with targets.
+
+    Raises
+    ------
+    UsageError
+        If the metric is no callable, or has to have targets and there are no data.
+    """
+    if not callable(metric):
+        raise UsageError(f"metric must be a torchmetrics.Metric or a callable, not {metric!r}")
+    streaming = None
+    if hasattr(metric, "update") and hasattr(metric, "compute"):
+        streaming = StreamingMetric(metric.reset, metric.update, metric.compute)
+    return _in_context(
+        score_function(
+            metric,
+            data,
+            lambda model: _predictions(model, data),
+            streaming=streaming,
+            target_words=("target",),
+        )
+    )
+
+
+def _predictions(model: torch.nn.Module, data: Any) -> Iterator[tuple[Any, Any, int]]:
+    """Yield predictions, targets and the number of rows of each batch."""
+    original = getattr(model, "nano_source", None)
+    described = original if isinstance(original, torch.nn.Module) else model
+    for batch in batches_of(described, data):
+        predicted = model(*batch.args, **batch.kwargs)
+        if isinstance(predicted, torch.Tensor) and predicted.dtype is torch.bfloat16:
+            predicted = predicted.float()
+        targets = batch.targets[0] if len(batch.targets) == 1 else batch.targets or None
+        yield predicted, targets, rows_of(batch)
+
+
+def _in_context(score: Callable[[torch.nn.Module], float]) -> Callable[[torch.nn.Module], float]:
+    """Return a score that is computed in evaluation mode and within the model's settings."""
+
+    def scored(model: torch.nn.Module) -> float:
+        within = context_of(model) if active_settings() is None else nullcontext()
+        with evaluating(model), within:
+            return score(model)
+
+    return scored
+
 
 _CALIBRATION_ROWS = 100
 _DIFFERENT_BATCHES = 16
@@ -36,7 +128,7 @@ _DIFFERENT_BATCHES = 16
 class TorchBench(Bench[Batch]):
     """A module on the bench.
 
-    Of the training data a few batches are taken at once; they, not the loader, travel.
+    Of the training data a few batches are taken at once; they are pickled, not the loader.
 
     Parameters
     ----------
@@ -48,7 +140,7 @@ class TorchBench(Bench[Batch]):
     input_sample : optional
         Instead of the first batch.
     validation_data, metric
-        See :func:`bigdl.nano.pytorch.inference.goals.score_of`.
+        See :func:`bigdl.nano.pytorch.inference.bench.score_of`.
     thread_num : int or None
     many_batches : bool
         Whether successive batches are timed instead of the first.
@@ -81,7 +173,7 @@ class TorchBench(Bench[Batch]):
         self.thread_num = thread_num
         self.has_metric = metric is not None
         self._metric = metric
-        self._validation_data = _portable(validation_data)
+        self._validation_data = _without_workers(validation_data)
         self._threads_of_caller = torch.get_num_threads()
         if self.has_metric:
             score_of(metric, validation_data)  # refuses what does not go together
@@ -116,11 +208,11 @@ class TorchBench(Bench[Batch]):
         with evaluating(self.model):
             yield
 
-    def build(self, method: Method, threads: int | None) -> Contestant:
+    def build(self, method: Method, threads: int | None) -> Candidate:
         if method.name == ORIGINAL:
-            return Contestant(self.model, lambda: InferenceContext(Settings(threads)))
+            return Candidate(self.model, lambda: InferenceContext(Settings(threads)))
         options = dataclasses.replace(self._options, threads=threads)
-        return _contestant(method.build(self._source, options))
+        return _candidate(method.build(self._source, options))
 
     def batches(self, size: int | None = None) -> list[Batch]:
         if size is None:
@@ -133,33 +225,25 @@ class TorchBench(Bench[Batch]):
     def call(self, model: Any, batch: Batch) -> Any:
         return model(*batch.args, **batch.kwargs)
 
-    def difference(self, result: Any, reference: Any) -> float:
-        values, expected = (flatten(each)[0] for each in (result, reference))
-        if len(values) != len(expected):
-            raise UsageError(
-                f"its result holds {len(values)} tensors, the original's {len(expected)}"
-            )
-        return max(map(_deviation, values, expected), default=0.0)
-
-    def score(self, contestant: Contestant) -> float:
-        with contestant.context():
-            return score_of(self._metric, self._validation_data)(contestant.model)
+    def score(self, candidate: Candidate) -> float:
+        with candidate.context():
+            return score_of(self._metric, self._validation_data)(candidate.model)
 
     def save(self, model: Any, directory: Path) -> None:
         save_model(model, directory)
 
-    def load(self, directory: Path) -> Contestant:
+    def load(self, directory: Path) -> Candidate:
         try:
-            return _contestant(load_model(directory))
+            return _candidate(load_model(directory))
         except UsageError:  # it holds weights only
-            return _contestant(load_model(directory, self.model))
+            return _candidate(load_model(directory, self.model))
 
     def drop_original(self) -> None:
         self.model = None
         self.__dict__.pop("_source", None)
 
     def identity(self) -> tuple:
-        """What a fingerprint of the search is made of."""
+        """Return the values that a fingerprint of the search is made of."""
         batches = [flatten((batch.args, batch.kwargs))[0] for batch in self._batches]
         shapes = [[(str(x.dtype), tuple(x.shape)) for x in batch] for batch in batches]
         options = (self._options.dynamic_axes, self._options.output_tensors, self._options.jit)
@@ -169,9 +253,9 @@ class TorchBench(Bench[Batch]):
         )
 
 
-def _contestant(model: torch.nn.Module) -> Contestant:
+def _candidate(model: torch.nn.Module) -> Candidate:
     settings = settings_of(model)
-    return Contestant(model, lambda: InferenceContext(settings))
+    return Candidate(model, lambda: InferenceContext(settings))
 
 
 def _first_elements(model, data, count) -> list:
@@ -197,7 +281,7 @@ def _first_elements(model, data, count) -> list:
     return elements
 
 
-def _portable(data):
+def _without_workers(data):
     """A loader without the processes that it keeps."""
     if getattr(data, "_iterator", None) is None or not isinstance(
         data, torch.utils.data.DataLoader
@@ -218,16 +302,3 @@ def _resized(batch: Batch, size: int) -> Batch:
     ]
     args, kwargs = structure.rebuild(resized)
     return Batch(args, kwargs)
-
-
-def _deviation(value, reference) -> float:
-    value, reference = (torch.as_tensor(each).detach().double() for each in (value, reference))
-    if value.shape != reference.shape:
-        raise UsageError(
-            f"its result has the shape {tuple(value.shape)}, the original's "
-            f"{tuple(reference.shape)}"
-        )
-    if not reference.numel():
-        return 0.0
-    largest = float(reference.abs().max())
-    return float((value - reference).abs().max()) / (largest or 1.0)

@@ -1,36 +1,87 @@
-"""A flat module in a form that runs without the user's Python code, or with little of it.
+"""Models that run as a graph of PyTorch: traced, scripted, compiled, or under autocast.
 
-Each form takes and gives flat lists of tensors, and is written to and read from a directory.
+Each kind of graph takes and gives flat lists of tensors, and is written to and read from a
+directory; :class:`GraphModel` puts the user's signature around it.
 """
 
 from __future__ import annotations
 
-import copy
 import shutil
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from bigdl.common.cpu import isa_flags
 from bigdl.common.errors import UsageError, first_line
 from bigdl.common.scratch import scratch_directory
+from bigdl.nano.acceleration.method import Method
+from bigdl.nano.acceleration.options import BuildOptions
 from bigdl.nano.acceleration.quiet import quiet
-from bigdl.nano.pytorch.inference.inputs import ForwardInputs
-from bigdl.nano.pytorch.inference.source import FlatModule
-from bigdl.nano.pytorch.inference.structure import flatten
-from bigdl.nano.pytorch.inference.weights import load_weights, save_weights
+from bigdl.nano.acceleration.structure import Structure, flatten
+from bigdl.nano.pytorch.inference.accelerated import (
+    AcceleratedModel,
+    LoadOptions,
+    Settings,
+    module_with_weights,
+    save_weights,
+)
+from bigdl.nano.pytorch.inference.source import (
+    FlatModule,
+    ForwardInputs,
+    TorchSource,
+    dynamic_dimensions,
+)
 
 __all__ = [
+    "LAYOUTS",
     "CompiledGraph",
+    "GraphModel",
     "ModuleGraph",
+    "PytorchIPEXJITBF16Model",
+    "PytorchIPEXJITModel",
+    "PytorchIPEXQuantizationModel",
+    "PytorchJITINT8Model",
+    "PytorchQuantizedModel",
     "ScriptGraph",
     "export_flat",
-    "graph_from",
+    "layouts_of",
 ]
+
+
+LAYOUTS = {"channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d}
+_BY_RANK = {4: "channels_last", 5: "channels_last_3d"}
+
+
+def layouts_of(tensors) -> list[str]:
+    """For each input ``"channels_last"`` (4-D), ``"channels_last_3d"`` (5-D) or ``"original"``."""
+    return [_BY_RANK.get(tensor.ndim, "original") for tensor in tensors]
+
+
+def apply_layouts(value):
+    """A nested value whose 4-D and 5-D tensors have their channels last."""
+    if isinstance(value, torch.Tensor):
+        return _to_layout(value)
+    leaves, structure = flatten(value)
+    return structure.rebuild([_to_layout(x) if torch.is_tensor(x) else x for x in leaves])
+
+
+def module_to_channels_last(module: torch.nn.Module) -> torch.nn.Module:
+    """Lay out a module's 4-D and 5-D weights with their channels last, in place."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.ndim in _BY_RANK:
+            tensor.data = _to_layout(tensor.data)
+    return module
+
+
+def _to_layout(tensor: torch.Tensor) -> torch.Tensor:
+    layout = LAYOUTS.get(_BY_RANK.get(tensor.ndim, ""))
+    return tensor if layout is None else tensor.contiguous(memory_format=layout)
+
 
 # Instruction sets for which inductor writes code of its own.
 _VECTOR_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "sve")
@@ -50,9 +101,7 @@ def export_flat(
     tensors : sequence of Tensor
         The sample.
     dynamic : bool or dict
-        True: the first dimension of each input may change, where the model allows that. A dict
-        names the dimensions of each input: ``{"x": {0: "batch", 2: "length"}}`` or
-        ``{"x": [0, 2]}``.
+        Sizes that may change, where the model allows that; see :func:`dynamic_dimensions`.
     names : sequence of str
         Names of the inputs; a FlatModule knows them.
 
@@ -63,7 +112,7 @@ def export_flat(
     """
     flat = isinstance(module, FlatModule)
     names = module.input_names if flat else names
-    axes = [_axes(name, tensor, dynamic) for name, tensor in zip(names, tensors, strict=True)]
+    axes = dynamic_dimensions(dynamic, names, tensors)
     # The exporter takes a size of 1 for a constant, and the sample's strides for those of all.
     sample = tuple(_without_ones(tensor, each) for tensor, each in zip(tensors, axes, strict=True))
     shapes = tuple(dict.fromkeys(each, torch.export.Dim.AUTO) for each in axes)
@@ -270,15 +319,17 @@ class ModuleGraph:
         }
 
     @classmethod
-    def read(cls, directory, meta, inputs, model, prepare: Callable, inplace=False) -> ModuleGraph:
+    def read(
+        cls,
+        directory: Path,
+        meta: Mapping[str, Any],
+        inputs: ForwardInputs,
+        prepare: Callable[[torch.nn.Module], torch.nn.Module],
+        options: LoadOptions,
+    ) -> ModuleGraph:
         """Read what :meth:`write` wrote into a copy of the user's module."""
-        if model is None:
-            raise UsageError(
-                "You must pass model when loading this model: its directory holds weights only"
-            )
-        copied = model if inplace else copy.deepcopy(model)
-        load_weights(copied, directory / meta["checkpoint"])
-        return cls(FlatModule(prepare(copied), inputs).eval(), meta["compiled"])
+        module = module_with_weights(directory / meta["checkpoint"], options)
+        return cls(FlatModule(prepare(module), inputs).eval(), meta["compiled"])
 
 
 def _traced(module, tensors, strict, lossy: bool):
@@ -309,19 +360,6 @@ def _scripted(model):
         ) from error
 
 
-def _axes(name: str, tensor: torch.Tensor, dynamic: bool | Mapping) -> list[int]:
-    if not dynamic or not tensor.ndim:
-        return []
-    if dynamic is True:
-        return [0]
-    axes = sorted(int(axis) for axis in dynamic.get(name, ()))
-    if any(not 0 <= axis < tensor.ndim for axis in axes):
-        raise UsageError(
-            f"dynamic_axes names the axes {axes} of {name!r}, which has {tensor.ndim} dimensions"
-        )
-    return axes
-
-
 def _without_ones(tensor: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
     for axis in axes:
         if tensor.shape[axis] == 1:
@@ -348,15 +386,236 @@ def _fitting(tensor, shape, dtype, name):
     return tensor.contiguous()
 
 
-def graph_from(directory, meta, inputs, **options) -> Any:
-    """The graph that stands in a saved directory."""
-    if meta.get("graph") == "compiled":
-        return CompiledGraph.read(directory, meta, inputs.names)
-    if meta.get("graph") == "script":
-        return ScriptGraph.read(directory, meta, inputs)
-    if meta.get("graph") == "module":
-        return ModuleGraph.read(directory, meta, inputs, **options)
-    raise UsageError(
-        "The directory was written by another version of BigDL, whose compiled models cannot be "
-        "read; accelerate the original model again"
-    )
+class GraphModel(AcceleratedModel):
+    """A graph of PyTorch behind the user's signature.
+
+    Parameters
+    ----------
+    graph
+        One of the graphs of this module.
+    inputs : ForwardInputs
+    outputs : Structure
+    method, threads
+        As of :class:`AcceleratedModel`.
+    channels_last : bool
+        True to lay out 4-D and 5-D inputs with their channels last.
+    channels_last_available : list of str
+        The layout of each input.
+    use_ipex : bool
+        True if the method's name stands for Intel's extension of PyTorch.
+    jit_strict, jit_method
+        Of TorchScript.
+    """
+
+    bf16 = False
+    _FACTS = ("channels_last", "channels_last_available", "use_ipex", "jit_strict", "jit_method")
+
+    def __init__(
+        self,
+        graph: Any,
+        inputs: ForwardInputs,
+        outputs: Structure,
+        *,
+        method: str | None = None,
+        threads: int | None = None,
+        channels_last: bool = False,
+        channels_last_available: Sequence[str] = (),
+        use_ipex: bool = False,
+        jit_strict: bool = True,
+        jit_method: str | None = None,
+    ):
+        super().__init__(method=method, threads=threads)
+        self.nano_graph = graph
+        self.nano_inputs = inputs
+        self.nano_outputs = outputs
+        self.channels_last = channels_last
+        self.channels_last_available = list(channels_last_available)
+        self.use_ipex = use_ipex
+        self.jit_strict = jit_strict
+        self.jit_method = jit_method
+        self.weights_prepack = None
+        self.enable_onednn = False
+
+    @classmethod
+    def of(cls, graph: Any, source: TorchSource, method: Method, options: BuildOptions) -> Self:
+        """Return the model of a method's graph."""
+        return cls(
+            graph,
+            source.inputs,
+            source.outputs,
+            method=method.name,
+            threads=options.threads,
+            channels_last=method.channels_last,
+            channels_last_available=layouts_of(source.sample_tensors),
+            use_ipex=method.ipex,
+            jit_strict=options.jit.strict,
+            jit_method=options.jit.method,
+        ).nano_attach(source.model)
+
+    @property
+    def inference_settings(self) -> Settings:
+        return Settings(threads=self.thread_num, bf16=self.bf16)
+
+    def nano_run(self, args: tuple, kwargs: dict) -> Any:
+        tensors = [torch.as_tensor(leaf) for leaf in self.nano_inputs.flatten(args, kwargs)]
+        if self.channels_last:
+            tensors = [apply_layouts(tensor) for tensor in tensors]
+        lowered = self.bf16 and not torch.is_autocast_enabled("cpu")
+        with torch.autocast("cpu", torch.bfloat16) if lowered else nullcontext():
+            results = self.nano_graph(tensors)
+        if self.nano_outputs.kind == "tensor":
+            return results[0]
+        return self.nano_outputs.rebuild(results)
+
+    def save_to(self, directory: Path, compression: str) -> dict[str, Any]:
+        parts = {"compression": compression} if isinstance(self.nano_graph, ModuleGraph) else {}
+        if compression != "fp32" and not parts:
+            raise UsageError(
+                f"compression={compression!r} does not apply to {type(self).__name__} of method "
+                f"{self.nano_method!r}: its weights are part of a compiled graph; leave it out"
+            )
+        return {
+            **self.nano_graph.write(directory, **parts),
+            "inputs": self.nano_inputs.to_json(),
+            "outputs": self.nano_outputs.to_json(),
+            "method": self.nano_method,
+            "thread_num": self.thread_num,
+            **{name: getattr(self, name) for name in self._FACTS},
+        }
+
+    @classmethod
+    def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
+        if "inputs" not in meta or meta.get("graph") not in ("compiled", "script", "module"):
+            raise UsageError(
+                "The directory was written by another version of BigDL, whose compiled models "
+                "cannot be read; accelerate the original model again"
+            )
+        inputs = ForwardInputs.from_json(meta["inputs"])
+        if meta["graph"] == "compiled":
+            graph: Any = CompiledGraph.read(directory, meta, inputs.names)
+        elif meta["graph"] == "script":
+            graph = ScriptGraph.read(directory, meta, inputs)
+        else:
+            prepare = cls.preparation(meta["channels_last"])
+            graph = ModuleGraph.read(directory, meta, inputs, prepare, options)
+        return cls(
+            graph,
+            inputs,
+            Structure.from_json(meta["outputs"]),
+            method=meta["method"],
+            threads=meta["thread_num"],
+            **{name: meta[name] for name in cls._FACTS},
+        ).nano_attach(options.model)
+
+    @classmethod
+    def preparation(cls, channels_last: bool) -> Callable[[torch.nn.Module], torch.nn.Module]:
+        """Return the function that prepares a copy of the user's module for its graph."""
+        return module_to_channels_last if channels_last else lambda module: module
+
+
+class PytorchIPEXJITModel(GraphModel):
+    """A graph in fp32."""
+
+
+class PytorchIPEXJITBF16Model(GraphModel):
+    """A graph that runs in bfloat16 where autocast deems that safe."""
+
+    bf16 = True
+
+    @classmethod
+    def preparation(cls, channels_last: bool):
+        return lambda module: BF16Model.convert(module, channels_last=channels_last).nano_module
+
+
+class PytorchQuantizedModel(GraphModel):
+    """A graph in int8."""
+
+
+class PytorchIPEXQuantizationModel(PytorchQuantizedModel):
+    """A graph in int8 that was asked for with ``method="ipex"``."""
+
+
+class PytorchJITINT8Model(PytorchQuantizedModel):
+    """A graph in int8 that was asked for with ``accelerator="jit"``."""
+
+
+# What autocast runs in bf16: with weights in bf16 it need not cast them at each call.
+_LOWERED = (
+    torch.nn.Linear,
+    torch.nn.Conv1d,
+    torch.nn.Conv2d,
+    torch.nn.Conv3d,
+    torch.nn.ConvTranspose1d,
+    torch.nn.ConvTranspose2d,
+    torch.nn.ConvTranspose3d,
+)
+
+
+class BF16Model(AcceleratedModel):
+    """A copy of a module that runs under autocast to bfloat16.
+
+    Weights of linear and convolutional layers are stored in bfloat16, which is what autocast casts
+    them to at every call; all others stay in fp32. Results are the same as with autocast alone.
+
+    Attributes
+    ----------
+    nano_module : Module
+        The copy.
+    channels_last : bool
+    channels_last_available : list of str
+        The layout of each input.
+    """
+
+    def __init__(self, module, *, channels_last=False, layouts=(), threads=None, method="bf16"):
+        super().__init__(method=method, threads=threads)
+        self.nano_module = module.eval()
+        self.channels_last = channels_last
+        self.channels_last_available = list(layouts)
+
+    @classmethod
+    def convert(cls, module: torch.nn.Module, channels_last: bool = False, **keywords: Any) -> Self:
+        """Convert a module in place."""
+        for part in module.modules():
+            # exact classes: a subclass may use its weights in another way
+            if type(part) in _LOWERED:
+                part.to(torch.bfloat16)
+        if channels_last:
+            module_to_channels_last(module)
+        return cls(module, channels_last=channels_last, **keywords)
+
+    @property
+    def inference_settings(self) -> Settings:
+        return Settings(threads=self.thread_num, bf16=True)
+
+    def nano_run(self, args: tuple, kwargs: dict) -> Any:
+        if self.channels_last:
+            args, kwargs = apply_layouts(args), apply_layouts(kwargs)
+        if torch.is_autocast_enabled("cpu"):
+            return self.nano_module(*args, **kwargs)
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.nano_module(*args, **kwargs)
+
+    def _attribute_owner(self) -> str:
+        return type(self.nano_module).__name__
+
+    def save_to(self, directory: Path, compression: str) -> dict:
+        save_weights(self.nano_module, directory / "ckpt.pth", compression)
+        return {
+            "checkpoint": "ckpt.pth",
+            "channels_last": self.channels_last,
+            "channels_last_available": self.channels_last_available,
+            "thread_num": self.thread_num,
+            "compression": compression,
+            "method": self.nano_method,
+        }
+
+    @classmethod
+    def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
+        converted = cls.convert(
+            module_with_weights(directory / meta["checkpoint"], options),
+            channels_last=meta["channels_last"],
+            layouts=meta.get("channels_last_available", ()),
+            threads=meta["thread_num"],
+            method=meta.get("method", "bf16"),
+        )
+        return converted.nano_attach(options.model)

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.inference.context import context_of
-from bigdl.nano.pytorch.inference.travel import ready_in_worker
+from bigdl.nano.pytorch.inference.accelerated import context_of
+from bigdl.nano.pytorch.inference.serialization import ready_in_worker
 from bigdl.nano.utils.common import schedule_workers
 from bigdl.runtime.launch import worker_shares
 from bigdl.runtime.pool import Seat, Stage, TaskError, WorkerPool
 
-__all__ = ["ForwardError", "MultiInstanceModel", "to_multi_instance"]
+__all__ = ["ForwardError", "to_multi_instance"]
 
 _WRONG_INPUT = "The input should be a DataLoader or a list of input batchs"
 
@@ -45,7 +46,7 @@ class MultiInstanceModel(torch.nn.Module):
     model : Module
         The model.
     seats : sequence of Seat
-        Where its processes run; with one seat or none, it runs in this process.
+        Cores of its processes; with one or none, the model runs in this process.
     """
 
     def __init__(self, model: torch.nn.Module, seats: Sequence[Seat]):
@@ -149,8 +150,7 @@ def to_multi_instance(
         raise UsageError(
             f"to_multi_instance takes a torch.nn.Module, but got a {type(model).__name__}"
         )
-    if isinstance(num_processes, bool) or not isinstance(num_processes, int) or num_processes < 1:
-        raise UsageError(f"num_processes must be a positive integer, not {num_processes!r}")
+    check_positive("num_processes", num_processes)
     if num_processes == 1:
         warnings.warn(
             "num_processes is 1: the model runs in this process, and cores are not set",

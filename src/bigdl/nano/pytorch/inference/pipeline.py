@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from bigdl.common.checks import check_positive
 from bigdl.common.cpu import topology
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.inference.travel import ready_in_worker
+from bigdl.nano.pytorch.inference.serialization import ready_in_worker
 from bigdl.runtime.launch import worker_shares
 from bigdl.runtime.pool import Seat, Stage, TaskError, WorkerPool
 
@@ -130,17 +131,12 @@ def _checked(stage: Any) -> tuple[str, Callable, Mapping[str, int]]:
     for option in _OPTIONS:
         value = options.get(option)
         if option in options and not (option == "cores_per_worker" and value is None):
-            _check_count(name, option, value)
+            check_positive(f"{option} of stage {name!r}", value)
     return str(name), function, options
 
 
-def _check_count(name: str, option: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{option} of stage {name!r} must be a positive int, not {value!r}")
-
-
 def _seats(options: Sequence[Mapping[str, int]]) -> list[list[Seat]]:
-    """Where the workers of each stage run."""
+    """Return the cores of each worker of each stage."""
     counts = [each.get("worker_num", 1) for each in options]
     wanted = [
         each.get("cores_per_worker")

@@ -1,4 +1,4 @@
-"""A Keras model, its data and its metric, as a search sees them."""
+"""A Keras model with its data and its metric, for searches and for accuracy goals."""
 
 from __future__ import annotations
 
@@ -12,18 +12,100 @@ import keras
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.acceleration.method import Method
-from bigdl.nano.acceleration.options import BuildOptions, Calibration
-from bigdl.nano.acceleration.search.bench import Bench, Contestant
-from bigdl.nano.acceleration.search.candidates import ORIGINAL
+from bigdl.nano.acceleration.accuracy import StreamingMetric, as_number, score_function
+from bigdl.nano.acceleration.method import ORIGINAL, Method
+from bigdl.nano.acceleration.options import AccuracyGoal, BuildOptions, Calibration
+from bigdl.nano.acceleration.search.trial import Bench, Candidate
 from bigdl.nano.acceleration.structure import flatten
-from bigdl.nano.tf.inference.batches import first_rows
-from bigdl.nano.tf.inference.goals import score_of
-from bigdl.nano.tf.inference.source import KerasSource, inference_call
-from bigdl.nano.tf.inference.storage import load_model, save_model
-from bigdl.nano.tf.travel import Parcel, packed, unpacked
+from bigdl.nano.tf.inference.accelerated import load_model, save_model
+from bigdl.nano.tf.inference.source import (
+    CallInputs,
+    KerasSource,
+    batches_of,
+    first_rows,
+    inference_call,
+)
+from bigdl.nano.tf.serialization import PackedModel, packed, unpacked
 
-__all__ = ["KerasBench"]
+__all__ = ["KerasBench", "accuracy_goal", "score_of"]
+
+
+_ROWS = 32
+
+
+def accuracy_goal(values: Mapping[str, Any], source: KerasSource) -> AccuracyGoal | None:
+    """Return the goal of a quantization; None if neither `metric` nor `eval_func` is given.
+
+    Parameters
+    ----------
+    values : mapping
+        Keywords of ``quantize``.
+    source : KerasSource
+        The model's inputs.
+
+    Raises
+    ------
+    UsageError
+        If the criterion is not of a known form, or stands alone.
+    """
+    metric, eval_func = values["metric"], values["eval_func"]
+    score = None
+    if eval_func is not None:
+        score = _number_of(eval_func)
+    elif metric is not None:
+        score = score_of(metric, (values["x"], values["y"]), lambda: source.inputs)
+    return AccuracyGoal.of(
+        score, values["accuracy_criterion"], values["max_trials"], values["timeout"]
+    )
+
+
+def _number_of(eval_func: Callable[[Any], Any]) -> Callable[[Any], float]:
+    return lambda model: as_number(eval_func(model))
+
+
+def score_of(metric: Any, data: Any, inputs: Callable[[], CallInputs]) -> Callable[[Any], float]:
+    """Return a function from a model to its score on data.
+
+    Parameters
+    ----------
+    metric : keras.metrics.Metric or callable
+        A Metric, or a callable with parameters for predictions and targets (one name contains
+        "pred", another "target", "true" or "label"), is computed on the model's predictions; any
+        other is called as ``metric(model, data)``, or as ``metric(model)`` without data.
+    data : Dataset, tuple or None
+        ``(x, y)`` or a dataset of such pairs.
+    inputs : callable
+        Returns the model's inputs.
+
+    Raises
+    ------
+    UsageError
+        If the metric is no callable, or has to have targets and the data have none.
+    """
+    streaming = None
+    if isinstance(metric, keras.metrics.Metric):
+        streaming = StreamingMetric(
+            metric.reset_state,
+            lambda predicted, targets: metric.update_state(targets, predicted),
+            metric.result,
+        )
+    elif not callable(metric):
+        raise UsageError("metric should be a tf.keras.metrics.Metric or a Callable")
+    pair = data if isinstance(data, tuple) else (data, None)
+
+    def predictions(model: Any) -> Iterator[tuple[Any, Any, int]]:
+        call_inputs = inputs()
+        for batch in batches_of(pair, call_inputs, _ROWS):
+            yield model(*call_inputs.pack(batch.arrays)), batch.targets, batch.rows
+
+    return score_function(
+        metric,
+        data,
+        predictions,
+        streaming=streaming,
+        target_words=("target", "true", "label"),
+    )
+
 
 _CALIBRATION_ROWS = 100
 
@@ -39,12 +121,12 @@ class KerasBench(Bench[list]):
     model : keras.Model
     methods : mapping of str to Method
     x, y
-        See :func:`bigdl.nano.tf.inference.batches.batches_of`.
+        See :func:`bigdl.nano.tf.inference.source.batches_of`.
     input_spec : optional
     batch_size : int
         Rows of the sample.
     validation_data, metric
-        See :func:`bigdl.nano.tf.inference.goals.score_of`.
+        See :func:`bigdl.nano.tf.inference.bench.score_of`.
     thread_num : int or None
     """
 
@@ -73,7 +155,7 @@ class KerasBench(Bench[list]):
         self._inputs = source.inputs
         if self.has_metric:
             score_of(metric, validation_data, lambda: source.inputs)  # refuses what cannot be
-        self._validation_data = _portable(validation_data)
+        self._validation_data = _picklable(validation_data)
 
     @cached_property
     def _source(self) -> KerasSource:
@@ -96,7 +178,7 @@ class KerasBench(Bench[list]):
     def __setstate__(self, state: dict) -> None:
         _limit_threads(state["thread_num"])
         self.__dict__.update(state)
-        if isinstance(state["model"], Parcel):
+        if isinstance(state["model"], PackedModel):
             self.model = unpacked(state["model"])
         if isinstance(state["_metric"], tuple):
             cls, config = state["_metric"]
@@ -106,12 +188,12 @@ class KerasBench(Bench[list]):
     def session(self) -> Iterator[None]:
         yield
 
-    def build(self, method: Method, threads: int | None) -> Contestant:
+    def build(self, method: Method, threads: int | None) -> Candidate:
         if method.name == ORIGINAL:
-            return Contestant(self.model, nullcontext)
+            return Candidate(self.model, nullcontext)
         calibration = Calibration(sample_size=_CALIBRATION_ROWS)
         options = BuildOptions(threads=threads, calibration=calibration)
-        return Contestant(method.build(self._source, options), nullcontext)
+        return Candidate(method.build(self._source, options), nullcontext)
 
     def batches(self, size: int | None = None) -> list[list]:
         if size is None:
@@ -127,23 +209,17 @@ class KerasBench(Bench[list]):
             return self._call_original(*batch)
         return model(*batch)
 
-    def difference(self, result: Any, reference: Any) -> float:
-        (values, structure), (expected, own) = flatten(result), flatten(reference)
-        if structure != own:
-            raise UsageError("its result is nested in another way than the original's")
-        return max(map(_deviation, values, expected), default=0.0)
-
-    def score(self, contestant: Contestant) -> float:
+    def score(self, candidate: Candidate) -> float:
         data = self._validation_data
-        if isinstance(data, _Elements):
+        if isinstance(data, _PickledDataset):
             data = data.dataset()
-        return score_of(self._metric, data, lambda: self._inputs)(contestant.model)
+        return score_of(self._metric, data, lambda: self._inputs)(candidate.model)
 
     def save(self, model: Any, directory: Path) -> None:
         save_model(model, directory)
 
-    def load(self, directory: Path) -> Contestant:
-        return Contestant(load_model(directory), nullcontext)
+    def load(self, directory: Path) -> Candidate:
+        return Candidate(load_model(directory), nullcontext)
 
     def drop_original(self) -> None:
         self.model = None
@@ -151,7 +227,7 @@ class KerasBench(Bench[list]):
             self.__dict__.pop(name, None)
 
 
-class _Elements:
+class _PickledDataset:
     """The elements of a dataset, which can be pickled."""
 
     def __init__(self, dataset: Any):
@@ -165,9 +241,9 @@ class _Elements:
         )
 
 
-def _portable(data: Any) -> Any:
+def _picklable(data: Any) -> Any:
     if hasattr(data, "as_numpy_iterator"):
-        return _Elements(data)
+        return _PickledDataset(data)
     if isinstance(data, tuple):
         leaves, structure = flatten(data)
         return structure.rebuild([np.asarray(leaf) for leaf in leaves])
@@ -181,15 +257,3 @@ def _limit_threads(threads: int | None) -> None:
     tf = require("tensorflow", "tf")
     with suppress(RuntimeError):  # it is the caller's process, where they stay as they are
         tf.config.threading.set_intra_op_parallelism_threads(threads)
-
-
-def _deviation(value: Any, reference: Any) -> float:
-    value, reference = (np.asarray(each).astype(np.float64) for each in (value, reference))
-    if value.shape != reference.shape:
-        raise UsageError(
-            f"its result has the shape {value.shape}, the original's {reference.shape}"
-        )
-    if not reference.size:
-        return 0.0
-    largest = float(np.abs(reference).max())
-    return float(np.abs(value - reference).max()) / (largest or 1.0)

@@ -1,22 +1,197 @@
-"""Keras models that run in OpenVINO or in ONNX Runtime."""
+"""Keras models in other runtimes, and in bfloat16: their conversion, and the models that run them.
+
+OpenVINO reads a frozen graph of TensorFlow by itself. What it has no rule for, it is given as ONNX,
+in which tf2onnx has made one operator of some loops.
+"""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
-from bigdl.nano.acceleration.arguments import refuse_inapplicable
-from bigdl.nano.acceleration.onnx_facade import OnnxRuntimeFacade, check_outputs, threads_of
-from bigdl.nano.acceleration.onnx_network import OnnxFile, OnnxNetwork
+from bigdl.common.errors import UsageError, one_line, require
+from bigdl.common.scratch import scratch_home
+from bigdl.nano.acceleration.keywords import refuse_inapplicable
+from bigdl.nano.acceleration.onnxruntime import (
+    OnnxFile,
+    OnnxNetwork,
+    OnnxRuntimeFacade,
+    check_outputs,
+    threads_of,
+)
 from bigdl.nano.acceleration.options import BuildOptions
-from bigdl.nano.openvino.facade import OpenVINOFacade, saved_network, saved_properties
+from bigdl.nano.acceleration.quiet import quiet
+from bigdl.nano.acceleration.structure import flatten
+from bigdl.nano.openvino.model import OpenVINOFacade, saved_network, saved_properties
 from bigdl.nano.tf.inference.accelerated import AcceleratedKerasModel
-from bigdl.nano.tf.inference.source import KerasSource
+from bigdl.nano.tf.inference.source import (
+    CallInputs,
+    CallOutputs,
+    KerasSource,
+    inference_call,
+    numpy_type,
+    plain,
+)
+from bigdl.nano.tf.serialization import packed, unpacked
 
-__all__ = ["KerasONNXRuntimeModel", "KerasOpenVINOModel", "KerasQuantizedModel"]
+__all__ = [
+    "KerasBF16Model",
+    "KerasONNXRuntimeModel",
+    "KerasOpenVINOModel",
+    "KerasQuantizedModel",
+    "to_onnx",
+    "to_openvino",
+]
+
+
+_OPSET = 18  # the newest that tf2onnx knows
+
+
+def to_openvino(source: KerasSource, options: BuildOptions) -> Any:
+    """A source's model as an ``openvino.Model`` with the source's flat inputs and outputs.
+
+    Raises
+    ------
+    UsageError
+        If OpenVINO cannot convert it, or a keyword of the conversion does not fit.
+    """
+    openvino = require("openvino", "nano")
+    from bigdl.nano.acceleration.openvino import preprocessed
+
+    known = getattr(source.model, "ov_model", None)
+    if known is not None:  # a model in OpenVINO already
+        return preprocessed(known.clone(), _keywords(source, options))
+    with tempfile.TemporaryDirectory(prefix="bigdl-keras-", dir=scratch_home()) as folder:
+        network = _converted(openvino, source, Path(folder))
+    return preprocessed(network, _keywords(source, options))
+
+
+def to_onnx(source: KerasSource, path: str, options: BuildOptions) -> list[str]:
+    """Write a source's model as an ONNX file with flat inputs and outputs; return its input names.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be converted, or a keyword of the conversion does not fit.
+    """
+    tf2onnx = require("tf2onnx", "tf")
+    keywords = dict(options.onnx.export)
+    opset = keywords.pop("opset", keywords.pop("opset_version", _OPSET))
+    if keywords:
+        raise UsageError(
+            f"The export of a Keras model to ONNX has no argument {', '.join(sorted(keywords))}; "
+            "it takes opset"
+        )
+    try:
+        with quiet():
+            tf2onnx.convert.from_function(
+                source.graph,
+                input_signature=source.graph.input_signature,
+                opset=opset,
+                custom_op_handlers={"Erfc": (_erfc, [])},
+                output_path=path,
+            )
+    except Exception as error:
+        raise UsageError(
+            f"tf2onnx cannot convert {type(source.model).__name__}: {one_line(error)}"
+        ) from error
+    return source.graph_names()
+
+
+def _keywords(source: KerasSource, options: BuildOptions) -> dict[str, Any]:
+    """Keywords of the conversion; images of Keras have their channels last."""
+    asked = dict(options.openvino.convert)
+    if asked and "layout" not in asked:
+        pairs = zip(source.graph_names(), source.inputs.ports, strict=True)
+        images = {name: "NHWC" for name, port in pairs if len(port.shape) == 4}
+        asked |= {"layout": images} if images else {}
+    return asked
+
+
+def _converted(openvino: Any, source: KerasSource, folder: Path) -> Any:
+    try:
+        file, inputs, outputs = _frozen(source, folder)
+        return _in_order(openvino, _read(openvino, file), source, inputs, outputs)
+    except Exception as error:
+        file = folder / "model.onnx"
+        try:
+            names = to_onnx(source, str(file), BuildOptions())
+            network = _read(openvino, file)
+        except Exception:  # OpenVINO has errors of its own; the first one tells more
+            raise UsageError(
+                f"OpenVINO cannot convert {type(source.model).__name__}: {one_line(error)}"
+            ) from error
+        outputs = [tensor.name for tensor in source.concrete.outputs]
+        return _in_order(openvino, network, source, names, outputs)
+
+
+def _frozen(source: KerasSource, folder: Path) -> tuple[Path, list[str], list[str]]:
+    """A file of the function with constants for variables, and the names of its ends."""
+    tf = require("tensorflow", "tf")
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    function = convert_variables_to_constants_v2(source.concrete)
+    tf.io.write_graph(function.graph.as_graph_def(), str(folder), "model.pb", as_text=False)
+    names = [[tensor.name for tensor in ends] for ends in (function.inputs, function.outputs)]
+    return folder / "model.pb", *names
+
+
+def _read(openvino: Any, file: Path) -> Any:
+    with quiet():
+        return openvino.convert_model(str(file))
+
+
+def _in_order(
+    openvino: Any, network: Any, source: KerasSource, inputs: list[str], outputs: list[str]
+) -> Any:
+    """The network with the function's inputs and outputs in its order, and no others.
+
+    OpenVINO makes outputs of what nobody reads, and leaves out inputs that nobody reads.
+    """
+    ends = _named(network.outputs, outputs)
+    if None in ends:
+        raise UsageError("an output was lost")
+    begins = _named(network.inputs, inputs)
+    parameters = []
+    for found, port, name in zip(begins, source.inputs.ports, source.graph_names(), strict=True):
+        shape = [-1 if size is None else size for size in port.shape]
+        if found is None:
+            parameter = openvino.opset13.parameter(shape, numpy_type(port.dtype))
+        else:
+            parameter = found.get_node()
+        parameter.set_friendly_name(name)
+        parameter.output(0).set_names({name})
+        parameters.append(parameter)
+    results = [openvino.opset13.result(end.get_node().input_value(0)) for end in ends]
+    return openvino.Model(results, parameters, type(source.model).__name__)
+
+
+def _named(ports: list, names: list[str]) -> list:
+    """The port of each name, None where there is none."""
+    found = {name.removesuffix(":0"): port for port in ports for name in port.get_names()}
+    return [found.get(name.removesuffix(":0")) for name in names]
+
+
+def _erfc(context: Any, node: Any, name: str, arguments: Any) -> None:
+    """Write ``erfc(x)``, of which GELU is made and which ONNX lacks, as ``1 - erf(x)``."""
+    import numpy as np
+    from tf2onnx import utils
+
+    dtype, shape = context.get_dtype(node.output[0]), context.get_shape(node.output[0])
+    one = np.array(1, utils.map_onnx_to_numpy_type(dtype))
+    constant = context.make_const(utils.make_name("one"), one).output[0]
+    erf = context.make_node("Erf", [node.input[0]]).output[0]
+    outputs = list(node.output)
+    context.remove_node(node.name)
+    context.make_node(
+        "Sub", [constant, erf], outputs=outputs, name=node.name, dtypes=[dtype], shapes=[shape]
+    )
 
 
 class KerasOpenVINOModel(OpenVINOFacade, AcceleratedKerasModel):
@@ -29,7 +204,7 @@ class KerasOpenVINOModel(OpenVINOFacade, AcceleratedKerasModel):
         """The accelerated model of a source."""
         facts = {"method": method, "threads": options.threads}
         model = cls(source.inputs, source.outputs, **facts)
-        vars(model)["ov_network"] = network
+        model.__dict__["ov_network"] = network
         original = getattr(source.model, "nano_source", None) or source.model
         return model.nano_attach(original)
 
@@ -50,7 +225,7 @@ class KerasOpenVINOModel(OpenVINOFacade, AcceleratedKerasModel):
         facts = cls.nano_facts_of(meta, threads)
         config, _ = saved_properties(meta)
         loaded = cls(**facts)
-        vars(loaded)["ov_network"] = saved_network(
+        loaded.__dict__["ov_network"] = saved_network(
             directory, meta, device=device, threads=facts["threads"], config=config
         )
         return loaded.nano_attach(model)
@@ -71,7 +246,7 @@ class KerasONNXRuntimeModel(OnnxRuntimeFacade, AcceleratedKerasModel):
         check_outputs(network, len(source.outputs.ports), source.model)
         facts = {"method": method, "threads": threads_of(network, options)}
         model = cls(source.inputs, source.outputs, **facts)
-        vars(model)["nano_network"] = network
+        model.__dict__["nano_network"] = network
         return model.nano_attach(source.model)
 
     def save_to(self, directory: Path) -> dict:
@@ -90,7 +265,74 @@ class KerasONNXRuntimeModel(OnnxRuntimeFacade, AcceleratedKerasModel):
         facts = cls.nano_facts_of(meta, threads)
         file = OnnxFile.read(directory / meta["onnx_path"])
         loaded = cls(**facts)
-        vars(loaded)["nano_network"] = OnnxNetwork(
+        loaded.__dict__["nano_network"] = OnnxNetwork(
             file, meta.get("onnx_inputs"), threads=facts["threads"]
         )
         return loaded.nano_attach(model)
+
+
+_POLICY = "mixed_bfloat16"
+_FILE = "saved_model.keras"
+
+
+class KerasBF16Model(AcceleratedKerasModel):
+    """A clone of the user's model under the policy ``mixed_bfloat16``, run as a graph.
+
+    Weights are in float32, layers compute in bfloat16, and results have the original's types.
+    """
+
+    def __init__(self, clone: Any, inputs: CallInputs, outputs: CallOutputs, **keywords: Any):
+        super().__init__(inputs, outputs, **keywords)
+        self.__dict__["nano_clone"] = clone
+        self.__dict__["nano_graph"] = _graph(clone, inputs, outputs)
+
+    @classmethod
+    def of(cls, source: KerasSource, method: str, options: BuildOptions) -> KerasBF16Model:
+        """The accelerated model of a source."""
+        clone = bf16_clone(source.model)
+        model = cls(clone, source.inputs, source.outputs, method=method, threads=options.threads)
+        return model.nano_attach(source.model)
+
+    def nano_infer(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        return [np.asarray(result) for result in self.nano_graph(*arrays)]
+
+    def save_to(self, directory: Path) -> dict:
+        self.nano_clone.save(directory / _FILE)
+        return {**self.nano_describe(), "checkpoint": _FILE}
+
+    @classmethod
+    def load_from(
+        cls, directory: Path, meta: Mapping, *, model: Any, device: str | None, threads: int | None
+    ) -> KerasBF16Model:
+        clone = keras.saving.load_model(directory / meta["checkpoint"], compile=False)
+        return cls(clone, **cls.nano_facts_of(meta, threads)).nano_attach(model)
+
+
+def bf16_clone(model: Any) -> Any:
+    """A copy of a model, with its weights, whose layers in float32 compute in bfloat16.
+
+    Raises
+    ------
+    UsageError
+        If Keras cannot rebuild the model from its configuration.
+    """
+    clone = unpacked(packed(model, compiled=False))
+    policy = keras.dtype_policies.get(_POLICY)
+    for layer in clone._flatten_layers():
+        if getattr(layer.dtype_policy, "name", None) == "float32":
+            layer.dtype_policy = policy
+    return clone
+
+
+def _graph(clone: Any, inputs: CallInputs, outputs: CallOutputs) -> Any:
+    call = inference_call(clone)
+
+    def flat(*tensors: Any) -> tuple:
+        leaves, structure = flatten(plain(call(*inputs.pack(tensors))))
+        if structure != outputs.structure:
+            raise UsageError("The clone in bfloat16 gives a result that is nested in another way")
+        pairs = zip(leaves, outputs.ports, strict=True)
+        return tuple(tf.cast(leaf, port.dtype) for leaf, port in pairs)
+
+    specs = [tf.TensorSpec(port.shape, port.dtype) for port in inputs.ports]
+    return tf.function(flat, input_signature=specs, autograph=False)

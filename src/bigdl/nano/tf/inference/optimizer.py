@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 
+from bigdl.common.checks import check_positive
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
-from bigdl.nano.acceleration import Method, find_method, methods
-from bigdl.nano.acceleration.arguments import thread_count
+from bigdl.nano.acceleration.keywords import Keywords, MethodTable, check_threads, options_of
+from bigdl.nano.acceleration.method import Method, find_method
 from bigdl.nano.acceleration.search.cache import Cache
-from bigdl.nano.acceleration.search.candidates import choose
-from bigdl.nano.acceleration.search.results import Results
-from bigdl.nano.acceleration.search.searcher import Searcher, count
+from bigdl.nano.acceleration.search.isolation import Limits
+from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer, check_direction
+from bigdl.nano.acceleration.search.results import choose
 from bigdl.nano.acceleration.search.trial import Plan, Trial
-from bigdl.nano.acceleration.search.views import MethodsOfBigDL2
-from bigdl.nano.acceleration.search.walk import Limits
-from bigdl.nano.tf.inference import routes
-from bigdl.nano.tf.inference.bench import KerasBench
-from bigdl.nano.tf.inference.building import DEFAULTS, build, check_model
-from bigdl.nano.tf.inference.storage import load_model, save_model
-from bigdl.nano.tf.methods import NAMES_OF_BIGDL_2
+from bigdl.nano.tf.inference.accelerated import AcceleratedKerasModel, load_model, save_model
+from bigdl.nano.tf.inference.bench import KerasBench, accuracy_goal
+from bigdl.nano.tf.inference.source import KerasSource
+from bigdl.nano.tf.methods import DEFAULT_METHODS, METHODS
 
 __all__ = ["InferenceOptimizer"]
 
+_TABLE = MethodTable(
+    accelerators=("openvino", "onnxruntime", None), int8={None: {None: "static_int8"}}
+)
 
-class InferenceOptimizer(Searcher):
+
+class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
     """Makes a Keras model faster without changing it.
 
     ``trace`` and ``quantize`` apply one method that the caller names by its properties, ``build``
@@ -54,14 +55,10 @@ class InferenceOptimizer(Searcher):
     >>> best, option = optimizer.get_best_model(accuracy_criterion=0.01)
     """
 
-    ALL_INFERENCE_ACCELERATION_METHOD: Mapping[str, Method] = MethodsOfBigDL2(
-        "keras", NAMES_OF_BIGDL_2, default=False
-    )
-    DEFAULT_INFERENCE_ACCELERATION_METHOD: Mapping[str, Method] = MethodsOfBigDL2(
-        "keras", NAMES_OF_BIGDL_2, default=True
-    )
+    ALL_INFERENCE_ACCELERATION_METHOD: ClassVar[Mapping[str, Method]] = DEFAULT_METHODS
+    DEFAULT_INFERENCE_ACCELERATION_METHOD: ClassVar[Mapping[str, Method]] = DEFAULT_METHODS
 
-    _framework = "keras"
+    _methods = METHODS
     _data_argument = "x"
     _bench: KerasBench
 
@@ -77,7 +74,7 @@ class InferenceOptimizer(Searcher):
         logging: bool = True,
         **kwargs: Any,
     ) -> keras.Model:
-        """A model in fp32 in another runtime.
+        """Return a model in fp32 in another runtime.
 
         Parameters
         ----------
@@ -108,15 +105,8 @@ class InferenceOptimizer(Searcher):
             If the arguments name no method, an argument does not apply to it, the method is not
             possible on this machine, or the model cannot be converted.
         """
-        name = routes.trace_method(accelerator, device, kwargs)
-        given = {
-            "input_spec": input_spec,
-            "thread_num": thread_num,
-            "device": device,
-            "onnxruntime_session_options": onnxruntime_session_options,
-            "openvino_config": openvino_config,
-        }
-        return build(find_method(name, "keras"), model, given, kwargs)
+        name = _TABLE.traced(accelerator, device, kwargs)
+        return _build(find_method(name, "keras"), {**locals()})
 
     @staticmethod
     def quantize(
@@ -147,7 +137,7 @@ class InferenceOptimizer(Searcher):
         logging: bool = True,
         **kwargs: Any,
     ) -> keras.Model:
-        """A model in bf16, fp16 or int8.
+        """Return a model in bf16, fp16 or int8.
 
         Parameters
         ----------
@@ -193,24 +183,8 @@ class InferenceOptimizer(Searcher):
         UsageError
             As of :meth:`trace`; also if the accuracy criterion cannot be met.
         """
-        name = routes.quantize_method(precision, accelerator, device, approach, method)
-        given = {
-            "input_spec": input_spec,
-            "thread_num": thread_num,
-            "device": device,
-            "onnxruntime_session_options": onnxruntime_session_options,
-            "openvino_config": openvino_config,
-            "x": x,
-            "y": y,
-            "eval_func": eval_func,
-            "metric": metric,
-            "accuracy_criterion": accuracy_criterion,
-            "timeout": timeout,
-            "max_trials": max_trials,
-            "batch": batch,
-            "sample_size": sample_size,
-        }
-        return build(find_method(name, "keras"), model, given, kwargs)
+        name = _TABLE.quantized(precision, accelerator, device, approach, method)
+        return _build(find_method(name, "keras"), {**locals()})
 
     @staticmethod
     def build(model: keras.Model, method: str, **arguments: Any) -> keras.Model:
@@ -234,9 +208,9 @@ class InferenceOptimizer(Searcher):
         UsageError
             As of :meth:`quantize`.
         """
-        found = find_method(method, "keras")
-        rest = {key: arguments.pop(key) for key in set(arguments) - set(DEFAULTS)}
-        return build(found, model, arguments, rest)
+        chosen = find_method(method, "keras")
+        conversion = {key: arguments.pop(key) for key in set(arguments) - set(_KEYWORDS.defaults)}
+        return _build(chosen, {**arguments, "model": model, "kwargs": conversion})
 
     def optimize(
         self,
@@ -306,30 +280,35 @@ class InferenceOptimizer(Searcher):
         UsageError
             If an argument makes no sense, or the original does not run on the data or the metric.
         """
-        began = time.monotonic()
         model = actual(model)
-        check_model(model)
-        if direction not in ("min", "max"):
-            raise UsageError(f"Only support direction 'min', 'max'. {direction!r} was given.")
-        known = methods("keras")
-        names = choose(known, NAMES_OF_BIGDL_2, includes=includes, excludes=excludes)
-        threads = thread_count(thread_num)
-        plan = Plan(runs=count("latency_sample_num", latency_sample_num), threads=(threads,))
+        _check_model(model)
+        check_direction(direction)
+        names = choose(METHODS, DEFAULT_METHODS, includes=includes, excludes=excludes)
+        threads = check_threads(thread_num)
+        plan = Plan(
+            runs=check_positive("latency_sample_num", latency_sample_num), threads=(threads,)
+        )
         bench = KerasBench(
             model,
-            {name: known[name] for name in names},
+            {name: METHODS[name] for name in names},
             x,
             y,
             input_spec=input_spec,
-            batch_size=count("batch_size", batch_size),
+            batch_size=check_positive("batch_size", batch_size),
             validation_data=validation_data,
             metric=metric,
             thread_num=threads,
         )
-        results = Results([], Cache(None).new_directory(), direction, "latency")
-        limits = Limits(time_limit, memory_limit)
-        self._try_all(results, bench, plan, limits, core_count(), show=logging)
-        self._keep(results, bench, began, output_filename)
+        self._search(
+            bench,
+            plan,
+            direction,
+            limits=Limits(time_limit, memory_limit),
+            threads=core_count(),
+            logging=logging,
+            output_filename=output_filename,
+            cache=Cache(None),
+        )
 
     def get_best_model(
         self,
@@ -337,7 +316,7 @@ class InferenceOptimizer(Searcher):
         precision: str | None = None,
         accuracy_criterion: float | None = None,
     ) -> tuple[keras.Model, str]:
-        """The fastest model.
+        """Return the fastest model.
 
         Parameters
         ----------
@@ -406,10 +385,46 @@ class InferenceOptimizer(Searcher):
         UsageError
             If a file is missing, or it holds something else.
         """
-        return load_model(path, model, device, custom_objects, thread_count(thread_num))
+        return load_model(path, model, device, custom_objects, check_threads(thread_num))
 
     def _original(self, trial: Trial) -> keras.Model:
         return self._bench.model
 
     def _read(self, directory: Path) -> keras.Model:
         return load_model(directory, self._bench.model)
+
+
+_KEYWORDS = Keywords(
+    InferenceOptimizer.trace,
+    InferenceOptimizer.quantize,
+    # programs pass their data and its batch size whatever the precision is
+    always=(
+        *("input_spec", "x", "y", "batch", "sample_size"),
+        *("custom_objects", "inputs", "outputs"),
+    ),
+)
+
+
+def _build(method: Method, arguments: Mapping[str, Any]) -> keras.Model:
+    """Apply a method to ``arguments["model"]``; the other arguments are those of ``quantize``."""
+    model = actual(arguments["model"])
+    _check_model(model)
+    method.require()
+    values = _KEYWORDS.checked(method, arguments)
+    source = KerasSource(model, values["input_spec"], values["x"], values["y"], values["batch"])
+    goal = accuracy_goal(values, source)
+    built = method.build(source, options_of(method, values, arguments.get("kwargs"), goal))
+    if isinstance(built, AcceleratedKerasModel):
+        method.try_out(lambda: built(*source.inputs.pack(source.sample_arrays())))
+    return built
+
+
+def _check_model(model: Any) -> None:
+    """Refuse what is no Keras model, or not an original one."""
+    if not isinstance(model, keras.Model):
+        raise UsageError(f"model should be a Keras Model. A {type(model).__name__} was given.")
+    if isinstance(model, AcceleratedKerasModel):
+        raise UsageError(
+            "Expect a Keras Model that is not traced or quantized but got type "
+            f"{type(model).__name__}; pass the original model"
+        )

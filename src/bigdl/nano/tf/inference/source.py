@@ -1,9 +1,16 @@
-"""A user's Keras model together with what is known of its input."""
+"""A Keras model with its data: its arguments, its results and its data as flat lists.
+
+A network of another runtime takes and gives flat lists of arrays. :class:`CallInputs` knows how
+the arguments of a call are nested, :class:`CallOutputs` the results.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,11 +19,416 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, one_line, require
 from bigdl.nano.acceleration.options import BuildOptions
-from bigdl.nano.acceleration.structure import flatten
-from bigdl.nano.tf.inference.batches import batches_of, first_rows
-from bigdl.nano.tf.inference.calls import CallInputs, CallOutputs, Port, plain
+from bigdl.nano.acceleration.structure import Structure, flatten, is_tensor
 
-__all__ = ["KerasSource", "inference_call"]
+__all__ = [
+    "Batch",
+    "CallInputs",
+    "CallOutputs",
+    "KerasSource",
+    "Port",
+    "as_array",
+    "batches_of",
+    "first_rows",
+    "inference_call",
+    "numpy_type",
+    "plain",
+]
+
+
+_OF_KERAS = ("training", "mask")
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclasses.dataclass(frozen=True)
+class Port:
+    """One tensor of a call.
+
+    Attributes
+    ----------
+    name : str
+    shape : tuple of int or None
+        None where it is not fixed; the first dimension is the batch.
+    dtype : str
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CallInputs:
+    """The arguments of a model's calls.
+
+    Attributes
+    ----------
+    parameters : tuple of str
+        Of ``call``, as many as there are arguments.
+    structures : tuple of Structure
+        How each argument is nested.
+    ports : tuple of Port
+        The tensors in the order of the structures.
+    """
+
+    parameters: tuple[str, ...]
+    structures: tuple[Structure, ...]
+    ports: tuple[Port, ...]
+
+    @classmethod
+    def of_specs(cls, model: Any, arguments: Sequence[Any]) -> CallInputs:
+        """Inputs that are described by specs, one nest of them for each argument.
+
+        Parameters
+        ----------
+        model : keras.Model
+        arguments : sequence
+            Nests of whatever has a shape and a dtype: ``tf.TensorSpec``, ``keras.KerasTensor``,
+            ``keras.InputSpec``, tensors, ndarrays. The first dimension counts as the batch.
+        """
+        parameters = tuple(_parameters(model)[: len(arguments)])
+        if len(parameters) < len(arguments):
+            raise UsageError(
+                f"{type(model).__name__}.call takes {len(parameters)} inputs, but {len(arguments)} "
+                "were given"
+            )
+        specs, structures = [], []
+        for argument in arguments:
+            leaves, structure = flatten(_with_leaves(argument))
+            specs += [leaf.spec for leaf in leaves]
+            structures.append(structure)
+        names = [path for s, p in zip(structures, parameters, strict=True) for path in s.paths(p)]
+        return cls(parameters, tuple(structures), tuple(map(_port, specs, _unique(specs, names))))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tensors."""
+        return [port.name for port in self.ports]
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list:
+        """The tensors of a call in the order of :attr:`ports`.
+
+        As in Keras, the first parameter takes several forms: names in place of a list, a list of
+        one in place of a tensor, nested Python numbers.
+
+        Raises
+        ------
+        UsageError
+            If an argument is missing, given twice, unknown or nested in another way.
+        """
+        values = self._by_parameter(args, dict(kwargs or {}))
+        leaves: list = []
+        for name, structure, value in zip(self.parameters, self.structures, values, strict=True):
+            structure.take(self._conformed(structure, value), name, leaves)
+        return leaves
+
+    def arrays(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list:
+        """:meth:`flatten` as ndarrays of the ports' types and ranks."""
+        leaves = self.flatten(args, kwargs)
+        return [as_array(leaf, port) for leaf, port in zip(leaves, self.ports, strict=True)]
+
+    def pack(self, leaves: Sequence[Any]) -> list:
+        """The positional arguments of a call from its tensors."""
+        rest = iter(leaves)
+        return [structure.rebuild(rest) for structure in self.structures]
+
+    def to_json(self) -> dict:
+        """As JSON."""
+        return {
+            "parameters": list(self.parameters),
+            "structures": [structure.to_json() for structure in self.structures],
+            "ports": [[port.name, list(port.shape), port.dtype] for port in self.ports],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> CallInputs:
+        """Read what :meth:`to_json` wrote."""
+        return cls(
+            tuple(data["parameters"]),
+            tuple(map(Structure.from_json, data["structures"])),
+            tuple(Port(name, tuple(shape), dtype) for name, shape, dtype in data["ports"]),
+        )
+
+    def _by_parameter(self, args: Sequence[Any], kwargs: dict) -> list:
+        if len(args) > len(self.parameters):
+            raise UsageError(
+                f"The model takes {len(self.parameters)} arguments "
+                f"({', '.join(self.parameters)}), but {len(args)} were given"
+            )
+        for name in kwargs:
+            if name not in self.parameters:
+                raise UsageError(
+                    f"The model has no argument {name!r}; it takes {', '.join(self.parameters)}"
+                )
+            if name in self.parameters[: len(args)]:
+                # The spelling of this text is the old interface's.
+                raise UsageError(
+                    f"You shouldn't pass arguement {name} as it has been passed as a positional "
+                    "arguement."
+                )
+        missing = [name for name in self.parameters[len(args) :] if name not in kwargs]
+        if missing:
+            raise UsageError(f"The model's argument {missing[0]!r} is missing")
+        return [*args, *(kwargs[name] for name in self.parameters[len(args) :])]
+
+    def _conformed(self, structure: Structure, value: Any) -> Any:
+        """A value in the form of a structure, where Keras would take it too."""
+        single = structure.kind == "tensor"
+        if isinstance(value, Mapping) and len(self.parameters) == 1 and structure.kind != "dict":
+            if set(self.names) <= set(value):
+                listed = [value[name] for name in self.names]
+                return listed[0] if single else listed
+        elif single and isinstance(value, (list, tuple)):
+            one = len(value) == 1 and (is_tensor(value[0]) or isinstance(value[0], (list, tuple)))
+            return value[0] if one and is_tensor(value[0]) else np.asarray(value)
+        elif not single and len(structure.children) == 1 and is_tensor(value):
+            return [value] if structure.kind != "dict" else {structure.keys[0]: value}
+        elif structure.kind == "dict" and isinstance(value, (list, tuple)):
+            return dict(zip(structure.keys, value, strict=False))
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class CallOutputs:
+    """The results of a model's calls.
+
+    Attributes
+    ----------
+    structure : Structure
+    ports : tuple of Port
+    """
+
+    structure: Structure
+    ports: tuple[Port, ...]
+
+    def to_json(self) -> dict:
+        """As JSON."""
+        return {
+            "structure": self.structure.to_json(),
+            "ports": [[port.name, list(port.shape), port.dtype] for port in self.ports],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> CallOutputs:
+        """Read what :meth:`to_json` wrote."""
+        return cls(
+            Structure.from_json(data["structure"]),
+            tuple(Port(name, tuple(shape), dtype) for name, shape, dtype in data["ports"]),
+        )
+
+
+def as_array(value: Any, port: Port | None = None) -> np.ndarray:
+    """A tensor as an ndarray, without a copy where that is possible; of a port's type and rank."""
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    if port is None or port.dtype == "string":
+        return array
+    if str(array.dtype) != port.dtype:
+        array = array.astype(numpy_type(port.dtype))
+    elif array.dtype.name == "bfloat16":  # which runtimes do not take from numpy
+        array = array.astype(np.float32)
+    rank = len(port.shape)
+    if array.ndim == rank - 1 and port.shape[-1] == 1:
+        return array[..., None]
+    if array.ndim == rank + 1 and array.shape[-1] == 1:
+        return array[..., 0]
+    return array
+
+
+def plain(value: Any) -> Any:
+    """Nested tensors with builtin containers, as Keras wraps those that are attributes."""
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(plain, value))
+    if isinstance(value, (list, tuple)):
+        return [plain(x) for x in value] if isinstance(value, list) else tuple(map(plain, value))
+    return value
+
+
+def numpy_type(name: str) -> np.dtype:
+    return np.dtype(np.float32 if name == "bfloat16" else name)
+
+
+class _SpecLeaf:
+    """A spec as a leaf that :func:`flatten` takes for a tensor."""
+
+    shape = dtype = None
+
+    def __init__(self, spec: Any):
+        self.spec = spec
+
+    def __array__(self, *args: Any, **kwargs: Any):
+        raise TypeError("a spec has no values")
+
+
+def _with_leaves(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _with_leaves(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_leaves(each) for each in value]
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        raise UsageError(
+            "input_spec must be a tf.TensorSpec, or a list or dict of them, not "
+            f"{type(value).__name__}"
+        )
+    return _SpecLeaf(value)
+
+
+def _port(spec: Any, name: str) -> Port:
+    dtype = getattr(spec.dtype, "name", None) or str(spec.dtype)
+    shape = tuple(None if size is None else int(size) for size in spec.shape)
+    return Port(name, (None, *shape[1:]), dtype)
+
+
+def _unique(specs: list, paths: list[str]) -> list[str]:
+    """The specs' own names; those of their places unless all are there and different."""
+    own = [getattr(spec, "name", None) for spec in specs]
+    return own if all(own) and len(set(own)) == len(own) else [p.replace(".", "_") for p in paths]
+
+
+def _parameters(model: Any) -> list[str]:
+    """Positional parameters of ``call`` that hold inputs."""
+    signature = inspect.signature(model.call)
+    found = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.kind not in _VARIADIC and name not in _OF_KERAS
+    ]
+    return found or ["inputs"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of the data.
+
+    Attributes
+    ----------
+    arrays : list of ndarray
+        The inputs as a flat list.
+    targets
+        Nested ndarrays; None where the data have none.
+    """
+
+    arrays: list
+    targets: Any = None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.arrays[0])
+
+
+def batches_of(data: tuple[Any, Any], inputs: CallInputs, size: int) -> Iterator[Batch]:
+    """Batches of data.
+
+    Parameters
+    ----------
+    data : tuple
+        ``x`` and ``y``. `x` may be an ndarray, a tensor, a nest of them, or a ``tf.data.Dataset``
+        (or another iterable) of ``x``, ``(x, y)`` or ``(x, y, weight)``, batched or not.
+    inputs : CallInputs
+    size : int
+        Rows of a batch; batches of the user's making stay as they are.
+    """
+    x, y = data
+    if not _is_stream(x):
+        leaves = _leaves(x, inputs)
+        for start in range(0, len(leaves[0]), size):
+            rows = slice(start, start + size)
+            yield Batch([leaf[rows] for leaf in leaves], _sliced(y, rows))
+        return
+    elements = iter(x)
+    while chunk := list(itertools.islice(elements, 1)):
+        features, targets = _split(chunk[0])
+        if _is_batched(features, inputs):
+            yield Batch(_leaves(features, inputs), _plain_targets(targets))
+            continue
+        rest = [_split(each) for each in itertools.islice(elements, size - 1)]
+        pairs = [(features, targets), *rest]
+        stacked = _leaves(_stacked([features for features, _ in pairs]), inputs)
+        yield Batch(stacked, None if targets is None else _stacked([t for _, t in pairs]))
+
+
+def first_rows(data: tuple[Any, Any], inputs: CallInputs, count: int) -> list[np.ndarray]:
+    """The first rows of the data's inputs as a flat list of arrays; fewer if there are fewer.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    found: list[list[np.ndarray]] = []
+    rows = 0
+    for batch in batches_of(data, inputs, count):
+        found.append(batch.arrays)
+        rows += batch.rows
+        if rows >= count:
+            break
+    if not rows:
+        raise UsageError("x holds no row; give at least one")
+    return [np.concatenate(column)[:count] for column in zip(*found, strict=True)]
+
+
+def first_element(x: Any, y: Any = None) -> Any:
+    """Inputs of one element of the data, with a batch as their first dimension.
+
+    A stream that yields single rows cannot be told from one of batches without a model's inputs;
+    it is taken for one of batches.
+    """
+    if not _is_stream(x):
+        return x
+    for element in x:
+        return _split(element)[0]
+    raise UsageError("x holds no row; give at least one")
+
+
+def _is_stream(x: Any) -> bool:
+    if is_tensor(x) or isinstance(x, (list, tuple, Mapping)):
+        return False
+    if not isinstance(x, Iterable):
+        raise UsageError(
+            "x must be an array, a tensor, a list or dict of them, or a tf.data.Dataset, not a "
+            f"{type(x).__name__}"
+        )
+    return True
+
+
+def _split(element: Any) -> tuple[Any, Any]:
+    if isinstance(element, tuple):
+        return element[0], element[1] if len(element) > 1 else None
+    return element, None
+
+
+def _leaves(x: Any, inputs: CallInputs) -> list[np.ndarray]:
+    several = isinstance(x, (list, tuple)) and len(inputs.parameters) == len(x) > 1
+    return inputs.arrays(x if several else [x])
+
+
+def _is_batched(features: Any, inputs: CallInputs) -> bool:
+    """Return True if an element holds rows; one row has a dimension less than the model's input."""
+    ranks = [np.ndim(leaf) for leaf in flatten(features)[0]]
+    return any(rank >= len(port.shape) for rank, port in zip(ranks, inputs.ports, strict=False))
+
+
+def _sliced(y: Any, rows: slice) -> Any:
+    if y is None:
+        return None
+    leaves, structure = flatten(y)
+    return structure.rebuild([np.asarray(leaf)[rows] for leaf in leaves])
+
+
+def _plain_targets(y: Any) -> Any:
+    if y is None:
+        return None
+    leaves, structure = flatten(y)
+    return structure.rebuild([np.asarray(leaf) for leaf in leaves])
+
+
+def _stacked(values: list) -> Any:
+    columns = zip(*(flatten(each)[0] for each in values), strict=True)
+    structure = flatten(values[0])[1]
+    return structure.rebuild([np.stack([np.asarray(x) for x in column]) for column in columns])
+
 
 # For dimensions, but the batch, that a random sample has to have and the model leaves open.
 _OPEN_SIZE = 8
@@ -134,7 +546,7 @@ class KerasSource:
 
     @property
     def outputs(self) -> CallOutputs:
-        """What the model returns."""
+        """The model's results."""
         return self._traced[1]
 
     @cached_property
@@ -150,10 +562,10 @@ class KerasSource:
         arrays = []
         for port in self.inputs.ports:
             shape = [rows, *(size or _OPEN_SIZE for size in port.shape[1:])]
-            if np.issubdtype(_dtype(port), np.floating):
-                arrays.append(random.random(shape).astype(_dtype(port)))
+            if np.issubdtype(numpy_type(port.dtype), np.floating):
+                arrays.append(random.random(shape).astype(numpy_type(port.dtype)))
             else:
-                arrays.append(random.integers(0, 2, shape).astype(_dtype(port)))
+                arrays.append(random.integers(0, 2, shape).astype(numpy_type(port.dtype)))
         return arrays
 
     def sample_arrays(self) -> list[np.ndarray]:
@@ -178,39 +590,9 @@ class KerasSource:
         if not rows:
             raise UsageError("The calibration data x hold no batch; give at least one")
 
-    def to_openvino(self, options: BuildOptions) -> Any:
-        """The model as an ``openvino.Model``."""
-        from bigdl.nano.tf.inference.export import to_openvino
-
-        return to_openvino(self, options)
-
-    def from_openvino(self, network: Any, method: str, options: BuildOptions) -> Any:
-        """The accelerated model of a ``CompiledNetwork`` of this model's inputs and outputs."""
-        from bigdl.nano.tf.inference.network_models import KerasOpenVINOModel, KerasQuantizedModel
-
-        kind = KerasQuantizedModel if method == "static_int8" else KerasOpenVINOModel
-        return kind.of(self, network, method, options)
-
-    def to_onnx(self, path: str, options: BuildOptions) -> None:
-        """Write the model as an ONNX file."""
-        from bigdl.nano.tf.inference.export import to_onnx
-
-        to_onnx(self, path, options)
-
-    @staticmethod
-    def port_type(port: Port) -> np.dtype:
-        """The type of arrays for a tensor."""
-        return _dtype(port)
-
-    def onnx_names(self) -> list[str]:
-        """Names of the inputs in the ONNX file."""
+    def graph_names(self) -> list[str]:
+        """Return the names of the inputs in a graph of TensorFlow and in an ONNX file."""
         return [_graph_name(name) for name in self.inputs.names]
-
-    def from_onnx(self, network: Any, method: str, options: BuildOptions) -> Any:
-        """The accelerated model of an ``OnnxNetwork`` of this model's inputs and outputs."""
-        from bigdl.nano.tf.inference.network_models import KerasONNXRuntimeModel
-
-        return KerasONNXRuntimeModel.of(self, network, method, options)
 
 
 def inference_call(model: Any) -> Any:
@@ -226,10 +608,6 @@ def _graph_name(name: str) -> str:
     """A name that is allowed in a graph of TensorFlow."""
     safe = "".join(each if each.isalnum() or each in "_.-" else "_" for each in name)
     return safe if safe[:1].isalnum() else f"x{safe}"
-
-
-def _dtype(port: Port) -> np.dtype:
-    return np.dtype(np.float32 if port.dtype == "bfloat16" else port.dtype)
 
 
 def _positional(model: Any) -> list[str]:
@@ -260,7 +638,6 @@ def _like(struct: Any, spec: Any) -> Any:
 
 def _arguments_like(model: Any, x: Any, y: Any) -> Sequence[Any]:
     """The arguments of a call for the first row of the data."""
-    from bigdl.nano.tf.inference.batches import first_element
 
     x = first_element(x, y)
     if isinstance(x, (list, tuple)) and len(_positional(model)) >= len(x) > 1:

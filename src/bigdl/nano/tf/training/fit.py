@@ -17,10 +17,9 @@ import numpy as np
 from bigdl.common.errors import UsageError, one_line
 from bigdl.common.scratch import scratch_directory
 from bigdl.nano.acceleration.structure import flatten
-from bigdl.nano.tf.compiled import compile_arguments
+from bigdl.nano.tf.serialization import PackedModel, compile_arguments, packed, unpacked
 from bigdl.nano.tf.training.backends import BACKENDS, check_backend
 from bigdl.nano.tf.training.feeds import Feed, feed_of
-from bigdl.nano.tf.travel import Parcel, packed, unpacked
 
 __all__ = ["fit_in_processes", "processes_of", "take_home", "weights_of"]
 
@@ -202,7 +201,7 @@ def _fit(rank: int, count: int, order: Mapping[str, Any]) -> dict[str, Any] | No
 
     # Operations that draw random numbers, a shuffle of the user's say, do it alike everywhere.
     keras.utils.set_random_seed(order["seed"])
-    parcel: Parcel = order["model"]
+    parcel: PackedModel = order["model"]
     model = unpacked(parcel)
     model.jit_compile = False  # XLA cannot call Python, which exchanges gradients
     group = Group(rank, count)

@@ -14,8 +14,8 @@ import tensorflow as tf
 from bigdl.common.errors import UsageError, one_line
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.structure import flatten, is_tensor
+from bigdl.nano.tf.serialization import dumps, packed, unpacked
 from bigdl.nano.tf.training.fit import processes_of, take_home, weights_of
-from bigdl.nano.tf.travel import dumps, packed, unpacked
 
 __all__ = ["nano", "nano_bf16", "nano_multiprocessing", "nano_multiprocessing_loss"]
 

@@ -146,9 +146,9 @@ def ship_accelerated(
 
 def _directory_of(accelerate: Any) -> Path | None:
     """The directory, or None for the name of a method."""
-    from bigdl.nano.acceleration import methods
+    from bigdl.nano.pytorch.methods import METHODS
 
-    known = ["auto", *methods("torch")]
+    known = ["auto", *METHODS]
     if isinstance(accelerate, str) and accelerate in known:
         return None
     if isinstance(accelerate, str | os.PathLike) and os.path.isdir(accelerate):
@@ -193,11 +193,11 @@ def _saved(method: str, model, batches, compared, expected, threads) -> dict[str
 
 
 def _built(name: str, model, batches, threads):
-    from bigdl.nano.acceleration import find_method
     from bigdl.nano.pytorch import InferenceOptimizer
+    from bigdl.nano.pytorch.methods import METHODS
 
     options: dict[str, Any] = {}
-    if find_method(name).precision == "int8":
+    if METHODS[name].precision == "int8":
         options = {"calib_data": batches, "sample_size": SAMPLE_ROWS}
     return InferenceOptimizer.build(
         model, name, input_sample=batches[0], thread_num=threads, **options
@@ -241,7 +241,7 @@ def _outputs(model, batches) -> list:
     """All outputs for all batches, as one flat list of arrays."""
     import torch
 
-    from bigdl.nano.pytorch.inference.structure import flatten
+    from bigdl.nano.acceleration.structure import flatten
 
     with torch.no_grad():
         results = [flatten(model(*batch))[0] for batch in batches]

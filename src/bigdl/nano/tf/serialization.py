@@ -1,8 +1,8 @@
-"""Keras models on their way to another process.
+"""Keras models for other processes, and what they were compiled with.
 
 Keras writes a model as its configuration and its weights, and finds classes by name when it reads
 them. Classes and functions of a script or a notebook have no such name in another process, so they
-go along by value, and so does what the model was compiled with.
+are pickled by value, and so is what the model was compiled with.
 """
 
 from __future__ import annotations
@@ -22,9 +22,63 @@ import numpy as np
 import tensorflow as tf
 
 from bigdl.common.errors import UsageError, one_line
-from bigdl.nano.tf.compiled import compile_arguments, functions_of
 
-__all__ = ["Parcel", "custom_objects", "dumps", "packed", "unpacked"]
+__all__ = [
+    "PackedModel",
+    "compile_arguments",
+    "compiled_like",
+    "copied",
+    "custom_objects",
+    "dumps",
+    "packed",
+    "unpacked",
+]
+
+
+_OF_TRAINING = ("optimizer", "run_eagerly", "jit_compile", "steps_per_execution")
+
+
+def compile_arguments(model: Any) -> dict[str, Any]:
+    """Arguments of the ``compile`` that a model was given; empty if it was not compiled."""
+    config = getattr(model, "_compile_config", None)
+    if not getattr(model, "compiled", False) or config is None:
+        return {}
+    return dict(config.config)
+
+
+def compiled_like(model: Any, original: Any) -> Any:
+    """Compile a model for evaluation as another was, with losses and metrics of its own."""
+    arguments = compile_arguments(original)
+    if arguments:
+        wanted = {key: value for key, value in arguments.items() if key not in _OF_TRAINING}
+        model.compile(**copied(wanted))
+    return model
+
+
+def copied(value: Any) -> Any:
+    """A copy of nested arguments in which Keras objects are new ones of the same configuration."""
+    if isinstance(value, Mapping):
+        return {key: copied(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [copied(each) for each in value]
+    if isinstance(value, (keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)):
+        with keras.saving.custom_object_scope(functions_of(value)):
+            return type(value).from_config(value.get_config())
+    return value
+
+
+def functions_of(value: Any) -> dict[str, Any]:
+    """Functions that nested Keras objects were made of, by the names that configurations use."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return {name: each for part in value for name, each in functions_of(part).items()}
+    if not hasattr(value, "get_config"):
+        return {}
+    found = [each for each in vars(value).values() if inspect.isfunction(each)]
+    named = {keras.saving.get_registered_name(each): each for each in found}
+    return named | {each.__name__: each for each in found}
+
 
 _OBJECTS = (keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)
 _COMPILED = (
@@ -34,8 +88,8 @@ _COMPILED = (
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """A model that can be pickled.
+class PackedModel:
+    """A model as bytes, which can be pickled.
 
     Attributes
     ----------
@@ -64,14 +118,14 @@ class _Recipe:
         return self.cls.from_config(self.config)
 
 
-def packed(model: Any, compiled: bool = True) -> Parcel:
-    """Make a parcel of a model.
+def packed(model: Any, compiled: bool = True) -> PackedModel:
+    """Pack a model for another process.
 
     Parameters
     ----------
     model : keras.Model
     compiled : bool
-        Whether losses, metrics, and the optimizer with its state go along.
+        Whether losses, metrics, and the optimizer with its state are packed too.
 
     Raises
     ------
@@ -90,7 +144,7 @@ def packed(model: Any, compiled: bool = True) -> Parcel:
             chosen["optimizer"] = _optimizer_recipe(model.optimizer)
             content = cloudpickle.dumps(chosen)
         objects = {**functions_of(arguments), **custom_objects(model)}
-        return Parcel(buffer.getvalue(), cloudpickle.dumps(objects), content)
+        return PackedModel(buffer.getvalue(), cloudpickle.dumps(objects), content)
     except UsageError:
         raise
     except Exception as error:
@@ -100,27 +154,27 @@ def packed(model: Any, compiled: bool = True) -> Parcel:
         ) from error
 
 
-def unpacked(parcel: Parcel) -> Any:
-    """The model of a parcel.
+def unpacked(content: PackedModel) -> Any:
+    """Return the model that was packed.
 
     Raises
     ------
     UsageError
         If Keras cannot build it from its configuration.
     """
-    objects = pickle.loads(parcel.objects)
+    objects = pickle.loads(content.objects)
     try:
         # The file is the caller's own, so lambdas in it are as safe as the rest of the program.
         with keras.saving.custom_object_scope(objects):
-            model = _loaded(parcel.model)
+            model = _loaded(content.model)
     except Exception as error:
         raise UsageError(
             f"Keras cannot rebuild the model from its configuration: {one_line(error)}; give its "
             "classes a get_config that they can be rebuilt from"
         ) from error
-    if parcel.compiled is not None:
+    if content.compiled is not None:
         with keras.saving.custom_object_scope(objects):
-            _compile(model, pickle.loads(parcel.compiled))
+            _compile(model, pickle.loads(content.compiled))
     return model
 
 

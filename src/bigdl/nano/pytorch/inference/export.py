@@ -1,0 +1,375 @@
+"""Modules of PyTorch as ONNX files and as networks of OpenVINO.
+
+For OpenVINO a module is traced, which gives the smallest networks. A trace holds one way through
+the module; where the module decides by its data it is lost. Then the module is exported with
+``torch.export``, which refuses to lose anything, or scripted, which keeps branches and loops. What
+OpenVINO cannot take as it is goes through ONNX, whose operators are simpler.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bigdl.common.errors import UsageError, require
+from bigdl.common.scratch import scratch_home
+from bigdl.nano.acceleration.openvino import preprocessed
+from bigdl.nano.acceleration.options import BuildOptions
+from bigdl.nano.acceleration.quiet import quiet
+from bigdl.nano.openvino.network import core
+from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
+from bigdl.nano.pytorch.inference.graphs import export_flat
+from bigdl.nano.pytorch.inference.source import (
+    ForwardInputs,
+    TorchSource,
+    dynamic_dimensions,
+    evaluating,
+)
+
+__all__ = ["onnx_names", "to_onnx", "to_openvino"]
+
+
+_log = logging.getLogger(__name__)
+
+# Keywords of torch.onnx.export that other arguments of trace and quantize stand for.
+_OURS = {
+    "model": "model",
+    "args": "input_sample",
+    "f": "InferenceOptimizer.save",
+    "kwargs": "example_kwarg_inputs",
+    "input_names": "the names of forward's parameters",
+    "dynamic_axes": "dynamic_axes",
+    "dynamic_shapes": "dynamic_axes",
+    "optimize": "simplification",
+    "external_data": "the size of the model",
+    "verbose": "logging",
+}
+
+
+def onnx_names(inputs: ForwardInputs) -> list[str]:
+    """Names of a network's inputs with letters, digits and underscores only, each once."""
+    names: list[str] = []
+    for path in inputs.names:
+        name = plain = re.sub(r"\W", "_", path)
+        count = 1
+        while name in names:
+            count += 1
+            name = f"{plain}_{count}"
+        names.append(name)
+    return names
+
+
+def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
+    """Write a source's model with flat inputs and outputs.
+
+    It is read by ``torch.export``; a model that this cannot read is traced, which fixes what its
+    Python code decides. The log says so.
+
+    Parameters
+    ----------
+    source : TorchSource
+    path : str
+    options : BuildOptions
+        ``dynamic_axes`` and ``onnx`` count.
+
+    Returns
+    -------
+    list of str
+        Names of the inputs; the file may lack ones that the model does not use.
+
+    Raises
+    ------
+    UsageError
+        If a keyword is not one of ``torch.onnx.export``, ``dynamic_axes`` does not fit the
+        sample, or the model cannot be exported.
+    """
+    require("onnxscript", "nano")
+    names = onnx_names(source.inputs)
+    keywords = _checked_keywords(options.onnx.export)
+    tensors = source.sample_tensors
+    dims = dynamic_dimensions(options.dynamic_axes, names, tensors, source.inputs.names)
+    wants_export = keywords.pop("dynamo", None)
+    tensors = _with_general_sizes(source, dims)
+    with source.flat_module() as module:
+        reason = None
+        if wants_export is not False:
+            reason = _failure_of(_by_export, module, tensors, path, names, dims, options, keywords)
+            if reason is None:
+                return names
+        if wants_export is not True:
+            again = _failure_of(_by_trace, module, tensors, path, names, dims, options, keywords)
+            if again is None:
+                if reason is not None:
+                    _log.warning(
+                        "%s was traced for ONNX, so branches of its code are fixed: torch.export "
+                        "cannot read it (%s)",
+                        type(source.model).__name__,
+                        reason,
+                    )
+                return names
+            reason = reason or again
+    raise UsageError(f"{type(source.model).__name__} cannot be exported to ONNX: {reason}")
+
+
+def _failure_of(export: Callable[..., None], *arguments: Any) -> str | None:
+    """Run an exporter; return in one line why it failed, or None."""
+    try:
+        with quiet():
+            export(*arguments)
+    except Exception as error:
+        # Exporters wrap what happened in explanations of several pages.
+        while error.__cause__ is not None:
+            error = error.__cause__
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+    return None
+
+
+def _by_export(module, tensors, path, names, dims, options: BuildOptions, keywords) -> None:
+    # What was asked for has to be possible; by default a size that the model fixes stays fixed.
+    kind = torch.export.Dim.AUTO if options.dynamic_axes is True else torch.export.Dim.DYNAMIC
+    shapes = [dict.fromkeys(each, kind) for each in dims]
+    program = torch.onnx.export(
+        module,
+        tuple(tensors),
+        input_names=names,
+        dynamo=True,
+        dynamic_shapes=(tuple(shapes),),
+        optimize=options.onnx.simplify,
+        verbose=False,
+        **keywords,
+    )
+    program.save(path)
+
+
+def _by_trace(module, tensors, path, names, dims, options: BuildOptions, keywords) -> None:
+    axes = {
+        name: {dim: "batch_size" if dim == 0 else f"{name}_{dim}" for dim in each}
+        for name, each in zip(names, dims, strict=True)
+    }
+    torch.onnx.export(
+        module,
+        tuple(tensors),
+        path,
+        input_names=names,
+        dynamo=False,
+        dynamic_axes=axes,
+        **keywords,
+    )
+    if options.onnx.simplify:
+        _simplify(Path(path))
+
+
+def _simplify(path: Path) -> None:
+    onnx = require("onnx", "nano")
+    optimizer = require("onnxscript.optimizer", "nano")
+    from bigdl.nano.acceleration.onnx_quantization import save
+
+    save(optimizer.optimize(onnx.load(path)), path)
+
+
+def _checked_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    known = inspect.signature(torch.onnx.export).parameters
+    for name in keywords:
+        if name in _OURS:
+            raise UsageError(
+                f"Argument {name!r} of torch.onnx.export cannot be passed on: "
+                f"{_OURS[name]} decides about it"
+            )
+        if name not in known:
+            raise UsageError(
+                f"There is no argument {name!r}, neither here nor of torch.onnx.export; leave it "
+                "out"
+            )
+    return dict(keywords)
+
+
+def _with_general_sizes(source, dims) -> list[torch.Tensor]:
+    """The sample with 2 in place of 1 in dimensions that may change, if the model takes that.
+
+    ``torch.export`` takes a size of 1 for a constant, since it broadcasts.
+    """
+    tensors = source.sample_tensors
+    sizes = {tensor.shape[dim] for tensor, each in zip(tensors, dims, strict=True) for dim in each}
+    if 1 not in sizes:
+        return tensors
+    grown = list(tensors)
+    for position, each in enumerate(dims):
+        for dim in each:
+            if grown[position].shape[dim] == 1:
+                grown[position] = grown[position].repeat_interleave(2, dim)
+    try:
+        with source.flat_module() as module:
+            module(*grown)
+    except Exception:
+        return tensors
+    return grown
+
+
+_LIBRARIES = str(Path(torch.__file__).parent)
+
+
+def to_openvino(source: TorchSource, options: BuildOptions):
+    """A source's model as a network whose inputs and outputs are the flat lists of tensors.
+
+    Parameters
+    ----------
+    source : TorchSource
+        Also of a model that runs in OpenVINO already; its network is copied.
+    options : BuildOptions
+        ``dynamic_axes`` says which sizes of the inputs may change, ``openvino.convert`` what is
+        built in before the network (see
+        :func:`bigdl.nano.acceleration.openvino.preprocessed`).
+
+    Returns
+    -------
+    openvino.Model
+        It shares no memory with the model.
+
+    Raises
+    ------
+    UsageError
+        If the model cannot be converted, or an option does not fit it.
+    """
+    convert = options.openvino.convert
+    if isinstance(source.model, AcceleratedModel):
+        if convert:
+            raise UsageError(
+                f"{', '.join(map(repr, convert))} has to be given when the model is converted, not "
+                "for one that is in OpenVINO already; pass the original model"
+            )
+        return source.model.ov_model.clone()
+    network = _converted(source, options)
+    for port, name in zip(network.inputs, source.inputs.names, strict=True):
+        port.get_tensor().set_names({name})
+    _set_shapes(network, source, options.dynamic_axes)
+    return preprocessed(network, convert)
+
+
+def _converted(source: TorchSource, options: BuildOptions):
+    name = type(source.model).__name__
+    traced, lost, why = None, None, ""
+    try:
+        traced, lost = _traced(source)
+    except Exception as error:  # tracers, exporters and frontends raise whatever they like
+        why = _cause(error)
+    if traced is not None and lost is None:
+        return traced
+    others = (_exported, _scripted) if traced is not None else (_exported, _scripted, _from_onnx)
+    for convert in others:
+        try:
+            return convert(source, options)
+        except Exception as error:
+            why = why or _cause(error)
+    if traced is None:
+        raise UsageError(f"{name} cannot be converted to OpenVINO: {why}")
+    warnings.warn(
+        f"{name} decides by its data ({lost.filename}, line {lost.lineno}); in OpenVINO it always "
+        "goes the way that the sample goes",
+        stacklevel=2,
+    )
+    return traced
+
+
+def _traced(source: TorchSource):
+    """The network of a trace, and the first warning that it depends on the sample's data."""
+    openvino = require("openvino", "nano")
+    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+
+    sample = tuple(source.sample_tensors)
+    with source.flat_module() as module, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        # Checking a trace takes two more traces; shared weights would change with the model's.
+        decoder = TorchScriptPythonDecoder(
+            module,
+            example_input=sample,
+            shared_memory=False,
+            trace_kwargs={"check_trace": False},
+        )
+        network = openvino.convert_model(decoder, example_input=sample, share_weights=False)
+    # PyTorch's own modules give this warning for checks of shapes.
+    lost = (
+        each
+        for each in seen
+        if issubclass(each.category, torch.jit.TracerWarning)
+        and not each.filename.startswith(_LIBRARIES)
+    )
+    return _checked(network, source), next(lost, None)
+
+
+def _exported(source: TorchSource, options: BuildOptions):
+    openvino = require("openvino", "nano")
+    with source.flat_module() as module, quiet():
+        program = export_flat(module, source.sample_tensors, options.dynamic_axes)
+        return _checked(openvino.convert_model(program, share_weights=False), source)
+
+
+def _scripted(source: TorchSource, options: BuildOptions):
+    """The network of a scripted module; only tensors that are arguments themselves are possible."""
+    openvino = require("openvino", "nano")
+    inputs, outputs = source.inputs, source.outputs
+    flat = outputs.kind == "tensor" or (
+        outputs.kind == "tuple" and all(child.kind == "tensor" for child in outputs.children)
+    )
+    if inputs.names != inputs.parameters or not flat:
+        raise UsageError("The module's inputs or outputs are nested")
+    with evaluating(source.model) as model, quiet():
+        script = torch.jit.freeze(torch.jit.script(model))
+        network = _checked(openvino.convert_model(script, share_weights=False), source)
+    # A script does not say its inputs' types, and without them operators stay undecided.
+    for parameter, array in zip(network.get_parameters(), source.sample_arrays(), strict=True):
+        parameter.set_element_type(openvino.Type(array.dtype))
+        parameter.set_partial_shape(openvino.PartialShape([-1] * array.ndim))
+    network.validate_nodes_and_infer_types()
+    core().compile_model(network, "CPU")  # the plugin lacks operators that scripts may have
+    return network
+
+
+def _from_onnx(source: TorchSource, options: BuildOptions):
+    openvino = require("openvino", "nano")
+    with tempfile.TemporaryDirectory(prefix="bigdl-onnx-", dir=scratch_home()) as folder, quiet():
+        file = Path(folder, "model.onnx")
+        to_onnx(source, str(file), options)
+        return _checked(openvino.convert_model(file), source)
+
+
+def _checked(network, source: TorchSource):
+    """The network, if it has all inputs and outputs: a converter may drop one without a word."""
+    expected = (len(source.inputs.names), len(source.outputs.paths("")))
+    found = (len(network.inputs), len(network.outputs))
+    if found != expected:
+        raise UsageError(
+            f"{expected[0]} inputs and {expected[1]} outputs became {found[0]} and {found[1]}"
+        )
+    return network
+
+
+def _set_shapes(network, source: TorchSource, dynamic_axes: bool | Mapping) -> None:
+    openvino = require("openvino", "nano")
+    tensors = source.sample_tensors
+    shapes = {}
+    for position, axes in enumerate(dynamic_dimensions(dynamic_axes, source.inputs.names, tensors)):
+        sizes = [-1 if axis in axes else size for axis, size in enumerate(tensors[position].shape)]
+        shapes[position] = openvino.PartialShape(sizes)
+    try:
+        network.reshape(shapes)
+    except RuntimeError as error:
+        raise UsageError(
+            f"{type(source.model).__name__} cannot have inputs of the sizes "
+            f"{', '.join(map(str, shapes.values()))}: {_cause(error)}; pass other dynamic_axes"
+        ) from error
+
+
+def _cause(error: Exception) -> str:
+    """The line of an error's text that says most."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "No conversion rule" in line or "Error" in line]
+    return (telling or lines or [type(error).__name__])[0][:300]

@@ -1,0 +1,503 @@
+"""The acceleration methods of PyTorch, in the order in which ``optimize`` tries them.
+
+Graphs are made by TorchScript, and by TorchInductor with frozen weights. In int8, torchao quantizes
+and TorchInductor compiles: static quantization is torchao's PT2E with the recipe for x86, with
+activations in uint8 by tensor and weights in int8 by channel.
+
+Intel's extension of PyTorch has ended (its last version is for torch 2.8), and what it did is in
+PyTorch itself now. A method whose name says ``ipex`` uses it only where the installed one is made
+for the installed torch; else it compiles the graph with TorchInductor, weights frozen.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import importlib.metadata
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from types import MappingProxyType
+
+import numpy as np
+import torch
+
+from bigdl.common.cpu import isa_flags
+from bigdl.common.errors import UsageError, first_line
+from bigdl.nano.acceleration.accuracy import keep_accuracy, relative_error
+from bigdl.nano.acceleration.method import Method, register_methods
+from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
+from bigdl.nano.acceleration.openvino import openvino_methods
+from bigdl.nano.acceleration.options import BuildOptions
+from bigdl.nano.acceleration.quiet import quiet
+from bigdl.nano.pytorch.inference.accelerated import Settings, remember_settings
+from bigdl.nano.pytorch.inference.export import to_onnx, to_openvino
+from bigdl.nano.pytorch.inference.graphs import (
+    BF16Model,
+    CompiledGraph,
+    GraphModel,
+    ModuleGraph,
+    PytorchIPEXJITBF16Model,
+    PytorchIPEXJITModel,
+    PytorchIPEXQuantizationModel,
+    PytorchJITINT8Model,
+    PytorchQuantizedModel,
+    ScriptGraph,
+    export_flat,
+    layouts_of,
+)
+from bigdl.nano.pytorch.inference.network_models import (
+    PytorchONNXRuntimeModel,
+    PytorchOpenVINOModel,
+)
+from bigdl.nano.pytorch.inference.source import FlatModule, TorchSource
+
+__all__ = ["ALL_METHODS", "DEFAULT_METHODS", "METHODS"]
+
+_log = logging.getLogger("bigdl.nano")
+_BF16_SETS = ("avx512_bf16", "amx_bf16", "bf16", "avx_ne_convert")
+_CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+_QUANTIZED = (torch.nn.Linear, *_CONVOLUTIONS)
+# Rounding that falls the other way changes results by a step of 8 bits here and there.
+_LARGEST_ERROR = 0.2
+
+
+@dataclass(frozen=True)
+class OriginalMethod(Method):
+    """The user's model as it is."""
+
+    def build(self, source: TorchSource, options: BuildOptions):
+        remember_settings(source.model, Settings(threads=options.threads))
+        return source.model
+
+
+@dataclass(frozen=True)
+class AutocastMethod(Method):
+    """Autocast to bfloat16."""
+
+    def build(self, source: TorchSource, options: BuildOptions) -> BF16Model:
+        if not isa_flags().intersection(_BF16_SETS):
+            warnings.warn(
+                "This processor has no instructions for bfloat16, so bf16 may be slower than fp32",
+                stacklevel=2,
+            )
+        module = source.model if options.inplace else copy.deepcopy(source.model)
+        return BF16Model.convert(
+            module,
+            channels_last=self.channels_last,
+            layouts=layouts_of(source.sample_tensors) if source.has_sample else (),
+            threads=options.threads,
+            method=self.name,
+        ).nano_attach(source.model)
+
+
+def compiler_missing() -> str | None:
+    """Return why TorchInductor cannot work here; None if it can."""
+    if shutil.which("g++") or shutil.which("clang++"):
+        return None
+    return "no C++ compiler is installed, which TorchInductor needs; install g++"
+
+
+@dataclass(frozen=True)
+class _GraphMethod(Method):
+    """A method that makes one graph of a module."""
+
+    @property
+    def model_class(self) -> type[GraphModel]:
+        return PytorchIPEXJITBF16Model if self.precision == "bf16" else PytorchIPEXJITModel
+
+    def build(self, source: TorchSource, options: BuildOptions) -> GraphModel:
+        if self.ipex and _ipex_fits():
+            graph = self._with_ipex(source, options)
+        else:
+            graph = self.graph(source, options)
+        return self.model_class.of(graph, source, self, options)
+
+    @abc.abstractmethod
+    def graph(self, source: TorchSource, options: BuildOptions):
+        """The graph of the source's module."""
+
+    def prepared(self, source: TorchSource, options: BuildOptions) -> FlatModule:
+        """A copy of the module, in this method's precision and layout."""
+        module = source.model if options.inplace else copy.deepcopy(source.model)
+        prepare = self.model_class.preparation(self.channels_last)
+        return FlatModule(prepare(module.eval()), source.inputs).eval()
+
+    @contextmanager
+    def lowered(self) -> Iterator[None]:
+        """Autocast, if this is a method in bf16."""
+        bf16 = self.precision == "bf16"
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
+            yield
+
+    def _with_ipex(self, source, options):
+        import intel_extension_for_pytorch as ipex
+
+        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
+        prepared = self.prepared(source, options)
+        prepared.model = ipex.optimize(prepared.model, dtype=dtype)
+        with self.lowered():
+            if self.accelerator == "jit":
+                return ScriptGraph.make(prepared, source.sample_tensors, "trace", False)
+            return ModuleGraph(prepared, compiled=False)
+
+
+@dataclass(frozen=True)
+class LayoutMethod(_GraphMethod):
+    """The module as it is, with its channels last."""
+
+    def graph(self, source, options):
+        return ModuleGraph(self.prepared(source, options), compiled=False)
+
+
+@dataclass(frozen=True)
+class ScriptMethod(_GraphMethod):
+    """A frozen TorchScript."""
+
+    def graph(self, source, options):
+        with self.lowered():
+            return ScriptGraph.make(
+                self.prepared(source, options),
+                source.sample_tensors,
+                options.jit.method,
+                options.jit.strict,
+            )
+
+
+@dataclass(frozen=True)
+class InductorMethod(_GraphMethod):
+    """A graph compiled ahead of time, its weights frozen into it.
+
+    A module that cannot be exported as one graph, for example because its control flow depends on
+    data, runs through ``torch.compile`` instead, which compiles the parts between.
+    """
+
+    arguments: tuple[str, ...] = ("dynamic_axes",)
+
+    def missing(self) -> str | None:
+        return super().missing() or compiler_missing()
+
+    def graph(self, source, options):
+        _say_once(self.name, self.ipex)
+        # exporting needs no copy: weights become constants of the graph
+        with source.flat_module() as module, self.lowered():
+            try:
+                program = export_flat(module, source.sample_tensors, options.dynamic_axes)
+            except UsageError as error:
+                _log.info("%s; its parts are compiled instead", error)
+                return ModuleGraph(self.prepared(source, options), compiled=True)
+            return CompiledGraph.compile(program, source.inputs.names)
+
+
+@cache
+def _ipex_fits() -> bool:
+    """Return True if an extension is installed that is made for this torch."""
+    try:
+        found = importlib.metadata.version("intel_extension_for_pytorch")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return found.split(".")[:2] == torch.__version__.split(".")[:2]
+
+
+_said: set[str] = set()
+
+
+def _say_once(name: str, ipex: bool) -> None:
+    if ipex and not _said:
+        _said.add(name)
+        _log.warning(
+            "Intel's extension of PyTorch is not installed for torch %s; %s and the other methods "
+            "with ipex in their names compile the graph with TorchInductor, weights frozen",
+            torch.__version__,
+            name,
+        )
+
+
+def _both_layouts(method: Method) -> list[Method]:
+    """A method, and the same with channels last."""
+    other = replace(
+        method,
+        name=f"{method.name}_channels_last",
+        option=f"{method.option} + channels_last".removeprefix(" + "),
+        channels_last=True,
+    )
+    return [method, other]
+
+
+@dataclass(frozen=True)
+class _Int8Method(Method):
+    precision: str = "int8"
+    packages: tuple[str, ...] = ("torchao",)
+    arguments: tuple[str, ...] = ("dynamic_axes",)
+
+    def missing(self) -> str | None:
+        return super().missing() or compiler_missing()
+
+
+@dataclass(frozen=True)
+class StaticInt8Method(_Int8Method):
+    """PT2E with calibration, compiled ahead of time."""
+
+    model_class: type[GraphModel] = PytorchQuantizedModel
+
+    def build(self, source: TorchSource, options: BuildOptions) -> GraphModel:
+        calibration = options.calibration
+        batches = list(source.calibration_tensors(options))
+
+        def quantized(excluded: Sequence[str] = ()) -> GraphModel:
+            graph = _ExportedGraph(self._converted(source, options, batches, excluded))
+            return self.model_class.of(graph, source, self, options)
+
+        if calibration.goal is None:
+            chosen = quantized()
+        else:
+            chosen = keep_accuracy(
+                quantized, lambda: _by_harm(source, batches[0]), calibration.goal, source.model
+            )
+        exported = chosen.nano_graph
+        chosen.nano_graph = CompiledGraph.compile(exported.program, source.inputs.names)
+        _check_compiled(chosen.nano_graph, exported, batches[0], source)
+        return chosen
+
+    def _converted(self, source, options, batches, excluded) -> torch.export.ExportedProgram:
+        sample = source.sample_tensors
+        excluded = {*excluded, *_of_one_channel(source.model)}
+        with source.flat_module() as module, quiet():
+            program = export_flat(module, sample, options.dynamic_axes)
+            try:
+                converted = self._quantized(_calls_apart(program), batches, excluded)
+            except Exception as error:
+                raise UsageError(
+                    f"{type(source.model).__name__} cannot be quantized: {first_line(error)}"
+                ) from error
+            return export_flat(converted, sample, options.dynamic_axes, names=source.inputs.names)
+
+    def _quantized(self, graph, batches, excluded):
+        """The graph with quantized weights and activations, but for the layers named."""
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+        from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+        quantizer = x86.X86InductorQuantizer()
+        quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
+        for name in excluded:
+            quantizer.set_module_name_qconfig(name, None)
+        prepared = prepare_pt2e(graph, quantizer)
+        for tensors in batches:
+            prepared(*tensors)
+        return convert_pt2e(prepared)
+
+
+@dataclass(frozen=True)
+class NeuralCompressorMethod(StaticInt8Method):
+    """Static quantization by Intel Neural Compressor 3, compiled ahead of time."""
+
+    packages: tuple[str, ...] = ("neural_compressor", "torchao")
+    extra: str = "inc"
+
+    def _quantized(self, graph, batches, excluded):
+        from neural_compressor.torch.quantization import StaticQuantConfig, convert, prepare
+
+        # marks of its own exporter, which knows of no dynamic sizes; those of the graph stay
+        graph.dynamic_shapes, graph._exported = None, True
+        config = StaticQuantConfig()
+        for name in excluded:
+            config.set_local(name, StaticQuantConfig(w_dtype="fp32", act_dtype="fp32"))
+        prepared = prepare(graph, config)
+        for tensors in batches:
+            prepared(*tensors)
+        prepared.dynamic_shapes = None
+        return convert(prepared)
+
+
+@dataclass(frozen=True)
+class TorchaoMethod(_Int8Method):
+    """Linear layers in int8 without calibration, by torchao's ``quantize_``."""
+
+    config: str = ""
+
+    def build(self, source: TorchSource, options: BuildOptions) -> GraphModel:
+        import torchao.quantization as torchao
+
+        module = copy.deepcopy(source.model).eval()
+        if not any(isinstance(part, torch.nn.Linear) for part in module.modules()):
+            raise UsageError(
+                f"{type(source.model).__name__} has no linear layer, and method {self.name!r} "
+                "quantizes no other; use a static method instead"
+            )
+        with torch.no_grad(), quiet():
+            torchao.quantize_(module, getattr(torchao, self.config)())
+            flat = FlatModule(module, source.inputs).eval()
+            program = export_flat(flat, source.sample_tensors, options.dynamic_axes)
+            graph = CompiledGraph.compile(program, source.inputs.names)
+        model = PytorchQuantizedModel.of(graph, source, self, options)
+        goal = options.calibration.goal
+        if goal is not None:
+            # there is nothing to leave out layer by layer: it is good enough or it is not
+            keep_accuracy(lambda excluded: model, lambda: (), goal, source.model)
+        return model
+
+
+class _ExportedGraph:
+    """A quantized program before it is compiled: right, and slow."""
+
+    def __init__(self, program: torch.export.ExportedProgram):
+        self.program = program
+        self._module = program.module()
+
+    def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return list(self._module(*tensors))
+
+
+def _calls_apart(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
+    """The graph of a program, with a name of its own for each call of a module.
+
+    The quantizer finds what it fuses by modules. It refuses one with several results, as the ReLU
+    that residual blocks use more than once.
+    """
+    graph = program.module()
+    for node in graph.graph.nodes:
+        stack = dict(node.meta.get("nn_module_stack") or {})
+        if stack:
+            key, (name, kind) = stack.popitem()
+            _, again, number = key.rpartition("@")
+            if again:
+                node.meta["nn_module_stack"] = {**stack, key: (f"{name}@{number}", kind)}
+    return graph
+
+
+def _of_one_channel(model: torch.nn.Module) -> list[str]:
+    """Names of convolutions of one channel, which have to stay in floating point.
+
+    A tensor of one channel is laid out with its channels first and last at once. TorchInductor
+    (torch 2.13) takes the result of a quantized convolution of it to be in the other layout.
+    """
+    return [
+        f"model.{name}"
+        for name, part in model.named_modules()
+        if isinstance(part, _CONVOLUTIONS) and part.in_channels == 1
+    ]
+
+
+def _check_compiled(compiled, exported, tensors: list[torch.Tensor], source: TorchSource) -> None:
+    """Refuse compiled code that computes something else than what it was compiled from."""
+    with torch.no_grad():
+        results = [[each.float().numpy() for each in g(tensors)] for g in (exported, compiled)]
+    error = relative_error(*results)
+    if error > _LARGEST_ERROR:
+        raise UsageError(
+            f"TorchInductor compiles the quantized {type(source.model).__name__} into something "
+            f"else (relative error {error:.2g}); use accelerator='openvino' or 'onnxruntime'"
+        )
+
+
+def _by_harm(source: TorchSource, tensors: list[torch.Tensor]) -> list[str]:
+    """Names of the layers, those first whose own output int8 changes most."""
+    errors: dict[str, float] = {}
+
+    def measure(name):
+        def hook(layer, inputs, output):
+            rounded = _fake_quantized(layer, inputs[0])
+            errors[name] = relative_error([output.float().numpy()], [rounded.float().numpy()])
+
+        return hook
+
+    with ExitStack() as stack, torch.no_grad():
+        flat = stack.enter_context(source.flat_module())
+        for name, part in source.model.named_modules():
+            if isinstance(part, _QUANTIZED):
+                handle = part.register_forward_hook(measure(f"model.{name}"))
+                stack.callback(handle.remove)
+        flat(*tensors)
+    return sorted(errors, key=lambda name: -errors[name])
+
+
+def _fake_quantized(layer, activations: torch.Tensor) -> torch.Tensor:
+    """A layer's output with its input rounded to 8 bits by tensor, its weights by channel."""
+    low, high = min(0.0, float(activations.min())), max(0.0, float(activations.max()))
+    scale = max((high - low) / 255, np.finfo(np.float32).tiny)
+    zero = round(-low / scale)
+    rounded = torch.fake_quantize_per_tensor_affine(activations, scale, zero, 0, 255)
+    weights = layer.weight
+    scales = weights.abs().flatten(1).amax(1).clamp(min=1e-12) / 127
+    zeros = torch.zeros(len(scales), dtype=torch.int32)
+    coarse = torch.fake_quantize_per_channel_affine(weights, scales, zeros, 0, -127, 127)
+    return torch.func.functional_call(
+        layer, {"weight": coarse}, (rounded,), tie_weights=False, strict=False
+    )
+
+
+_LAYOUTS = ("", "_channels_last")
+# Others are tried by search_mode="extended", or by their names.
+_NAMES_OF_BIGDL_2 = {
+    "original",
+    *(f"{kind}{layout}" for kind in ("fp32_ipex", "bf16", "bf16_ipex") for layout in _LAYOUTS),
+    "fp32_channels_last",
+    *("static_int8", "static_int8_ipex"),
+    *(f"jit_{kind}{layout}" for kind in ("fp32", "bf16", "int8") for layout in _LAYOUTS),
+    *(f"jit_{kind}_ipex{layout}" for kind in ("fp32", "bf16") for layout in _LAYOUTS),
+    *(f"openvino_{kind}" for kind in ("fp32", "bf16", "fp16", "int8")),
+    *(f"onnxruntime_{kind}" for kind in ("fp32", "int8_qlinear", "int8_integer")),
+}
+_OPENVINO = openvino_methods(to_openvino, PytorchOpenVINOModel.of)
+_ONNXRUNTIME = onnxruntime_methods(to_onnx, PytorchONNXRuntimeModel.of)
+
+METHODS: Mapping[str, Method] = register_methods(
+    "torch",
+    [
+        OriginalMethod("original", option="original", default=True),
+        _both_layouts(LayoutMethod("fp32"))[1],
+        *_both_layouts(InductorMethod("fp32_ipex", option="ipex", ipex=True)),
+        AutocastMethod("bf16", "bf16", option="bf16", default=True),
+        AutocastMethod(
+            "bf16_channels_last", "bf16", option="bf16 + channels_last", channels_last=True
+        ),
+        *_both_layouts(InductorMethod("bf16_ipex", "bf16", option="bf16 + ipex", ipex=True)),
+        StaticInt8Method("static_int8", option="inc", default=True),
+        StaticInt8Method(
+            "static_int8_ipex",
+            option="inc + ipex",
+            ipex=True,
+            model_class=PytorchIPEXQuantizationModel,
+        ),
+        *_both_layouts(ScriptMethod("jit_fp32", "fp32", "jit", "jit")),
+        *_both_layouts(ScriptMethod("jit_bf16", "bf16", "jit", "bf16 + jit")),
+        *_both_layouts(
+            InductorMethod("jit_fp32_ipex", "fp32", "jit", "ipex + jit", default=True, ipex=True)
+        ),
+        *_both_layouts(
+            InductorMethod(
+                "jit_bf16_ipex", "bf16", "jit", "bf16 + ipex + jit", default=True, ipex=True
+            )
+        ),
+        *_both_layouts(
+            StaticInt8Method(
+                "jit_int8", "int8", "jit", "int8 + jit", model_class=PytorchJITINT8Model
+            )
+        ),
+        *_OPENVINO[:4],
+        *_ONNXRUNTIME[:3],
+        *_OPENVINO[4:],
+        *_ONNXRUNTIME[3:],
+        InductorMethod("inductor_fp32", option="inductor"),
+        InductorMethod("inductor_bf16", "bf16", option="bf16 + inductor"),
+        TorchaoMethod(
+            "torchao_int8", option="int8 + torchao", config="Int8DynamicActivationInt8WeightConfig"
+        ),
+        TorchaoMethod(
+            "int8_weight_only", option="int8 weights + torchao", config="Int8WeightOnlyConfig"
+        ),
+        NeuralCompressorMethod("neural_compressor_int8", option="int8 + neural_compressor"),
+    ],
+)
+ALL_METHODS: Mapping[str, Method] = MappingProxyType(
+    {name: method for name, method in METHODS.items() if name in _NAMES_OF_BIGDL_2}
+)
+"""The methods of BigDL 2.x."""
+DEFAULT_METHODS: Mapping[str, Method] = MappingProxyType(
+    {name: method for name, method in ALL_METHODS.items() if method.default}
+)
+"""Those of :data:`ALL_METHODS` that ``optimize`` tries unasked."""
