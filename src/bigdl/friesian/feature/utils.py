@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.feature.operators.columns import as_names, require_columns
+from bigdl.friesian.ops.columns import as_names, require_columns
 
 if TYPE_CHECKING:
-    from bigdl.friesian.feature.base import Table
+    from bigdl.friesian.feature.tables import Table
     from bigdl.orca.data import SparkXShards
 
 __all__ = ["featuretable_to_xshards"]
@@ -31,7 +31,7 @@ def featuretable_to_xshards(
     SparkXShards
         Dicts from the names of the columns to NumPy arrays.
     """
-    from bigdl.friesian.feature.base import Table
+    from bigdl.friesian.feature.tables import Table
     from bigdl.orca.data import SparkXShards
 
     if not isinstance(tbl, Table):

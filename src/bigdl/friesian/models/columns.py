@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from bigdl.friesian.feature.schema import FeatureSchema
+    from bigdl.friesian.ops.schema import FeatureSchema
 
 __all__ = ["cardinalities", "check_numbers", "check_tasks"]
 

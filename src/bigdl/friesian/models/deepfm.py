@@ -14,7 +14,7 @@ from bigdl.friesian.models.inputs import TableModel
 from bigdl.friesian.models.layers import FieldEmbeddings, mlp, stack_numbers
 
 if TYPE_CHECKING:
-    from bigdl.friesian.feature.schema import FeatureSchema
+    from bigdl.friesian.ops.schema import FeatureSchema
 
 __all__ = ["DeepFM"]
 

@@ -15,7 +15,7 @@ from bigdl.friesian.models.inputs import TableModel
 from bigdl.friesian.models.layers import FieldEmbeddings, mlp
 
 if TYPE_CHECKING:
-    from bigdl.friesian.feature.schema import FeatureSchema
+    from bigdl.friesian.ops.schema import FeatureSchema
 
 __all__ = ["AUGRU", "DIEN", "InterestLoss"]
 

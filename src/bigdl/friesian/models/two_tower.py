@@ -15,7 +15,7 @@ from bigdl.friesian.models.inputs import TableModel, TabularInput
 from bigdl.friesian.models.layers import mlp
 
 if TYPE_CHECKING:
-    from bigdl.friesian.feature.schema import FeatureSchema
+    from bigdl.friesian.ops.schema import FeatureSchema
 
 __all__ = ["InBatchSoftmax", "Tower", "TwoTower"]
 
