@@ -1,4 +1,4 @@
-"""What a model of a framework of any kind asks the schema of a table."""
+"""Questions of models of any framework to the schema of a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["cardinalities", "check_numbers", "check_tasks"]
 
 
 def cardinalities(schema: FeatureSchema, names: Iterable[str]) -> dict[str, int]:
-    """How many different numbers the columns of categories have."""
+    """Return the numbers of different values of columns of categories."""
     return {name: schema.cardinality(name) for name in names}
 
 
