@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors.files import Piece, Rows, file_of, opened, table_of, write
 from bigdl.friesian.executors.tallies import answer, merged, tally
@@ -20,9 +23,6 @@ from bigdl.friesian.ops.batches import Batch, batch_of, factored
 from bigdl.friesian.ops.operator import Ask, Field, Fitted, GroupOperator, Program, Request
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
     from bigdl.friesian.executors.hosts import Host
 
 __all__ = ["answers", "transformed"]
@@ -128,8 +128,6 @@ class Bucket(Rows):
     step: Fitted
 
     def batches(self, schema: dict[str, Field]) -> Iterator[Batch]:
-        import pyarrow as pa
-
         tables = []
         for place, groups in self.parts:
             with opened(file_of(self.path, place)) as file:
@@ -167,9 +165,6 @@ class Cut:
         return found
 
     def _tables(self, rows: Rows, found: list[int]) -> Iterator[pa.Table]:
-        import numpy as np
-        import pyarrow as pa
-
         for rows_of_piece in rows.batches(self.schema):
             batch = rows_of_piece.behind(self.fitted)
             missing = [name for name in self.step.columns if name not in batch]
@@ -193,9 +188,7 @@ class Cut:
 
 def _buckets(batch: Batch, name: str, count: int) -> np.ndarray:
     """The bucket of each row: equal values have equal ones."""
-    import numpy as np
     import pandas as pd
-    import pyarrow as pa
 
     column = factored(batch[name])
     kind = column.values.type
@@ -210,7 +203,7 @@ def _buckets(batch: Batch, name: str, count: int) -> np.ndarray:
 
 
 def _buckets_of(path: str, step: Fitted, written: Sequence[list[int]], count: int) -> list[Bucket]:
-    """What there is to read, from what every :class:`Cut` returned."""
+    """Return the buckets, from the results of every :class:`Cut`."""
     parts: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(count)]
     for place, buckets in enumerate(written):
         groups: dict[int, list[int]] = {}

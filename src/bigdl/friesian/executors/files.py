@@ -12,17 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, Factored, normal
 from bigdl.friesian.ops.operator import Field
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
 __all__ = [
     "Piece",
@@ -111,8 +112,6 @@ class Piece(Rows):
 
 
 def _repeated(value: Any, kind: str, rows: int) -> Factored:
-    import numpy as np
-    import pyarrow as pa
 
     return Factored(pa.array([value], kinds.to_arrow(kind)), np.zeros(rows, np.int32))
 
@@ -124,7 +123,6 @@ def _column(file: pq.ParquetFile, group: int, name: str) -> Any:
 @contextmanager
 def opened(path: str, names: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
     """A file, whose columns of text come as dictionaries; `names` are those columns if known."""
-    import pyarrow.parquet as pq
 
     from bigdl.orca.data.storage import is_local_path, open_file_system
 
@@ -337,8 +335,6 @@ def write(path: str, place: int, tables: Iterator[pa.Table]) -> int:
 
 
 def _write(sink: Any, tables: Iterator[pa.Table]) -> int:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     writer, rows = None, 0
     try:
@@ -364,14 +360,11 @@ def _write(sink: Any, tables: Iterator[pa.Table]) -> int:
 
 def table_of(batch: Batch) -> pa.Table:
     """All columns of a batch; those of text as dictionaries."""
-    import pyarrow as pa
 
     return pa.table({name: _written(batch[name]) for name in batch.names})
 
 
 def _written(column: Any) -> pa.Array:
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     if not isinstance(column, Factored):
         return column.dictionary_encode() if pa.types.is_string(column.type) else column

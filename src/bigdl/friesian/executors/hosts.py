@@ -9,10 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 __all__ = ["Here", "Host", "LocalWorkers", "SparkTasks", "host_of"]
@@ -33,7 +34,7 @@ class Host(ABC):
 
     @property
     def pieces(self) -> int:
-        """How many pieces keep all workers busy."""
+        """Number of pieces that keep all workers busy."""
         return self.workers if self.workers == 1 else self.workers * _PIECES
 
     @abstractmethod
@@ -66,8 +67,6 @@ class SparkTasks(Host):
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            import pyarrow as pa
-
             pa.set_cpu_count(1)
             for batch in batches:
                 for place in batch.column(0).to_pylist():
@@ -141,8 +140,6 @@ class _Caller:
     """In a worker: calls a function that is read from a file, once."""
 
     def __init__(self) -> None:
-        import pyarrow as pa
-
         pa.set_cpu_count(1)
         self._path: str | None = None
         self._function: Callable[[Any], Any] | None = None
@@ -156,7 +153,7 @@ class _Caller:
 
 
 def host_of(host: Any) -> Host:
-    """What a user named: a host, ``"spark"``, ``"local"``, or None for Spark if it runs."""
+    """Return the host that a user named; None means Spark if it runs, else this machine."""
     if isinstance(host, Host):
         return host
     if host is None or host == "spark":

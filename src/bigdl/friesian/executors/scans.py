@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors.files import Piece, opened
 from bigdl.friesian.executors.hosts import Here, SparkTasks
@@ -23,8 +26,6 @@ from bigdl.friesian.ops.lookup import shared
 from bigdl.friesian.ops.operator import Field
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["from_files", "from_rows", "map_batches"]
@@ -77,7 +78,6 @@ def from_rows(df: DataFrame, function: Work, schema: Any) -> DataFrame:
 
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Batches together, so that a value that occurs in several is looked at once."""
-    import pyarrow as pa
 
     kept: list[pa.RecordBatch] = []
     for batch in batches:
@@ -118,8 +118,6 @@ def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
     columns = scan.columns
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
         pa.set_cpu_count(1)
         places = (place for batch in batches for place in batch.column(0).to_pylist())
         for piece in (piece for place in places for piece in tasks.value[place]):
@@ -212,7 +210,7 @@ class Look:
         )
 
     def _has_dates_of_today(self, file: pq.ParquetFile) -> bool:
-        """Whether dates count by today's calendar, as Spark tells it."""
+        """Return True if dates count by today's calendar, as Spark tells it."""
         if "date" not in self.kinds.values():
             return True
         known = file.metadata.metadata or {}
@@ -240,7 +238,7 @@ def _middle(group: Any) -> int:
 
 
 def _looked(look: Look, paths: list[str], spark: SparkSession) -> dict[str, list[Group]] | None:
-    """What is in files, by path; on a cluster its workers look, who have to open them later."""
+    """Return row groups by path; on a cluster its workers look, who have to open them later."""
     from bigdl.orca.cluster.spark import is_local
 
     is_here = is_local(spark.sparkContext.master) and len(paths) <= _FEW_FILES
@@ -282,7 +280,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Scan:
-    """What a plan reads.
+    """Columns and files that a plan reads.
 
     Attributes
     ----------
@@ -300,7 +298,7 @@ class Scan:
 
 
 def scan_of(df: DataFrame) -> Scan | None:
-    """What a DataFrame reads, or None if it does anything else or that cannot be told."""
+    """Return the scan of a DataFrame, or None if it does anything else or that cannot be told."""
     from bigdl.orca.cluster.plan import is_switched_off
 
     if is_switched_off():
@@ -342,7 +340,7 @@ def _source(column: Any) -> tuple[int, int | None]:
 
 
 def _is_bare(scan: Any, spark: Any) -> bool:
-    """Whether a scan gives all rows of plain Parquet files as they are."""
+    """Return True if a scan gives all rows of plain Parquet files as they are."""
     relation = scan.relation()
     options = {each for each in relation.options().keySet().mkString("\n").split("\n") if each}
     hadoop = spark._jsparkSession.sessionState().newHadoopConf()

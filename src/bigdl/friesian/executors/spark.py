@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from bigdl.friesian.executors import scans
 from bigdl.friesian.executors.tallies import tally
+from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, Values, batch_of, cut, flat
-from bigdl.friesian.ops.columns import HIDDEN, col, is_fractional, is_integral, schema_of, type_of
+from bigdl.friesian.ops.columns import HIDDEN, col, kind_of, schema_of
 from bigdl.friesian.ops.lookup import shared
 from bigdl.friesian.ops.operator import (
     Ask,
@@ -26,9 +30,9 @@ from bigdl.friesian.ops.operator import (
     check_schema,
     inputs_of,
 )
+from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, Observation
 
 __all__ = ["answer", "answers", "can_travel", "mapped", "run", "transformed"]
@@ -135,7 +139,7 @@ def _counts_and_figures(
 def _observed(
     observation: Observation | None, df: DataFrame, named: list[Column], counts: Iterable[pa.Table]
 ) -> dict[str, Any]:
-    """What was observed while values were counted.
+    """Return the figures that were observed while values were counted.
 
     Spark observes nothing, and fails when asked, if it sees from the plan that there are no rows.
     Then nothing was counted, so that the figures of such data are computed by themselves.
@@ -173,7 +177,6 @@ def _counts(
 
 def _tables(counted: DataFrame, fields: Mapping[Any, str]) -> dict[Any, pa.Table]:
     """The counts of each request, given the column that its values are in."""
-    import pyarrow.compute as pc
 
     table = counted.toArrow()
     found = {}
@@ -184,17 +187,16 @@ def _tables(counted: DataFrame, fields: Mapping[Any, str]) -> dict[Any, pa.Table
 
 
 def _figures(df: DataFrame, request: Extremes | Quantiles) -> list[Column]:
-    from pyspark.sql import functions as F
 
     (name,) = request.columns
-    kind, value = type_of(df, name), col(name)
-    if is_fractional(kind):
+    kind, value = kind_of(df, name), col(name)
+    if kinds.is_fractional(kind):
         present = ~F.isnan(value)
         if isinstance(request, Extremes) and request.is_finite:
             present = present & (F.abs(value) < float("inf"))
         value = F.when(present, value)
     if isinstance(request, Extremes):
-        value = value if is_integral(kind) else value.cast("double")
+        value = value if kinds.is_integral(kind) else value.cast("double")
         return [F.min(value), F.max(value)]
     shares = F.array(*map(F.lit, request.shares))
     return [F.percentile_approx(value.cast("double"), shares, F.lit(_ACCURACY))]
@@ -211,14 +213,13 @@ def _read_figures(figures: Mapping[Any, Request], row: Mapping[str, Any]) -> dic
 
 
 def _target_sums(df: DataFrame, request: TargetSums) -> pa.Table:
-    from pyspark.sql import functions as F
 
     split = len(request.columns) - request.targets
     keys, targets = request.columns[:split], request.columns[split:]
     figures = [F.count("*").alias("rows")]
     for i, name in enumerate(targets):
         value = col(name).cast("double")
-        if is_fractional(type_of(df, name)):
+        if kinds.is_fractional(kind_of(df, name)):
             value = F.when(~F.isnan(value), value)
         figures += [F.sum(value).alias(f"sum_{i}"), F.count(value).alias(f"count_{i}")]
     named = [col(name).alias(f"key_{i}") for i, name in enumerate(keys)]
@@ -231,11 +232,9 @@ _COLUMNS = 8  # from which it is faster than rows of Spark
 
 
 def pays(df: DataFrame, requests: Sequence[Counts]) -> bool:
-    """Whether all columns are text, and many."""
+    """Return True if all columns are text, and many."""
     columns = [name for request in requests for name in request.columns]
-    return len(columns) >= _COLUMNS and all(
-        type_of(df, name).simpleString() == "string" for name in columns
-    )
+    return len(columns) >= _COLUMNS and all(kind_of(df, name) == "string" for name in columns)
 
 
 def count_texts(
@@ -257,11 +256,8 @@ def count_texts(
         Columns ``source`` (int), the place of the request, ``value`` and ``count``; values that
         occur too rarely are left out.  None if the way is none for this DataFrame.
     """
-    from pyspark.sql import functions as F
 
     def count(batch: Batch) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
         for place, request in enumerate(requests):
             counts = tally(request, batch)
             places = pa.repeat(pa.scalar(place, pa.int32()), len(counts))
@@ -317,7 +313,7 @@ def _run(df: DataFrame, run: list[Fitted]) -> Iterator[tuple[bool, list[Fitted]]
 
 
 def can_travel(df: DataFrame) -> bool:
-    """Whether all columns come back from Arrow as they were."""
+    """Return True if all columns come back from Arrow as they were."""
     return all(_is_plain(each.dataType.simpleString()) for each in df.schema)
 
 
@@ -358,7 +354,6 @@ def mapped(df: DataFrame, fitted: Sequence[Fitted]) -> DataFrame:
 
 
 def _record_batches(names: list[str], columns: list[Values], rows: int) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
 
     for start in range(0, rows, _BATCH_ROWS):
         yield pa.record_batch([flat(cut(each, start, _BATCH_ROWS)) for each in columns], names)

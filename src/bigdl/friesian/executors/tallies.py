@@ -9,6 +9,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from bigdl.friesian.ops.batches import Factored, crossed, factored, flat
 from bigdl.friesian.ops.operator import (
     Counts,
@@ -19,9 +23,6 @@ from bigdl.friesian.ops.operator import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
     from bigdl.friesian.ops.batches import Batch
 
 __all__ = ["answer", "merged", "tally"]
@@ -49,8 +50,6 @@ def answer(request: Request, part: Any) -> Any:
 
 
 def _count(request: Counts, columns: list[Any]) -> pa.Table:
-    import numpy as np
-    import pyarrow as pa
 
     parts = []
     for column in map(factored, columns):
@@ -65,8 +64,6 @@ def _count(request: Counts, columns: list[Any]) -> pa.Table:
 
 
 def _tokens(values: pa.Array, counts: np.ndarray, separator: str) -> tuple[pa.Array, np.ndarray]:
-    import numpy as np
-    import pyarrow as pa
 
     found: dict[str, int] = {}
     for value, count in zip(values.to_pylist(), counts.tolist(), strict=True):
@@ -76,14 +73,12 @@ def _tokens(values: pa.Array, counts: np.ndarray, separator: str) -> tuple[pa.Ar
 
 
 def _merged_counts(parts: Sequence[pa.Table]) -> pa.Table:
-    import pyarrow as pa
 
     grouped = pa.concat_tables(parts).group_by("value", use_threads=False)
     return grouped.aggregate([("count", "sum")]).rename_columns(["value", "count"])
 
 
 def _enough(request: Counts, counts: pa.Table) -> pa.Table:
-    import pyarrow.compute as pc
 
     return counts.filter(pc.greater_equal(counts["count"], request.at_least))
 
@@ -93,8 +88,6 @@ def _enough(request: Counts, counts: pa.Table) -> pa.Table:
 
 def _numbers(column: Any) -> np.ndarray:
     """The numbers that occur, without nulls and NaN."""
-    import numpy as np
-    import pyarrow as pa
 
     if isinstance(column, Factored):
         occurs = np.bincount(column.codes, minlength=len(column.values)) > 0
@@ -104,7 +97,6 @@ def _numbers(column: Any) -> np.ndarray:
 
 
 def _extremes(request: Extremes, columns: list[Any]) -> tuple:
-    import numpy as np
 
     found = _numbers(columns[0])
     if request.is_finite and found.dtype.kind == "f":
@@ -124,7 +116,6 @@ def _merged_extremes(parts: Sequence[tuple]) -> tuple:
 
 def _ranks(request: Quantiles, columns: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Values and how many rows each stands for."""
-    import numpy as np
 
     column = flat(columns[0]).drop_null()
     found = column.to_numpy(zero_copy_only=False).astype(np.float64)
@@ -136,7 +127,6 @@ def _ranks(request: Quantiles, columns: list[Any]) -> tuple[np.ndarray, np.ndarr
 
 
 def _merged_ranks(parts: Sequence[tuple]) -> tuple[np.ndarray, np.ndarray]:
-    import numpy as np
 
     values, weights = (np.concatenate(each) for each in zip(*parts, strict=True))
     order = np.argsort(values, kind="stable")
@@ -144,7 +134,6 @@ def _merged_ranks(parts: Sequence[tuple]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _quantiles(request: Quantiles, part: tuple[np.ndarray, np.ndarray]) -> list[float]:
-    import numpy as np
 
     values, weights = part
     if not len(values):
@@ -158,8 +147,6 @@ def _quantiles(request: Quantiles, part: tuple[np.ndarray, np.ndarray]) -> list[
 
 
 def _sums(request: TargetSums, columns: list[Any]) -> pa.Table:
-    import numpy as np
-    import pyarrow as pa
 
     split = len(columns) - request.targets
     keys, codes = crossed([factored(each) for each in columns[:split]])
@@ -176,7 +163,6 @@ def _sums(request: TargetSums, columns: list[Any]) -> pa.Table:
 
 
 def _merged_sums(parts: Sequence[pa.Table]) -> pa.Table:
-    import pyarrow as pa
 
     table = pa.concat_tables(parts)
     keys = [name for name in table.column_names if name.startswith("key_")]

@@ -17,12 +17,11 @@ from bigdl.friesian.ops.columns import (
     check_different,
     check_string,
     col,
-    is_numeric,
+    kind_of,
     replace,
     require_columns,
     schema_of,
     temporary,
-    type_of,
 )
 from bigdl.friesian.ops.lookup import Dictionary
 from bigdl.friesian.ops.operator import require_kind
@@ -265,7 +264,7 @@ class FeatureTable(FeatureMethods, Table):
     # -- sizes ---------------------------------------------------------------------------------
 
     def feature_schema(self, columns: str | list[str] | None = None) -> FeatureSchema:
-        """What a model has to know of the columns, by one job.
+        """Return types, sizes and lengths of the columns, by one job.
 
         Parameters
         ----------
@@ -434,7 +433,7 @@ class FeatureTable(FeatureMethods, Table):
                 f"{len(names)} and {len(given)}"
             )
         for name in names:
-            lookup.check_single(name, type_of(self.df, name))
+            lookup.check_single(name, kind_of(self.df, name))
         dictionaries = {
             name: _dictionary(index, name) for name, index in zip(names, given, strict=True)
         }
@@ -838,7 +837,7 @@ class FeatureTable(FeatureMethods, Table):
             raise UsageError(f"dict_tbl should have 2 columns, but its columns are {known}")
         source = (key, value) if key in known and value in known and key != value else known[:2]
         dictionary = lookup.Dictionary(dict_tbl.df, *source)
-        default = 0 if is_numeric(dictionary.value_type) else None
+        default = 0 if kinds.is_number(dictionary.value_type) else None
         outputs = {name: name.replace(key, value) for name in names}
         check_different(list(outputs.values()), "The names of the results")
         df, hidden = self.df, {}

@@ -443,7 +443,7 @@ class FeaturePipeline(FeatureMethods):
     # -- looking -------------------------------------------------------------------------------
 
     def feature_schema(self) -> FeatureSchema:
-        """What models have to know of the columns of the result; no data are read.
+        """Return types, sizes and lengths of the columns of the result; no data are read.
 
         Returns
         -------
@@ -537,7 +537,7 @@ def _learn(
 def _program(
     steps: Sequence[Operator], schema: Schema, states: dict[int, State]
 ) -> tuple[Program, list[Fitted]]:
-    """What the next pass computes and asks, and the steps as far as they can be bound."""
+    """Return the program of the next pass, and the steps as far as they can be bound."""
     program: Program = []
     fitted: list[Fitted] = []
     unknown: set[str] = set()

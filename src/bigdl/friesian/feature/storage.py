@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops.bins import CutBins, OneHotEncode
@@ -18,9 +21,6 @@ from bigdl.friesian.ops.scaling import MinMaxScale
 from bigdl.friesian.ops.sequences import AddHistSeq, Mask, Pad
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode
 from bigdl.friesian.ops.vocabulary import CategoryEncode
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["load", "save"]
 
@@ -67,8 +67,6 @@ def save(
 
 def _written(fs: Any, folder: str, place: int, state: State) -> dict[str, Any]:
     """The state with names of files in the place of tables."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     found: dict[str, Any] = {}
     for i, (name, value) in enumerate(state.items()):
@@ -134,7 +132,6 @@ def _is_file(value: Any) -> bool:
 
 
 def _table(fs: Any, path: str) -> pa.Table:
-    import pyarrow.parquet as pq
 
     # Read by threads of Arrow, the Python file may be held by one for a moment longer, and a
     # process that ends then aborts.

@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+import pyarrow as pa
+
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors import spark
 from bigdl.friesian.feature.methods import CellMethods
-from bigdl.friesian.ops import rows, statistics
+from bigdl.friesian.ops import kinds, rows, statistics
 from bigdl.friesian.ops.cells import medians_of
 from bigdl.friesian.ops.columns import (
     as_names,
@@ -17,14 +19,14 @@ from bigdl.friesian.ops.columns import (
     col,
     common_text,
     is_column,
-    is_numeric,
+    kind_of,
     names_of,
     replace,
     require_columns,
     schema_of,
-    type_of,
 )
 from bigdl.friesian.ops.lookup import Dictionary
+from bigdl.friesian.ops.spark import F
 from bigdl.friesian.ops.vocabulary import number_column
 
 if TYPE_CHECKING:
@@ -125,7 +127,6 @@ class Table(CellMethods):
         target : str
             Name of the new column.
         """
-        from pyspark.sql import functions as F
 
         if not isinstance(columns, list):
             raise UsageError(f"columns must be a list of column names, but got {columns!r}")
@@ -152,9 +153,8 @@ class Table(CellMethods):
 
     def add(self, columns: str | list[str], value: float = 1) -> Self:
         """Add a constant to columns of numbers; a whole number plus 1.5 becomes double."""
-        from pyspark.sql import functions as F
 
-        names = names_of(self.df, columns, is_numeric, "numbers")
+        names = names_of(self.df, columns, kinds.is_number, "numbers")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UsageError(f"value should be a number, got {value!r}")
         return self._clone(replace(self.df, {name: col(name) + F.lit(value) for name in names}))
@@ -292,7 +292,6 @@ class Table(CellMethods):
 
     def get_partition_row_number(self) -> Table:
         """A table of ``partitionId`` and ``count``, of the partitions that have rows."""
-        from pyspark.sql import functions as F
 
         partition = F.spark_partition_id().alias("partitionId")
         return Table(self.df.select(partition).groupBy("partitionId").count())
@@ -301,7 +300,6 @@ class Table(CellMethods):
 
     def broadcast(self) -> None:
         """Mark this table as small enough to be sent to all executors when it is joined."""
-        from pyspark.sql import functions as F
 
         self.df = F.broadcast(self.df)
 
@@ -365,7 +363,7 @@ class Table(CellMethods):
 
     def _columns(self, names: list[str]) -> dict[str, list]:
         chosen = self.df.select(*map(col, names))
-        if all(_is_same_in_arrow(type_of(self.df, name)) for name in names):
+        if all(_is_same_in_arrow(kind_of(self.df, name)) for name in names):
             table = chosen.toArrow()
             return {name: table.column(i).to_pylist() for i, name in enumerate(names)}
         rows = chosen.collect()
@@ -466,13 +464,11 @@ def _check_mode(mode: str) -> None:
         raise UsageError(f"mode should be one of append, overwrite, error, ignore; got {mode!r}")
 
 
-def _is_same_in_arrow(kind) -> bool:
-    """Whether Arrow gives the same Python objects as the rows of Spark, only faster."""
-    from pyspark.sql import types as T
-
-    if isinstance(kind, T.ArrayType):
-        return _is_same_in_arrow(kind.elementType)
-    return isinstance(kind, T.IntegralType | T.FractionalType | T.StringType | T.BooleanType)
+def _is_same_in_arrow(kind: str) -> bool:
+    """Return True if Arrow gives the same Python objects as the rows of Spark, only faster."""
+    while kinds.is_array(kind):
+        kind = kinds.element_of(kind)
+    return kinds.is_number(kind) or kinds.is_text(kind) or kind == "boolean"
 
 
 class StringIndex(Table):
@@ -558,7 +554,6 @@ class StringIndex(Table):
         -------
         StringIndex
         """
-        import pyarrow as pa
 
         from bigdl.orca import OrcaContext
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops.columns import as_names, require_columns
 
@@ -49,7 +51,6 @@ def featuretable_to_xshards(
 
 
 def _arrays(frame: Any, stacked: frozenset[str]) -> dict[str, Any]:
-    import numpy as np
 
     found = {}
     for name in frame.columns:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from bigdl.friesian.ops import kinds
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
     from bigdl.friesian.ops.operator import Cell, Fitted, Function
 
 __all__ = [
@@ -132,8 +133,6 @@ def computed(function: Function, columns: list[Values]) -> Values:
 
 def factored(column: Values) -> Factored:
     """A column by its different values."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     if isinstance(column, Factored):
         return column
@@ -148,7 +147,6 @@ def factored(column: Values) -> Factored:
 
 def flat(column: Values) -> pa.Array:
     """A column as one array."""
-    import pyarrow as pa
 
     if not isinstance(column, Factored):
         return column
@@ -164,9 +162,6 @@ def cut(column: Values, start: int, rows: int) -> Values:
 
 def crossed(columns: list[Factored]) -> tuple[list[pa.Array], np.ndarray]:
     """The values of several columns in their different combinations, and the codes of these."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     codes, places = None, []
     for column in columns:
@@ -191,7 +186,6 @@ def batch_of(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> Batch:
 
 def normal(column: pa.Array | pa.ChunkedArray) -> Values:
     """One array of the type that steps expect; a dictionary is kept."""
-    import pyarrow as pa
 
     if isinstance(column, pa.ChunkedArray):
         if pa.types.is_dictionary(column.type):
@@ -204,7 +198,6 @@ def normal(column: pa.Array | pa.ChunkedArray) -> Values:
 
 
 def _normal_values(values: pa.Array) -> pa.Array:
-    import pyarrow as pa
 
     if pa.types.is_large_string(values.type) or pa.types.is_string_view(values.type):
         return values.cast(pa.string())
@@ -220,8 +213,6 @@ def by_numpy(
 
     The function sees 0 in the place of nulls; a result may be infinite or NaN.
     """
-    import numpy as np
-    import pyarrow as pa
 
     if not values.null_count:
         with np.errstate(all="ignore"):
@@ -234,7 +225,6 @@ def by_numpy(
 
 def doubles(values: pa.Array) -> pa.Array:
     """Numbers as double, whole ones that are too long rounded."""
-    import pyarrow as pa
 
     return values.cast(pa.float64(), safe=False)
 
@@ -248,6 +238,5 @@ def text_of(value: Any) -> str | None:
 
 def texts_of(values: pa.Array) -> pa.Array:
     """:func:`text_of` for an array."""
-    import pyarrow as pa
 
     return values if pa.types.is_string(values.type) else values.cast(pa.string())

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.columns import as_names, check_different, col, replace
@@ -26,9 +30,9 @@ from bigdl.friesian.ops.operator import (
     require_kind,
     require_numbers,
 )
+from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 __all__ = ["CutBins", "OneHotEncode"]
@@ -42,9 +46,6 @@ class Bin(Function):
         self.is_whole = all(isinstance(edge, int) for edge in edges)
 
     def array(self, values: pa.Array) -> pa.Array:
-        import numpy as np
-        import pyarrow as pa
-
         whole = self.is_whole and pa.types.is_integer(values.type)
         kind = pa.int64() if whole else pa.float64()
         numbers = values.fill_null(pa.scalar(0, values.type)).cast(kind, safe=False).to_numpy()
@@ -65,7 +66,6 @@ class Bin(Function):
 
     def column(self, value: Column, kind: str) -> Column:
         """Return the bin of a column of Spark, by a balanced tree of comparisons."""
-        from pyspark.sql import functions as F
 
         def result(number: int) -> Column:
             return F.lit(number if self.labels is None else self.labels[number])
@@ -249,9 +249,6 @@ class Indicator(Function):
         self.number = number
 
     def array(self, values: pa.Array) -> pa.Array:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         found = pc.equal(values, pa.scalar(self.number, values.type))
         return found.fill_null(False).cast(pa.int32())
 
@@ -331,8 +328,6 @@ class OneHotEncode(Operator):
         return found
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        from pyspark.sql import functions as F
-
         made: dict[str, list[Column]] = {}
         for cell in self.cells(before, state):
             (name,) = cell.inputs

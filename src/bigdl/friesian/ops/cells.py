@@ -9,6 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import columns, kinds
@@ -28,10 +32,9 @@ from bigdl.friesian.ops.operator import (
     require_kind,
     require_numbers,
 )
+from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
@@ -54,8 +57,6 @@ class Fill(Function):
         self.kind = kind
 
     def array(self, values: pa.Array) -> pa.Array:
-        import pyarrow as pa
-
         if not values.null_count:
             return values
         return values.fill_null(pa.scalar(self.constant, kinds.to_arrow(self.kind)))
@@ -70,7 +71,6 @@ def _cut(constant: Any, kind: str) -> Any:
 
 def _filled(df: DataFrame, values: Mapping[str, Any], before: Schema) -> DataFrame:
     """Replace the nulls of each column by its own value, cast to the type of the column."""
-    from pyspark.sql import functions as F
 
     return columns.replace(
         df,
@@ -229,8 +229,6 @@ class Bound(Function):
         self.low, self.high = _bound(low, kind), _bound(high, kind)
 
     def array(self, values: pa.Array) -> pa.Array:
-        import numpy as np
-
         def bounded(numbers: np.ndarray) -> np.ndarray:
             if self.low is not None:
                 numbers = np.maximum(numbers, numbers.dtype.type(self.low))
@@ -291,8 +289,6 @@ class Clip(Operator):
         )
 
     def _bounded(self, value: Column, kind: str) -> Column:
-        from pyspark.sql import functions as F
-
         bounded = value
         for bound, limited in ((self.min, F.greatest), (self.max, F.least)):
             if bound is not None:
@@ -311,10 +307,6 @@ class Logarithm(Function):
         self.clipping = clipping
 
     def array(self, values: pa.Array) -> pa.Array:
-        import numpy as np
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         numbers = doubles(values)
         if self.clipping:
             return by_numpy(numbers, lambda x: np.log1p(np.where(x < 0, 0.0, x)), pa.float64())
@@ -349,8 +341,6 @@ class Log(Operator):
         return [Cell((name,), name, Field("double"), logarithm) for name in self.columns]
 
     def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
-        from pyspark.sql import functions as F
-
         require_kind(before, self.columns, kinds.is_number, "numbers")
 
         def logarithm(value: Column) -> Column:
@@ -415,8 +405,6 @@ class OfText(Function):
         self.kind = kind
 
     def array(self, values: pa.Array) -> pa.Array:
-        import pyarrow as pa
-
         return pa.array(map(self.value, values.to_pylist()), kinds.to_arrow(self.kind))
 
     def value(self, value: str | None) -> Any:
@@ -452,9 +440,6 @@ class OfNumber(Function):
         self.source, self.kind = source, kind
 
     def array(self, values: pa.Array) -> pa.Array:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         kind = kinds.to_arrow(self.kind)
         if self.kind == "boolean":
             return pc.not_equal(values, pa.scalar(0, values.type))
@@ -470,9 +455,6 @@ class OfNumber(Function):
         return self._cut(values.cast(pa.float64()), kind)
 
     def _cut(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
-        import numpy as np
-        import pyarrow as pa
-
         limit = 1 << (kinds.BITS[self.kind] - 1)
         numbers = values.to_numpy(zero_copy_only=False)  # null is NaN, and both become null
         fits = (np.floor(numbers) <= limit - 1) & (np.ceil(numbers) >= -limit)
@@ -496,8 +478,6 @@ class OfNumber(Function):
 
     def _float(self, value: float) -> float:
         if isinstance(value, int) and abs(value) >= 1 << 53:  # not rounded twice
-            import numpy as np
-
             return float(np.int64(value).astype(np.float32))
         return kinds.float32(value)
 
@@ -558,8 +538,6 @@ class Cast(Operator):
         )
 
     def _column(self, value: Column, source: str) -> Column:
-        from pyspark.sql import functions as F
-
         wanted = self.kind if isinstance(self.dtype, str) else self.dtype
         if kinds.is_text(source) and self.kind == "float":  # rounded to double first, as in Python
             return value.try_cast("double").try_cast(wanted)

@@ -7,11 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops.operator import Cell, Field, Operator, Schema, TableOperator, require_fields
+from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops.operator import (
+    Cell,
+    Field,
+    Operator,
+    Schema,
+    TableOperator,
+    require_fields,
+    require_kind,
+)
+from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
 
 __all__ = [
     "HIDDEN",
@@ -25,12 +34,8 @@ __all__ = [
     "check_string",
     "col",
     "common_text",
-    "is_array",
     "is_column",
-    "is_fractional",
-    "is_integral",
-    "is_numeric",
-    "is_textual",
+    "kind_of",
     "names_of",
     "names_of_results",
     "numeric_columns",
@@ -40,13 +45,11 @@ __all__ = [
     "require_columns",
     "schema_of",
     "temporary",
-    "type_of",
 ]
 
 
 def col(name: str) -> Column:
     """The column of exactly this name, whatever characters it has."""
-    from pyspark.sql import functions as F
 
     return F.col("`" + name.replace("`", "``") + "`")
 
@@ -99,48 +102,13 @@ def schema_of(df: DataFrame) -> dict[str, Field]:
     return {each.name: Field(each.dataType.simpleString()) for each in df.schema.fields}
 
 
-def type_of(df: DataFrame, column: str) -> DataType:
-    """The type of a column."""
-    return df.schema[column].dataType
-
-
-def is_integral(kind: DataType) -> bool:
-    """Whether values are whole numbers."""
-    from pyspark.sql import types as T
-
-    return isinstance(kind, T.ByteType | T.ShortType | T.IntegerType | T.LongType)
-
-
-def is_fractional(kind: DataType) -> bool:
-    """Whether values are float or double, which know NaN."""
-    from pyspark.sql import types as T
-
-    return isinstance(kind, T.FloatType | T.DoubleType)
-
-
-def is_numeric(kind: DataType) -> bool:
-    """Whether values are numbers, decimal ones too."""
-    from pyspark.sql import types as T
-
-    return isinstance(kind, T.NumericType)
-
-
-def is_textual(kind: DataType) -> bool:
-    """Whether values are strings."""
-    from pyspark.sql import types as T
-
-    return isinstance(kind, T.StringType | T.CharType | T.VarcharType)
-
-
-def is_array(kind: DataType) -> bool:
-    """Whether values are arrays."""
-    from pyspark.sql import types as T
-
-    return isinstance(kind, T.ArrayType)
+def kind_of(df: DataFrame, column: str) -> str:
+    """Return the type of a column, as Spark writes it."""
+    return df.schema[column].dataType.simpleString()
 
 
 def is_column(value: Any) -> bool:
-    """Whether this is a Column of Spark, of either of its two clients."""
+    """Return True for a Column of Spark, of either of its two clients."""
     from pyspark.sql import Column
 
     return isinstance(value, Column)
@@ -148,13 +116,13 @@ def is_column(value: Any) -> bool:
 
 def numeric_columns(df: DataFrame) -> list[str]:
     """Names of the columns of numbers."""
-    return [field.name for field in df.schema.fields if is_numeric(field.dataType)]
+    return [name for name, field in schema_of(df).items() if kinds.is_number(field.kind)]
 
 
 def names_of(
     df: DataFrame,
     columns: Any,
-    is_kind: Callable[[DataType], bool],
+    is_kind: Callable[[str], bool],
     kind: str,
     what: str = "columns",
     advice: str = "",
@@ -166,7 +134,7 @@ def names_of(
     df : pyspark.sql.DataFrame
     columns : str or list of str
     is_kind : callable
-        Such as :func:`is_numeric`.
+        Such as :func:`kinds.is_number`.
     kind : str
         What a message calls it, such as ``"numbers"``.
     what : str
@@ -175,13 +143,7 @@ def names_of(
         What to do otherwise.
     """
     names = as_names(columns, what)
-    require_columns(df, names)
-    for name in names:
-        if not is_kind(type_of(df, name)):
-            raise UsageError(
-                f"{name} should be a column of {kind}, but its type is "
-                f"{type_of(df, name).simpleString()}" + (advice and f"; {advice}")
-            )
+    require_kind(schema_of(df), names, is_kind, kind, advice)
     return names
 
 
@@ -226,8 +188,8 @@ def common_text(df: DataFrame, columns: list[str]) -> list[Column]:
 
     In ANSI mode Spark would cast the strings to the other type instead, and fail.
     """
-    kinds = [type_of(df, name) for name in columns]
-    if any(is_textual(kind) for kind in kinds) and not all(is_textual(kind) for kind in kinds):
+    textual = [kinds.is_text(kind_of(df, name)) for name in columns]
+    if any(textual) and not all(textual):
         return [col(name).cast("string") for name in columns]
     return [col(name) for name in columns]
 

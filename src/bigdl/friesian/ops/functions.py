@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bigdl.common.errors import MissingExtraError, UsageError
+from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.columns import (
     as_names,
     check_string,
     col,
-    is_textual,
     names_of,
     replace,
     require_columns,
 )
+from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -26,7 +29,6 @@ def apply(
     df: DataFrame, in_col: Any, out_col: str, func: Callable, dtype: Any, vectorized: bool
 ) -> DataFrame:
     """A column of what a function returns; see :meth:`FeatureTable.apply`."""
-    from pyspark.sql import functions as F
 
     check_string(out_col, "out_col")
     if not callable(func):
@@ -46,7 +48,6 @@ def apply(
 
 def _on_series(func: Callable, dtype: Any, is_single: bool, names: list[str]) -> Column:
     import pandas as pd
-    from pyspark.sql import functions as F
 
     def on_series(*series):
         found = func(series[0]) if is_single else func(list(series))
@@ -59,7 +60,7 @@ def string_embed(
     df: DataFrame, columns: Any, encoder: Any, reduce_dim: int | None, replaced: bool
 ) -> DataFrame:
     """Arrays of numbers in the place of texts; see :meth:`FeatureTable.string_embed`."""
-    names = names_of(df, columns, is_textual, "strings")
+    names = names_of(df, columns, kinds.is_text, "strings")
     if not callable(encoder):
         encoder = _SentenceEncoder(check_string(encoder, "bert_model"))
     outputs = {name: name if replaced else f"{name}_embed" for name in names}
@@ -76,7 +77,6 @@ def _embedding_function(encoder: Callable) -> Callable:
 
     # without annotations: those of this module are text, which pandas_udf does not read
     def embed(texts):
-        import numpy as np
         import pandas as pd
 
         distinct = texts.dropna().unique().tolist()
@@ -117,7 +117,6 @@ def _reduced(df: DataFrame, name: str, dimensions: int) -> DataFrame:
     """Arrays projected on their principal components."""
     from pyspark.ml.feature import PCA
     from pyspark.ml.functions import array_to_vector
-    from pyspark.sql import functions as F
 
     if isinstance(dimensions, bool) or not isinstance(dimensions, int) or dimensions < 1:
         raise UsageError(f"reduce_dim should be an integer from 1 on, got {dimensions!r}")

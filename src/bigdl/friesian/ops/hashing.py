@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import factored, text_of, texts_of
@@ -25,10 +29,9 @@ from bigdl.friesian.ops.operator import (
     State,
     require_fields,
 )
+from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 __all__ = ["FAST", "CrossColumns", "HashEncode", "bucket", "buckets"]
@@ -38,8 +41,6 @@ FAST = "xxhash64"
 
 def buckets(texts: pa.Array, bins: int, method: str) -> np.ndarray:
     """Return the bins (int32) of texts, nulls among them."""
-    import numpy as np
-    import pyarrow as pa
 
     data = texts.cast(pa.binary())
     if method == FAST:
@@ -57,7 +58,6 @@ def buckets(texts: pa.Array, bins: int, method: str) -> np.ndarray:
 
 
 def _digests(texts: list[bytes], method: str) -> np.ndarray:
-    import numpy as np
 
     make = getattr(hashlib, method, None) or (lambda text: hashlib.new(method, text))
     digests = b"".join([make(text).digest() for text in texts])
@@ -86,8 +86,6 @@ class Hash(Function):
         self.bins, self.method = bins, method
 
     def array(self, values: pa.Array) -> pa.Array:
-        import pyarrow as pa
-
         if not pa.types.is_string(values.type):
             texts = [None if each is None else str(each) for each in values.to_pylist()]
             values = pa.array(texts, pa.string())
@@ -98,15 +96,12 @@ class Hash(Function):
 
     def column(self, value: Column) -> Column:
         """Return the bins of a column of Spark."""
-        from pyspark.sql import functions as F
 
         if self.method == FAST:
             return F.pmod(F.xxhash64(value.cast("string")), F.lit(self.bins)).cast("int")
 
         # without annotations: those of this module are text, which arrow_udf does not read
         def bins_of(values):
-            import pyarrow as pa
-
             if pa.types.is_nested(values.type):
                 return self.array(values)
             found = factored(values)
@@ -124,9 +119,6 @@ class Cross(Function):
         self.bins, self.method, self.separator = bins, method, separator
 
     def array(self, *values: pa.Array) -> pa.Array:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         texts = pc.binary_join_element_wise(*map(texts_of, values), self.separator)
         return pa.array(buckets(texts, self.bins, self.method), pa.int32())
 
@@ -250,8 +242,6 @@ class CrossColumns(Operator):
         ]
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        from pyspark.sql import functions as F
-
         require_fields(before, self.reads)
         made = {}
         for names, bins, name in zip(self.crosses, self.bin_sizes, self.names, strict=True):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from bigdl.common.errors import UsageError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = [
     "BITS",
@@ -18,6 +17,7 @@ __all__ = [
     "element_of",
     "float32",
     "is_array",
+    "is_atomic",
     "is_fractional",
     "is_integral",
     "is_number",
@@ -62,6 +62,12 @@ def is_text(kind: str) -> bool:
     return kind == "string" or kind.startswith(("string ", "char(", "varchar("))
 
 
+def is_atomic(kind: str) -> bool:
+    """Return True if values are single ones."""
+    nested = kind.startswith(("array<", "map<", "struct<"))
+    return not nested and kind not in ("matrix", "variant", "vector", "void")
+
+
 def is_array(kind: str) -> bool:
     """Return True if values are arrays."""
     return kind.startswith("array<")
@@ -74,7 +80,6 @@ def element_of(kind: str) -> str:
 
 def of_arrow(kind: pa.DataType) -> str:
     """The name that Spark has for a type of Arrow."""
-    import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
         return of_arrow(kind.value_type)
@@ -91,7 +96,6 @@ def of_arrow(kind: pa.DataType) -> str:
 
 def to_arrow(kind: str) -> pa.DataType:
     """The type of Arrow for a name that :func:`of_arrow` gives to what steps compute with."""
-    import pyarrow as pa
 
     if is_array(kind):
         return pa.list_(to_arrow(element_of(kind)))
@@ -101,7 +105,6 @@ def to_arrow(kind: str) -> pa.DataType:
 
 
 def _names() -> dict[pa.DataType, str]:
-    import pyarrow as pa
 
     return {
         pa.int8(): "tinyint",

@@ -12,25 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.columns import (
     col,
-    is_array,
-    is_fractional,
-    is_integral,
-    is_numeric,
-    is_textual,
+    kind_of,
     replace,
     temporary,
-    type_of,
 )
+from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DataType
 
 __all__ = [
     "DRIVER_KEYS",
@@ -68,16 +65,15 @@ class Dictionary:
         self._shipped: dict[str, Shipped] = {}
 
     @property
-    def key_type(self) -> DataType:
-        return type_of(self.df, self.key)
+    def key_type(self) -> str:
+        return kind_of(self.df, self.key)
 
     @property
-    def value_type(self) -> DataType:
-        return type_of(self.df, self.value)
+    def value_type(self) -> str:
+        return kind_of(self.df, self.value)
 
     def entries(self, kind: str) -> DataFrame:
         """Columns ``key``, cast to a type, and ``value``, with every key once."""
-        from pyspark.sql import functions as F
 
         table = self._table(kind)
         if table is None:
@@ -88,7 +84,7 @@ class Dictionary:
         return F.broadcast(self._frames[kind])
 
     def shipped(self, kind: str, limited: bool = True) -> Shipped | None:
-        """What an Arrow function needs, or None if there are more than ``DRIVER_KEYS`` keys."""
+        """Return the entries for an Arrow function, or None if there are too many keys."""
         if kind not in self._shipped:
             table = self._table(kind)
             if table is None and limited:
@@ -99,24 +95,20 @@ class Dictionary:
 
     def joined(self, kind: str) -> DataFrame:
         """As :meth:`entries`, with nothing collected or broadcast."""
-        from pyspark.sql import functions as F
 
         return self._pairs(kind).groupBy("key").agg(F.min("value").alias("value"))
 
     def largest(self) -> int:
         """The largest value, 0 if there is none."""
-        from pyspark.sql import functions as F
 
         return self.df.agg(F.max(col(self.value))).first()[0] or 0
 
     def _pairs(self, kind: str) -> DataFrame:
-        from pyspark.sql import functions as F
-
         pairs = self.df.select(
             col(self.key).try_cast(kind).alias("key"), col(self.value).alias("value")
         )
         pairs = pairs.filter(F.col("key").isNotNull() & F.col("value").isNotNull())
-        if is_fractional(type_of(pairs, "key")):
+        if kinds.is_fractional(kind_of(pairs, "key")):
             pairs = pairs.filter(~F.isnan("key"))
         return pairs
 
@@ -149,7 +141,6 @@ class _Learned(Dictionary):
 
 def numbered(spark: SparkSession, vocabulary: pa.Table) -> _Learned:
     """Return the dictionary of a vocabulary, the values of which are numbered by their places."""
-    import pyarrow as pa
 
     numbers = pa.array(range(1, len(vocabulary) + 1), pa.int32())
     entries = pa.table({"key": vocabulary["value"], "value": numbers})
@@ -160,8 +151,6 @@ def numbered(spark: SparkSession, vocabulary: pa.Table) -> _Learned:
 
 def _unique(pairs: pa.Table) -> pa.Table:
     """Pairs sorted by key, of each key the one with the smallest value."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     pairs = pairs.sort_by([("key", "ascending"), ("value", "ascending")]).combine_chunks()
     if pairs.num_rows < 2:
@@ -175,8 +164,6 @@ class Shipped:
     """A dictionary in a worker: sent there once, unpacked once by each Python process."""
 
     def __init__(self, table: pa.Table, spark: Any):
-        import pyarrow as pa
-
         self.key_type = table.schema.field("key").type
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -185,7 +172,6 @@ class Shipped:
 
     def find(self, keys: pa.Array) -> pa.Array:
         """The value of every key; null where there is none."""
-        import pyarrow as pa
 
         places, values = self._unpacked()
         codes = keys.cast(self.key_type).dictionary_encode()
@@ -205,7 +191,7 @@ def shared(value: Any, spark: Any) -> Any:
 
 
 class _Carried:
-    """What is in the place of a broadcast."""
+    """A value that travels with a function, in the place of a broadcast."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -216,7 +202,6 @@ class _Carried:
 
 def _unpack(data: bytes) -> tuple[Callable, pa.Array]:
     """A function from keys to their places, and the values at the places."""
-    import pyarrow as pa
 
     table = pa.ipc.open_stream(data).read_all()
     keys, values = table["key"], table["value"].combine_chunks()
@@ -227,7 +212,6 @@ def _unpack(data: bytes) -> tuple[Callable, pa.Array]:
 
 
 def _places_by_search(sorted_keys: np.ndarray) -> Callable:
-    import numpy as np
 
     def places(keys: pa.Array) -> np.ma.MaskedArray:
         wanted = keys.to_numpy(zero_copy_only=False)
@@ -241,7 +225,6 @@ def _places_by_search(sorted_keys: np.ndarray) -> Callable:
 
 
 def _places_by_hash(table: dict) -> Callable:
-    import pyarrow as pa
 
     def places(keys: pa.Array) -> pa.Array:
         return pa.array([table.get(key) for key in keys.to_pylist()], pa.int64())
@@ -252,24 +235,22 @@ def _places_by_hash(table: dict) -> Callable:
 # -- look-ups --------------------------------------------------------------------------------------
 
 
-def _meeting_type(kind: DataType, key_type: DataType) -> str:
+def _meeting_type(kind: str, key_type: str) -> str:
     """The type in which values and keys are equal if they mean the same."""
-    if kind == key_type or is_textual(key_type):
-        return key_type.simpleString()
-    if is_integral(kind) and is_integral(key_type):
+    if kind == key_type or kinds.is_text(key_type):
+        return key_type
+    if kinds.is_integral(kind) and kinds.is_integral(key_type):
         return "bigint"
-    if is_numeric(kind) and is_numeric(key_type):
+    if kinds.is_number(kind) and kinds.is_number(key_type):
         return "double"
-    return key_type.simpleString()
+    return key_type
 
 
-def check_single(name: str, kind: DataType) -> None:
+def check_single(name: str, kind: str) -> None:
     """Check that the cells of a column are single values."""
-    from pyspark.sql import types as T
-
-    if not isinstance(kind, T.AtomicType):
+    if not kinds.is_atomic(kind):
         raise UsageError(
-            f"The column {name} of type {kind.simpleString()} cannot be encoded: its cells should "
+            f"The column {name} of type {kind} cannot be encoded: its cells should "
             "be single values, or with do_split their text; explode it, or use add_value_features"
         )
 
@@ -289,7 +270,6 @@ def encode(
     oov_buckets : int, default 0
         So many numbers behind the largest one are given to values without an entry, by their hash.
     """
-    from pyspark.sql import functions as F
 
     for name, dictionary in dictionaries.items():
         if not oov_buckets:
@@ -304,14 +284,13 @@ def encode(
 
 def _bucket(value: Column, first: int, buckets: int) -> Column:
     """A number from `first` on for a value that is not missing."""
-    from pyspark.sql import functions as F
 
     number = F.pmod(F.xxhash64(value.cast("string")), F.lit(buckets)) + first
     return F.when(value.isNotNull(), number.cast("int"))
 
 
 def _join(df: DataFrame, name: str, dictionary: Dictionary, broadcast: bool) -> DataFrame:
-    kind = _meeting_type(type_of(df, name), dictionary.key_type)
+    kind = _meeting_type(kind_of(df, name), dictionary.key_type)
     key, value = temporary(df, "key"), temporary(df, "value")
     entries = dictionary.entries(kind) if broadcast else dictionary.joined(kind)
     entries = entries.withColumnsRenamed({"key": key, "value": value})
@@ -344,16 +323,15 @@ def encode_tokens(
     smallest : bool
         Only the smallest number of each cell.
     """
-    from pyspark.sql import functions as F
 
     for name, dictionary in dictionaries.items():
-        kind = _meeting_type(_string_type(), dictionary.key_type)
+        kind = _meeting_type("string", dictionary.key_type)
         shipped = dictionary.shipped(kind) if broadcast else None
         if shipped is None:
             df = _join_tokens(df, name, dictionary, kind, separator)
         else:
             tokens = F.split(col(name).cast("string"), separator)
-            function = _arrow_function(_Known(shipped), _array_of(dictionary.value_type))
+            function = _arrow_function(_Known(shipped), f"array<{dictionary.value_type}>")
             df = replace(df, {name: function(tokens.try_cast(f"array<{kind}>"))})
         if smallest:
             df = replace(df, {name: F.array_min(col(name))})
@@ -366,7 +344,6 @@ def _join_tokens(
     df: DataFrame, name: str, dictionary: Dictionary, kind: str, separator: str
 ) -> DataFrame:
     """Each different cell is split and joined once, then the cells are joined with the rows."""
-    from pyspark.sql import functions as F
 
     cells = df.select(col(name).alias("cell")).dropna().distinct()
     tokens = F.split(F.col("cell").cast("string"), separator)
@@ -394,11 +371,10 @@ def value_features(
     default : object
         For values that it does not have.
     """
-    from pyspark.sql import functions as F
 
-    depth, kind, wanted = 0, type_of(df, column), dictionary.value_type
-    while is_array(kind):
-        depth, kind, wanted = depth + 1, kind.elementType, _array_of(wanted)
+    depth, kind, wanted = 0, kind_of(df, column), dictionary.value_type
+    while kinds.is_array(kind):
+        depth, kind, wanted = depth + 1, kinds.element_of(kind), f"array<{wanted}>"
     if not depth:
         source = temporary(df, "source")
         found = _join(df.withColumn(source, col(column)), source, dictionary, True)
@@ -411,7 +387,7 @@ def value_features(
     return replace(df, {output: function(col(column).try_cast(nested))})
 
 
-def _arrow_function(function: Callable, kind: DataType) -> Callable:
+def _arrow_function(function: Callable, kind: str) -> Callable:
     from pyspark.sql.functions import arrow_udf
 
     def apply(values):
@@ -430,8 +406,6 @@ class _Values:
         return self._nested(keys, self.depth)
 
     def _nested(self, keys: pa.Array, depth: int) -> pa.Array:
-        import pyarrow as pa
-
         if not depth:
             found = self.shipped.find(keys)
             return found if self.default is None else found.fill_null(self.default)
@@ -446,9 +420,6 @@ class _Known:
         self.shipped = shipped
 
     def __call__(self, keys: pa.Array) -> pa.Array:
-        import numpy as np
-        import pyarrow as pa
-
         found = self.shipped.find(keys.flatten())
         known = np.concatenate([[0], np.cumsum(found.is_valid().to_numpy(zero_copy_only=False))])
         offsets = known[_offsets(keys).to_numpy()].astype(np.int32)
@@ -458,21 +429,6 @@ class _Known:
 
 def _offsets(lists: pa.Array) -> pa.Array:
     """Where the lists begin in ``lists.flatten()``, which has nothing of null lists."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
     return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-
-
-def _array_of(kind: DataType) -> DataType:
-    from pyspark.sql.types import ArrayType
-
-    return ArrayType(kind)
-
-
-def _string_type() -> DataType:
-    from pyspark.sql.types import StringType
-
-    return StringType()

@@ -18,26 +18,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import columns
+from bigdl.friesian.ops import columns, kinds
 from bigdl.friesian.ops.columns import (
     check_count,
     check_string,
     col,
-    is_array,
-    is_integral,
+    kind_of,
     names_of,
     require_columns,
     temporary,
-    type_of,
 )
 from bigdl.friesian.ops.operator import Outcome, Request, Schema, State, TableOperator
+from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
 
 __all__ = ["AddNegHistSeq", "AddNegativeSamples"]
 
@@ -53,24 +52,21 @@ def _check_sizes(item_size: Any, neg_num: Any) -> None:
     check_count(neg_num, "neg_num", 1)
 
 
-def _check_items(name: str, kind: DataType) -> None:
-    if not is_integral(kind):
+def _check_items(name: str, kind: str) -> None:
+    if not kinds.is_integral(kind):
         raise UsageError(
-            f"{name} should hold whole numbers, but its type is {kind.simpleString()}; encode it "
-            "first"
+            f"{name} should hold whole numbers, but its type is {kind}; encode it first"
         )
 
 
 def _uniform(count: Column | int, *keys: Any) -> Column:
     """A whole number from 0 to `count` − 1, by 64 random bits."""
-    from pyspark.sql import functions as F
 
     return F.pmod(F.xxhash64(*keys), F.lit(count).cast("bigint"))
 
 
 def _other_than(item: Column, item_size: int, *keys: Any) -> Column:
     """A random item other than this one; any item if this one is null or none of the numbers."""
-    from pyspark.sql import functions as F
 
     is_item = item.isNotNull() & (item >= 1) & (item < item_size)
     drawn = _uniform(item_size - 2, *keys) + 1
@@ -116,10 +112,8 @@ class AddNegativeSamples(TableOperator):
         return known.get(name) or super().cardinality(name, state)
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        from pyspark.sql import functions as F
-
         require_columns(df, self.reads)
-        kind = type_of(df, self.item_col)
+        kind = kind_of(df, self.item_col)
         _check_items(self.item_col, kind)
         row, samples, history = (temporary(df, each) for each in ("row", "samples", "history"))
         rows = df.withColumn(row, F.monotonically_increasing_id())
@@ -141,7 +135,6 @@ class AddNegativeSamples(TableOperator):
 
     def _with_items_of_user(self, rows: DataFrame, history: str) -> DataFrame:
         """Return `rows` with a column of all items that the table has of the user of each."""
-        from pyspark.sql import functions as F
 
         user = temporary(rows, "user")
         items = F.collect_set(col(self.item_col)).alias(history)
@@ -150,7 +143,6 @@ class AddNegativeSamples(TableOperator):
 
     def _negatives(self, df: DataFrame, row: Column, histories: Sequence[Column]) -> Column:
         """Return arrays of the items that are drawn."""
-        from pyspark.sql import functions as F
 
         item, size, key = col(self.item_col), self.item_size, F.lit(self.seed)
         draws = F.sequence(F.lit(1), F.lit(self.neg_num))
@@ -166,13 +158,12 @@ class AddNegativeSamples(TableOperator):
 
 
 def _check_history(df: DataFrame, name: str, what: str) -> None:
-    names_of(df, name, is_array, "arrays", what)
-    _check_items(name, type_of(df, name).elementType)
+    names_of(df, name, kinds.is_array, "arrays", what)
+    _check_items(name, kinds.element_of(kind_of(df, name)))
 
 
 def _excluded(item: Column, histories: Sequence[Column], item_size: int) -> Column:
     """Ascending and different numbers of items that must not be drawn."""
-    from pyspark.sql import functions as F
 
     none = F.array().cast("array<bigint>")
     every = F.concat(
@@ -184,7 +175,6 @@ def _excluded(item: Column, histories: Sequence[Column], item_size: int) -> Colu
 
 
 def _other_than_all(excluded: Column, item_size: int, *keys: Any) -> Column:
-    from pyspark.sql import functions as F
 
     left = F.lit(item_size - 1) - F.size(excluded)
     drawn = _uniform(F.greatest(left, F.lit(1)), *keys) + 1
@@ -218,12 +208,10 @@ class AddNegHistSeq(TableOperator):
         return super().cardinality(name, state)
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        from pyspark.sql import functions as F
-
         _check_history(df, self.item_history_col, "item_history_col")
         row = temporary(df, "row")
         key = F.lit(self.seed)
-        kind = type_of(df, self.item_history_col).elementType
+        kind = kinds.element_of(kind_of(df, self.item_history_col))
 
         def others(item: Column, place: Column) -> Column:
             return F.transform(
@@ -247,14 +235,13 @@ def _check_popularity(popularity: Any) -> None:
 
 
 def _tickets_of(df: DataFrame, item_col: str, item_size: int, popularity: float) -> np.ndarray:
-    """How many tickets every item has: in proportion to its count to the power `popularity`.
+    """Return the tickets of every item, in proportion to its count to the power `popularity`.
 
     Returns
     -------
     ndarray of int64, shape (item_size,)
         0 for the number 0 and for items that do not occur in the table.
     """
-    import numpy as np
 
     item = col(item_col).cast("bigint")
     counted = df.filter((item >= 1) & (item < item_size)).groupBy(item.alias("item")).count()
@@ -303,9 +290,6 @@ class _Tickets:
         self._given: Callable | Any = tickets if context is None else context.broadcast(tickets)
 
     def draw(self, bits: pa.ListArray, excluded: pa.ListArray) -> pa.ListArray:
-        import numpy as np
-        import pyarrow as pa
-
         tickets = getattr(self._given, "value", self._given)
         ends = np.cumsum(tickets)
         begins, total = ends - tickets, int(ends[-1])
@@ -333,7 +317,6 @@ class _Tickets:
 
 def _rows_and_values(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
     """The number of the row of every value, and the values."""
-    import numpy as np
 
     lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
     return np.repeat(np.arange(len(lists)), lengths), lists.flatten().to_numpy()

@@ -20,11 +20,12 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import pyarrow as pa
+
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 __all__ = [
@@ -56,7 +57,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Field:
-    """What is known about a column.
+    """Type, cardinality and length of a column.
 
     Attributes
     ----------
@@ -79,7 +80,7 @@ State = Mapping[str, Any]
 
 
 class Function(ABC):
-    """What happens to the cells of one column, or of several ones in the same row.
+    """A function of the cells of one column, or of several ones in the same row.
 
     Attributes
     ----------
@@ -131,7 +132,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Counts(Request):
-    """How often each value occurs in the columns together, without nulls.
+    """Counts of the values of the columns together, without nulls.
 
     The answer is a table of Arrow with the columns ``value`` and ``count`` (int64), in no order.
 
@@ -237,7 +238,7 @@ class Operator(ABC):
         return None if columns is None else list(columns)
 
     def requests(self, before: Schema) -> dict[str, Request]:
-        """What to learn from the data, by names of its own; raises where a column does not fit."""
+        """Return questions about the data, by name; raises where a column does not fit."""
         return {}
 
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
@@ -245,7 +246,7 @@ class Operator(ABC):
         return {}
 
     def hides_columns(self, before: Schema) -> bool:
-        """Whether it cannot say before it has learned which columns it makes."""
+        """Return True if its columns are unknown before it has learned."""
         return False
 
     @abstractmethod
@@ -262,7 +263,7 @@ class Operator(ABC):
         """The step on a DataFrame, which may lack columns that the step does not read."""
 
     def pays_in_batches(self, state: State) -> bool:
-        """Whether ``catalyst`` is slower than a way through Arrow batches and back."""
+        """Return True if ``catalyst`` is slower than a way through Arrow batches and back."""
         return False
 
     def training(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
@@ -288,7 +289,7 @@ class GroupOperator(Operator):
 
     @abstractmethod
     def of_groups(self, table: pa.Table) -> Iterator[pa.Table]:
-        """What it makes of all rows with some values in the column, in their order."""
+        """Yield the results of all rows with some values in the column, in their order."""
 
 
 @dataclass(frozen=True)

@@ -8,26 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
+from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.cells import Cast
 from bigdl.friesian.ops.columns import (
     as_names,
     check_string,
     col,
-    is_integral,
-    is_numeric,
-    is_textual,
+    kind_of,
     random_seed,
     renamed,
     require_columns,
     schema_of,
     temporary,
-    type_of,
 )
+from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DataType
 
 __all__ = [
     "concat",
@@ -152,11 +150,11 @@ def concat(frames: list[DataFrame], mode: str, distinct: bool) -> DataFrame:
 
 def _with_equal_kinds(frames: list[DataFrame]) -> list[DataFrame]:
     """A column of strings in one frame becomes one in all: ANSI mode would parse the strings."""
-    kinds: dict[str, set[bool]] = {}
+    textual: dict[str, set[bool]] = {}
     for frame in frames:
-        for field in frame.schema.fields:
-            kinds.setdefault(field.name, set()).add(is_textual(field.dataType))
-    mixed = [name for name, found in kinds.items() if len(found) > 1]
+        for name, field in schema_of(frame).items():
+            textual.setdefault(name, set()).add(kinds.is_text(field.kind))
+    mixed = [name for name, found in textual.items() if len(found) > 1]
     return [
         frame.withColumns(
             {name: col(name).cast("string") for name in mixed if name in frame.columns}
@@ -168,7 +166,6 @@ def _with_equal_kinds(frames: list[DataFrame]) -> list[DataFrame]:
 def drop_duplicates(df: DataFrame, subset: Any, sort_cols: Any, keep: str) -> DataFrame:
     """One row of each group of equal ones; see :meth:`Table.drop_duplicates`."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as F
 
     if keep not in ("min", "max"):
         raise UsageError(f"keep should be either min or max, but got {keep!r}")
@@ -188,7 +185,6 @@ def drop_duplicates(df: DataFrame, subset: Any, sort_cols: Any, keep: str) -> Da
 
 def filter_by_frequency(df: DataFrame, columns: Any, min_freq: int, keep_rows: bool) -> DataFrame:
     """Values, or their rows, that occur often enough; see :meth:`FeatureTable`."""
-    from pyspark.sql import functions as F
 
     names = as_names(columns)
     require_columns(df, names)
@@ -208,7 +204,6 @@ def filter_by_frequency(df: DataFrame, columns: Any, min_freq: int, keep_rows: b
 
 def shuffle_partitions(df: DataFrame, seed: int | None) -> DataFrame:
     """The rows of each partition in random order; none moves to another partition."""
-    from pyspark.sql import functions as F
 
     return df.sortWithinPartitions(F.rand(random_seed(seed)))
 
@@ -250,12 +245,11 @@ def join_as_of(
     it.  A join on all earlier times would make their product first.
     """
     from pyspark.sql import Window
-    from pyspark.sql import functions as F
 
     keys = as_names(on, "on")
     for frame in (df, other):
         require_columns(frame, [*keys, check_string(time_col, "time_col")])
-    _check_times(time_col, type_of(df, time_col), type_of(other, time_col))
+    _check_times(time_col, kind_of(df, time_col), kind_of(other, time_col))
     added = [name for name in other.columns if name not in (*keys, time_col)]
     shared = [name for name in added if name in df.columns]
     if shared:
@@ -279,7 +273,7 @@ def join_as_of(
     both = both.withColumn("fact", F.last("fact", ignorenulls=True).over(window)).filter("asks")
     fact = F.col("fact")
     if ttl is not None:
-        age = _age(F.col("time"), fact[time_col], type_of(df, time_col))
+        age = _age(F.col("time"), fact[time_col], kind_of(df, time_col))
         fact = F.when(age <= F.lit(ttl), fact)
     return both.select(
         *(F.col("row").getField(name).alias(name) for name in df.columns),
@@ -287,20 +281,17 @@ def join_as_of(
     )
 
 
-def _check_times(name: str, ours: DataType, theirs: DataType) -> None:
-    from pyspark.sql import types as T
-
+def _check_times(name: str, ours: str, theirs: str) -> None:
     for kind in (ours, theirs):
-        times = T.DateType | T.TimestampType | T.TimestampNTZType
-        if not is_numeric(kind) and not isinstance(kind, times):
+        if not kinds.is_number(kind) and kind not in ("date", "timestamp", "timestamp_ntz"):
             raise UsageError(
                 f"{name} should hold numbers, dates or timestamps, but its type is "
-                f"{kind.simpleString()}; cast it first"
+                f"{kind}; cast it first"
             )
-    if is_numeric(ours) != is_numeric(theirs):
+    if kinds.is_number(ours) != kinds.is_number(theirs):
         raise UsageError(
             f"{name} should hold numbers in both tables or in none, but its types are "
-            f"{ours.simpleString()} and {theirs.simpleString()}"
+            f"{ours} and {theirs}"
         )
 
 
@@ -311,15 +302,14 @@ def _check_ttl(ttl: Any) -> None:
 
 
 def _all(df: DataFrame) -> Column:
-    from pyspark.sql import functions as F
 
     return F.struct(*(col(name).alias(name) for name in df.columns))
 
 
-def _age(now: Column, then: Column, kind: DataType) -> Column:
+def _age(now: Column, then: Column, kind: str) -> Column:
     """The time between, in seconds unless the times are numbers."""
-    if is_integral(kind):
+    if kinds.is_integral(kind):
         return now.cast("bigint") - then.cast("bigint")
-    if is_numeric(kind):
+    if kinds.is_number(kind):
         return now - then
     return now.cast("timestamp").cast("double") - then.cast("timestamp").cast("double")

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import by_numpy, doubles
@@ -22,9 +25,9 @@ from bigdl.friesian.ops.operator import (
     State,
     require_fields,
 )
+from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 __all__ = ["MinMaxScale"]
@@ -53,15 +56,11 @@ class Scale(Function):
         self.bounds = (minimum, maximum) if clip else None
 
     def array(self, values: pa.Array) -> pa.Array:
-        import pyarrow as pa
-
         if None in self.terms:
             return pa.nulls(len(values), pa.float32())
         return by_numpy(doubles(values), self._scaled, pa.float32())
 
     def _scaled(self, values: Any) -> Any:
-        import numpy as np
-
         low, span, factor, offset = self.terms
         scaled = (values - low) / span * factor + offset
         if self.bounds is not None:
@@ -146,8 +145,6 @@ class MinMaxScale(Operator):
         )
 
     def _scaled_column(self, name: str, kind: str, low: Any, high: Any) -> Column:
-        from pyspark.sql import functions as F
-
         if kinds.is_number(kind) != (not isinstance(low, list | tuple)):
             raise UsageError(
                 f"The extremes of the column {name} of type {kind} should be "
@@ -176,8 +173,6 @@ class MinMaxScale(Operator):
     def _scaled(
         self, value: Column, low: Column, span: Column, factor: Column, offset: Column
     ) -> Column:
-        from pyspark.sql import functions as F
-
         scaled = (value - low) / span * factor + offset
         if not self.clip:
             return scaled
@@ -206,7 +201,6 @@ def _is_scalable(kind: str) -> bool:
 
 
 def _extremes_of_numbers(df: DataFrame, names: Sequence[str], before: Schema) -> dict[str, tuple]:
-    from pyspark.sql import functions as F
 
     figures = []
     for i, name in enumerate(names):
@@ -219,7 +213,6 @@ def _extremes_of_numbers(df: DataFrame, names: Sequence[str], before: Schema) ->
 
 
 def _extremes_of_arrays(df: DataFrame, names: Sequence[str], before: Schema) -> dict[str, tuple]:
-    from pyspark.sql import functions as F
 
     def tagged(i: int, name: str) -> Column:
         def one(value: Column, place: Column) -> Column:
@@ -243,7 +236,6 @@ def _as_array(name: str, kind: str) -> Column:
     """Return a column of arrays or vectors as array<double>."""
     if kind == "vector":
         from pyspark.ml.functions import vector_to_array
-        from pyspark.sql import functions as F
 
         return F.when(col(name).isNotNull(), vector_to_array(col(name)))
     return col(name).cast("array<double>")

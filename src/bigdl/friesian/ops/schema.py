@@ -1,4 +1,4 @@
-"""What a model has to know of a table: kinds of values, how many there are, lengths of arrays."""
+"""Schemas that models are sized from: kinds of values, how many there are, lengths of arrays."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FeatureSchema(Mapping):
         return f"{type(self).__name__}({self._features!r})"
 
     def cardinality(self, name: str) -> int:
-        """How many rows an embedding of a column needs.
+        """Return the number of rows of an embedding of a column.
 
         Raises
         ------

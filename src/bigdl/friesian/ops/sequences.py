@@ -6,6 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import factored, normal
@@ -14,14 +18,12 @@ from bigdl.friesian.ops.columns import (
     check_count,
     check_string,
     col,
-    is_array,
-    is_numeric,
+    kind_of,
     names_of_results,
     random_seed,
     replace,
     require_columns,
     temporary,
-    type_of,
 )
 from bigdl.friesian.ops.operator import (
     Cell,
@@ -36,10 +38,9 @@ from bigdl.friesian.ops.operator import (
     require_fields,
     require_kind,
 )
+from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 __all__ = ["AddHistSeq", "Mask", "Pad", "difference_lag", "sample_listwise"]
@@ -111,7 +112,6 @@ class AddHistSeq(GroupOperator, TableOperator):
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         from pyspark.sql import Window
-        from pyspark.sql import functions as F
 
         require_columns(df, self.columns)
         place, rank, history, later = (
@@ -120,7 +120,7 @@ class AddHistSeq(GroupOperator, TableOperator):
         time = F.when(col(self.sort_col).isNotNull(), col(self.sort_col)).otherwise(
             F.raise_error(
                 F.lit(f"The column {self.sort_col} has nulls; drop or fill them first")
-            ).cast(type_of(df, self.sort_col))
+            ).cast(kind_of(df, self.sort_col))
         )
         # records of equal time keep the order of the input
         window = Window.partitionBy(col(self.user_col)).orderBy(time, col(place))
@@ -147,9 +147,6 @@ class AddHistSeq(GroupOperator, TableOperator):
         )
 
     def of_groups(self, table: pa.Table) -> Iterator[pa.Table]:
-        import numpy as np
-        import pyarrow as pa
-
         order, place, size = self._places(table)
         found = np.flatnonzero((place >= self.min_len) & (place + self.num_seqs >= size))
         columns = self._order(table.column_names)
@@ -175,7 +172,6 @@ class AddHistSeq(GroupOperator, TableOperator):
 
         Rows of equal time keep their order.
         """
-        import numpy as np
 
         user, time = (_ranks(table[name]) for name in (self.user_col, self.sort_col))
         order = np.lexsort((time, user))
@@ -191,9 +187,6 @@ class AddHistSeq(GroupOperator, TableOperator):
 
 def _ranks(column: pa.ChunkedArray) -> np.ndarray:
     """Numbers from 0 on that are ordered as the values are; a null is one of them."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     if pa.types.is_integer(column.type) and not column.null_count:
         values = column.combine_chunks().to_numpy(zero_copy_only=False)
@@ -214,7 +207,6 @@ def _ranks(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _lengths(values: pa.Array) -> np.ndarray:
-    import pyarrow.compute as pc
 
     return pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
 
@@ -224,8 +216,6 @@ def _is_plain(items: pa.Array) -> bool:
 
 
 def _lists(items: pa.Array, rows: int, length: int) -> pa.Array:
-    import numpy as np
-    import pyarrow as pa
 
     return pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32) * length, items)
 
@@ -237,9 +227,6 @@ class Ones(Function):
         self.length = length
 
     def array(self, values: pa.Array) -> pa.Array:
-        import numpy as np
-        import pyarrow as pa
-
         found = np.arange(self.length) < _lengths(values)[:, None]
         return _lists(pa.array(found.ravel().astype(np.int32)), len(values), self.length)
 
@@ -269,9 +256,6 @@ class Padded(Function):
         self.token = kinds.coerced(_whole(token, inner), inner, "mask_token")
 
     def array(self, values: pa.Array) -> pa.Array:
-        import numpy as np
-        import pyarrow as pa
-
         if self.has_rows:  # what is filled in depends on the row
             return pa.array(map(self.value, values.to_pylist()), kinds.to_arrow(self.kind))
         items, lengths = values.flatten(), _lengths(values)
@@ -288,7 +272,6 @@ class Padded(Function):
 
     def _plain(self, items: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """All values of the results, from numbers without nulls: a copy in one go."""
-        import numpy as np
 
         if len(lengths) and lengths.max() > self.length:
             behind = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(items))
@@ -331,8 +314,6 @@ class Mask(Operator):
         return [Cell((name,), f"{name}_mask", made, ones) for name in self.columns]
 
     def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
-        from pyspark.sql import functions as F
-
         require_kind(before, self.columns, kinds.is_array, "arrays")
 
         def ones(name: str) -> Column:
@@ -386,8 +367,6 @@ class Pad(Operator):
         return Cell((name,), name, Field(field.kind, cardinality, self.seq_len), padded)
 
     def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
-        from pyspark.sql import functions as F
-
         require_kind(before, self.columns, kinds.is_array, "arrays")
 
         def padded(name: str) -> Column:
@@ -402,7 +381,6 @@ class Pad(Operator):
 
     def _filler(self, name: str, kind: str) -> Column:
         """Return the token, or a row of it as wide as the first."""
-        from pyspark.sql import functions as F
 
         token = F.lit(self.mask_token).cast(self._inner(name, kind))
         if not kinds.is_array(kinds.element_of(kind)):
@@ -444,16 +422,13 @@ def difference_lag(
 ) -> DataFrame:
     """Differences to earlier or later rows; see :meth:`FeatureTable.difference_lag`."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as F
 
     names, order = as_names(columns), as_names(sort_cols, "sort_cols")
     groups = [] if partition_cols is None else as_names(partition_cols, "partition_cols")
     require_columns(df, [*names, *order, *groups])
     for name in names:
-        if not is_numeric(type_of(df, name)):
-            raise UsageError(
-                f"columns should be numeric, but {name} is {type_of(df, name).simpleString()}"
-            )
+        if not kinds.is_number(kind_of(df, name)):
+            raise UsageError(f"columns should be numeric, but {name} is {kind_of(df, name)}")
     steps = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
     if not steps or not all(type(step) is int for step in steps):
         raise UsageError(f"shifts should be int or a list of int, but got {shifts!r}")
@@ -465,7 +440,7 @@ def difference_lag(
         rows = rows.withColumn(keys[0], F.lit(0))
     window = Window.partitionBy(*map(col, keys)).orderBy(*map(col, order), place)
     differences = {
-        outputs[i][j]: (col(name) - F.lag(col(name), step).over(window)).cast(type_of(df, name))
+        outputs[i][j]: (col(name) - F.lag(col(name), step).over(window)).cast(kind_of(df, name))
         for i, name in enumerate(names)
         for j, step in enumerate(steps)
     }
@@ -491,16 +466,14 @@ def sample_listwise(
     replaced: bool,
 ) -> DataFrame:
     """Samples of the items of lists; see :meth:`FeatureTable.sample_listwise`."""
-    from pyspark.sql import functions as F
 
     names = as_names(columns)
     for name in names:
         if name not in df.columns:
             raise UsageError(f"{name} does not exist in this FeatureTable.")
-        if not is_array(type_of(df, name)):
+        if not kinds.is_array(kind_of(df, name)):
             raise UsageError(
-                f"Each column should be of list type, but {name} is "
-                f"{type_of(df, name).simpleString()}"
+                f"Each column should be of list type, but {name} is {kind_of(df, name)}"
             )
     check_count(num_sampled_list, "num_sampled_list", 1)
     check_count(num_sampled_item, "num_sampled_item", 1)

@@ -7,24 +7,21 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.columns import (
     as_names,
     col,
-    is_array,
-    is_integral,
-    is_numeric,
-    is_textual,
+    kind_of,
     names_of,
     numeric_columns,
     require_columns,
     temporary,
-    type_of,
 )
 from bigdl.friesian.ops.schema import Feature, FeatureSchema
+from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
 
 __all__ = ["extremes", "feature_schema", "get_stats", "group_by"]
 
@@ -43,17 +40,16 @@ _SHOWN = {"mean": "avg(", "sum_distinct": "sum(DISTINCT "}
 
 def get_stats(df: DataFrame, columns: Any, aggr: Any) -> dict[str, Any]:
     """Figures of columns; see :meth:`Table.get_stats`."""
-    from pyspark.sql import functions as F
 
     names = numeric_columns(df) if columns is None else as_names(columns)
     require_columns(df, [*names, *(aggr if isinstance(aggr, Mapping) else ())])
     wanted = {name: _stats_of(aggr, name) for name in names}
     for name, stats in wanted.items():
         needs_numbers = {"avg", "sum"} & set(stats)
-        if needs_numbers and not is_numeric(type_of(df, name)):
+        if needs_numbers and not kinds.is_number(kind_of(df, name)):
             raise UsageError(
                 f"{sorted(needs_numbers)} need numbers, but the column {name} is of type "
-                f"{type_of(df, name).simpleString()}"
+                f"{kind_of(df, name)}"
             )
     if not names:
         return {}
@@ -79,7 +75,7 @@ def extremes(df: DataFrame, columns: Any, stat: str) -> DataFrame:
     """A table of the columns ``column`` (string) and `stat` (double), min or max of each."""
     names = numeric_columns(df) if columns is None else as_names(columns)
     if names:
-        names_of(df, names, is_numeric, "numbers")
+        names_of(df, names, kinds.is_number, "numbers")
     found = get_stats(df, names, stat) if names else {}
     rows = [(name, None if value is None else float(value)) for name, value in found.items()]
     return df.sparkSession.createDataFrame(rows, f"column string, `{stat}` double")
@@ -109,12 +105,11 @@ def _wanted_aggregates(df: DataFrame, keys: list[str], agg: Any) -> list[tuple[s
 
 
 def _aggregate(df: DataFrame, name: str, agg: str) -> Column:
-    from pyspark.sql import functions as F
 
     if agg not in _AGGREGATES:
         raise UsageError(f"agg should be one of {', '.join(_AGGREGATES)}, but got {agg!r}")
     function = _AGGREGATES[agg]
-    if function in _ARITHMETIC and is_textual(type_of(df, name)):
+    if function in _ARITHMETIC and kinds.is_text(kind_of(df, name)):
         number = col(name).try_cast("double")  # text without a number counts as null
         begin = _SHOWN.get(function, f"{function}(")
         return getattr(F, function)(number).alias(f"{begin}{name})")
@@ -133,50 +128,49 @@ def _join_groups(df: DataFrame, grouped: DataFrame, keys: list[str]) -> DataFram
 
 
 def feature_schema(df: DataFrame, names: Sequence[str]) -> FeatureSchema:
-    """What models have to know of columns; see :meth:`FeatureTable.feature_schema`."""
+    """Return types, sizes and lengths of columns; see :meth:`FeatureTable.feature_schema`."""
     figures: dict[str, Column] = {}
     for i, name in enumerate(names):
-        for figure, column in _figures(col(name), type_of(df, name)).items():
+        for figure, column in _figures(col(name), kind_of(df, name)).items():
             figures[f"{i}_{figure}"] = column
     found = {}
     if figures:
         row = df.agg(*(column.alias(name) for name, column in figures.items())).first()
         found = row.asDict()
     return FeatureSchema(
-        {name: _feature(type_of(df, name), i, found) for i, name in enumerate(names)}
+        {name: _feature(kind_of(df, name), i, found) for i, name in enumerate(names)}
     )
 
 
-def _figures(value: Column, kind: DataType) -> dict[str, Column]:
+def _figures(value: Column, kind: str) -> dict[str, Column]:
     """The aggregates that tell the extremes of a column and the lengths at each depth."""
-    from pyspark.sql import functions as F
 
     figures, depth = {}, 0
-    while is_array(kind):
+    while kinds.is_array(kind):
         lengths = F.array(F.when(value.isNotNull(), F.size(value)))
         if depth:  # the elements of `value` are the arrays of this depth
             inner = F.filter(value, lambda each: each.isNotNull())
             lengths, value = F.transform(inner, lambda each: F.size(each)), F.flatten(inner)
         figures[f"shortest_{depth}"] = F.min(F.array_min(lengths))
         figures[f"longest_{depth}"] = F.max(F.array_max(lengths))
-        kind, depth = kind.elementType, depth + 1
-    if is_integral(kind):
+        kind, depth = kinds.element_of(kind), depth + 1
+    if kinds.is_integral(kind):
         low, high = (F.array_min(value), F.array_max(value)) if depth else (value, value)
         figures |= {"smallest": F.min(low), "largest": F.max(high)}
     return figures
 
 
-def _feature(kind: DataType, i: int, figures: dict) -> Feature:
+def _feature(kind: str, i: int, figures: dict) -> Feature:
     shape: list[int | None] = []
-    while is_array(kind):
+    while kinds.is_array(kind):
         short, long = (figures[f"{i}_{each}_{len(shape)}"] for each in ("shortest", "longest"))
         shape.append(short if short == long else None)
-        kind = kind.elementType
+        kind = kinds.element_of(kind)
     smallest, largest = (figures.get(f"{i}_{each}") for each in ("smallest", "largest"))
-    if not is_integral(kind):
+    if not kinds.is_integral(kind):
         cardinality = None
     elif largest is None:
         cardinality = 0
     else:
         cardinality = largest + 1 if smallest >= 0 else None
-    return Feature(kind.simpleString(), cardinality, tuple(shape))
+    return Feature(kind, cardinality, tuple(shape))

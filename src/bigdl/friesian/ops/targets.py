@@ -17,20 +17,22 @@ from functools import cached_property, reduce
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from bigdl.common.errors import UsageError
+from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.columns import (
     as_names,
     check_different,
     check_string,
     col,
-    is_fractional,
-    is_integral,
-    is_numeric,
+    kind_of,
     names_of_results,
     replace,
     require_columns,
     temporary,
-    type_of,
 )
 from bigdl.friesian.ops.operator import (
     Cell,
@@ -43,10 +45,10 @@ from bigdl.friesian.ops.operator import (
     TargetSums,
     require_numbers,
 )
+from bigdl.friesian.ops.spark import F
 from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, Vocabulary, check_categories
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 __all__ = [
@@ -71,7 +73,7 @@ _RELATIVE_ERROR = 0.001  # of the rank that an edge of times has
 
 @dataclass(frozen=True)
 class LookUp:
-    """What rows take out of a table.
+    """A table of codes, and the columns that rows take out of it.
 
     Attributes
     ----------
@@ -95,7 +97,6 @@ def join_codes(df: DataFrame, look_ups: Sequence[LookUp]) -> DataFrame:
     No result takes the place of a column before all are there, since the column may be a key of
     this or another table.
     """
-    from pyspark.sql import functions as F
 
     rows, results, gone = df, {}, []
     for i, each in enumerate(look_ups):
@@ -119,7 +120,7 @@ def look_up_codes(
     out_target_mean: Mapping[str, tuple[str, float]],
     targets: Sequence[str] | None,
 ) -> LookUp:
-    """What rows take out of a :class:`TargetCode`: the codes of all targets, or of some of them.
+    """Return the look-up of a :class:`TargetCode`: the codes of all targets, or of some of them.
 
     Parameters
     ----------
@@ -131,7 +132,6 @@ def look_up_codes(
     out_target_mean : dict of str to (str, float)
     targets : list of str or None
     """
-    from pyspark.sql import functions as F
 
     outputs = {
         output: (output, F.lit(mean).cast("double"))
@@ -148,7 +148,6 @@ def without_twins(table: DataFrame, keys: Sequence[str], values: Sequence[str]) 
     A table that a user made or united with another may have a combination twice, and a join would
     multiply rows.
     """
-    from pyspark.sql import functions as F
 
     if not values:
         return table
@@ -182,7 +181,7 @@ class Encoding:
 
 
 def _encodings_of(cat_cols: Any, targets: Sequence[str], out_cols: Any) -> list[Encoding]:
-    """What ``target_encode`` was asked for.
+    """Return the groups of categories and their results for the arguments of users.
 
     Parameters
     ----------
@@ -210,10 +209,8 @@ def _encodings_of(cat_cols: Any, targets: Sequence[str], out_cols: Any) -> list[
 def _check_targets(df: DataFrame, names: Sequence[str]) -> None:
     require_columns(df, names)
     for name in names:
-        if not is_numeric(type_of(df, name)):
-            raise UsageError(
-                f"target_cols should be numeric, but {name} is {type_of(df, name).simpleString()}"
-            )
+        if not kinds.is_number(kind_of(df, name)):
+            raise UsageError(f"target_cols should be numeric, but {name} is {kind_of(df, name)}")
 
 
 def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
@@ -245,13 +242,11 @@ def _check_smoothing(smooth: Any, kfold: Any, fold_seed: Any = None) -> None:
 
 def _with_folds(df: DataFrame, kfold: int, fold_seed: int | None, fold_col: str) -> DataFrame:
     """`df` with a column of folds 0 … kfold − 1, unless it has one."""
-    from pyspark.sql import functions as F
 
     if fold_col in df.columns:
-        if not is_integral(type_of(df, fold_col)):
+        if not kinds.is_integral(kind_of(df, fold_col)):
             raise UsageError(
-                f"fold_col should be integer type, but {fold_col} is "
-                f"{type_of(df, fold_col).simpleString()}"
+                f"fold_col should be integer type, but {fold_col} is {kind_of(df, fold_col)}"
             )
         return df
     if fold_seed is None:
@@ -295,7 +290,6 @@ class TargetStatistics:
 
     def _aggregated(self, df: DataFrame, columns: list[str]) -> DataFrame:
         """One row for each category, fold and group of columns (``source``)."""
-        from pyspark.sql import functions as F
 
         rows = df.select(
             *(col(name).alias(self._key_of[name]) for name in columns),
@@ -323,13 +317,9 @@ class TargetStatistics:
         return int("".join(map(str, bits)), 2)
 
     def _rows_of(self, encoding: Encoding) -> DataFrame:
-        from pyspark.sql import functions as F
-
         return self._table.filter(F.col("source") == self._source(encoding))
 
     def _means_of_data(self) -> dict[str, float | None]:
-        from pyspark.sql import functions as F
-
         if not self.targets:
             return {}
         figures = []
@@ -340,20 +330,15 @@ class TargetStatistics:
         return dict(zip(self.targets, row, strict=True))
 
     def _mean(self, target: str) -> Column:
-        from pyspark.sql import functions as F
-
         return F.lit(self.means[target]).cast("double")
 
     def _code(self, total: Column, count: Column, mean: Column) -> Column:
-        from pyspark.sql import functions as F
-
         weight = count + F.lit(float(self.smooth))
         code = (F.coalesce(total, F.lit(0.0)) + mean * F.lit(float(self.smooth))) / weight
         return F.when(weight > 0, code).otherwise(mean)
 
     def codes(self, encoding: Encoding) -> DataFrame:
         """Codes for new data: the categories, the number of rows, and a code for each target."""
-        from pyspark.sql import functions as F
 
         keys = [self._key_of[name] for name in encoding.categories]
         rows = self._rows_of(encoding).dropna(subset=keys)
@@ -371,8 +356,6 @@ class TargetStatistics:
         return join_codes(df, [self._look_up(encoding) for encoding in self.encodings])
 
     def _look_up(self, encoding: Encoding) -> LookUp:
-        from pyspark.sql import functions as F
-
         keys = [self._key_of[name] for name in encoding.categories]
         codes = [self._code_of_fold(i, keys).alias(f"code_{i}") for i in range(len(self.targets))]
         table = self._rows_of(encoding).dropna(subset=keys).select(*keys, "fold", *codes)
@@ -393,7 +376,6 @@ class TargetStatistics:
     def _code_of_fold(self, i: int, keys: Sequence[str]) -> Column:
         """The code of a category for the rows of one fold, by those of all others."""
         from pyspark.sql import Window
-        from pyspark.sql import functions as F
 
         mean = self._mean(self.targets[i])
         total, count = F.col(f"sum_{i}"), F.col(f"count_{i}")
@@ -407,10 +389,9 @@ class TargetStatistics:
 
 
 def _target(df: DataFrame, name: str) -> Column:
-    from pyspark.sql import functions as F
 
     value = col(name).cast("double")
-    return F.when(~F.isnan(value), value) if is_fractional(type_of(df, name)) else value
+    return F.when(~F.isnan(value), value) if kinds.is_fractional(kind_of(df, name)) else value
 
 
 def _settled(table: DataFrame) -> DataFrame:
@@ -440,21 +421,17 @@ def time_folds(df: DataFrame, time_col: str, folds: Any, fold_col: str) -> DataF
     fold_col : str
         Name of the new column.
     """
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
-
     require_columns(df, [check_string(time_col, "time_col")])
-    kind = type_of(df, time_col)
-    if not is_numeric(kind) and not isinstance(kind, T.DateType | T.TimestampType):
+    kind = kind_of(df, time_col)
+    if not kinds.is_number(kind) and kind not in ("date", "timestamp"):
         raise UsageError(
-            f"{time_col} should hold numbers, dates or timestamps, but its type is "
-            f"{kind.simpleString()}"
+            f"{time_col} should hold numbers, dates or timestamps, but its type is {kind}"
         )
-    time = _as_number(col(time_col), is_numeric(kind))
+    time = _as_number(col(time_col), kinds.is_number(kind))
     if isinstance(folds, int) and not isinstance(folds, bool):
         edges = _edges_of_equal_parts(df.select(time.alias("time")), folds)
     else:
-        edges = _given_edges(folds, df, is_numeric(kind))
+        edges = _given_edges(folds, df, kinds.is_number(kind))
     begun = F.size(F.filter(F.array(*map(F.lit, edges)), lambda edge: edge <= time))
     message = F.lit(f"The column {time_col} has nulls; drop or fill them first")
     fold = F.when(time.isNotNull(), begun).otherwise(F.raise_error(message).cast("int"))
@@ -474,7 +451,6 @@ def _edges_of_equal_parts(times: DataFrame, folds: int) -> list[float]:
 
 
 def _given_edges(folds: Any, df: DataFrame, are_numbers: bool) -> list[float]:
-    from pyspark.sql import functions as F
 
     is_list = isinstance(folds, list | tuple) and len(folds) > 0
     kinds: Any = int | float if are_numbers else str | datetime.date
@@ -493,6 +469,11 @@ def _given_edges(folds: Any, df: DataFrame, are_numbers: bool) -> list[float]:
 
 class TimeStatistics(TargetStatistics):
     """Sums and counts of targets for each category, of every fold of time.
+
+    The code of a row is made of the rows of all earlier folds, and so is the mean that stands in
+    for what a category does not tell, so that nothing of its own time or of the future reaches it:
+    the ordered target statistics of CatBoost (Prokhorenkova et al., "CatBoost: unbiased boosting
+    with categorical features", NeurIPS 2018) in the order of time, by folds instead of rows.
 
     The parameters are those of :class:`TargetStatistics`; folds have numbers in the order of time.
     """
@@ -517,7 +498,6 @@ class TimeStatistics(TargetStatistics):
 
         The first fold has its own: a constant, which tells its rows nothing about each other.
         """
-        from pyspark.sql import functions as F
 
         figures = [F.sum(f"sum_{i}"), F.sum(f"count_{i}")]
         found = self._rows_of(self.encodings[0]).groupBy("fold").agg(*figures).collect()
@@ -533,8 +513,6 @@ class TimeStatistics(TargetStatistics):
         ]
 
     def _prior(self, target: str, fold: Column) -> Column:
-        from pyspark.sql import functions as F
-
         means = self._earlier[target]
         if len(means) == 1:
             return F.lit(means[0]).cast("double")
@@ -543,7 +521,6 @@ class TimeStatistics(TargetStatistics):
     def _code_of_fold(self, i: int, keys: Sequence[str]) -> Column:
         """The code of a category for the rows of one fold, by those of all earlier ones."""
         from pyspark.sql import Window
-        from pyspark.sql import functions as F
 
         earlier = Window.partitionBy(*keys).orderBy("fold")
         earlier = earlier.rowsBetween(Window.unboundedPreceding, -1)
@@ -556,7 +533,7 @@ class TimeStatistics(TargetStatistics):
 
 
 class Codes(Function):
-    """What a table says about a value, or about several values together.
+    """The code of a value, or of several values together, in a table.
 
     Parameters
     ----------
@@ -580,8 +557,6 @@ class Codes(Function):
         return dict(zip(keys, self.table[self.code].to_pylist(), strict=True))
 
     def array(self, *values: pa.Array) -> pa.Array:
-        import pyarrow as pa
-
         kind = self.table.schema.field(self.code).type
         if len(values) == 1:
             return self._of_one(values[0], kind)
@@ -590,8 +565,6 @@ class Codes(Function):
         return pa.array([found.get(row, self.default) for row in rows], kind)
 
     def _of_one(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
-        import pyarrow as pa
-
         places = Vocabulary(self.table[self.keys[0]].combine_chunks()).find(values)
         codes = pa.concat_arrays(
             [pa.array([self.default], kind), self.table[self.code].combine_chunks()]
@@ -608,7 +581,6 @@ def _categories(groups: Sequence[Sequence[str]]) -> list[str]:
 
 def _known(sums: pa.Table, keys: int) -> pa.Table:
     """The combinations without a null that occur, in their order."""
-    import pyarrow.compute as pc
 
     sums = sums.filter(pc.greater(sums["rows"], 0))
     names = [f"key_{i}" for i in range(keys)]
@@ -618,7 +590,6 @@ def _known(sums: pa.Table, keys: int) -> pa.Table:
 
 
 def _total(sums: pa.Table, name: str) -> Any:
-    import pyarrow.compute as pc
 
     return pc.sum(sums[name]).as_py() or 0
 
@@ -719,9 +690,6 @@ class TargetEncode(Operator):
         return {"means": means, **tables}
 
     def _codes(self, sums: pa.Table, keys: int, means: Mapping[str, float | None]) -> pa.Table:
-        import numpy as np
-        import pyarrow as pa
-
         known = _known(sums, keys)
         found = {f"key_{i}": known[f"key_{i}"] for i in range(keys)}
         found["rows"] = known["rows"]
@@ -843,8 +811,6 @@ class CountEncode(Operator):
         return {str(i): TargetSums(tuple(group), 0) for i, group in enumerate(self.groups)}
 
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
-        import pyarrow as pa
-
         found = {}
         for i, group in enumerate(self.groups):
             known = _known(answers[str(i)], len(group)).rename_columns({"rows": "count"})
@@ -878,7 +844,6 @@ class CountEncode(Operator):
 
     def _look_up(self, i: int, table: DataFrame, keys: Sequence[str]) -> LookUp:
         """Return what rows take out of a table of counts or frequencies: 0 for what it has not."""
-        from pyspark.sql import functions as F
 
         at = {key: col(name) for key, name in zip(keys, self.groups[i], strict=True)}
         return LookUp(table, at, {self.out_cols[i]: (self._wanted, F.lit(0))})
@@ -888,7 +853,6 @@ class CountEncode(Operator):
 
         One aggregation counts all groups.  Rows with a null or NaN in the group are not counted.
         """
-        from pyspark.sql import functions as F
 
         self._check(df)
         groups = [Encoding(tuple(group), {}) for group in self.groups]

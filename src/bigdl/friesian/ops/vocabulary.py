@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, lookup
 from bigdl.friesian.ops.batches import text_of, texts_of
@@ -21,12 +24,9 @@ from bigdl.friesian.ops.columns import (
     check_count,
     check_string,
     col,
-    is_array,
-    is_fractional,
-    is_textual,
+    kind_of,
     require_columns,
     temporary,
-    type_of,
 )
 from bigdl.friesian.ops.hashing import FAST, bucket, buckets
 from bigdl.friesian.ops.lookup import DRIVER_KEYS
@@ -42,11 +42,10 @@ from bigdl.friesian.ops.operator import (
     State,
     require_fields,
 )
+from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
 
 __all__ = [
     "DRIVER_VALUES",
@@ -90,7 +89,7 @@ def number_column(name: str) -> str:
 
 
 def sources_of(columns: Sequence[Any], freq_limit: Any) -> list[Source]:
-    """What ``gen_string_idx`` was asked for.
+    """Return the vocabularies for the arguments of ``gen_string_idx``.
 
     Parameters
     ----------
@@ -189,14 +188,13 @@ def count_values(
     fields : list of str
         The column ``value_<i>`` of each source.
     """
-    from pyspark.sql import functions as F
 
     require_columns(df, [name for source in sources for name in source.columns])
-    kinds = [_value_type(df, source, separator) for source in sources]
-    types = list(dict.fromkeys(kinds))
-    fields = [f"value_{types.index(kind)}" for kind in kinds]
+    of_sources = [_value_kind(df, source, separator) for source in sources]
+    types = list(dict.fromkeys(of_sources))
+    fields = [f"value_{types.index(kind)}" for kind in of_sources]
     cells = [
-        _pairs(df, i, name, kinds[i], types, separator, nulls)
+        _pairs(df, i, name, of_sources[i], types, separator, nulls)
         for i, source in enumerate(sources)
         for name in source.columns
     ]
@@ -219,38 +217,35 @@ def count_values(
     return counted, fields
 
 
-def _value_type(df: DataFrame, source: Source, separator: str | None) -> DataType:
-    from pyspark.sql import types as T
-
-    kinds = [type_of(df, name) for name in source.columns]
-    for name, kind in zip(source.columns, kinds, strict=True):
-        if not isinstance(kind, T.AtomicType):
-            hint = "; explode it first" if is_array(kind) else ""
+def _value_kind(df: DataFrame, source: Source, separator: str | None) -> str:
+    found = [kind_of(df, name) for name in source.columns]
+    for name, kind in zip(source.columns, found, strict=True):
+        if not kinds.is_atomic(kind):
+            hint = "; explode it first" if kinds.is_array(kind) else ""
             raise UsageError(
-                f"The column {name} of type {kind.simpleString()} has no vocabulary: its cells "
-                f"should be single values{hint}"
+                f"The column {name} of type {kind} has no vocabulary: its cells should be single "
+                f"values{hint}"
             )
-    if separator is not None or any(map(is_textual, kinds)):
-        return T.StringType()
-    if len(set(kinds)) == 1:
-        return kinds[0]
-    return T.DoubleType() if any(map(is_fractional, kinds)) else T.LongType()
+    if separator is not None or any(map(kinds.is_text, found)):
+        return "string"
+    if len(set(found)) == 1:
+        return found[0]
+    return "double" if any(map(kinds.is_fractional, found)) else "bigint"
 
 
 def _pairs(
     df: DataFrame,
     i: int,
     name: str,
-    kind: DataType,
-    types: list[DataType],
+    kind: str,
+    types: list[str],
     separator: str | None,
     nulls: bool,
 ) -> Column:
-    """What one cell adds to the pairs: a struct, or with a separator an array of structs."""
-    from pyspark.sql import functions as F
+    """Return the pairs of one cell: a struct, or with a separator an array of structs."""
 
     value = col(name).cast(kind)
-    if is_fractional(type_of(df, name)) and not nulls:
+    if kinds.is_fractional(kind_of(df, name)) and not nulls:
         value = F.when(~F.isnan(col(name)), value)  # NaN is no value of a vocabulary
 
     def pair(value: Column) -> Column:
@@ -269,8 +264,6 @@ def _pairs(
 def _ranked_on_driver(
     counted: DataFrame, fields: list[str], order_by_freq: bool
 ) -> list[DataFrame]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
     from pyspark.sql.types import IntegerType, StructField, StructType
 
     table = counted.toArrow()
@@ -291,7 +284,6 @@ def _ranked_by_spark(counted: DataFrame, fields: list[str], order_by_freq: bool)
 
     A second sort could cut other ranges, and the offsets of the first would be wrong for it.
     """
-    from pyspark.sql import functions as F
 
     frames = []
     for i, field in enumerate(fields):
@@ -340,8 +332,6 @@ class Vocabulary:
 
     def find(self, values: pa.Array) -> pa.Array:
         """The numbers (int32) of values, null for a null or an unknown one."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
 
         if len(self) < 4 * len(values):  # it builds a table of its own of the whole vocabulary
             places = pc.index_in(values, value_set=self.values)
@@ -359,7 +349,6 @@ class Encode(Function):
         self.vocabulary, self.oov_buckets = vocabulary, oov_buckets
 
     def array(self, values: pa.Array) -> pa.Array:
-
         found = self.vocabulary.find(values)
         return with_buckets(values, found, len(self.vocabulary) + 1, self.oov_buckets)
 
@@ -372,8 +361,6 @@ class Encode(Function):
 
 def with_buckets(values: pa.Array, found: pa.Array, first: int, count: int) -> pa.Array:
     """Numbers that were found, and one of some from `first` on for each unknown value."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     if not count or found.null_count == values.null_count:
         return found
@@ -392,8 +379,6 @@ class EncodeTokens(Function):
         self.sort, self.smallest = sort, smallest
 
     def array(self, values: pa.Array) -> pa.Array:
-        import pyarrow as pa
-
         kind = pa.int32() if self.smallest else pa.list_(pa.int32())
         return pa.array(map(self.value, values.to_pylist()), kind)
 
@@ -502,8 +487,8 @@ class CategoryEncode(Operator):
         for each in self.columns:
             vocabulary = None if state is None else _vocabulary(state[each["col_name"]])
             rows = None if vocabulary is None else len(vocabulary) + self.oov_buckets + 1
-            is_array = self.do_split and not self.keep_most_frequent
-            made = Field("array<int>" if is_array else "int", rows)
+            gives_arrays = self.do_split and not self.keep_most_frequent
+            made = Field("array<int>" if gives_arrays else "int", rows)
             for name in each["src_cols"]:
                 function = None if vocabulary is None else self._function(vocabulary)
                 cells.append(Cell((name,), name, made, function))

@@ -13,7 +13,7 @@ import numpy as np
 __all__ = ["NULL", "hashes"]
 
 NULL = 42
-"""What Spark gives for null: the seed."""
+"""The hash of null: the seed."""
 
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(each)
