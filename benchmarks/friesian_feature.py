@@ -65,7 +65,7 @@ def lookup_sides(spark, rows, columns, size, is_skewed):
     from pyspark.sql import functions as F
 
     from bigdl.friesian.feature import FeatureTable, StringIndex
-    from bigdl.friesian.feature.operators.lookup import _arrow_function, _Values
+    from bigdl.friesian.ops.lookup import _arrow_function, _Values
 
     names = [f"v{i}" for i in range(columns)]
 

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from oracles import assert_same
 
-from bigdl.friesian.feature.pipeline import FeaturePipeline, kinds
+from bigdl.friesian.feature.pipeline import FeaturePipeline
+from bigdl.friesian.ops import kinds
 
 # Every example runs jobs of Spark: few of them, and none to shrink what failed.
 FEW = settings(

@@ -7,7 +7,7 @@ import pytest
 
 from bigdl.friesian.feature import FeatureTable
 from bigdl.friesian.feature.pipeline import FeaturePipeline
-from bigdl.friesian.feature.pipeline.steps import encoding
+from bigdl.friesian.ops import vocabulary
 
 TEXTS = [f"t{i}" for i in range(8)]
 
@@ -83,7 +83,7 @@ def test_columns_that_the_steps_do_not_know_are_left_out_and_unread_ones_may_be_
 
 def test_large_vocabularies_are_joined(table, monkeypatch):
     wanted = sorted_rows(pipeline().fit(table).transform(table))
-    monkeypatch.setattr(encoding, "DRIVER_KEYS", 8)
+    monkeypatch.setattr(vocabulary, "DRIVER_KEYS", 8)
     found = pipeline().fit(table).transform(table)
     assert found.df._jdf.queryExecution().toString().count("Join") > 0
     assert sorted_rows(found) == wanted

@@ -116,12 +116,12 @@ def test_files_can_be_transformed_by_spark_alone(table, folder, tmp_path):
 
 
 def test_one_pass_learns_what_does_not_depend_on_each_other(table, monkeypatch):
-    from bigdl.friesian.feature.pipeline import by_spark
+    from bigdl.friesian.executors import spark
 
     passes = []
-    answers = by_spark.answers
+    answers = spark.answers
     monkeypatch.setattr(
-        by_spark, "answers", lambda df, program: passes.append(1) or answers(df, program)
+        spark, "answers", lambda df, program: passes.append(1) or answers(df, program)
     )
     names = ["user", "item"]
     independent = FeaturePipeline().fillna(0.0, "price").category_encode(names).fillna(0, names)
@@ -391,7 +391,7 @@ UNRECORDABLE = {
     "no bound": (lambda p: p.clip("a"), "at least one of min and max"),
     "bounds in disorder": (lambda p: p.clip("a", 2, 1), "min should be smaller"),
     "empty range": (lambda p: p.min_max_scale("a", 1, 1), "min should be smaller"),
-    "unknown hash": (lambda p: p.hash_encode("a", 5, "crc"), "method should be one of"),
+    "unknown hash": (lambda p: p.hash_encode("a", 5, "crc"), "method should be the name of a hash"),
     "no bins": (lambda p: p.hash_encode("a", 0), "bins should be a whole number"),
     "unknown type": (lambda p: p.cast("a", "money"), "dtype should be string"),
     "edges in disorder": (lambda p: p.cut_bins("a", [2, 1]), "should be ascending"),

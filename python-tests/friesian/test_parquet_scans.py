@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from bigdl.friesian.executors import scans
 from bigdl.friesian.feature import FeatureTable
-from bigdl.friesian.feature.pipeline import FeaturePipeline, plans, scans
-from bigdl.friesian.feature.pipeline.batches import flat
+from bigdl.friesian.feature.pipeline import FeaturePipeline
+from bigdl.friesian.ops.batches import flat
 
 SCHEMA = pa.schema(
     [
@@ -317,7 +318,7 @@ def test_row_groups_that_are_too_large_for_memory(df, monkeypatch):
 
 
 def test_more_parts_of_files_than_can_be_asked_for(df, monkeypatch):
-    monkeypatch.setattr(plans, "_MOST", 1)
+    monkeypatch.setattr(scans, "_MOST_PARTS", 1)
     assert left_to_spark(df)
 
 
@@ -327,7 +328,7 @@ def test_files_that_pyarrow_cannot_open(df, monkeypatch):
 
 
 def test_another_version_of_spark(df, monkeypatch):
-    monkeypatch.setattr(plans, "_tasks", lambda rdd: rdd.noSuchMethod())
+    monkeypatch.setattr(scans, "_tasks", lambda rdd: rdd.noSuchMethod())
     assert left_to_spark(df)
     assert_equal(scans.map_batches(df, same, df.schema), df)
 

@@ -4,8 +4,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bigdl.friesian.feature.pipeline import scans
-from bigdl.friesian.feature.pipeline.batches import flat
+from bigdl.friesian.executors import scans
+from bigdl.friesian.ops.batches import flat
 
 
 def same(batch):

@@ -5,7 +5,7 @@ from oracles import assert_same, column, is_present
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import TargetCode
-from bigdl.friesian.feature.operators import target as target_operators
+from bigdl.friesian.ops import targets as target_operators
 
 
 def mean(values):

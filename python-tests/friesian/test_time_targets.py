@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bigdl.friesian.feature.operators import target as target_operators
+from bigdl.friesian.ops import targets as target_operators
 
 SCHEMA = "id int, city string, kind int, label double, time bigint"
 

@@ -5,8 +5,7 @@ returns a new table.
 """
 
 from bigdl.friesian.feature.feature_table import FeatureTable
-from bigdl.friesian.feature.schema import Feature, FeatureSchema
-from bigdl.friesian.feature.string_index import StringIndex
-from bigdl.friesian.feature.target_code import TargetCode
+from bigdl.friesian.feature.tables import StringIndex, TargetCode
+from bigdl.friesian.ops.schema import Feature, FeatureSchema
 
 __all__ = ["Feature", "FeatureSchema", "FeatureTable", "StringIndex", "TargetCode"]

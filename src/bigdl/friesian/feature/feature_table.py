@@ -1,4 +1,4 @@
-"""The table of features: readers, scaling, joins, groups, functions of users."""
+"""The table of features: everything that a user does to prepare data for recommenders."""
 
 from __future__ import annotations
 
@@ -6,31 +6,46 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.feature.base import Table
-from bigdl.friesian.feature.encoding_methods import EncodingMethods
-from bigdl.friesian.feature.operators import (
-    functions,
-    reading,
-    rows,
-    scaling,
-    sizes,
-    statistics,
+from bigdl.friesian.executors import spark
+from bigdl.friesian.feature.methods import FeatureMethods
+from bigdl.friesian.feature.tables import StringIndex, Table, TargetCode
+from bigdl.friesian.ops import functions, kinds, lookup, rows, sequences, statistics, vocabulary
+from bigdl.friesian.ops.bins import quantiles
+from bigdl.friesian.ops.columns import (
+    as_names,
+    check_count,
+    check_different,
+    check_string,
+    col,
+    kind_of,
+    replace,
+    require_columns,
+    schema_of,
+    temporary,
 )
-from bigdl.friesian.feature.operators.as_of import join_as_of
-from bigdl.friesian.feature.operators.columns import as_names, check_string, require_columns
-from bigdl.friesian.feature.sequence_methods import SequenceMethods
-from bigdl.friesian.feature.target_methods import TargetMethods
+from bigdl.friesian.ops.lookup import Dictionary
+from bigdl.friesian.ops.operator import require_kind
+from bigdl.friesian.ops.scaling import MinMaxScale
+from bigdl.friesian.ops.targets import (
+    CountEncode,
+    TargetEncode,
+    TargetStatistics,
+    join_codes,
+    look_up_codes,
+    without_twins,
+)
+from bigdl.friesian.ops.vocabulary import number_column
 
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql.types import DataType
 
-    from bigdl.friesian.feature.schema import FeatureSchema
+    from bigdl.friesian.ops.schema import FeatureSchema
 
 __all__ = ["FeatureTable"]
 
 
-class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
+class FeatureTable(FeatureMethods, Table):
     """A table of features on Spark.
 
     Examples
@@ -53,7 +68,7 @@ class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
         paths : str or list of str
             Files, folders or patterns, of any file system that Spark knows.
         """
-        return cls(reading.read_parquet(paths))
+        return cls(rows.read_parquet(paths))
 
     @classmethod
     def read_json(cls, paths: str | list[str], cols: str | list[str] | None = None) -> FeatureTable:
@@ -65,7 +80,7 @@ class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
         cols : str or list of str, optional
             Default: all columns.
         """
-        return cls(reading.read_json(paths, cols))
+        return cls(rows.read_json(paths, cols))
 
     @classmethod
     def read_csv(
@@ -90,7 +105,7 @@ class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
             The type of all columns, of each of them, or of some; as in :meth:`cast`.  Other types
             are inferred, by another pass over the data.
         """
-        return cls(reading.read_csv(paths, delimiter, header, names, dtype))
+        return cls(rows.read_csv(paths, delimiter, header, names, dtype))
 
     @classmethod
     def read_text(cls, paths: str | list[str], col_name: str = "value") -> FeatureTable:
@@ -102,12 +117,12 @@ class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
         col_name : str, default "value"
             The name of the one column.
         """
-        return cls(reading.read_text(paths, check_string(col_name, "col_name")))
+        return cls(rows.read_text(paths, check_string(col_name, "col_name")))
 
     @staticmethod
     def from_pandas(pandas_df: pd.DataFrame) -> FeatureTable:
         """Make a table of a frame of pandas, without its index; missing values become null."""
-        return FeatureTable(reading.from_pandas(pandas_df))
+        return FeatureTable(rows.from_pandas(pandas_df))
 
     # -- scaling -------------------------------------------------------------------------------
 
@@ -132,8 +147,9 @@ class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
             The extremes before, without the range, for :meth:`transform_min_max_scale`; lists for
             arrays.
         """
-        extremes = scaling.fit_min_max(self.df, columns)
-        return self._clone(scaling.apply_min_max(self.df, extremes, min, max)), extremes
+        operator = MinMaxScale(as_names(columns), min, max, False)
+        extremes = operator.extremes(self.df)
+        return self._scaled(operator, extremes), extremes
 
     def transform_min_max_scale(
         self,
@@ -160,7 +176,11 @@ class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
         if missing:
             raise UsageError(f"min_max_dict has nothing for {missing}, got {dict(min_max_dict)!r}")
         extremes = {name: min_max_dict[name] for name in names}
-        return self._clone(scaling.apply_min_max(self.df, extremes, min, max, clip))
+        return self._scaled(MinMaxScale(names, min, max, clip), extremes)
+
+    def _scaled(self, operator: MinMaxScale, extremes: Mapping[str, tuple]) -> Self:
+        state = {"extremes": extremes}
+        return self._clone(operator.catalyst(self.df, schema_of(self.df), state))
 
     # -- joins and groups ----------------------------------------------------------------------
 
@@ -212,7 +232,7 @@ class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
         """
         if not isinstance(table, Table):
             raise UsageError(f"table should be a Table, but got {type(table).__name__}")
-        return self._clone(join_as_of(self.df, table.df, on, time_col, ttl))
+        return self._clone(rows.join_as_of(self.df, table.df, on, time_col, ttl))
 
     def group_by(
         self,
@@ -244,7 +264,7 @@ class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
     # -- sizes ---------------------------------------------------------------------------------
 
     def feature_schema(self, columns: str | list[str] | None = None) -> FeatureSchema:
-        """What a model has to know of the columns, by one job.
+        """Return types, sizes and lengths of the columns, by one job.
 
         Parameters
         ----------
@@ -259,7 +279,7 @@ class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
         """
         names = self.columns if columns is None else as_names(columns)
         require_columns(self.df, names)
-        return sizes.feature_schema(self.df, names)
+        return statistics.feature_schema(self.df, names)
 
     # -- functions -----------------------------------------------------------------------------
 
@@ -315,3 +335,603 @@ class FeatureTable(EncodingMethods, TargetMethods, SequenceMethods, Table):
         """
         df = functions.string_embed(self.df, columns, bert_model, reduce_dim, replace)
         return self._clone(df)
+
+    # -- vocabularies --------------------------------------------------------------------------
+
+    def gen_string_idx(
+        self,
+        columns: str | Mapping | list,
+        freq_limit: int | Mapping[str, int] | None = None,
+        order_by_freq: bool = False,
+        do_split: bool = False,
+        sep: str = ",",
+    ) -> StringIndex | list[StringIndex]:
+        """Learn the vocabularies of columns, all by one pass over the data.
+
+        Numbers begin with 1, so that 0 is free for unknown values, and depend on nothing but the
+        data: they follow the order of the values, or of the counts.  Nulls and NaN have none.
+
+        Parameters
+        ----------
+        columns : str, dict or list of them
+            A dict ``{"src_cols": [...], "col_name": ...}`` means one vocabulary of several columns,
+            whose name is by default that of the first with ``_union``.
+        freq_limit : int or dict of str to int, optional
+            Values that occur less often are left out; a dict has the limits of some vocabularies.
+        order_by_freq : bool, default False
+            Number the values by falling count, equal counts by value.
+        do_split : bool, default False
+            Cells hold several values.
+        sep : str, default ","
+            Regular expression between them.
+
+        Returns
+        -------
+        StringIndex or list of StringIndex
+            A list if `columns` is one.  The numbers are in the column ``id``, or ``id_number`` if
+            the values are in one called ``id``.
+        """
+        several = isinstance(columns, list | tuple)
+        if several and not columns:
+            raise UsageError("columns should be str, dict or a list of them, but got None.")
+        sources = vocabulary.sources_of(columns if several else [columns], freq_limit)
+        separator = check_string(sep, "sep") if do_split else None
+        frames = vocabulary.learn(self.df, sources, order_by_freq, separator)
+        indices = [
+            StringIndex(frame, source.name) for frame, source in zip(frames, sources, strict=True)
+        ]
+        return indices if several else indices[0]
+
+    def encode_string(
+        self,
+        columns: str | list[str],
+        indices: StringIndex | Mapping[str, int] | list,
+        broadcast: bool = True,
+        do_split: bool = False,
+        sep: str = ",",
+        sort_for_array: bool = False,
+        keep_most_frequent: bool = False,
+        oov_buckets: int = 0,
+    ) -> Self:
+        """Replace the values of columns by their numbers, in the place of the columns.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        indices : StringIndex, dict of str to int, or list of them
+            One for each column.  Of equal values in an index the smallest number counts.
+        broadcast : bool, default True
+            Send the vocabulary to all executors, unless it has more than a million values.  Then,
+            and without it, Spark chooses the kind of join.
+        do_split : bool, default False
+            Cells hold several values: they become arrays of the numbers of those that are known.
+        sep : str, default ","
+            Regular expression between them.
+        sort_for_array : bool, default False
+            Order the numbers of an array; otherwise they follow the values.
+        keep_most_frequent : bool, default False
+            Of an array only the smallest number, that of the most frequent value if the vocabulary
+            is ordered by frequency.
+        oov_buckets : int, default 0
+            So many numbers behind the largest one are given to values that are not in the
+            vocabulary, by their hash; not with `do_split`.
+
+        Returns
+        -------
+        FeatureTable
+            Nulls for what is not in the vocabulary, and for cells without any known value.
+        """
+        check_count(oov_buckets, "oov_buckets", 0)
+        if oov_buckets and do_split:
+            raise UsageError("oov_buckets cannot be used with do_split; leave one of them out")
+        names = as_names(columns)
+        require_columns(self.df, names)
+        given = list(indices) if isinstance(indices, list | tuple) else [indices]
+        if len(given) != len(names):
+            raise UsageError(
+                "columns and indices should have the same length, but got "
+                f"{len(names)} and {len(given)}"
+            )
+        for name in names:
+            lookup.check_single(name, kind_of(self.df, name))
+        dictionaries = {
+            name: _dictionary(index, name) for name, index in zip(names, given, strict=True)
+        }
+        if not do_split:
+            return self._clone(lookup.encode(self.df, dictionaries, broadcast, oov_buckets))
+        return self._clone(
+            lookup.encode_tokens(
+                self.df,
+                dictionaries,
+                check_string(sep, "sep"),
+                broadcast,
+                sort_for_array,
+                keep_most_frequent,
+            )
+        )
+
+    def category_encode(
+        self,
+        columns: str | list[str],
+        freq_limit: int | Mapping[str, int] | None = None,
+        order_by_freq: bool = False,
+        do_split: bool = False,
+        sep: str = ",",
+        sort_for_array: bool = False,
+        keep_most_frequent: bool = False,
+        broadcast: bool = True,
+    ) -> tuple[Self, StringIndex | list[StringIndex]]:
+        """:meth:`gen_string_idx` and :meth:`encode_string` in one.
+
+        Returns
+        -------
+        (FeatureTable, StringIndex or list of StringIndex)
+            A list if `columns` is one.
+        """
+        indices = self.gen_string_idx(columns, freq_limit, order_by_freq, do_split, sep)
+        encoded = self.encode_string(
+            columns, indices, broadcast, do_split, sep, sort_for_array, keep_most_frequent
+        )
+        return encoded, indices
+
+    def joint_encode(
+        self,
+        columns: str | list[str],
+        freq_limit: int | None = None,
+        order_by_freq: bool = False,
+        name: str | None = None,
+        index: StringIndex | None = None,
+    ) -> tuple[Self, StringIndex]:
+        """Replace the values of several columns by numbers of one vocabulary.
+
+        Parameters
+        ----------
+        columns : str or list of str
+            Such as a user and a friend of hers.
+        freq_limit, order_by_freq
+            As in :meth:`gen_string_idx`; the counts of all columns are added.
+        name : str, optional
+            Of the vocabulary; default: that of the first column with ``_union``.
+        index : StringIndex, optional
+            The vocabulary that this method returned for other data.
+
+        Returns
+        -------
+        (FeatureTable, StringIndex)
+            Nulls for what is not in the vocabulary.
+        """
+        names = as_names(columns)
+        require_columns(self.df, names)
+        if index is None:
+            source = {"src_cols": names, "col_name": name}
+            index = self.gen_string_idx([source], freq_limit, order_by_freq)[0]
+        elif not isinstance(index, StringIndex):
+            raise UsageError(f"index should be a StringIndex, but got {type(index).__name__}")
+        dictionary = index.dictionary_of(index.col_name)
+        return self._clone(lookup.encode(self.df, dict.fromkeys(names, dictionary), True)), index
+
+    def get_vocabularies(self, columns: str | list[str]) -> dict[str, list]:
+        """The different values of columns, in their order; a null comes last.
+
+        Returns
+        -------
+        dict of str to list
+        """
+        return vocabulary.distinct_values(self.df, as_names(columns))
+
+    def gen_reindex_mapping(
+        self, columns: str | Sequence[str] = (), freq_limit: int | Mapping[str, int] | None = 10
+    ) -> list[Any]:
+        """Number the values of columns by falling count, all by one pass over the data.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        freq_limit : int or dict of str to int, default 10
+            Values that occur less often are left out; a dict has the limit of every column.
+
+        Returns
+        -------
+        list of FeatureTable
+            For each column its values and, as ``<column>_new``, their numbers from 1 on.
+        """
+        names = as_names(columns)
+        if isinstance(freq_limit, Mapping) and set(names) - set(freq_limit):
+            raise UsageError(
+                f"freq_limit should have a limit for each of {names}, but got {dict(freq_limit)!r}"
+            )
+        sources = vocabulary.sources_of(names, freq_limit)
+        frames = vocabulary.learn(self.df, sources, True, None, "{}_new".format)
+        return [self._clone(frame) for frame in frames]
+
+    def reindex(self, columns: str | Sequence[str] = (), index_tbls: Any = ()) -> Self:
+        """Replace values by what :meth:`gen_reindex_mapping` found, unknown ones by 0.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        index_tbls : Table or list of Table
+            One for each column.
+        """
+        names = as_names(columns)
+        tables = list(index_tbls) if isinstance(index_tbls, list | tuple) else [index_tbls]
+        if len(names) != len(tables):
+            raise UsageError(
+                "columns and index_tbls should have the same length, but got "
+                f"{len(names)} and {len(tables)}"
+            )
+        table = self
+        for name, each in zip(names, tables, strict=True):
+            table = table.add_value_features(name, each, name, name)
+        return table
+
+    def filter_by_frequency(
+        self, columns: str | list[str], min_freq: int = 2, keep_rows: bool = False
+    ) -> Self:
+        """The values that occur often enough.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        min_freq : int, default 2
+            How often the values of `columns` have to occur together.
+        keep_rows : bool, default False
+            Return all columns of all rows with such values, instead of the different values only.
+        """
+        return self._clone(rows.filter_by_frequency(self.df, columns, min_freq, keep_rows))
+
+    # -- bins ----------------------------------------------------------------------------------
+
+    def quantile_edges(self, columns: str | list[str], parts: int) -> dict[str, list[float]]:
+        """Edges that cut columns into bins of about as many rows each, for :meth:`cut_bins`.
+
+        Parameters
+        ----------
+        columns : str or list of str
+            Columns of numbers; nulls and NaN are not counted.
+        parts : int
+            How many bins.  Equal edges of a frequent value are one, so that there can be fewer.
+
+        Returns
+        -------
+        dict of str to list of float
+            At most ``parts - 1`` ascending edges for each column, exact to a thousandth of the
+            rows.  One job finds all of them.
+        """
+        names = as_names(columns)
+        check_count(parts, "parts", 2)
+        before = schema_of(self.df)
+        require_kind(before, names, kinds.is_number, "numbers")
+        found = spark.answer(self.df, {name: quantiles(name, parts) for name in names})
+        empty = [name for name, edges in found.items() if not edges]
+        if empty:
+            raise UsageError(f"The columns {empty} have no value that bins could be made of")
+        return {name: sorted(set(edges)) for name, edges in found.items()}
+
+    # -- targets and counts --------------------------------------------------------------------
+
+    def target_encode(
+        self,
+        cat_cols: str | list,
+        target_cols: str | list[str],
+        target_mean: Mapping[str, float] | None = None,
+        smooth: float = 20,
+        kfold: int = 2,
+        fold_seed: int | None = None,
+        fold_col: str = "__fold__",
+        drop_cat: bool = False,
+        drop_fold: bool = True,
+        out_cols: str | list | None = None,
+    ) -> tuple[Self, list[TargetCode]]:
+        """Codes of categories: means of a target, which a row's own fold does not help to form.
+
+        The code of a category with count n and sum s is ``(s + mean * smooth) / (n + smooth)``;
+        nulls of the target count for nothing.  One aggregation finds everything.
+
+        Parameters
+        ----------
+        cat_cols : str, list of str, or list with lists of str
+            A list inside the list means the combination of its columns.
+        target_cols : str or list of str
+            Columns of numbers.
+        target_mean : dict of str to float, optional
+            The mean of every target; default: that of the data.
+        smooth : float, default 20
+        kfold : int, default 2
+            Number of folds.  With 1 each row has the code of all rows, also of itself.
+        fold_seed : int, optional
+            Assign rows to folds by chance; default: in turn.  Both go by the place of a row, so
+            :meth:`cache` a table that comes out of a join or an aggregation, or give it a column of
+            folds.
+        fold_col : str, default "__fold__"
+            A column of folds (int) that the table has is used, otherwise it is made.
+        drop_cat : bool, default False
+            Leave out the category columns.
+        drop_fold : bool, default True
+            Leave out the column of folds, unless the table had it.
+        out_cols : str, list of str, or list of lists of str, optional
+            Names of the codes, for each of `cat_cols` those of all targets; default
+            ``<column>_te_<target>`` or ``<column>_<column>_te_<target>``.  The name of a column
+            replaces it in its place, also if it is a category: all codes are of the values before.
+
+        Returns
+        -------
+        table : FeatureTable
+            With the codes as double columns.
+        codes : list of TargetCode
+            Of each of `cat_cols`, by all rows, for :meth:`encode_target`.
+        """
+        operator = TargetEncode.of(
+            cat_cols,
+            target_cols,
+            target_mean,
+            smooth,
+            kfold,
+            fold_seed,
+            fold_col,
+            drop_cat,
+            drop_fold,
+            out_cols,
+        )
+        df, found = operator.by_folds(self.df)
+        return self._clone(df), _codes_of(found)
+
+    def target_encode_by_time(
+        self,
+        cat_cols: str | list,
+        target_cols: str | list[str],
+        time_col: str,
+        folds: int | list = 10,
+        target_mean: Mapping[str, float] | None = None,
+        smooth: float = 20,
+        drop_cat: bool = False,
+        out_cols: str | list | None = None,
+    ) -> tuple[Self, list[TargetCode]]:
+        """Codes of categories: means of a target, which only rows of an earlier time help to form.
+
+        Parameters
+        ----------
+        cat_cols, target_cols, target_mean, smooth, drop_cat, out_cols
+            As in :meth:`target_encode`.  Without a `target_mean` the mean is that of all rows of
+            earlier folds.
+        time_col : str
+            Numbers, dates or timestamps.  A null makes the job fail.
+        folds : int or list of times, default 10
+            Time is cut in so many folds of about as many rows each, or at these times, at each of
+            which a fold begins.  The more there are, the fresher are the codes.
+
+        Returns
+        -------
+        table : FeatureTable
+            With the codes as double columns.  Rows of the first fold have the mean.
+        codes : list of TargetCode
+            Of each of `cat_cols`, by all rows, for :meth:`encode_target` on later data.
+        """
+        operator = TargetEncode.of(
+            cat_cols, target_cols, target_mean, smooth, 1, None, "", drop_cat, True, out_cols
+        )
+        df, found = operator.by_times(self.df, time_col, folds)
+        return self._clone(df), _codes_of(found)
+
+    def count_encode(
+        self,
+        cat_cols: str | list,
+        normalize: bool = False,
+        out_cols: str | list[str] | None = None,
+        counts: Table | Sequence[Table] | None = None,
+    ) -> tuple[Self, list[Table]]:
+        """Add how often categories occur.
+
+        Parameters
+        ----------
+        cat_cols : str, list of str, or list with lists of str
+            A list inside the list means the combination of its columns.
+        normalize : bool, default False
+            Their share of the rows that have a category, instead of the number of rows.
+        out_cols : str or list of str, optional
+            Default: ``<column>_count`` or ``<column>_frequency``, with the names of combined
+            columns joined by ``_``.  The name of a column replaces it, as in :meth:`target_encode`.
+        counts : Table or list of Table, optional
+            What this method returned for other data, whose counts are taken.
+
+        Returns
+        -------
+        table : FeatureTable
+            Counts are bigint, frequencies double; 0 for a null, NaN, or a category that does not
+            occur.
+        counts : list of Table
+            Of each of `cat_cols` its values, their ``count`` and their ``frequency``.
+        """
+        operator = CountEncode.of(cat_cols, normalize, out_cols)
+        if counts is None:
+            tables = [Table(each) for each in operator.count(self.df)]
+        else:
+            tables = list(counts) if isinstance(counts, list | tuple) else [counts]
+        groups = operator.groups
+        if len(tables) != len(groups) or not all(isinstance(each, Table) for each in tables):
+            raise UsageError(
+                f"counts should be {len(groups)} Tables, one for each of cat_cols, but got "
+                f"{counts!r}"
+            )
+        df = operator.encode(self.df, [each.df for each in tables], counts is None)
+        return self._clone(df), tables
+
+    def encode_target(
+        self,
+        targets: TargetCode | Sequence[TargetCode],
+        target_cols: str | list[str] | None = None,
+        drop_cat: bool = True,
+    ) -> Self:
+        """Codes that were learned from other data.
+
+        Parameters
+        ----------
+        targets : TargetCode or list of TargetCode
+        target_cols : str or list of str, optional
+            Only the codes of these targets.
+        drop_cat : bool, default True
+            Leave out the category columns.
+
+        Returns
+        -------
+        FeatureTable
+            An unknown category has the mean of the target.  Of several rows of a category in a
+            TargetCode that of the most rows counts.
+        """
+        codes = list(targets) if isinstance(targets, list | tuple) else [targets]
+        if not codes or not all(isinstance(each, TargetCode) for each in codes):
+            raise UsageError(f"targets should be TargetCode or a list of them, got {targets!r}")
+        wanted = None if target_cols is None else as_names(target_cols, "target_cols")
+        known = {of for code in codes for of, _ in code.out_target_mean.values()}
+        typos = [name for name in wanted or () if name not in known]
+        if typos:
+            raise UsageError(f"targets have no codes of {typos}, but of {sorted(known)}")
+        look_ups, done = [], []
+        for code in codes:
+            names = as_names(code.cat_col)
+            for name in names:
+                if name not in self.df.columns:
+                    raise UsageError(
+                        f"{name} in TargetCode.cat_col in targets does not exist in Table, whose "
+                        f"columns are {self.df.columns}"
+                    )
+            once = without_twins(code.df, code.key_cols, list(code.out_target_mean))
+            found = look_up_codes(once, code.key_cols, names, code.out_target_mean, wanted)
+            look_ups.append(found)
+            done += names
+        made = [name for each in look_ups for name in each.outputs]
+        check_different(made, "The codes of targets")
+        df = join_codes(self.df, look_ups)
+        return self._clone(df.drop(*(set(done) - set(made))) if drop_cat else df)
+
+    # -- arrays and other rows -----------------------------------------------------------------
+
+    def add_value_features(
+        self, columns: str | list[str], dict_tbl: Table, key: str, value: str
+    ) -> Self:
+        """Look up what a table says about the values of columns.
+
+        Parameters
+        ----------
+        columns : str or list of str
+            Columns of values, of arrays, or of arrays of arrays.
+        dict_tbl : Table
+            Its columns `key` and `value`; if it has not both of them, the first two.
+        key, value : str
+            The result is called as the column with `key` replaced by `value`: ``item_hist_seq``
+            becomes ``category_hist_seq``.  A column that keeps its name is replaced.
+
+        Returns
+        -------
+        FeatureTable
+            Values without an entry, and nulls, become 0, or null if the entries are no numbers.
+        """
+        names = as_names(columns)
+        require_columns(self.df, names)
+        if not isinstance(dict_tbl, Table):
+            raise UsageError(f"dict_tbl should be a Table, but got {type(dict_tbl).__name__}")
+        check_string(key, "key")
+        check_string(value, "value")
+        known = dict_tbl.columns
+        if len(known) < 2:
+            raise UsageError(f"dict_tbl should have 2 columns, but its columns are {known}")
+        source = (key, value) if key in known and value in known and key != value else known[:2]
+        dictionary = lookup.Dictionary(dict_tbl.df, *source)
+        default = 0 if kinds.is_number(dictionary.value_type) else None
+        outputs = {name: name.replace(key, value) for name in names}
+        check_different(list(outputs.values()), "The names of the results")
+        df, hidden = self.df, {}
+        for i, (name, output) in enumerate(outputs.items()):
+            hidden[output] = temporary(df, f"found{i}")  # the output may be another of the columns
+            df = lookup.value_features(df, name, hidden[output], dictionary, default)
+        found = {output: col(other) for output, other in hidden.items()}
+        return self._clone(replace(df, found).drop(*hidden.values()))
+
+    def sample_listwise(
+        self,
+        columns: str | list[str],
+        num_sampled_list: int,
+        num_sampled_item: int,
+        random_seed: int | None = None,
+        replace: bool = True,
+    ) -> Self:
+        """Several random parts of each list.
+
+        Parameters
+        ----------
+        columns : str or list of str
+            Columns of arrays that have the same length in every row, or the job fails.
+        num_sampled_list : int
+            How many parts of each row, each of which becomes a row.
+        num_sampled_item : int
+            How many different places of the arrays are in a part, the same ones in all columns.
+            Rows with shorter arrays are left out.
+        random_seed : int, optional
+            The same seed gives the same places to the same rows at the same places.
+        replace : bool, default True
+            Put the parts in the place of the arrays, otherwise into ``sampled_<column>``.
+        """
+        df = sequences.sample_listwise(
+            self.df, columns, num_sampled_list, num_sampled_item, random_seed, replace
+        )
+        return self._clone(df)
+
+    def difference_lag(
+        self,
+        columns: str | list[str],
+        sort_cols: str | list[str],
+        shifts: int | Sequence[int] = 1,
+        partition_cols: str | list[str] | None = None,
+        out_cols: Any = None,
+    ) -> Self:
+        """Add how much numbers differ from those of an earlier row.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        sort_cols : str or list of str
+            The order of the rows; equal ones keep the order of the table.
+        shifts : int or list of int, default 1
+            How many rows earlier; later ones if negative.
+        partition_cols : str or list of str, optional
+            The order is that of the rows with the same values here.  Without them a single task
+            has to sort the whole table.
+        out_cols : str, list of str, or list of lists of str, optional
+            For each column a name for each shift; default
+            ``<sort columns joined by _>_diff_lag_<column>_<shift>``.
+
+        Returns
+        -------
+        FeatureTable
+            With columns of the same types; null where either value is missing.
+        """
+        df = sequences.difference_lag(self.df, columns, sort_cols, shifts, partition_cols, out_cols)
+        return self._clone(df)
+
+
+def _dictionary(index: Any, name: str) -> Dictionary:
+    if isinstance(index, Mapping):
+        index = StringIndex.from_dict(dict(index), name)
+    if not isinstance(index, Table):
+        raise UsageError(f"indices should be StringIndex or dict, or a list of them, got {index!r}")
+    number = number_column(name)
+    if name not in index.df.columns or number not in index.df.columns:
+        raise UsageError(
+            f"The index for the column {name} should have a column of this name and {number}, but "
+            f"its columns are {index.df.columns}; rename them"
+        )
+    if not isinstance(index, StringIndex):
+        index = StringIndex(index.df, name)
+    return index.dictionary_of(name)
+
+
+def _codes_of(found: TargetStatistics) -> list[TargetCode]:
+    return [
+        TargetCode(
+            found.codes(each),
+            each.categories[0] if len(each.categories) == 1 else list(each.categories),
+            {output: (name, found.means[name]) for name, output in each.outputs.items()},
+            each.key_columns,
+        )
+        for each in found.encodings
+    ]

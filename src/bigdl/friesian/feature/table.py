@@ -1,8 +1,6 @@
-"""The import path that programs for BigDL 2.x use."""
+"""Old import path of the tables."""
 
-from bigdl.friesian.feature.base import Table
 from bigdl.friesian.feature.feature_table import FeatureTable
-from bigdl.friesian.feature.string_index import StringIndex
-from bigdl.friesian.feature.target_code import TargetCode
+from bigdl.friesian.feature.tables import StringIndex, Table, TargetCode
 
 __all__ = ["FeatureTable", "StringIndex", "Table", "TargetCode"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bigdl.common.errors import UsageError
-from bigdl.friesian.feature.operators.columns import as_names, require_columns
+from bigdl.friesian.ops.columns import as_names, require_columns
 
 if TYPE_CHECKING:
-    from bigdl.friesian.feature.base import Table
+    from bigdl.friesian.feature.tables import Table
     from bigdl.orca.data import SparkXShards
 
 __all__ = ["featuretable_to_xshards"]
@@ -31,7 +33,7 @@ def featuretable_to_xshards(
     SparkXShards
         Dicts from the names of the columns to NumPy arrays.
     """
-    from bigdl.friesian.feature.base import Table
+    from bigdl.friesian.feature.tables import Table
     from bigdl.orca.data import SparkXShards
 
     if not isinstance(tbl, Table):
@@ -49,7 +51,6 @@ def featuretable_to_xshards(
 
 
 def _arrays(frame: Any, stacked: frozenset[str]) -> dict[str, Any]:
-    import numpy as np
 
     found = {}
     for name in frame.columns:

@@ -15,16 +15,16 @@ from bigdl.common.errors import require
 _HOMES = {
     "AUGRU": "dien",
     "DIEN": "dien",
-    "DeepFM": "deepfm",
+    "DeepFM": "choices",
     "InBatchSoftmax": "two_tower",
     "InterestLoss": "dien",
-    "MMoE": "mmoe",
-    "MultiTaskLoss": "mmoe",
-    "NCF": "ncf",
+    "MMoE": "choices",
+    "MultiTaskLoss": "choices",
+    "NCF": "choices",
     "TFRSModel": "tfrs",
     "Tower": "two_tower",
     "TwoTower": "two_tower",
-    "WideAndDeep": "wide_and_deep",
+    "WideAndDeep": "choices",
 }
 
 __all__ = [

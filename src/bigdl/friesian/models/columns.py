@@ -1,4 +1,4 @@
-"""What a model of a framework of any kind asks the schema of a table."""
+"""Questions of models of any framework to the schema of a table."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from bigdl.friesian.feature.schema import FeatureSchema
+    from bigdl.friesian.ops.schema import FeatureSchema
 
 __all__ = ["cardinalities", "check_numbers", "check_tasks"]
 
 
 def cardinalities(schema: FeatureSchema, names: Iterable[str]) -> dict[str, int]:
-    """How many different numbers the columns of categories have."""
+    """Return the numbers of different values of columns of categories."""
     return {name: schema.cardinality(name) for name in names}
 
 

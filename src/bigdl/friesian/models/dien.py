@@ -11,11 +11,10 @@ from torch.nn import functional as F
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.models.columns import cardinalities
-from bigdl.friesian.models.inputs import TableModel
-from bigdl.friesian.models.layers import FieldEmbeddings, mlp
+from bigdl.friesian.models.layers import FieldEmbeddings, TableModel, mlp
 
 if TYPE_CHECKING:
-    from bigdl.friesian.feature.schema import FeatureSchema
+    from bigdl.friesian.ops.schema import FeatureSchema
 
 __all__ = ["AUGRU", "DIEN", "InterestLoss"]
 
@@ -154,7 +153,7 @@ class DIEN(TableModel):
         return cls(sizes, histories, mask, negatives, profiles, **options)
 
     def attention(self, interests: Tensor, item: Tensor, mask: Tensor) -> Tensor:
-        """How much each step of a history says about the item.
+        """Return the weight of each step of a history for the item.
 
         Parameters
         ----------

@@ -30,8 +30,8 @@ from bigdl.friesian.models.columns import cardinalities, check_numbers, check_ta
 if TYPE_CHECKING:
     import keras
 
-    from bigdl.friesian.feature.schema import FeatureSchema
     from bigdl.friesian.models.keras_losses import InBatchSoftmax
+    from bigdl.friesian.ops.schema import FeatureSchema
 
 __all__ = ["InBatchSoftmax", "deepfm", "mmoe", "ncf", "two_tower", "wide_and_deep"]
 

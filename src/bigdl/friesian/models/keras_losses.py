@@ -76,6 +76,6 @@ class InBatchSoftmax(keras.losses.Loss):
         return ops.logsumexp(logits, 1) - own
 
     def get_config(self) -> dict:
-        """What :meth:`from_config` needs."""
+        """Return the arguments for :meth:`from_config`."""
         own = {"temperature": self.temperature, "item_counts": self.item_counts}
         return {**super().get_config(), **own}

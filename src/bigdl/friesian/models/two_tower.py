@@ -11,11 +11,10 @@ from torch.nn import functional as F
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.models.columns import cardinalities, check_numbers
-from bigdl.friesian.models.inputs import TableModel, TabularInput
-from bigdl.friesian.models.layers import mlp
+from bigdl.friesian.models.layers import TableModel, TabularInput, mlp
 
 if TYPE_CHECKING:
-    from bigdl.friesian.feature.schema import FeatureSchema
+    from bigdl.friesian.ops.schema import FeatureSchema
 
 __all__ = ["InBatchSoftmax", "Tower", "TwoTower"]
 

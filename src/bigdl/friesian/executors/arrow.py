@@ -1,0 +1,251 @@
+"""The executor ``arrow``: Parquet files in batches, by Spark or by processes of this machine.
+
+Where an operator looks at groups, rows with the same key meet, as by a shuffle of Spark: they are
+written in buckets, and a bucket is read from all files.  Each piece of the data becomes a file of
+its own, in which the rows of a bucket are one row group, so that they keep the order of the data.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.executors.files import Piece, Rows, file_of, opened, table_of, write
+from bigdl.friesian.executors.tallies import answer, merged, tally
+from bigdl.friesian.ops.batches import Batch, batch_of, factored
+from bigdl.friesian.ops.operator import Ask, Field, Fitted, GroupOperator, Program, Request
+
+if TYPE_CHECKING:
+    from bigdl.friesian.executors.hosts import Host
+
+__all__ = ["answers", "transformed"]
+
+
+def answers(
+    program: Program, schema: Mapping[str, Field], pieces: Sequence[Piece], host: Host
+) -> dict[tuple[int, str], Any]:
+    """Run a program over files."""
+    asked = {
+        (ask.step, name): request
+        for ask in program
+        if isinstance(ask, Ask)
+        for name, request in ask.requests.items()
+    }
+    for each in program:
+        if isinstance(each, Fitted) and isinstance(each.step, GroupOperator):
+            raise UsageError(
+                f"A step behind {each.step.method} has to learn from the data, which the executor "
+                "arrow cannot do; use fit and transform, or move the step in front of it"
+            )
+    parts = host.run(Learn(program, dict(schema)), pieces)
+    return {
+        key: answer(request, merged(request, [part[i] for part in parts]))
+        for i, (key, request) in enumerate(asked.items())
+    }
+
+
+def transformed(
+    fitted: Sequence[Fitted],
+    schema: Mapping[str, Field],
+    pieces: Sequence[Piece],
+    path: str,
+    host: Host,
+) -> int:
+    """Write files behind all steps; returns the number of rows."""
+    with exchanged(fitted, schema, pieces, path, host) as (rest, rows):
+        return sum(host.run(Transform(rest, dict(schema), path), rows))
+
+
+@dataclass(frozen=True)
+class Learn:
+    """The partial answers of a piece, in the order of the requests."""
+
+    program: Program
+    schema: dict[str, Field]
+
+    def __call__(self, rows: Rows) -> list[Any]:
+        requests: list[Request] = []
+        found: list[list[Any]] = []
+        for batch in rows.batches(self.schema):
+            requests, parts = [], []
+            for each in self.program:
+                if isinstance(each, Fitted):
+                    batch = batch.after(each)
+                    continue
+                requests += each.requests.values()
+                parts += [tally(request, batch) for request in each.requests.values()]
+            found.append(parts)
+        return [
+            merged(request, [parts[i] for parts in found]) if len(found) > 1 else found[0][i]
+            for i, request in enumerate(requests)
+        ]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Writes the file of some rows and returns their number."""
+
+    fitted: list[Fitted]
+    schema: dict[str, Field]
+    path: str
+
+    def __call__(self, rows: Rows) -> int:
+        return write(self.path, rows.place, self._tables(rows))
+
+    def _tables(self, rows: Rows) -> Iterator[Any]:
+        for batch in rows.batches(self.schema):
+            yield table_of(batch.behind(self.fitted))
+
+
+# -- rows with the same key meet -------------------------------------------------------------------
+
+_BUCKET = 500_000  # rows
+
+
+@dataclass(frozen=True)
+class Bucket(Rows):
+    """Some keys with all their rows, behind the step that asked for them.
+
+    Attributes
+    ----------
+    path : str
+        The folder that :class:`Cut` wrote to.
+    parts : tuple of (int, tuple of int)
+        Places of its files, and the row groups of the bucket in each.
+    step : Fitted
+        Of a :class:`GroupOperator`.
+    """
+
+    path: str
+    parts: tuple[tuple[int, tuple[int, ...]], ...]
+    step: Fitted
+
+    def batches(self, schema: dict[str, Field]) -> Iterator[Batch]:
+        tables = []
+        for place, groups in self.parts:
+            with opened(file_of(self.path, place)) as file:
+                tables.append(file.read_row_groups(list(groups), use_threads=False))
+        for table in self.step.step.of_groups(pa.concat_tables(tables)):
+            yield batch_of({name: table[name] for name in table.column_names})
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Writes the rows of a piece in buckets, as they are in front of a step.
+
+    Attributes
+    ----------
+    fitted : list of Fitted
+        The steps before it.
+    step : GroupOperator
+    buckets : int
+    schema : dict of str to Field
+        Of the data.
+    path : str
+        A folder.
+    """
+
+    fitted: list[Fitted]
+    step: GroupOperator
+    buckets: int
+    schema: dict[str, Field]
+    path: str
+
+    def __call__(self, rows: Rows) -> list[int]:
+        """The buckets of the row groups of the file."""
+        found: list[int] = []
+        write(self.path, rows.place, self._tables(rows, found))
+        return found
+
+    def _tables(self, rows: Rows, found: list[int]) -> Iterator[pa.Table]:
+        for rows_of_piece in rows.batches(self.schema):
+            batch = rows_of_piece.behind(self.fitted)
+            missing = [name for name in self.step.columns if name not in batch]
+            if missing:
+                raise UsageError(
+                    f"{missing} do not exist in this Table, whose columns are {batch.names}; "
+                    f"{self.step.method} reads them"
+                )
+            table = table_of(batch)
+            self.step.check_rows(table)
+            buckets = _buckets(batch, self.step.key, self.buckets)
+            order = np.argsort(buckets, kind="stable")
+            counts = np.bincount(buckets, minlength=self.buckets)
+            table, start = table.take(pa.array(order)), 0
+            for bucket, count in enumerate(counts.tolist()):
+                if count or (bucket == 0 and not found):  # a file has a row group, for its schema
+                    found.append(bucket)
+                    yield table.slice(start, count)
+                start += count
+
+
+def _buckets(batch: Batch, name: str, count: int) -> np.ndarray:
+    """The bucket of each row: equal values have equal ones."""
+    import pandas as pd
+
+    column = factored(batch[name])
+    kind = column.values.type
+    if pa.types.is_floating(kind) or pa.types.is_integer(kind):
+        values = column.values.cast(pa.float64(), safe=False).fill_null(np.nan)
+        values = values.to_numpy(zero_copy_only=False) + 0.0  # both zeros are equal
+        values[np.isnan(values)] = np.nan
+    else:
+        values = np.array([str(each) for each in column.values.to_pylist()], object)
+    hashed = pd.util.hash_array(values) % np.uint64(count)
+    return hashed.astype(np.int64)[column.codes]
+
+
+def _buckets_of(path: str, step: Fitted, written: Sequence[list[int]], count: int) -> list[Bucket]:
+    """Return the buckets, from the results of every :class:`Cut`."""
+    parts: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(count)]
+    for place, buckets in enumerate(written):
+        groups: dict[int, list[int]] = {}
+        for group, bucket in enumerate(buckets):
+            groups.setdefault(bucket, []).append(group)
+        for bucket, mine in groups.items():
+            parts[bucket].append((place, tuple(mine)))
+    found: list[Bucket] = []
+    for mine in parts:
+        if mine:
+            found.append(Bucket(len(found), path, tuple(mine), step))
+    return found
+
+
+@contextmanager
+def exchanged(
+    fitted: Sequence[Fitted],
+    schema: Mapping[str, Field],
+    pieces: Sequence[Piece],
+    path: str,
+    host: Host,
+) -> Iterator[tuple[list[Fitted], list[Rows]]]:
+    """Yield the steps behind the last one that looks at groups, and the rows that they get.
+
+    What is written on the way lies in a hidden folder in `path` while this is open.
+    """
+    from bigdl.orca.data.storage import open_file_system
+
+    rest, rows = list(fitted), list(pieces)
+    count = max(host.pieces, -(-sum(piece.count for piece in pieces) // _BUCKET))
+    fs, folder = open_file_system(path)
+    made: list[str] = []
+    try:
+        while group := next((each for each in rest if isinstance(each.step, GroupOperator)), None):
+            at = rest.index(group)
+            name = f".exchange-{uuid.uuid4().hex}"
+            made.append(f"{folder.rstrip('/')}/{name}")
+            fs.makedirs(made[-1], exist_ok=True)
+            place = f"{path.rstrip('/')}/{name}"
+            written = host.run(Cut(rest[:at], group.step, count, dict(schema), place), rows)
+            rest, rows = rest[at + 1 :], _buckets_of(place, group, written, count)
+        yield rest, rows
+    finally:
+        for each in made:
+            fs.rm(each, recursive=True)

@@ -1,0 +1,376 @@
+"""Parquet files as pieces of work: which row groups, how they are read and written."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops.batches import Batch, Factored, normal
+from bigdl.friesian.ops.operator import Field
+
+__all__ = [
+    "Piece",
+    "Rows",
+    "Source",
+    "clear",
+    "file_of",
+    "mark_complete",
+    "opened",
+    "pieces_of",
+    "source_of",
+    "table_of",
+    "write",
+]
+
+
+@dataclass(frozen=True)
+class Rows(ABC):
+    """Some rows that are worked on together.
+
+    Attributes
+    ----------
+    place : int
+        Among all of their kind; names the file that their results are written to.
+    """
+
+    place: int
+
+    @abstractmethod
+    def batches(self, schema: dict[str, Field]) -> Iterator[Batch]:
+        """The rows, given the fields of the data that they come from."""
+
+
+@dataclass(frozen=True)
+class Piece(Rows):
+    """Row groups of one file.
+
+    Attributes
+    ----------
+    path : str
+    groups : tuple of int
+    count : int
+        Number of rows.
+    given : dict of str to object
+        Values that all rows have, of the columns that stand in the names of folders.
+    """
+
+    path: str
+    groups: tuple[int, ...]
+    count: int
+    given: dict[str, Any]
+
+    def batches(self, schema: dict[str, Field]) -> Iterator[Batch]:
+        """A batch for each group; a column is read when it is asked for."""
+        texts = [
+            name
+            for name, each in schema.items()
+            if each.kind == "string" and name not in self.given
+        ]
+        with opened(self.path, texts) as file:
+            found = {each.name: kinds.of_arrow(each.type) for each in file.schema_arrow}
+            for name, each in schema.items():
+                if name not in self.given and found.get(name, each.kind) != each.kind:
+                    raise UsageError(
+                        f"The column {name} should be of type {each.kind}, but is {found[name]} in "
+                        f"{self.path}"
+                    )
+            there = [name for name in schema if name in found or name in self.given]
+            if not self.groups:
+                empty = file.schema_arrow.empty_table()
+                kept = Batch({n: partial(normal, empty[n]) for n in there if n in found}, 0)
+                yield self._whole(kept, schema, there)
+            for group in self.groups:
+                columns = {n: partial(_column, file, group, n) for n in there if n in found}
+                batch = Batch(columns, file.metadata.row_group(group).num_rows)
+                yield self._whole(batch, schema, there)
+
+    def _whole(self, batch: Batch, schema: dict[str, Field], names: list[str]) -> Batch:
+        """A batch with the columns that all rows have the same value of."""
+        given = {
+            name: partial(_repeated, value, schema[name].kind, batch.rows)
+            for name, value in self.given.items()
+            if name in schema
+        }
+        return Batch({n: given.get(n) or partial(batch.__getitem__, n) for n in names}, batch.rows)
+
+
+def _repeated(value: Any, kind: str, rows: int) -> Factored:
+
+    return Factored(pa.array([value], kinds.to_arrow(kind)), np.zeros(rows, np.int32))
+
+
+def _column(file: pq.ParquetFile, group: int, name: str) -> Any:
+    return normal(file.read_row_group(group, columns=[name], use_threads=False)[name])
+
+
+@contextmanager
+def opened(path: str, names: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
+    """A file, whose columns of text come as dictionaries; `names` are those columns if known."""
+
+    from bigdl.orca.data.storage import is_local_path, open_file_system
+
+    fs, inside = open_file_system(path)
+    source = inside if is_local_path(path) else fs.open(inside)
+    # threads of Arrow may hold a Python file for a moment too long for a process that ends
+    options = {"memory_map": True} if is_local_path(path) else {"pre_buffer": False}
+    try:
+        file = pq.ParquetFile(
+            source, read_dictionary=names, coerce_int96_timestamp_unit="us", **options
+        )
+    except KeyError as error:
+        name = error.args[0].decode()
+        raise UsageError(f"The column {name} of the other files is missing in {path}") from None
+    with file:
+        yield file
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files that a user means.
+
+    Attributes
+    ----------
+    paths : list of str
+        Sorted within each path of the user.
+    given : dict of str to dict
+        Of each file the values of the columns that stand in the names of its folders.
+    schema : dict of str to Field
+        Those of the first file, which all others have to have, and the columns in names of folders
+        behind them.
+    """
+
+    paths: list[str]
+    given: dict[str, dict[str, Any]]
+    schema: dict[str, Field]
+
+
+def source_of(src: Any) -> Source:
+    """The files that a user means."""
+    from bigdl.orca.data.pandas.paths import files_of, split_paths
+    from bigdl.orca.data.storage import is_local_path, open_file_system
+
+    named: dict[str, dict[str, str | None]] = {}
+    for root in split_paths(src):
+        inside = open_file_system(root)[1] if is_local_path(root) else root
+        for path in files_of(root, nested=True):
+            named[path] = _named_in(path, inside)
+    in_names = _fields_of(named)
+    given = {path: _typed(each, in_names) for path, each in named.items()}
+    paths = list(named)
+    with opened(paths[0]) as file:
+        inside = {each.name: Field(kinds.of_arrow(each.type)) for each in file.schema_arrow}
+    fields = {name: each for name, each in inside.items() if name not in in_names}
+    return Source(paths, given, fields | in_names)
+
+
+# Columns in the names of folders: ``country=no/day=2024-05-01/part-0.parquet``.
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+def _named_in(path: str, root: str) -> dict[str, str | None]:
+    """The columns in the names of the folders between a root and a file, as text."""
+    inside = path[len(root) :].strip("/") if path.startswith(root) else ""
+    pairs = [name.partition("=") for name in inside.split("/")[:-1] if "=" in name]
+    return {unquote(name): None if value == _NULL else unquote(value) for name, _, value in pairs}
+
+
+def _fields_of(found: Mapping[str, Mapping[str, str | None]]) -> dict[str, Field]:
+    """The fields of the columns in the names of the folders of files.
+
+    As with Spark a column is int, bigint, double, date or string: the first that takes all values.
+
+    Parameters
+    ----------
+    found : dict of str to dict
+        Of each file what :func:`_named_in` found.
+    """
+    names = list(next(iter(found.values()), {}))
+    for path, values in found.items():
+        if list(values) != names:
+            raise UsageError(
+                f"The folders of all files should name the columns {names}, but those of {path} "
+                f"name {list(values)}"
+            )
+    return {name: Field(_kind_of([values[name] for values in found.values()])) for name in names}
+
+
+def _typed(values: Mapping[str, str | None], fields: Mapping[str, Field]) -> dict[str, Any]:
+    """The values of a file as values of Python."""
+    return {
+        name: None if text is None else _PARSERS[fields[name].kind](text)
+        for name, text in values.items()
+    }
+
+
+def _int(bits: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"-?\d+", text) or not -(1 << bits - 1) <= int(text) < 1 << bits - 1:
+            raise ValueError(text)
+        return int(text)
+
+    return parse
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "int": _int(32),
+    "bigint": _int(64),
+    "double": float,
+    "date": datetime.date.fromisoformat,
+    "string": str,
+}
+
+
+def _kind_of(values: Sequence[str | None]) -> str:
+    for kind, parse in _PARSERS.items():
+        try:
+            for value in values:
+                if value is not None:
+                    parse(value)
+        except ValueError:
+            continue
+        if kind == "string" or any(value is not None for value in values):
+            return kind
+    return "string"
+
+
+def pieces_of(source: Source, count: int) -> list[Piece]:
+    """All row groups of files, in their order, as about so many pieces.
+
+    A piece never has groups of several files, and a group is never cut.  Files without rows are
+    one piece without groups.
+    """
+    rows = []
+    for path in source.paths:
+        with opened(path) as file:
+            groups = range(file.num_row_groups)
+            rows.append([file.metadata.row_group(group).num_rows for group in groups])
+    target = max(sum(map(sum, rows)) / count, 1)
+    pieces: list[Piece] = []
+    for path, sizes in zip(source.paths, rows, strict=True):
+        parts = min(max(round(sum(sizes) / target), 1), len(sizes))
+        bounds = [len(sizes) * i // parts for i in range(parts + 1)] if parts else []
+        for first, last in pairwise(bounds):
+            groups = tuple(range(first, last))
+            count = sum(sizes[first:last])
+            pieces.append(Piece(len(pieces), path, groups, count, source.given[path]))
+    first_path = source.paths[0]
+    return pieces or [Piece(0, first_path, (), 0, source.given[first_path])]
+
+
+def clear(path: str, sources: Sequence[str], mode: str) -> None:
+    """Make an empty folder for results."""
+    from bigdl.orca.data.storage import open_file_system
+
+    if mode not in ("overwrite", "error"):
+        raise UsageError(f"mode should be one of overwrite, error; got {mode!r}")
+    fs, folder = open_file_system(path)
+    folder = folder.rstrip("/")
+    for source in sources:
+        inside = open_file_system(source)[1]
+        if inside == folder or inside.startswith(folder + "/"):
+            raise UsageError(f"The results cannot replace the files that they are made of: {path}")
+    if fs.exists(folder):
+        if mode == "error":
+            raise UsageError(f"{path} exists already; remove it or use mode='overwrite'")
+        fs.rm(folder, recursive=True)
+    fs.makedirs(folder, exist_ok=True)
+
+
+def mark_complete(path: str) -> None:
+    """Say, as Spark does, that all results are there."""
+    from bigdl.orca.data.storage import open_file_system
+
+    fs, folder = open_file_system(path)
+    fs.touch(f"{folder.rstrip('/')}/_SUCCESS")
+
+
+def file_of(path: str, place: int) -> str:
+    """The file of a folder that :func:`write` writes."""
+    return f"{path.rstrip('/')}/part-{place:05d}.parquet"
+
+
+def write(path: str, place: int, tables: Iterator[pa.Table]) -> int:
+    """Write the tables of a piece as the row groups of one file.
+
+    The file has its name only when it is complete: a task that is repeated leaves no second one.
+
+    Returns
+    -------
+    int
+        Number of rows.
+    """
+    from bigdl.orca.data.storage import is_local_path, open_file_system
+
+    fs, folder = open_file_system(path)
+    name = file_of(folder, place)
+    if not is_local_path(path):  # a file of a remote storage appears when it is closed
+        with fs.open(name, "wb") as sink:
+            return _write(sink, tables)
+    hidden = f"{folder.rstrip('/')}/.part-{place:05d}-{uuid.uuid4().hex}"
+    try:
+        rows = _write(hidden, tables)
+        os.replace(hidden, name)
+    finally:
+        if os.path.exists(hidden):
+            os.remove(hidden)
+    return rows
+
+
+def _write(sink: Any, tables: Iterator[pa.Table]) -> int:
+
+    writer, rows = None, 0
+    try:
+        for table in tables:
+            if writer is None:
+                texts = [each.name for each in table.schema if pa.types.is_dictionary(each.type)]
+                writer = pq.ParquetWriter(
+                    sink,
+                    table.schema,
+                    use_dictionary=texts or False,
+                    # dictionaries are a matter of the file, not of the type of the column
+                    store_schema=False,
+                    coerce_timestamps="us",
+                    allow_truncated_timestamps=True,
+                )
+            writer.write_table(table, row_group_size=max(table.num_rows, 1))
+            rows += table.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
+    return rows
+
+
+def table_of(batch: Batch) -> pa.Table:
+    """All columns of a batch; those of text as dictionaries."""
+
+    return pa.table({name: _written(batch[name]) for name in batch.names})
+
+
+def _written(column: Any) -> pa.Array:
+
+    if not isinstance(column, Factored):
+        return column.dictionary_encode() if pa.types.is_string(column.type) else column
+    values, codes = column.values, column.codes
+    if not pa.types.is_string(values.type):
+        return values.take(pa.array(codes))
+    if pc.count_distinct(values, mode="only_valid").as_py() < len(values):  # a null or a twin
+        return values.take(pa.array(codes)).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), values)

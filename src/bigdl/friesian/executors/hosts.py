@@ -1,0 +1,182 @@
+"""Where the pieces of files are worked on: tasks of Spark, processes of this machine, or here."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Here", "Host", "LocalWorkers", "SparkTasks", "host_of"]
+
+_PIECES = 4  # for each worker, so that none waits long for the last
+
+
+class Host(ABC):
+    """Runs a function on items.
+
+    Attributes
+    ----------
+    workers : int
+        How many items are worked on at the same time.
+    """
+
+    workers: int = 1
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces that keep all workers busy."""
+        return self.workers if self.workers == 1 else self.workers * _PIECES
+
+    @abstractmethod
+    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """The results in the order of the items."""
+
+    def close(self) -> None:  # noqa: B027
+        """Free what the host holds."""
+
+
+class Here(Host):
+    """This process."""
+
+    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        return [function(item) for item in items]
+
+
+class SparkTasks(Host):
+    """A task of Spark for each item.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+    """
+
+    def __init__(self, spark: SparkSession):
+        self._spark = spark
+        context = getattr(spark, "_sc", None)
+        self.workers = context.defaultParallelism if context is not None else 8
+
+    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            pa.set_cpu_count(1)
+            for batch in batches:
+                for place in batch.column(0).to_pylist():
+                    result = pickle.dumps(_outcome(function, items[place]))
+                    yield pa.record_batch(
+                        [pa.array([place]), pa.array([result], pa.binary())],
+                        names=["place", "result"],
+                    )
+
+        if not items:
+            return []
+        tasks = self._spark.range(0, len(items), 1, len(items))
+        found = tasks.mapInArrow(work, "place bigint, result binary").toArrow().to_pydict()
+        results = dict(zip(found["place"], map(pickle.loads, found["result"]), strict=True))
+        for result in results.values():
+            if isinstance(result, UsageError):
+                raise result
+        return [results[place] for place in range(len(items))]
+
+
+def _outcome(function: Callable[[Any], Any], item: Any) -> Any:
+    """The result, or the error of the user, whose words Spark would bury."""
+    try:
+        return function(item)
+    except UsageError as error:
+        return error
+
+
+class LocalWorkers(Host):
+    """Processes of this machine, which live until :meth:`close`; a context manager.
+
+    Parameters
+    ----------
+    workers : int, optional
+        Default: one for each core.
+    """
+
+    def __init__(self, workers: int | None = None):
+        from bigdl.runtime.pool import Seat, Stage, WorkerPool
+
+        cores = sorted(os.sched_getaffinity(0))
+        if workers is not None and (type(workers) is not int or workers < 1):
+            raise UsageError(f"workers should be an integer from 1 on, got {workers!r}")
+        self.workers = workers or len(cores)
+        seats = [Seat((cores[i % len(cores)],), 1) for i in range(self.workers)]
+        self._pool = WorkerPool([Stage("the pipeline", _Caller, seats)])
+
+    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        with tempfile.TemporaryDirectory(prefix="bigdl-") as folder:
+            path = os.path.join(folder, "work")
+            with open(path, "wb") as file:
+                pickle.dump(function, file, protocol=5)
+            results = self._pool.run((path, item) for item in items)
+        for result in results:
+            if isinstance(result, UsageError):
+                raise result
+        return results
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.close()
+
+    def __enter__(self) -> LocalWorkers:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class _Caller:
+    """In a worker: calls a function that is read from a file, once."""
+
+    def __init__(self) -> None:
+        pa.set_cpu_count(1)
+        self._path: str | None = None
+        self._function: Callable[[Any], Any] | None = None
+
+    def __call__(self, item: tuple[str, Any]) -> Any:
+        path, piece = item
+        if path != self._path:
+            with open(path, "rb") as file:
+                self._path, self._function = path, pickle.load(file)
+        return _outcome(self._function, piece)
+
+
+def host_of(host: Any) -> Host:
+    """Return the host that a user named; None means Spark if it runs, else this machine."""
+    if isinstance(host, Host):
+        return host
+    if host is None or host == "spark":
+        spark = _active_spark()
+        if spark is not None:
+            return SparkTasks(spark)
+        if host == "spark":
+            from bigdl.orca import OrcaContext
+
+            return SparkTasks(OrcaContext.get_spark_session())
+        return LocalWorkers()
+    if host == "local":
+        return LocalWorkers()
+    if host == "here":
+        return Here()
+    raise UsageError(f"host should be spark, local, here, a host or None, got {host!r}")
+
+
+def _active_spark() -> SparkSession | None:
+    import sys
+
+    if "pyspark" not in sys.modules:
+        return None
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession()

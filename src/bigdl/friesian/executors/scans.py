@@ -1,0 +1,380 @@
+"""Rows of a DataFrame as batches for a function, in tasks of Spark.
+
+Columns of Parquet files went through vectors and rows of Java before Arrow had them, texts as
+strings of their own.  Of ten million rows with 26 columns of text that was most of the time that
+learning and transforming took.  Where a DataFrame is nothing but columns of files, its tasks read
+them by pyarrow instead: the same rows in the same partitions, and texts stay dictionaries.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.executors.files import Piece, opened
+from bigdl.friesian.executors.hosts import Here, SparkTasks
+from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops.batches import Batch, batch_of
+from bigdl.friesian.ops.lookup import shared
+from bigdl.friesian.ops.operator import Field
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["from_files", "from_rows", "map_batches"]
+
+logger = logging.getLogger("bigdl.friesian")
+
+_ROWS, _BYTES = 1 << 18, 1 << 28  # from which batches are enough to be worked on together
+_WIDTHS = {  # bytes of a value; that of a text is its code
+    "tinyint": 1,
+    "smallint": 2,
+    "int": 4,
+    "bigint": 8,
+    "float": 4,
+    "double": 8,
+    "boolean": 1,
+    "date": 4,
+    "string": 4,
+}
+_MOST_BYTES = 1 << 29  # of the columns of a row group, which are in memory together
+_FEW_FILES = 32  # that the driver looks into itself
+_OF_TASK = 16  # files that a task looks into
+
+Work = Callable[[Batch], "Iterator[pa.RecordBatch]"]
+
+
+def map_batches(df: DataFrame, function: Work, schema: Any) -> DataFrame:
+    """The batches that a function makes of those of a DataFrame.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+    function : callable
+        Called in tasks with a :class:`Batch`, returns record batches.
+    schema : pyspark.sql.types.StructType or str
+        Of what it returns.
+    """
+    found = from_files(df, function, schema)
+    return from_rows(df, function, schema) if found is None else found
+
+
+def from_rows(df: DataFrame, function: Work, schema: Any) -> DataFrame:
+    """As :func:`map_batches`, from rows of Spark."""
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for table in _gathered(batches):
+            yield from function(batch_of({name: table[name] for name in table.column_names}))
+
+    return df.mapInArrow(work, schema)
+
+
+def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches together, so that a value that occurs in several is looked at once."""
+
+    kept: list[pa.RecordBatch] = []
+    for batch in batches:
+        kept.append(batch)
+        if sum(each.num_rows for each in kept) >= _ROWS or sum(b.nbytes for b in kept) >= _BYTES:
+            yield pa.Table.from_batches(kept)
+            kept = []
+    if kept:
+        yield pa.Table.from_batches(kept)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
+    """As :func:`map_batches`, from Parquet files without rows of Spark.
+
+    Partitions and the order of rows are those of Spark's scan.  The files are looked into now, and
+    read when the result is computed.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame or None
+        None if the DataFrame is not just columns of files, or pyarrow would not read all of them
+        from everywhere with the values and the types of Spark.
+    """
+    types = {each.name: each.dataType.simpleString() for each in df.schema}
+    if not _WIDTHS.keys() >= set(types.values()):
+        return None
+    scan = scan_of(df)
+    if scan is None:
+        return None
+    fields = {inside: Field(types[name]) for name, inside in scan.columns.items()}
+    pieces = _pieces(scan, fields, df.sparkSession)
+    if pieces is None:
+        return None
+    tasks = shared(pieces, df.sparkSession)
+    columns = scan.columns
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        pa.set_cpu_count(1)
+        places = (place for batch in batches for place in batch.column(0).to_pylist())
+        for piece in (piece for place in places for piece in tasks.value[place]):
+            for batch in _batches(piece, fields):
+                named = {name: partial(batch.__getitem__, columns[name]) for name in columns}
+                yield from function(Batch(named, batch.rows))
+
+    count = len(pieces)
+    return df.sparkSession.range(0, count, 1, count).mapInArrow(work, schema)
+
+
+def _batches(piece: Piece, fields: dict[str, Field]) -> Iterator[Batch]:
+    try:
+        yield from piece.batches(fields)
+    except FileNotFoundError:
+        raise UsageError(
+            f"The file {piece.path} is no longer there; read the table again"
+        ) from None
+
+
+def _pieces(scan: Scan, fields: dict[str, Field], spark: SparkSession) -> list[list[Piece]] | None:
+    """The row groups of each task; None if a file has to be read by Spark."""
+    paths = list(dict.fromkeys(split.path for task in scan.tasks for split in task))
+    look = Look({name: each.kind for name, each in fields.items()}, scan.keeps_old_dates)
+    groups = _looked(look, paths, spark)
+    if groups is None:
+        return None
+    pieces, found = [], 0
+    for task in scan.tasks:
+        pieces.append([])
+        for split in task:
+            mine = [
+                i
+                for i, group in enumerate(groups[split.path])
+                if split.start <= group.middle < split.stop
+            ]
+            rows = sum(groups[split.path][i].rows for i in mine)
+            found += len(mine)
+            if mine:
+                pieces[-1].append(Piece(len(pieces) - 1, split.path, tuple(mine), rows, {}))
+    # a file that has changed since Spark listed it is none of ours
+    return pieces if found == sum(map(len, groups.values())) else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """A row group: where its middle is in the file, and how many rows it has."""
+
+    middle: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Look:
+    """Looks into files: their row groups, or None if one has to be read by Spark.
+
+    Attributes
+    ----------
+    kinds : dict of str to str
+        Of the columns that are needed, by their names in the files.
+    keeps_old_dates : bool
+        See :class:`Scan`.
+    """
+
+    kinds: dict[str, str]
+    keeps_old_dates: bool
+
+    def __call__(self, paths: Sequence[str]) -> list[list[Group]] | None:
+        try:
+            found = list(map(self._groups, paths))
+        except Exception:  # what pyarrow cannot open may be nothing special for Spark
+            return None
+        return None if None in found else found
+
+    def _groups(self, path: str) -> list[Group] | None:
+        with opened(path, []) as file:
+            if not self._has_columns(file) or not self._has_dates_of_today(file):
+                return None
+            groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+            if any(self._size(group) > _MOST_BYTES for group in groups):
+                return None
+            return [Group(_middle(group), group.num_rows) for group in groups]
+
+    def _has_columns(self, file: pq.ParquetFile) -> bool:
+        found = [(each.name, kinds.of_arrow(each.type)) for each in file.schema_arrow]
+        lowered = [name.lower() for name, _ in found]  # Spark takes a column of another case
+        return all(
+            (name, kind) in found and lowered.count(name.lower()) == 1
+            for name, kind in self.kinds.items()
+        )
+
+    def _has_dates_of_today(self, file: pq.ParquetFile) -> bool:
+        """Return True if dates count by today's calendar, as Spark tells it."""
+        if "date" not in self.kinds.values():
+            return True
+        known = file.metadata.metadata or {}
+        version = known.get(b"org.apache.spark.version")
+        if version is None:
+            return self.keeps_old_dates
+        is_old = int(version.split(b".")[0]) < 3
+        return not is_old and b"org.apache.spark.legacyDateTime" not in known
+
+    def _size(self, group: Any) -> int:
+        size = group.num_rows * sum(_WIDTHS[kind] for kind in self.kinds.values())
+        for column in map(group.column, range(group.num_columns)):
+            if self.kinds.get(column.path_in_schema) == "string":
+                size += column.total_uncompressed_size
+        return size
+
+
+def _middle(group: Any) -> int:
+    columns = [group.column(i) for i in range(group.num_columns)]
+    starts = [
+        column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+        for column in columns
+    ]
+    return min(starts) + sum(column.total_compressed_size for column in columns) // 2
+
+
+def _looked(look: Look, paths: list[str], spark: SparkSession) -> dict[str, list[Group]] | None:
+    """Return row groups by path; on a cluster its workers look, who have to open them later."""
+    from bigdl.orca.cluster.spark import is_local
+
+    is_here = is_local(spark.sparkContext.master) and len(paths) <= _FEW_FILES
+    host = Here() if is_here else SparkTasks(spark)
+    parts = [paths[i : i + _OF_TASK] for i in range(0, len(paths), _OF_TASK)]
+    found = host.run(look, parts)
+    if None in found:
+        return None
+    return dict(zip(paths, (groups for part in found for groups in part), strict=True))
+
+
+# -- plans of Spark that do nothing but read files -------------------------------------------------
+
+_EXECUTION = "org.apache.spark.sql.execution."
+_FORMAT = f"{_EXECUTION}datasources.parquet.ParquetFileFormat"
+_INDEX = f"{_EXECUTION}datasources.InMemoryFileIndex"
+_RDD = f"{_EXECUTION}datasources.FileScanRDD"
+_EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
+
+_OPTIONS = {"path", "paths"}  # others may change what is read
+_OFF = (  # they too, if they are on
+    "spark.sql.files.ignoreCorruptFiles",
+    "spark.sql.files.ignoreMissingFiles",
+    "spark.sql.parquet.fieldId.read.enabled",
+)
+_ENCRYPTION = "parquet.crypto.factory.class"
+_REBASE = "spark.sql.parquet.datetimeRebaseModeInRead"
+_MOST_PARTS = 4096  # parts of files, of which each takes a millisecond to ask for
+
+
+@dataclass(frozen=True)
+class Split:
+    """Bytes of a file; the row groups whose middle is among them are read together."""
+
+    path: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Columns and files that a plan reads.
+
+    Attributes
+    ----------
+    columns : dict of str to str
+        For each column of the DataFrame its name in the files.
+    tasks : list of list of Split
+        In the order of the rows.
+    keeps_old_dates : bool
+        Whether Spark takes dates as they stand in files that do not say which calendar is theirs.
+    """
+
+    columns: dict[str, str]
+    tasks: list[list[Split]]
+    keeps_old_dates: bool
+
+
+def scan_of(df: DataFrame) -> Scan | None:
+    """Return the scan of a DataFrame, or None if it does anything else or that cannot be told."""
+    from bigdl.orca.cluster.plan import is_switched_off
+
+    if is_switched_off():
+        return None
+    try:
+        return _scan_of(df)
+    except Exception as error:  # an internal API
+        logger.debug("Cannot tell whether the plan only reads Parquet files: %s", error)
+        return None
+
+
+def _scan_of(df: DataFrame) -> Scan | None:
+    plan = df._jdf.queryExecution().sparkPlan()
+    places = [each.exprId().id() for each in _items(plan.output())]
+    while _class(plan) == f"{_EXECUTION}ProjectExec":
+        sources = dict(map(_source, _items(plan.projectList())))
+        places = [sources[place] for place in places]
+        if None in places:
+            return None
+        plan = plan.child()
+    if _class(plan) != f"{_EXECUTION}FileSourceScanExec" or not _is_bare(plan, df.sparkSession):
+        return None
+    names = {each.exprId().id(): each.name() for each in _items(plan.output())}
+    tasks = _tasks(plan.inputRDDs().head())
+    if not places or not tasks:
+        return None
+    columns = {name: names[place] for name, place in zip(df.columns, places, strict=True)}
+    keeps_old_dates = df.sparkSession.conf.get(_REBASE) == "CORRECTED"
+    return Scan(columns, tasks, keeps_old_dates) if len(columns) == len(places) else None
+
+
+def _source(column: Any) -> tuple[int, int | None]:
+    """Of a projected column its number, and that of the column that it is the same as, if any."""
+    place, source = column.exprId().id(), column
+    if _class(column) == f"{_EXPRESSIONS}Alias":
+        source = column.child()
+    is_column = _class(source) == f"{_EXPRESSIONS}AttributeReference"
+    return place, source.exprId().id() if is_column else None
+
+
+def _is_bare(scan: Any, spark: Any) -> bool:
+    """Return True if a scan gives all rows of plain Parquet files as they are."""
+    relation = scan.relation()
+    options = {each for each in relation.options().keySet().mkString("\n").split("\n") if each}
+    hadoop = spark._jsparkSession.sessionState().newHadoopConf()
+    return (
+        _class(relation.fileFormat()) == _FORMAT
+        and _class(relation.location()) == _INDEX
+        and relation.partitionSchema().isEmpty()
+        and relation.bucketSpec().isEmpty()
+        and scan.partitionFilters().isEmpty()
+        and scan.dataFilters().isEmpty()
+        and scan.fileConstantMetadataColumns().isEmpty()
+        and options <= _OPTIONS
+        and not any(spark.conf.get(name).lower() == "true" for name in _OFF)
+        and hadoop.get(_ENCRYPTION) is None
+    )
+
+
+def _tasks(rdd: Any) -> list[list[Split]] | None:
+    if _class(rdd) != _RDD:
+        return None
+    parts = [each.files() for each in _items(rdd.filePartitions())]
+    if sum(map(len, parts)) > _MOST_PARTS:
+        return None
+    return [[_split(file) for file in files] for files in parts]
+
+
+def _split(file: Any) -> Split:
+    start = file.start()
+    return Split(file.filePath().toPath().toString(), start, start + file.length())
+
+
+def _class(java: Any) -> str:
+    return java.getClass().getName()
+
+
+def _items(sequence: Any) -> Iterator[Any]:
+    return (sequence.apply(i) for i in range(sequence.size()))

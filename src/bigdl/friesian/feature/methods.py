@@ -1,0 +1,408 @@
+"""The methods that tables and pipelines share: a table runs an operator, a pipeline records it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Self
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.ops.bins import CutBins, OneHotEncode
+from bigdl.friesian.ops.cells import Cast, Clip, DropNa, FillMedian, FillNa, Log
+from bigdl.friesian.ops.columns import Drop, Rename, as_names, random_seed
+from bigdl.friesian.ops.hashing import CrossColumns, HashEncode
+from bigdl.friesian.ops.negatives import AddNegativeSamples, AddNegHistSeq
+from bigdl.friesian.ops.sequences import AddHistSeq, Mask, Pad
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
+
+    from bigdl.friesian.ops.operator import Operator
+
+__all__ = ["CellMethods", "FeatureMethods"]
+
+
+class CellMethods(ABC):
+    """Methods that change cells or columns."""
+
+    @abstractmethod
+    def _apply(self, operator: Operator) -> Self:
+        """Return a table behind an operator, or a pipeline with one more step."""
+
+    def fillna(self, value: float | str | bool, columns: str | list[str] | None) -> Self:
+        """Replace nulls; NaN is left.
+
+        Parameters
+        ----------
+        value : int, float, str or bool
+            Cast to the type of each column.
+        columns : str, list of str or None
+            None means every column that can hold the value: those of numbers, of strings or of
+            booleans. With an int of 32 bits it means the columns of type int only, as in
+            BigDL 2.x.
+
+        Returns
+        -------
+        Table
+
+        Raises
+        ------
+        UsageError
+            If a column does not exist, or its type cannot hold the value.
+        """
+        return self._apply(FillNa(value, None if columns is None else as_names(columns)))
+
+    def fill_median(self, columns: str | list[str] | None = None) -> Self:
+        """Replace nulls by the median of their column, cut to a whole number for integers.
+
+        The rank of a median is exact to a thousandth of the rows.
+
+        Raises
+        ------
+        UsageError
+            If a column has nothing but nulls.
+        """
+        return self._apply(FillMedian(None if columns is None else as_names(columns)))
+
+    def dropna(
+        self, columns: str | list[str] | None, how: str = "any", thresh: int | None = None
+    ) -> Self:
+        """Leave out rows with nulls (or NaN).
+
+        Parameters
+        ----------
+        columns : str, list of str or None
+            Where to look; None for all columns.
+        how : {"any", "all"}
+            Whether one null is enough, or all have to be null.
+        thresh : int, optional
+            Keep the rows with at least so many other values, whatever `how` says.
+        """
+        return self._apply(DropNa(None if columns is None else as_names(columns), how, thresh))
+
+    def clip(
+        self,
+        columns: str | list[str] | None = None,
+        min: float | None = None,
+        max: float | None = None,
+    ) -> Self:
+        """Bring numbers into bounds, which are cast to the type of the column first.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        min, max : number, optional
+            At least one of them.  Nulls and NaN stay.
+        """
+        return self._apply(Clip(as_names(columns), min, max))
+
+    def log(self, columns: str | list[str] | None = None, clipping: bool = True) -> Self:
+        """Take natural logarithms; the columns become double.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        clipping : bool, default True
+            Compute ``log(x + 1)``, and 0 for negative x.  Without it ``log(x)``, which is null
+            unless x is positive.
+        """
+        return self._apply(Log(as_names(columns), clipping))
+
+    def cast(self, columns: str | list[str] | None, dtype: str | DataType) -> Self:
+        """Change types; a value that cannot be converted becomes null.
+
+        Parameters
+        ----------
+        columns : str, list of str or None
+            None for all columns.
+        dtype : str or DataType of Spark
+            One of string, str, boolean, bool, int, integer, long, short, float, double.
+            A pipeline takes names only, and makes no text of numbers with fractions: Spark and
+            Python write them differently.
+        """
+        return self._apply(Cast(None if columns is None else as_names(columns), dtype))
+
+    def drop(self, *cols: str | list[str]) -> Self:
+        """All but some columns; names that do not exist are skipped."""
+        unwanted = cols[0] if len(cols) == 1 and isinstance(cols[0], list) else list(cols)
+        return self._apply(Drop(as_names(unwanted)))
+
+    def rename(self, columns: dict[str, str]) -> Self:
+        """Give columns new names.
+
+        Parameters
+        ----------
+        columns : dict of str to str
+            From old to new names, all at once; old ones that do not exist are skipped.
+        """
+        if not isinstance(columns, dict) or not all(isinstance(e, str) for e in columns.values()):
+            raise UsageError(
+                "columns should be a dictionary of {'old_name1': 'new_name1', 'old_name2': "
+                f"'new_name2'}}, but got {columns!r}"
+            )
+        return self._apply(Rename(dict(columns)))
+
+
+class FeatureMethods(CellMethods):
+    """Methods of feature tables and of pipelines."""
+
+    # -- hashes --------------------------------------------------------------------------------
+
+    def hash_encode(self, columns: str | list[str], bins: int, method: str = "md5") -> Self:
+        """Replace values by the digest of their text modulo `bins`.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        bins : int
+        method : str, default "md5"
+            The name of a hash function of ``hashlib``; the result is ``int(digest, 16) % bins`` of
+            the text that Python has for a value, which is ``"None"`` for a null.  ``"xxhash64"`` is
+            several times faster and leaves nulls alone in the bin of their own hash.
+
+        Returns
+        -------
+        FeatureTable or FeaturePipeline
+            With columns of int.
+        """
+        return self._apply(HashEncode(as_names(columns), bins, method))
+
+    def cross_hash_encode(
+        self,
+        cross_columns: list,
+        bin_sizes: int | list[int],
+        cross_col_names: list[str | None] | str | None = None,
+        method: str = "md5",
+        sep: str = "",
+    ) -> Self:
+        """New columns with the hash of several columns written one behind the other.
+
+        Parameters
+        ----------
+        cross_columns : list of list of str
+            A flat list is one cross.
+        bin_sizes : list of int
+            The bins of each cross.
+        cross_col_names : list of str, optional
+            Default: the names of the columns with ``_`` between them.
+        method : str, default "md5"
+            As in :meth:`hash_encode`.
+        sep : str, default ""
+            What stands between the values.  Without anything ("a", "bc") is equal to ("ab", "c"),
+            as it was in BigDL 2.x.
+        """
+        return self._apply(CrossColumns.of(cross_columns, bin_sizes, cross_col_names, method, sep))
+
+    cross_columns = cross_hash_encode
+
+    # -- indicators and bins -------------------------------------------------------------------
+
+    def one_hot_encode(
+        self,
+        columns: str | list[str],
+        sizes: int | list[int] | None = None,
+        prefix: str | list[str] | None = None,
+        keep_original_columns: bool = False,
+    ) -> Self:
+        """Columns of 0 and 1 in the place of columns of whole numbers.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        sizes : int or list of int, optional
+            How many indicators each column gets; default: its largest value plus 1.  In a
+            pipeline a column that it made has one for each of its numbers.  A null or a
+            value outside has no indicator that is 1.
+        prefix : str or list of str, optional
+            The indicators are ``<prefix>_0`` and so on, which must not be there yet; default: the
+            names of the columns.
+        keep_original_columns : bool, default False
+        """
+        names = as_names(columns)
+        wanted = sizes if sizes is None or isinstance(sizes, list | tuple) else [sizes]
+        return self._apply(
+            OneHotEncode(
+                names,
+                None if wanted is None else list(wanted),
+                names if prefix is None else as_names(prefix, "prefix"),
+                keep_original_columns,
+            )
+        )
+
+    def cut_bins(
+        self,
+        columns: str | list[str],
+        bins: int | list | Mapping,
+        labels: list[str] | Mapping | None = None,
+        out_cols: str | list[str] | None = None,
+        drop: bool = True,
+    ) -> Self:
+        """Put numbers into bins.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        bins : int, list of numbers, or dict of str to one of them
+            A list of n ascending edges makes the bins 0 (below the first edge) to n (from the last
+            edge on).  An int makes so many equal parts from the smallest to the largest value: they
+            are the bins from 1 on, below them is 0, and the largest value and what is above it form
+            the last one.
+        labels : list of str, or dict of str to them, optional
+            Names of the bins, one more than there are edges.
+        out_cols : str or list of str, optional
+            Default: ``<column>_bin``.  The name of the column itself replaces it in its place.
+        drop : bool, default True
+            Leave out the original columns.
+
+        Returns
+        -------
+        FeatureTable or FeaturePipeline
+            A null or NaN is in the bin n + 1, and has the label null.
+        """
+        return self._apply(CutBins.of(columns, bins, labels, out_cols, drop))
+
+    # -- arrays --------------------------------------------------------------------------------
+
+    def mask(self, mask_cols: str | list[str], seq_len: int = 100) -> Self:
+        """Add ``<column>_mask``: 1 for each value that an array has, then 0, up to `seq_len`."""
+        return self._apply(Mask(as_names(mask_cols, "mask_cols"), seq_len))
+
+    def pad(
+        self,
+        cols: str | list[str],
+        seq_len: int = 100,
+        mask_cols: str | list[str] | None = None,
+        mask_token: float | str = 0,
+        row_len: int = 0,
+    ) -> Self:
+        """Bring arrays to one length.
+
+        Parameters
+        ----------
+        cols : str or list of str
+            Columns of arrays, or of arrays of arrays, of which the outer ones are padded.
+        seq_len : int, default 100
+            Shorter arrays are filled up at their end; of longer ones the last values are kept.  A
+            null counts as an empty array.
+        mask_cols : str or list of str, optional
+            Columns that get a :meth:`mask`, of their length before.
+        mask_token : number or str, default 0
+            What is filled in; for arrays of arrays rows of it, as wide as the first row.
+        row_len : int, default 0
+            How wide such rows are in an array that has no first row.
+        """
+        masked = self if mask_cols is None else self.mask(mask_cols, seq_len)
+        return masked._apply(Pad(as_names(cols, "cols"), seq_len, mask_token, row_len))
+
+    # -- histories and negatives ---------------------------------------------------------------
+
+    def add_hist_seq(
+        self,
+        cols: str | list[str],
+        user_col: str,
+        sort_col: str = "time",
+        min_len: int = 1,
+        max_len: int = 100,
+        num_seqs: int = 2147483647,
+    ) -> Self:
+        """Add to each record what the same user did before.
+
+        Parameters
+        ----------
+        cols : str or list of str
+            Columns of any type.
+        user_col : str
+        sort_col : str, default "time"
+            The order of the records of a user; equal ones keep the order of the table.  A null
+            makes the job fail.
+        min_len : int, default 1
+            Leave out records with a shorter history, so that by default the first record of every
+            user is left out.
+        max_len : int, default 100
+            Keep so many records before the current one.
+        num_seqs : int, default 2147483647
+            Keep only the last so many records of each user.
+
+        Returns
+        -------
+        FeatureTable or FeaturePipeline
+            With ``<col>_hist_seq`` behind each of `cols`: arrays, the oldest value first.
+        """
+        names = as_names(cols, "cols")
+        return self._apply(AddHistSeq(names, user_col, sort_col, min_len, max_len, num_seqs))
+
+    def add_neg_hist_seq(
+        self, item_size: int, item_history_col: str, neg_num: int, seed: int | None = None
+    ) -> Self:
+        """Add random items for each item of a history.
+
+        Parameters
+        ----------
+        item_size : int
+            The largest item number plus 1.  Items are drawn from 1 to ``item_size - 1``.
+        item_history_col : str
+            A column of arrays of item numbers.
+        neg_num : int
+            How many items for each one, all different from it.
+        seed : int, optional
+            The same seed gives the same items to the same rows at the same places.
+
+        Returns
+        -------
+        FeatureTable or FeaturePipeline
+            With ``neg_<item_history_col>``: arrays of arrays.
+        """
+        return self._apply(AddNegHistSeq(item_size, item_history_col, neg_num, random_seed(seed)))
+
+    def add_negative_samples(
+        self,
+        item_size: int,
+        item_col: str = "item",
+        label_col: str = "label",
+        neg_num: int = 1,
+        seed: int | None = None,
+        exclude_history_col: str | None = None,
+        user_col: str | None = None,
+        popularity: float | None = None,
+    ) -> Self:
+        """Before each record put copies of it with other, random items.
+
+        Parameters
+        ----------
+        item_size : int
+            The largest item number plus 1, which is ``StringIndex.size() + 1``.  Items are drawn
+            from 1 to ``item_size - 1``.
+        item_col : str, default "item"
+        label_col : str, default "label"
+            It is 0 in the copies and 1 in the records.
+        neg_num : int, default 1
+            Copies of each record.
+        seed : int, optional
+            The same seed gives the same items to the same rows at the same places.
+        exclude_history_col : str, optional
+            A column of arrays of items that must not be drawn for the record either.  A record
+            for which no other item is left has no copies.
+        user_col : str, optional
+            Items that this user has anywhere in the table are not drawn for her records either.
+        popularity : float, optional
+            Draw items that occur in the table, in proportion to their counts to this power: 1 as
+            often as they occur, 0.75 as word2vec does, 0 all as often.  Default: draw any item
+            number, all as often.
+
+        Notes
+        -----
+        In a pipeline, what users have and how popular items are is that of the table which is
+        transformed; nothing is learned.
+        """
+        return self._apply(
+            AddNegativeSamples(
+                item_size,
+                item_col,
+                label_col,
+                neg_num,
+                random_seed(seed),
+                exclude_history_col,
+                user_col,
+                popularity,
+            )
+        )

@@ -1,0 +1,677 @@
+"""Pipelines of features: recorded once, learned once, run on Spark, on files or row by row.
+
+A pipeline learns in passes over the data, each of which answers all questions it can.  A step can
+ask as soon as the columns that it asks about are computed by steps that have learned.  Those that
+cannot wait for the next pass, and steps behind them that read their columns too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.executors import arrow, files, spark
+from bigdl.friesian.executors.hosts import Host, LocalWorkers, host_of
+from bigdl.friesian.feature import storage
+from bigdl.friesian.feature.feature_table import FeatureTable
+from bigdl.friesian.feature.methods import FeatureMethods
+from bigdl.friesian.feature.tables import Table
+from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops.bins import CutBins
+from bigdl.friesian.ops.columns import Filter, Select, as_names, check_string, schema_of
+from bigdl.friesian.ops.operator import (
+    Ask,
+    Field,
+    Fitted,
+    Operator,
+    Program,
+    Schema,
+    State,
+    check_schema,
+    executors_of,
+    inputs_of,
+)
+from bigdl.friesian.ops.scaling import MinMaxScale
+from bigdl.friesian.ops.schema import Feature, FeatureSchema
+from bigdl.friesian.ops.targets import CountEncode, TargetEncode
+from bigdl.friesian.ops.vocabulary import CategoryEncode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["FeaturePipeline", "LocalWorkers"]
+
+_SHOWN = 4  # names of columns in a line of `explain`
+
+
+class FeaturePipeline(FeatureMethods):
+    """Operators of feature tables that are recorded, learn once, and run in three ways.
+
+    Every method that records an operator returns a new pipeline, which has learned nothing.
+    :meth:`fit` or :meth:`fit_files` learns what all of them need.  Then the executors give the same
+    values:
+
+    ============  =================================================  ==========================
+    executor      runs                                               called by
+    ============  =================================================  ==========================
+    ``catalyst``  plans of Spark, by the operators of FeatureTable   :meth:`transform`
+    ``arrow``     Parquet files in batches, by Spark or without it   :meth:`transform_files`
+    ``row``       one row, in Python without Spark                   :meth:`transform_row`
+    ============  =================================================  ==========================
+
+    Columns of the data that were not there at ``fit`` are left out.  Columns that no operator reads
+    may be missing, such as a label when the model is served; then they miss in the result.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.feature.pipeline import FeaturePipeline
+    >>> pipeline = (
+    ...     FeaturePipeline()
+    ...     .category_encode(["user", "city"], freq_limit=10)
+    ...     .fillna(0, ["user", "city"])
+    ...     .min_max_scale("price")
+    ... )
+    >>> train = pipeline.fit_transform(table)  # doctest: +SKIP
+    >>> pipeline.transform_row({"user": "u1", "city": "Oslo", "price": 2.5})  # doctest: +SKIP
+    {'user': 17, 'city': 3, 'price': 0.25}
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[Operator] = []
+        self._fitted: list[Fitted] | None = None
+        self._schema: Schema = {}
+
+    def _apply(self, operator: Operator) -> Self:
+        recorded = type(self)()
+        recorded._steps = [*self._steps, operator]
+        return recorded
+
+    # -- operators that learn from the data at fit, or choose --------------------------------------
+
+    def select(self, *cols: str | list[str]) -> Self:
+        """Only these columns, in this order."""
+        wanted = cols[0] if len(cols) == 1 and isinstance(cols[0], list | tuple) else list(cols)
+        return self._apply(Select(as_names(wanted, "cols")))
+
+    def filter(self, condition: str) -> Self:
+        """The rows for which an expression of SQL holds; on tables of Spark only."""
+        return self._apply(Filter(check_string(condition, "condition")))
+
+    def min_max_scale(
+        self, columns: str | list[str], min: float = 0.0, max: float = 1.0, clip: bool = False
+    ) -> Self:
+        """Scale numbers to a range by the extremes of the data at ``fit``.
+
+        Parameters
+        ----------
+        columns, min, max
+            See :meth:`FeatureTable.min_max_scale`; columns of single numbers.
+        clip : bool, default False
+            Bring what is outside of the extremes to the ends of the range.
+        """
+        return self._apply(MinMaxScale(as_names(columns), min, max, clip))
+
+    def quantile_bins(
+        self,
+        columns: str | list[str],
+        parts: int,
+        labels: list[str] | Mapping | None = None,
+        out_cols: str | list[str] | None = None,
+        drop: bool = True,
+    ) -> Self:
+        """Put numbers into bins of about as many rows each.
+
+        Parameters
+        ----------
+        parts : int
+            How many; see :meth:`FeatureTable.quantile_edges`.
+        columns, labels, out_cols, drop
+            See :meth:`FeatureTable.cut_bins`.
+        """
+        return self._apply(CutBins.of(columns, parts, labels, out_cols, drop, by_quantiles=True))
+
+    def category_encode(
+        self,
+        columns: str | Mapping | list,
+        freq_limit: int | Mapping[str, int] | None = None,
+        order_by_freq: bool = False,
+        do_split: bool = False,
+        sep: str = ",",
+        sort_for_array: bool = False,
+        keep_most_frequent: bool = False,
+        broadcast: bool = True,
+        oov_buckets: int = 0,
+    ) -> Self:
+        """Replace values by their numbers in the vocabularies of the data at ``fit``.
+
+        Parameters
+        ----------
+        columns : str, dict or list of them
+            A dict ``{"src_cols": [...], "col_name": ...}`` means that several columns have one
+            vocabulary.  Strings, whole numbers, booleans or dates.
+        sep : str, default ","
+            Plain text, no regular expression.
+        freq_limit, order_by_freq, do_split, sort_for_array, keep_most_frequent, broadcast
+            See :meth:`FeatureTable.category_encode`.
+        oov_buckets : int, default 0
+            See :meth:`FeatureTable.encode_string`.
+
+        Notes
+        -----
+        What is not in a vocabulary becomes null; :meth:`fillna` with 0 follows as a rule.
+        """
+        return self._apply(
+            CategoryEncode.of(
+                columns,
+                freq_limit,
+                order_by_freq,
+                do_split,
+                sep,
+                sort_for_array,
+                keep_most_frequent,
+                broadcast,
+                oov_buckets,
+            )
+        )
+
+    def target_encode(
+        self,
+        cat_cols: str | list,
+        target_cols: str | list[str],
+        target_mean: Mapping[str, float] | None = None,
+        smooth: float = 20,
+        kfold: int = 2,
+        fold_seed: int | None = None,
+        fold_col: str = "__fold__",
+        drop_cat: bool = False,
+        drop_fold: bool = True,
+        out_cols: str | list | None = None,
+    ) -> Self:
+        """Add means of targets for categories; see :meth:`FeatureTable.target_encode`.
+
+        Only ``fit_transform`` makes codes without the rows of the own fold; ``transform`` has, for
+        all rows, those of all rows at ``fit``.
+        """
+        return self._apply(
+            TargetEncode.of(
+                cat_cols,
+                target_cols,
+                target_mean,
+                smooth,
+                kfold,
+                fold_seed,
+                fold_col,
+                drop_cat,
+                drop_fold,
+                out_cols,
+            )
+        )
+
+    def count_encode(
+        self,
+        cat_cols: str | list,
+        normalize: bool = False,
+        out_cols: str | list[str] | None = None,
+        counts: None = None,
+    ) -> Self:
+        """Add how often categories occurred at ``fit``; see :meth:`FeatureTable.count_encode`.
+
+        Counts of other data cannot be given: `counts` is there to say so.
+        """
+        if counts is not None:
+            raise UsageError(
+                "counts cannot be given to a pipeline, which counts at fit; use count_encode of "
+                "FeatureTable before it"
+            )
+        return self._apply(CountEncode.of(cat_cols, normalize, out_cols))
+
+    # -- what was learned ----------------------------------------------------------------------
+
+    def _learned(self, schema: Schema, fitted: list[Fitted]) -> None:
+        self._schema, self._fitted = schema, fitted
+        self.__dict__.pop("_row_executor", None)
+
+    def _known(self) -> list[Fitted]:
+        if self._fitted is None:
+            raise UsageError("The pipeline has not learned; call fit first")
+        return self._fitted
+
+    # -- tables of Spark -----------------------------------------------------------------------
+
+    def fit(self, table: Table | DataFrame) -> Self:
+        """Learn what the operators need from a table.
+
+        One job counts the values of all vocabularies and finds all extremes and medians, as far as
+        they do not depend on each other; sums of targets take a job for each group of categories.
+
+        Parameters
+        ----------
+        table : FeatureTable or pyspark.sql.DataFrame
+
+        Returns
+        -------
+        FeaturePipeline
+            This one.
+
+        Raises
+        ------
+        UsageError
+            If a column does not exist or is of a type that an operator does not take.
+        """
+        df = _frame(table)
+        schema = schema_of(df)
+        self._learned(
+            schema, _learn(self._steps, schema, lambda program: spark.answers(df, program))
+        )
+        return self
+
+    def transform(self, table: Table | DataFrame) -> FeatureTable:
+        """Run the operators on a table, by plans of Spark.
+
+        Parameters
+        ----------
+        table : FeatureTable or pyspark.sql.DataFrame
+
+        Returns
+        -------
+        FeatureTable
+        """
+        return FeatureTable(spark.transformed(_frame(table), self._known(), self._schema))
+
+    def fit_transform(self, table: Table | DataFrame) -> FeatureTable:
+        """:meth:`fit`, then :meth:`transform` on the same table.
+
+        The only difference to calling both: ``target_encode`` gives each row a code that its own
+        fold did not help to form.
+        """
+        self.fit(table)
+        return FeatureTable(
+            spark.transformed(_frame(table), self._known(), self._schema, is_training=True)
+        )
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def fit_files(
+        self, src: str | list[str], executor: str = "arrow", host: Host | str | None = None
+    ) -> Self:
+        """Learn what the operators need from Parquet files.
+
+        Parameters
+        ----------
+        src : str or list of str
+            Files, folders or patterns.  Names of folders such as ``day=3`` are a column.
+        executor : {"arrow", "catalyst"}
+            ``"catalyst"`` reads them as a table of Spark and calls :meth:`fit`.
+        host : {"spark", "local", "here"} or Host, optional
+            Who runs the batches of ``"arrow"``: tasks of Spark, which have to see the same files;
+            processes of this machine; or this process.  Default: Spark if a session is active,
+            else processes.  A :class:`LocalWorkers` can be used for several calls.
+
+        Returns
+        -------
+        FeaturePipeline
+            This one.
+        """
+        if _check_executor(executor) == "catalyst":
+            return self.fit(FeatureTable.read_parquet(src))
+        self._check_runs("arrow")
+        source = files.source_of(src)
+        schema = source.schema
+        with _host(host) as runner:
+            pieces = files.pieces_of(source, runner.pieces)
+            fitted = _learn(
+                self._steps,
+                schema,
+                lambda program: arrow.answers(program, schema, pieces, runner),
+            )
+        self._learned(schema, fitted)
+        return self
+
+    def transform_files(
+        self,
+        src: str | list[str],
+        dst: str,
+        executor: str = "arrow",
+        host: Host | str | None = None,
+        mode: str = "overwrite",
+    ) -> int:
+        """Run the operators on Parquet files and write others.
+
+        Parameters
+        ----------
+        src : str or list of str
+            Files, folders or patterns.
+        dst : str
+            A folder, for files that hold the rows in the order of those of `src`; behind
+            ``add_hist_seq`` the rows of a user are together, in the order of time.
+        executor : {"arrow", "catalyst"}
+            ``"catalyst"`` reads and writes by Spark.
+        host : {"spark", "local", "here"} or Host, optional
+            See :meth:`fit_files`.
+        mode : {"overwrite", "error"}
+            What to do if `dst` exists.
+
+        Returns
+        -------
+        int
+            Number of rows.
+        """
+        fitted = self._known()
+        if _check_executor(executor) == "catalyst":
+            self.transform(FeatureTable.read_parquet(src)).write_parquet(dst, mode)
+            return FeatureTable.read_parquet(dst).size()
+        self._check_runs("arrow")
+        source = files.source_of(src)
+        found = source.schema
+        check_schema(found, self._schema, inputs_of(fitted))
+        schema = {name: each for name, each in found.items() if name in self._schema}
+        files.clear(dst, source.paths, mode)
+        with _host(host) as runner:
+            pieces = files.pieces_of(source, runner.pieces)
+            rows = arrow.transformed(fitted, schema, pieces, os.fspath(dst), runner)
+        files.mark_complete(dst)
+        return rows
+
+    def _check_runs(self, executor: str) -> None:
+        others = [step.method for step in self._steps if executor not in executors_of(step)]
+        if others:
+            raise UsageError(
+                f"The executor {executor} does not run {', '.join(others)}; use fit and transform "
+                "on tables of Spark, or leave it out"
+            )
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def transform_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the operators on one row, in this process and without Spark.
+
+        Parameters
+        ----------
+        row : dict of str to object
+            None for null; numbers of NumPy count as those of Python.
+
+        Returns
+        -------
+        dict of str to object
+
+        Raises
+        ------
+        UsageError
+            If a column that an operator reads is missing, or a value is not of its type.
+        """
+        return self._row_executor(row)
+
+    @cached_property
+    def _row_executor(self) -> RowExecutor:
+        fitted = self._known()
+        self._check_runs("row")
+        return RowExecutor(fitted, self._schema)
+
+    # -- folders -------------------------------------------------------------------------------
+
+    def save(self, path: str) -> None:
+        """Write the pipeline and what it learned.
+
+        Parameters
+        ----------
+        path : str
+            A folder of any file system; it gets ``pipeline.json`` and Parquet files.  A pipeline
+            that is there is replaced.
+        """
+        storage.save(path, self._steps, self._schema, self._fitted)
+
+    @classmethod
+    def load(cls, path: str) -> Self:
+        """Read what :meth:`save` wrote; this needs neither Spark nor Java.
+
+        Parameters
+        ----------
+        path : str
+
+        Returns
+        -------
+        FeaturePipeline
+        """
+        loaded = cls()
+        loaded._steps, loaded._schema, loaded._fitted = storage.load(path)
+        return loaded
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def feature_schema(self) -> FeatureSchema:
+        """Return types, sizes and lengths of the columns of the result; no data are read.
+
+        Returns
+        -------
+        FeatureSchema
+            A column that the pipeline made of categories, hashes or bins has the cardinality of all
+            its numbers, also of those that the data at ``fit`` had not.
+        """
+        fitted = self._known()
+        fields = fitted[-1].after if fitted else self._schema
+        return FeatureSchema({name: _feature(field) for name, field in fields.items()})
+
+    def explain(self) -> str:
+        """The steps as text: what each reads and makes, who can run it, and what it learned.
+
+        Returns
+        -------
+        str
+            A line for each step, and one for the columns of the result.
+        """
+        return _explained(self._steps, self._fitted)
+
+    def __repr__(self) -> str:
+        state = "has not learned" if self._fitted is None else "has learned"
+        return f"<FeaturePipeline of {len(self._steps)} steps, {state}>"
+
+
+@contextmanager
+def _host(host: Any) -> Iterator[Host]:
+    """The host that a user named; one that was made for this call ends with it."""
+    runner = host_of(host)
+    try:
+        yield runner
+    finally:
+        if not isinstance(host, Host):
+            runner.close()
+
+
+def _check_executor(executor: Any) -> str:
+    if executor not in ("arrow", "catalyst"):
+        raise UsageError(f"executor should be arrow or catalyst, got {executor!r}")
+    return executor
+
+
+def _frame(table: Any) -> DataFrame:
+    if isinstance(table, Table):
+        return table.df
+    if not hasattr(table, "sparkSession"):
+        raise UsageError(
+            "table should be a FeatureTable or a DataFrame of Spark, but got "
+            f"{type(table).__name__}"
+        )
+    return table
+
+
+# -- learning --------------------------------------------------------------------------------------
+
+
+def _learn(
+    steps: Sequence[Operator],
+    schema: Schema,
+    answer: Callable[[Program], dict[tuple[int, str], Any]],
+) -> list[Fitted]:
+    """Find the states of all steps.
+
+    Parameters
+    ----------
+    steps : list of Operator
+    schema : dict of str to Field
+        Of the data.
+    answer : callable
+        Runs a program over the data and returns the answers by the place of the step and the name
+        of the request.
+
+    Returns
+    -------
+    list of Fitted
+    """
+    states: dict[int, State] = {}
+    while True:
+        program, fitted = _program(steps, schema, states)
+        asks = [each for each in program if isinstance(each, Ask)]
+        if not asks:
+            return fitted
+        answers = answer(program)
+        for each in asks:
+            mine = {name: answers[each.step, name] for name in each.requests}
+            before = fitted[each.step].before
+            states[each.step] = steps[each.step].settled(before, mine)
+
+
+def _program(
+    steps: Sequence[Operator], schema: Schema, states: dict[int, State]
+) -> tuple[Program, list[Fitted]]:
+    """Return the program of the next pass, and the steps as far as they can be bound."""
+    program: Program = []
+    fitted: list[Fitted] = []
+    unknown: set[str] = set()
+    for place, step in enumerate(steps):
+        if not step.is_row_wise and any(isinstance(each, Ask) for each in program):
+            break  # what was asked is about the rows before this step
+        requests = {} if place in states else step.requests(schema)
+        if not requests and place not in states:
+            states[place] = step.settled(schema, {})
+        state = states.get(place)
+        each = Fitted(step, schema, state)
+        fitted.append(each)
+        is_known = state is not None and not unknown.intersection(each.inputs)
+        asked = {name for request in requests.values() for name in request.columns}
+        if is_known:
+            program.append(each)
+        elif requests and not asked & unknown:
+            program.append(Ask(place, requests))
+        if state is None and step.hides_columns(schema):
+            break
+        cells = step.cells(schema, state)
+        unknown = (unknown - {cell.output for cell in cells}) | {
+            cell.output for cell in cells if not is_known or unknown.intersection(cell.inputs)
+        }
+        schema = step.after(schema, state)
+    return program, fitted
+
+
+# -- single rows -----------------------------------------------------------------------------------
+
+
+class RowExecutor:
+    """Steps prepared for rows.
+
+    Parameters
+    ----------
+    fitted : list of Fitted
+    schema : dict of str to Field
+        Of the rows.
+    """
+
+    def __init__(self, fitted: Sequence[Fitted], schema: Schema):
+        self._kinds = {name: each.kind for name, each in schema.items()}
+        self._needed = inputs_of(fitted)
+        self._steps = [(each.cells, tuple(each.after)) for each in fitted]
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        missing = [name for name in self._needed if name not in row]
+        if missing:
+            raise UsageError(f"The row has no {missing}, which the pipeline reads; give None")
+        values = {
+            name: kinds.coerced(row[name], kind, name)
+            for name, kind in self._kinds.items()
+            if name in row
+        }
+        for cells, names in self._steps:
+            made = {}
+            for cell in cells:
+                if cell.function is not None:
+                    made[cell.output] = cell.function.value(*(values[each] for each in cell.inputs))
+                elif cell.inputs[0] in values:
+                    made[cell.output] = values[cell.inputs[0]]
+            values |= made
+            values = {name: values[name] for name in names if name in values}
+        return values
+
+
+# -- pipelines as text and as schemas --------------------------------------------------------------
+
+
+def _feature(field: Field) -> Feature:
+    kind, shape = field.kind, []
+    while kinds.is_array(kind):
+        shape.append(None if shape else field.length)
+        kind = kinds.element_of(kind)
+    return Feature(kind, field.cardinality, tuple(shape))
+
+
+def _explained(steps: Sequence[Operator], fitted: Sequence[Fitted] | None) -> str:
+    """See :meth:`FeaturePipeline.explain`."""
+    rows = [("step", "reads", "makes", "executors", "learned")]
+    for place, step in enumerate(steps):
+        executors = ", ".join(executors_of(step))
+        name = f"{place + 1} {step.method}"
+        if fitted is None:
+            read = "all that fit" if step.reads is None else _few(step.reads)
+            rows.append((name, read, "", executors, "nothing yet"))
+            continue
+        each = fitted[place]
+        made = [cell.output for cell in each.cells] or [
+            name for name in each.after if each.after[name] != each.before.get(name)
+        ]
+        read = dict.fromkeys(name for cell in each.cells for name in cell.inputs)
+        read |= dict.fromkeys(step.reads or ())
+        rows.append((name, _few(list(read)), _few(made), executors, _size(each.state)))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = [
+        "  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[-1]])
+        for row in rows
+    ]
+    if fitted:
+        shown = (f"{name} {_described(field)}" for name, field in fitted[-1].after.items())
+        lines.append(f"result: {', '.join(shown)}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
+def _described(field: Field) -> str:
+    return field.kind if field.cardinality is None else f"{field.kind} ({field.cardinality} values)"
+
+
+def _size(state: State) -> str:
+    tables = [value for value in state.values() if hasattr(value, "num_rows")]
+    figures = sum(map(_figures, (v for v in state.values() if not hasattr(v, "num_rows"))))
+    parts = []
+    if tables:
+        rows, size = sum(each.num_rows for each in tables), sum(each.nbytes for each in tables)
+        parts.append(f"{rows} rows ({_bytes(size)})")
+    if figures:
+        parts.append(f"{figures} figures")
+    return ", ".join(parts) or "-"
+
+
+def _figures(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_figures, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_figures, value))
+    return 1
+
+
+def _bytes(size: int) -> str:
+    return f"{-(-size // 1000)} kB" if size < 1e6 else f"{size / 1e6:.1f} MB"

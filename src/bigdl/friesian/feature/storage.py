@@ -1,0 +1,139 @@
+"""Pipelines in folders: ``pipeline.json``, and a Parquet file for each table of a state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.ops.bins import CutBins, OneHotEncode
+from bigdl.friesian.ops.cells import Cast, Clip, DropNa, FillMedian, FillNa, Log
+from bigdl.friesian.ops.columns import Drop, Filter, Rename, Select
+from bigdl.friesian.ops.hashing import CrossColumns, HashEncode
+from bigdl.friesian.ops.negatives import AddNegativeSamples, AddNegHistSeq
+from bigdl.friesian.ops.operator import Field, Fitted, Operator, Schema, State
+from bigdl.friesian.ops.scaling import MinMaxScale
+from bigdl.friesian.ops.sequences import AddHistSeq, Mask, Pad
+from bigdl.friesian.ops.targets import CountEncode, TargetEncode
+from bigdl.friesian.ops.vocabulary import CategoryEncode
+
+__all__ = ["load", "save"]
+
+OPERATORS: dict[str, type[Operator]] = {
+    each.method: each
+    for each in (
+        *(AddHistSeq, AddNegHistSeq, AddNegativeSamples, Cast, CategoryEncode, Clip, CountEncode),
+        *(CrossColumns, CutBins, Drop, DropNa, FillMedian, FillNa, Filter, HashEncode, Log, Mask),
+        *(MinMaxScale, OneHotEncode, Pad, Rename, Select, TargetEncode),
+    )
+}
+_FORMAT = "bigdl.friesian.FeaturePipeline"
+_VERSION = 1
+_FILE = "pipeline.json"
+
+
+def save(
+    path: str, steps: Sequence[Operator], schema: Schema, fitted: Sequence[Fitted] | None
+) -> None:
+    """Write a pipeline; what was in the folder goes."""
+    from bigdl.orca.data.storage import open_file_system
+
+    fs, folder = open_file_system(path)
+    folder = folder.rstrip("/")
+    if fs.exists(folder):
+        if fs.find(folder) and not fs.exists(f"{folder}/{_FILE}"):
+            raise UsageError(f"{path} exists and is no pipeline; choose another folder")
+        fs.rm(folder, recursive=True)
+    fs.makedirs(folder, exist_ok=True)
+    content: dict[str, Any] = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "schema": {name: asdict(each) for name, each in schema.items()},
+        "steps": [],
+    }
+    for place, step in enumerate(steps):
+        each: dict[str, Any] = {"method": step.method, "arguments": step.arguments()}
+        if fitted is not None:
+            each["state"] = _written(fs, folder, place, fitted[place].state)
+        content["steps"].append(each)
+    with fs.open(f"{folder}/{_FILE}", "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1, ensure_ascii=False)
+
+
+def _written(fs: Any, folder: str, place: int, state: State) -> dict[str, Any]:
+    """The state with names of files in the place of tables."""
+
+    found: dict[str, Any] = {}
+    for i, (name, value) in enumerate(state.items()):
+        if not isinstance(value, pa.Table):
+            found[name] = value
+            continue
+        file_name = f"state-{place:03d}-{i:03d}.parquet"
+        with fs.open(f"{folder}/{file_name}", "wb") as file:
+            pq.write_table(value, file)
+        found[name] = {"file": file_name}
+    return found
+
+
+def load(path: str) -> tuple[list[Operator], dict[str, Field], list[Fitted] | None]:
+    """Read what :func:`save` wrote: steps, fields of the data, and the steps with their states."""
+    from bigdl.orca.data.storage import open_file_system
+
+    fs, folder = open_file_system(path)
+    folder = folder.rstrip("/")
+    try:
+        with fs.open(f"{folder}/{_FILE}", encoding="utf-8") as file:
+            content = json.load(file)
+    except FileNotFoundError as error:
+        raise UsageError(f"There is no pipeline at {path}: {_FILE} is missing") from error
+    except ValueError as error:
+        raise UsageError(f"The pipeline at {path} cannot be read: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise UsageError(f"{path}/{_FILE} is not that of a pipeline")
+    if content.get("version") != _VERSION:
+        raise UsageError(
+            f"The pipeline at {path} has the version {content.get('version')!r}, but this BigDL "
+            f"reads version {_VERSION}; save it anew with the BigDL that wrote it, or update BigDL"
+        )
+    steps = [_step(path, each) for each in content["steps"]]
+    schema = {name: Field(**each) for name, each in content["schema"].items()}
+    if not schema:
+        return steps, schema, None
+    fitted, before = [], schema
+    for step, each in zip(steps, content["steps"], strict=True):
+        fitted.append(Fitted(step, before, _read(fs, folder, each["state"])))
+        before = fitted[-1].after
+    return steps, schema, fitted
+
+
+def _step(path: str, saved: dict[str, Any]) -> Operator:
+    if saved["method"] not in OPERATORS:
+        raise UsageError(f"The pipeline at {path} has a step {saved['method']!r}, unknown here")
+    arguments = saved["arguments"]
+    if list(arguments) == ["given"]:  # as older versions wrote operators of tables
+        arguments = arguments["given"]
+    return OPERATORS[saved["method"]](**arguments)
+
+
+def _read(fs: Any, folder: str, saved: dict[str, Any]) -> State:
+    return {
+        name: _table(fs, f"{folder}/{value['file']}") if _is_file(value) else value
+        for name, value in saved.items()
+    }
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, dict) and list(value) == ["file"]
+
+
+def _table(fs: Any, path: str) -> pa.Table:
+
+    # Read by threads of Arrow, the Python file may be held by one for a moment longer, and a
+    # process that ends then aborts.
+    with fs.open(path, "rb") as file:
+        return pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)

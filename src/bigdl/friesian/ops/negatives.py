@@ -1,0 +1,322 @@
+"""Random items that a user did not choose, drawn without rejection.
+
+Item numbers go from 1 to ``item_size - 1``.  The j-th of the numbers that are left when some are
+excluded is found by stepping over the excluded ones in ascending order, so that every draw is
+exactly uniform and takes a fixed time.  Draws depend on the seed and on the place of the row
+(partition and position in it).
+
+Items that follow the popularity of items are drawn in the same way: every item has a whole number
+of tickets, and a draw is the number of a ticket among those that are left.  Tickets in proportion
+to a power of the counts, usually 0.75, are the negatives of word2vec (Mikolov et al., "Distributed
+Representations of Words and Phrases and their Compositionality", NIPS 2013).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.ops import columns, kinds
+from bigdl.friesian.ops.columns import (
+    check_count,
+    check_string,
+    col,
+    kind_of,
+    names_of,
+    require_columns,
+    temporary,
+)
+from bigdl.friesian.ops.operator import Outcome, Request, Schema, State, TableOperator
+from bigdl.friesian.ops.spark import F
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["AddNegHistSeq", "AddNegativeSamples"]
+
+_TICKETS = 1 << 38  # of all items; times the rows of a batch they fit in 64 bits
+
+
+def _check_sizes(item_size: Any, neg_num: Any) -> None:
+    if isinstance(item_size, bool) or not isinstance(item_size, int) or item_size < 3:
+        raise UsageError(
+            "item_size should be the largest item number plus 1, and at least 3 for there to be "
+            f"another item, but got {item_size!r}"
+        )
+    check_count(neg_num, "neg_num", 1)
+
+
+def _check_items(name: str, kind: str) -> None:
+    if not kinds.is_integral(kind):
+        raise UsageError(
+            f"{name} should hold whole numbers, but its type is {kind}; encode it first"
+        )
+
+
+def _uniform(count: Column | int, *keys: Any) -> Column:
+    """A whole number from 0 to `count` − 1, by 64 random bits."""
+
+    return F.pmod(F.xxhash64(*keys), F.lit(count).cast("bigint"))
+
+
+def _other_than(item: Column, item_size: int, *keys: Any) -> Column:
+    """A random item other than this one; any item if this one is null or none of the numbers."""
+
+    is_item = item.isNotNull() & (item >= 1) & (item < item_size)
+    drawn = _uniform(item_size - 2, *keys) + 1
+    other = F.when(drawn >= item, drawn + 1).otherwise(drawn)
+    return F.when(is_item, other).otherwise(_uniform(item_size - 1, *keys) + 1)
+
+
+@dataclass(frozen=True)
+class AddNegativeSamples(TableOperator):
+    """``add_negative_samples``."""
+
+    item_size: int
+    item_col: str
+    label_col: str
+    neg_num: int
+    seed: int
+    exclude_history_col: str | None
+    user_col: str | None
+    popularity: float | None = None
+    method = "add_negative_samples"
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.item_size, self.neg_num)
+        check_string(self.item_col, "item_col")
+        check_string(self.label_col, "label_col")
+        for what in ("exclude_history_col", "user_col"):
+            if getattr(self, what) is not None:
+                check_string(getattr(self, what), what)
+        if self.popularity is not None:
+            _check_popularity(self.popularity)
+
+    @property
+    def reads(self) -> list[str]:
+        named = (self.item_col, self.exclude_history_col, self.user_col)
+        return [name for name in named if name is not None]
+
+    def requests(self, before: Schema) -> dict[str, Request]:
+        # the columns behind it are the same without popularity, for which items would be counted
+        return {"after": Outcome(tuple(before), replace(self, popularity=None))}
+
+    def cardinality(self, name: str, state: State) -> int | None:
+        known = {self.item_col: self.item_size, self.label_col: 2}
+        return known.get(name) or super().cardinality(name, state)
+
+    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+        require_columns(df, self.reads)
+        kind = kind_of(df, self.item_col)
+        _check_items(self.item_col, kind)
+        row, samples, history = (temporary(df, each) for each in ("row", "samples", "history"))
+        rows = df.withColumn(row, F.monotonically_increasing_id())
+        histories = []
+        if self.exclude_history_col is not None:
+            _check_history(df, self.exclude_history_col, "exclude_history_col")
+            histories.append(col(self.exclude_history_col))
+        if self.user_col is not None:
+            rows = self._with_items_of_user(rows, history)
+            histories.append(col(history))
+        pair = F.array(F.struct(col(self.item_col).alias("item"), F.lit(1).alias("label")))
+        wrong = F.transform(
+            self._negatives(df, col(row), histories),
+            lambda item: F.struct(item.cast(kind).alias("item"), F.lit(0).alias("label")),
+        )
+        rows = rows.withColumn(samples, F.explode(F.concat(wrong, pair)))
+        sample = {self.item_col: col(samples)["item"], self.label_col: col(samples)["label"]}
+        return columns.replace(rows, sample).drop(row, samples, history)
+
+    def _with_items_of_user(self, rows: DataFrame, history: str) -> DataFrame:
+        """Return `rows` with a column of all items that the table has of the user of each."""
+
+        user = temporary(rows, "user")
+        items = F.collect_set(col(self.item_col)).alias(history)
+        known = rows.groupBy(col(self.user_col).alias(user)).agg(items)
+        return rows.join(known, col(self.user_col) == col(user), "left").drop(user)
+
+    def _negatives(self, df: DataFrame, row: Column, histories: Sequence[Column]) -> Column:
+        """Return arrays of the items that are drawn."""
+
+        item, size, key = col(self.item_col), self.item_size, F.lit(self.seed)
+        draws = F.sequence(F.lit(1), F.lit(self.neg_num))
+        if self.popularity is None and not histories:
+            return F.transform(draws, lambda k: _other_than(item.cast("bigint"), size, key, row, k))
+        excluded = _excluded(item, histories, size)
+        if self.popularity is not None:
+            tickets = _tickets_of(df, self.item_col, size, self.popularity)
+            bits = F.transform(draws, lambda k: F.xxhash64(key, row, k))
+            return _popular_draws(tickets, df, bits, excluded)
+        found = F.transform(draws, lambda k: _other_than_all(excluded, size, key, row, k))
+        return F.filter(found, lambda item: item.isNotNull())
+
+
+def _check_history(df: DataFrame, name: str, what: str) -> None:
+    names_of(df, name, kinds.is_array, "arrays", what)
+    _check_items(name, kinds.element_of(kind_of(df, name)))
+
+
+def _excluded(item: Column, histories: Sequence[Column], item_size: int) -> Column:
+    """Ascending and different numbers of items that must not be drawn."""
+
+    none = F.array().cast("array<bigint>")
+    every = F.concat(
+        *(F.coalesce(history.cast("array<bigint>"), none) for history in histories),
+        F.array(item.cast("bigint")),
+    )
+    every = F.filter(every, lambda each: each.isNotNull() & (each >= 1) & (each < item_size))
+    return F.sort_array(F.array_distinct(every))
+
+
+def _other_than_all(excluded: Column, item_size: int, *keys: Any) -> Column:
+
+    left = F.lit(item_size - 1) - F.size(excluded)
+    drawn = _uniform(F.greatest(left, F.lit(1)), *keys) + 1
+    stepped = F.aggregate(
+        excluded, drawn, lambda found, item: F.when(item <= found, found + 1).otherwise(found)
+    )
+    return F.when(left > 0, stepped)
+
+
+@dataclass(frozen=True)
+class AddNegHistSeq(TableOperator):
+    """``add_neg_hist_seq``."""
+
+    item_size: int
+    item_history_col: str
+    neg_num: int
+    seed: int
+    method = "add_neg_hist_seq"
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.item_size, self.neg_num)
+        check_string(self.item_history_col, "item_history_col")
+
+    @property
+    def reads(self) -> list[str]:
+        return [self.item_history_col]
+
+    def cardinality(self, name: str, state: State) -> int | None:
+        if name == f"neg_{self.item_history_col}":
+            return self.item_size
+        return super().cardinality(name, state)
+
+    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+        _check_history(df, self.item_history_col, "item_history_col")
+        row = temporary(df, "row")
+        key = F.lit(self.seed)
+        kind = kinds.element_of(kind_of(df, self.item_history_col))
+
+        def others(item: Column, place: Column) -> Column:
+            return F.transform(
+                F.sequence(F.lit(1), F.lit(self.neg_num)),
+                lambda k: _other_than(
+                    item.cast("bigint"), self.item_size, key, col(row), place, k
+                ).cast(kind),
+            )
+
+        rows = df.withColumn(row, F.monotonically_increasing_id())
+        history = col(self.item_history_col)
+        added = {f"neg_{self.item_history_col}": F.transform(history, others)}
+        return columns.replace(rows, added).drop(row)
+
+
+def _check_popularity(popularity: Any) -> None:
+    """Check the power of the counts."""
+    is_number = isinstance(popularity, int | float) and not isinstance(popularity, bool)
+    if not is_number or not 0 <= popularity < math.inf:
+        raise UsageError(f"popularity should be a number from 0 on, or None, got {popularity!r}")
+
+
+def _tickets_of(df: DataFrame, item_col: str, item_size: int, popularity: float) -> np.ndarray:
+    """Return the tickets of every item, in proportion to its count to the power `popularity`.
+
+    Returns
+    -------
+    ndarray of int64, shape (item_size,)
+        0 for the number 0 and for items that do not occur in the table.
+    """
+
+    item = col(item_col).cast("bigint")
+    counted = df.filter((item >= 1) & (item < item_size)).groupBy(item.alias("item")).count()
+    table = counted.toArrow()
+    counts = np.zeros(item_size, np.int64)
+    counts[table["item"].to_numpy()] = table["count"].to_numpy()
+    weights = np.where(counts > 0, counts, 1) ** float(popularity) * (counts > 0)
+    total = weights.sum()
+    return np.ceil(weights * (_TICKETS / max(total, 1.0))).astype(np.int64)
+
+
+def _popular_draws(tickets: np.ndarray, df: DataFrame, draws: Column, excluded: Column) -> Column:
+    """Items for random numbers.
+
+    Parameters
+    ----------
+    tickets : ndarray of int64
+        Of every item.
+    df : pyspark.sql.DataFrame
+    draws : Column of array<bigint>
+        Random bits, one number for each item to be drawn.
+    excluded : Column of array<bigint>
+        Items that must not be drawn: ascending, different, and all of them numbers of `tickets`.
+
+    Returns
+    -------
+    Column of array<bigint>
+        Empty where no item is left.
+    """
+    from pyspark.sql.functions import arrow_udf
+
+    table = _Tickets(tickets, df.sparkSession)
+
+    def draw(bits, left_out):
+        return table.draw(bits, left_out)
+
+    return arrow_udf(draw, "array<bigint>")(draws, excluded)
+
+
+class _Tickets:
+    """The tickets in a worker: sent there once."""
+
+    def __init__(self, tickets: np.ndarray, spark: Any):
+        # Spark Connect has no broadcasts: there the array travels with the function.
+        context = getattr(spark, "_sc", None)
+        self._given: Callable | Any = tickets if context is None else context.broadcast(tickets)
+
+    def draw(self, bits: pa.ListArray, excluded: pa.ListArray) -> pa.ListArray:
+        tickets = getattr(self._given, "value", self._given)
+        ends = np.cumsum(tickets)
+        begins, total = ends - tickets, int(ends[-1])
+        row, item = _rows_and_values(excluded)
+        # the number of a ticket among those that are left is that among all of them minus those
+        # before it that are excluded; in one array the rows stay apart by a distance
+        gone = tickets[item]
+        before = np.cumsum(gone) - gone
+        first = np.searchsorted(row, np.arange(len(excluded)))
+        padded = np.append(before, gone.sum())
+        free = begins[item] - (before - padded[first[row]])
+        left = total - np.bincount(row, gone, len(excluded)).astype(np.int64)
+        apart = total + 1
+        owner, random = _rows_and_values(bits)
+        there = left[owner] > 0
+        owner, random = owner[there], random[there]
+        drawn = (random.view(np.uint64) % left[owner].astype(np.uint64)).astype(np.int64)
+        place = np.searchsorted(row * apart + free, owner * apart + drawn, "right")
+        skipped = padded[place] - padded[first[owner]]
+        found = np.searchsorted(ends, drawn + skipped, "right")
+        counts = np.bincount(owner, minlength=len(bits))
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(found))
+
+
+def _rows_and_values(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
+    """The number of the row of every value, and the values."""
+
+    lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
+    return np.repeat(np.arange(len(lists)), lengths), lists.flatten().to_numpy()

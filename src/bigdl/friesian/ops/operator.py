@@ -1,0 +1,431 @@
+"""Operators, what they do to cells, and what they have to learn first.
+
+An :class:`Operator` holds the arguments of one method.  Given the fields of the columns before it
+and, if it learns, its state, it says what it does in two ways.  :meth:`Operator.catalyst` is a
+function of a DataFrame of Spark.  :meth:`Operator.cells` lists what each new column is computed
+from and by which :class:`Function`, which knows how to compute an array of Arrow and a single value
+of Python: the executors ``arrow`` and ``row`` need nothing else.
+
+A :class:`FeatureTable` runs an operator at once.  A :class:`FeaturePipeline` records it, which
+checks its arguments; ``fit`` calls :meth:`Operator.requests`, has them answered together with those
+of other operators by one pass over the data, and makes the state by :meth:`Operator.settled`.  From
+then on a :class:`Fitted` holds operator, fields and state.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.ops import kinds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "Ask",
+    "Cell",
+    "Counts",
+    "Extremes",
+    "Field",
+    "Fitted",
+    "Function",
+    "GroupOperator",
+    "Operator",
+    "Outcome",
+    "Program",
+    "Quantiles",
+    "Request",
+    "Schema",
+    "State",
+    "TableOperator",
+    "TargetSums",
+    "check_schema",
+    "executors_of",
+    "inputs_of",
+    "require_fields",
+    "require_kind",
+    "require_numbers",
+]
+
+
+@dataclass(frozen=True)
+class Field:
+    """Type, cardinality and length of a column.
+
+    Attributes
+    ----------
+    kind : str
+        Its type, as Spark writes it: ``"int"``, ``"array<double>"``.
+    cardinality : int or None
+        One more than the largest number that it can hold, for columns of category numbers from 0
+        on; the number of rows of an embedding.
+    length : int or None
+        Of its arrays, if all have the same.
+    """
+
+    kind: str
+    cardinality: int | None = None
+    length: int | None = None
+
+
+Schema = Mapping[str, Field]
+State = Mapping[str, Any]
+
+
+class Function(ABC):
+    """A function of the cells of one column, or of several ones in the same row.
+
+    Attributes
+    ----------
+    is_costly : bool
+        Whether it pays to look for the different values of an array first.
+    """
+
+    is_costly: ClassVar[bool] = False
+
+    @abstractmethod
+    def array(self, *values: pa.Array) -> pa.Array:
+        """The results for arrays of the same length."""
+
+    @abstractmethod
+    def value(self, *values: Any) -> Any:
+        """The result for one row; None is null."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A column that a step makes.
+
+    Attributes
+    ----------
+    inputs : tuple of str
+    output : str
+    field : Field
+    function : Function or None
+        None if the column is only called differently.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    field: Field
+    function: Function | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question; executors replace the columns by the names that these have for them.
+
+    Attributes
+    ----------
+    columns : tuple of str
+    """
+
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Counts(Request):
+    """Counts of the values of the columns together, without nulls.
+
+    The answer is a table of Arrow with the columns ``value`` and ``count`` (int64), in no order.
+
+    Attributes
+    ----------
+    separator : str or None
+        Between the several values of a cell.
+    at_least : int
+        Leave out values that occur less often.
+    """
+
+    separator: str | None = None
+    at_least: int = 0
+
+
+@dataclass(frozen=True)
+class Extremes(Request):
+    """The smallest and the largest value of a column of numbers, without nulls and NaN.
+
+    The answer is a pair of float, or of int for whole numbers, or (None, None).
+
+    Attributes
+    ----------
+    is_finite : bool
+        Leave out infinite values too.
+    """
+
+    is_finite: bool = False
+
+
+@dataclass(frozen=True)
+class Quantiles(Request):
+    """Values of a column of numbers at shares of the rows, without nulls and NaN.
+
+    The answer is a list of float, exact to a thousandth of the rows; empty if there is no value.
+
+    Attributes
+    ----------
+    shares : tuple of float
+    """
+
+    shares: tuple[float, ...] = (0.5,)
+
+
+@dataclass(frozen=True)
+class TargetSums(Request):
+    """Rows, sums and counts of targets for each combination of values; nulls make none.
+
+    The columns are those of the categories, then those of the targets.  The answer is a table of
+    Arrow with the columns ``key_<i>``, ``rows``, ``sum_<j>`` and ``count_<j>``, in no order; the
+    combination of nulls, if there is one, is in it too.
+
+    Attributes
+    ----------
+    targets : int
+        How many of the columns are targets.
+    """
+
+    targets: int = 1
+
+
+@dataclass(frozen=True)
+class Outcome(Request):
+    """The columns behind an operator that only runs on tables of Spark.
+
+    The answer is a dict from their names to their kinds.
+
+    Attributes
+    ----------
+    step : TableOperator
+    """
+
+    step: Any = None
+
+
+@dataclass(frozen=True)
+class Operator(ABC):
+    """One method with its arguments; see the module for its life.
+
+    Attributes
+    ----------
+    method : str
+        Of :class:`FeatureTable` and :class:`FeaturePipeline`.
+    is_row_wise : bool
+        Whether each row has one result that depends on no other row.  Others run on Spark, and by
+        ``arrow`` if they are a :class:`GroupOperator`.
+    """
+
+    method: ClassVar[str]
+    is_row_wise: ClassVar[bool] = True
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the method, which are values of JSON."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @property
+    def reads(self) -> Sequence[str] | None:
+        """The columns that its arguments name, also those that it only learns from.
+
+        None if they name none, which means all that fit.
+        """
+        columns = getattr(self, "columns", ())
+        return None if columns is None else list(columns)
+
+    def requests(self, before: Schema) -> dict[str, Request]:
+        """Return questions about the data, by name; raises where a column does not fit."""
+        return {}
+
+    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+        """The state that follows from the answers to :meth:`requests`."""
+        return {}
+
+    def hides_columns(self, before: Schema) -> bool:
+        """Return True if its columns are unknown before it has learned."""
+        return False
+
+    @abstractmethod
+    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+        """The columns that it makes; without a state the functions may be None."""
+
+    def after(self, before: Schema, state: State | None) -> Schema:
+        """The fields of all columns behind it, in their order."""
+        made = {cell.output: cell.field for cell in self.cells(before, state)}
+        return {**{name: made.get(name, each) for name, each in before.items()}, **made}
+
+    @abstractmethod
+    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+        """The step on a DataFrame, which may lack columns that the step does not read."""
+
+    def pays_in_batches(self, state: State) -> bool:
+        """Return True if ``catalyst`` is slower than a way through Arrow batches and back."""
+        return False
+
+    def training(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+        """:meth:`catalyst` on the very rows that the state was learned from."""
+        return self.catalyst(df, before, state)
+
+
+class GroupOperator(Operator):
+    """An operator that looks at the rows with the same value in a column, and at no others."""
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """The column."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> list[str]:
+        """All columns that it reads."""
+
+    def check_rows(self, table: pa.Table) -> None:
+        """Refuse rows that it cannot work on; they need not belong together."""
+
+    @abstractmethod
+    def of_groups(self, table: pa.Table) -> Iterator[pa.Table]:
+        """Yield the results of all rows with some values in the column, in their order."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """An operator with the fields before it and its state."""
+
+    step: Operator
+    before: Schema
+    state: State = field(default_factory=dict)
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        return self.step.cells(self.before, self.state)
+
+    @cached_property
+    def after(self) -> Schema:
+        return self.step.after(self.before, self.state)
+
+    @property
+    def inputs(self) -> list[str]:
+        """The columns that have to be there."""
+        return list(
+            dict.fromkeys(
+                name for cell in self.cells if cell.function is not None for name in cell.inputs
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Questions of one step, to be answered about the columns as they are at its place.
+
+    Attributes
+    ----------
+    step : int
+        Place of the step in the pipeline.
+    requests : dict of str to Request
+    """
+
+    step: int
+    requests: dict[str, Request]
+
+
+Program = list[Fitted | Ask]
+
+
+def executors_of(step: Operator) -> tuple[str, ...]:
+    """The executors that a step runs by."""
+    if step.is_row_wise:
+        return "catalyst", "arrow", "row"
+    return ("catalyst", "arrow") if isinstance(step, GroupOperator) else ("catalyst",)
+
+
+def inputs_of(fitted: Sequence[Fitted]) -> list[str]:
+    """The columns of the data that some step reads."""
+    needed: set[str] = set()
+    for each in reversed(fitted):
+        renamed = {cell.output: cell.inputs[0] for cell in each.cells if cell.function is None}
+        kept = needed - {cell.output for cell in each.cells}
+        needed = kept | {renamed[name] for name in needed & set(renamed)} | set(each.inputs)
+    return [name for name in (fitted[0].before if fitted else ()) if name in needed]
+
+
+def check_schema(found: Schema, wanted: Schema, needed: Sequence[str]) -> None:
+    """Check that data have the columns that a pipeline reads, of the types at ``fit``."""
+    missing = [name for name in needed if name not in found]
+    if missing:
+        raise UsageError(
+            f"{missing} do not exist in this Table, whose columns are {list(found)}; the pipeline "
+            "reads them"
+        )
+    for name in needed:
+        if found[name].kind != wanted[name].kind:
+            raise UsageError(
+                f"The column {name} was {wanted[name].kind} when the pipeline learned, and is now "
+                f"{found[name].kind}; cast it first"
+            )
+
+
+def require_fields(before: Schema, columns: Sequence[str]) -> None:
+    """Check that all columns exist."""
+    missing = [name for name in dict.fromkeys(columns) if name not in before]
+    if missing:
+        raise UsageError(f"{missing} do not exist in this Table, whose columns are {list(before)}")
+
+
+def require_kind(
+    before: Schema,
+    columns: Sequence[str],
+    is_kind: Callable[[str], bool],
+    word: str,
+    advice: str = "",
+) -> None:
+    """Check that columns exist and are of a kind, which a message calls by a word."""
+    require_fields(before, columns)
+    for name in columns:
+        kind = before[name].kind
+        if not is_kind(kind):
+            raise UsageError(
+                f"{name} should be a column of {word}, but its type is {kind}"
+                + (advice and f"; {advice}")
+            )
+
+
+def require_numbers(before: Schema, columns: Sequence[str]) -> None:
+    """Check that columns exist and hold numbers that all executors compute alike."""
+    require_kind(before, columns, kinds.is_numeric, "numbers")
+
+
+class TableOperator(Operator):
+    """An operator that looks at several rows or chooses some; the state has the fields behind."""
+
+    is_row_wise = False
+
+    def requests(self, before: Schema) -> dict[str, Request]:
+        return {"after": Outcome(tuple(before), self)}
+
+    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+        cardinalities = {}
+        for name, kind in answers["after"].items():
+            same = name in before and before[name].kind == kind
+            cardinalities[name] = before[name].cardinality if same else None
+        return {"kinds": answers["after"], "cardinalities": cardinalities}
+
+    def hides_columns(self, before: Schema) -> bool:
+        return True
+
+    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+        return []
+
+    def after(self, before: Schema, state: State | None) -> Schema:
+        return {
+            name: Field(kind, self.cardinality(name, state))
+            for name, kind in state["kinds"].items()
+        }
+
+    def cardinality(self, name: str, state: State) -> int | None:
+        """Return the cardinality of a column behind the operator."""
+        return state["cardinalities"][name]

@@ -1,0 +1,506 @@
+"""Histories of users, and arrays: masks, padding, samples of lists, differences along an order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops.batches import factored, normal
+from bigdl.friesian.ops.columns import (
+    as_names,
+    check_count,
+    check_string,
+    col,
+    kind_of,
+    names_of_results,
+    random_seed,
+    replace,
+    require_columns,
+    temporary,
+)
+from bigdl.friesian.ops.operator import (
+    Cell,
+    Field,
+    Function,
+    GroupOperator,
+    Operator,
+    Request,
+    Schema,
+    State,
+    TableOperator,
+    require_fields,
+    require_kind,
+)
+from bigdl.friesian.ops.spark import F
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["AddHistSeq", "Mask", "Pad", "difference_lag", "sample_listwise"]
+
+_ROWS = 1 << 16  # of a table that comes out: histories are many times as large as what they are of
+_ALL = 2147483647
+
+
+# -- histories -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AddHistSeq(GroupOperator, TableOperator):
+    """``add_hist_seq``, which the executor ``arrow`` makes of all rows of some users at a time."""
+
+    cols: list[str]
+    user_col: str
+    sort_col: str
+    min_len: int
+    max_len: int
+    num_seqs: int
+    method = "add_hist_seq"
+
+    def __post_init__(self) -> None:
+        check_string(self.user_col, "user_col")
+        check_string(self.sort_col, "sort_col")
+        check_count(self.min_len, "min_len", 0)
+        check_count(self.max_len, "max_len", 1)
+        check_count(self.num_seqs, "num_seqs", 1)
+
+    def requests(self, before: Schema) -> dict[str, Request]:
+        require_fields(before, self.columns)
+        return {}
+
+    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+        return {}
+
+    def hides_columns(self, before: Schema) -> bool:
+        return False
+
+    def after(self, before: Schema, state: State | None) -> Schema:
+        return self._fields(before)
+
+    def _fields(self, before: Schema) -> dict[str, Field]:
+        columns = self._order(before)
+        return {
+            name: Field(f"array<{before[of].kind}>", before[of].cardinality) if of else before[name]
+            for name, of in columns.items()
+        }
+
+    def _order(self, names: Any) -> dict[str, str | None]:
+        """The columns that come out, with what the histories among them are made of."""
+        histories = {f"{name}_hist_seq": name for name in self.cols}
+        found: dict[str, str | None] = {}
+        for name in names:
+            if name not in histories:
+                found[name] = None
+            if name in self.cols:
+                found[f"{name}_hist_seq"] = name
+        return found
+
+    @property
+    def key(self) -> str:
+        return self.user_col
+
+    @property
+    def columns(self) -> list[str]:
+        return [*self.cols, self.user_col, self.sort_col]
+
+    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+        from pyspark.sql import Window
+
+        require_columns(df, self.columns)
+        place, rank, history, later = (
+            temporary(df, each) for each in ("place", "rank", "history", "later")
+        )
+        time = F.when(col(self.sort_col).isNotNull(), col(self.sort_col)).otherwise(
+            F.raise_error(
+                F.lit(f"The column {self.sort_col} has nulls; drop or fill them first")
+            ).cast(kind_of(df, self.sort_col))
+        )
+        # records of equal time keep the order of the input
+        window = Window.partitionBy(col(self.user_col)).orderBy(time, col(place))
+        past = F.collect_list(F.struct(*(col(name).alias(name) for name in self.cols)))
+        rows = df.withColumn(place, F.monotonically_increasing_id()).withColumns(
+            {
+                rank: F.row_number().over(window),
+                history: past.over(window.rowsBetween(-self.max_len, -1)),
+            }
+            | (
+                {later: F.lead(F.lit(1), self.num_seqs).over(window)}
+                if self.num_seqs < _ALL
+                else {}
+            )
+        )
+        rows = rows.filter(col(rank) > self.min_len)
+        if self.num_seqs < _ALL:
+            rows = rows.filter(col(later).isNull())
+        return rows.select(
+            *(
+                F.col(history).getField(of).alias(name) if of else col(name)
+                for name, of in self._order(df.columns).items()
+            )
+        )
+
+    def of_groups(self, table: pa.Table) -> Iterator[pa.Table]:
+        order, place, size = self._places(table)
+        found = np.flatnonzero((place >= self.min_len) & (place + self.num_seqs >= size))
+        columns = self._order(table.column_names)
+        arrays = {name: table[name].combine_chunks() for name in table.column_names}
+        for start in range(0, max(len(found), 1), _ROWS):  # one without rows has the columns
+            rows = found[start : start + _ROWS]
+            lengths = np.minimum(place[rows], self.max_len)
+            ends = np.cumsum(lengths)
+            # the places of all values of all histories, one history behind the other
+            past = np.repeat(rows - ends, lengths) + np.arange(ends[-1] if len(ends) else 0)
+            offsets = pa.array(np.concatenate([[0], ends]).astype(np.int32))
+            taken, items = pa.array(order[rows]), pa.array(order[past])
+            made = {
+                name: pa.ListArray.from_arrays(offsets, arrays[of].take(items))
+                if of
+                else arrays[name].take(taken)
+                for name, of in columns.items()
+            }
+            yield pa.table(made)
+
+    def _places(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows by user and time, the place of each among those of its user, and their number.
+
+        Rows of equal time keep their order.
+        """
+
+        user, time = (_ranks(table[name]) for name in (self.user_col, self.sort_col))
+        order = np.lexsort((time, user))
+        sizes = np.bincount(user)
+        starts = np.cumsum(sizes) - sizes
+        users = user[order]
+        return order, np.arange(len(order)) - starts[users], sizes[users]
+
+    def check_rows(self, table: pa.Table) -> None:
+        if table[self.sort_col].null_count:
+            raise UsageError(f"The column {self.sort_col} has nulls; drop or fill them first")
+
+
+def _ranks(column: pa.ChunkedArray) -> np.ndarray:
+    """Numbers from 0 on that are ordered as the values are; a null is one of them."""
+
+    if pa.types.is_integer(column.type) and not column.null_count:
+        values = column.combine_chunks().to_numpy(zero_copy_only=False)
+        low = int(values.min()) if len(values) else 0
+        if len(values) and int(values.max()) - low < 4 * len(values):
+            return (values - low).astype(np.int64)
+    if kinds.is_fractional(kinds.of_arrow(column.type)):  # both zeros are equal
+        column = pc.add(column, pa.scalar(0.0, column.type))
+    parts = factored(normal(column))
+    values = parts.values
+    ordered = pc.sort_indices(values).to_numpy()
+    ranks = np.empty(len(ordered), np.int64)
+    ranks[ordered] = np.arange(len(ordered))
+    return ranks[parts.codes]
+
+
+# -- arrays of one length --------------------------------------------------------------------------
+
+
+def _lengths(values: pa.Array) -> np.ndarray:
+
+    return pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+
+
+def _is_plain(items: pa.Array) -> bool:
+    return not items.null_count and kinds.is_numeric(kinds.of_arrow(items.type))
+
+
+def _lists(items: pa.Array, rows: int, length: int) -> pa.Array:
+
+    return pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32) * length, items)
+
+
+class Ones(Function):
+    """1 for each value that an array has, then 0."""
+
+    def __init__(self, length: int):
+        self.length = length
+
+    def array(self, values: pa.Array) -> pa.Array:
+        found = np.arange(self.length) < _lengths(values)[:, None]
+        return _lists(pa.array(found.ravel().astype(np.int32)), len(values), self.length)
+
+    def value(self, value: list | None) -> list[int]:
+        ones = min(len(value or ()), self.length)
+        return [1] * ones + [0] * (self.length - ones)
+
+
+class Padded(Function):
+    """The last values of an array, filled up at the end.
+
+    Parameters
+    ----------
+    kind : str
+        Of the array.
+    length : int
+    token : number, str or bool
+    row_len : int
+        How wide filled rows are where there is no first row.
+    """
+
+    def __init__(self, kind: str, length: int, token: Any, row_len: int):
+        element = kinds.element_of(kind)
+        self.kind, self.length, self.row_len = kind, length, row_len
+        self.has_rows = kinds.is_array(element)
+        inner = kinds.element_of(element) if self.has_rows else element
+        self.token = kinds.coerced(_whole(token, inner), inner, "mask_token")
+
+    def array(self, values: pa.Array) -> pa.Array:
+        if self.has_rows:  # what is filled in depends on the row
+            return pa.array(map(self.value, values.to_pylist()), kinds.to_arrow(self.kind))
+        items, lengths = values.flatten(), _lengths(values)
+        if _is_plain(items) and self.token is not None:
+            found = self._plain(items.to_numpy(zero_copy_only=False), lengths)
+            return _lists(pa.array(found, items.type), len(values), self.length)
+        token = pa.array([self.token], items.type)
+        ends = np.cumsum(lengths)[:, None]
+        kept = np.minimum(lengths, self.length)[:, None]
+        columns = np.arange(self.length)
+        places = np.where(columns < kept, ends - kept + columns, len(items))
+        found = pa.concat_arrays([items, token]).take(pa.array(places.ravel()))
+        return _lists(found, len(values), self.length)
+
+    def _plain(self, items: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """All values of the results, from numbers without nulls: a copy in one go."""
+
+        if len(lengths) and lengths.max() > self.length:
+            behind = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(items))
+            items = items[behind <= self.length]
+        found = np.full((len(lengths), self.length), self.token, items.dtype)
+        found[np.arange(self.length) < lengths[:, None]] = items
+        return found.ravel()
+
+    def value(self, value: list | None) -> list:
+        kept = list(value or ())[-self.length :]
+        return kept + [self._filler(value)] * (self.length - len(kept))
+
+    def _filler(self, value: list | None) -> Any:
+        if not self.has_rows:
+            return self.token
+        first = value[0] if value else None
+        return [self.token] * (self.row_len if first is None else len(first))
+
+
+def _whole(token: Any, kind: str) -> Any:
+    is_whole = type(token) is float and token.is_integer() and kinds.is_integral(kind)
+    return int(token) if is_whole else token
+
+
+@dataclass(frozen=True)
+class Mask(Operator):
+    """``mask``."""
+
+    columns: list[str]
+    seq_len: int
+    method = "mask"
+
+    def __post_init__(self) -> None:
+        check_count(self.seq_len, "seq_len", 1)
+
+    def cells(self, before: Schema, state: Any) -> list[Cell]:
+        require_kind(before, self.columns, kinds.is_array, "arrays")
+        made = Field("array<int>", 2, self.seq_len)
+        ones = Ones(self.seq_len)
+        return [Cell((name,), f"{name}_mask", made, ones) for name in self.columns]
+
+    def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
+        require_kind(before, self.columns, kinds.is_array, "arrays")
+
+        def ones(name: str) -> Column:
+            length = F.least(F.coalesce(F.size(col(name)), F.lit(0)), F.lit(self.seq_len))
+            length = F.greatest(length, F.lit(0))  # size of null is −1 outside of ANSI mode
+            zeros = F.array_repeat(F.lit(0), F.lit(self.seq_len) - length)
+            return F.concat(F.array_repeat(F.lit(1), length), zeros)
+
+        return replace(df, {f"{name}_mask": ones(name) for name in self.columns})
+
+
+@dataclass(frozen=True)
+class Pad(Operator):
+    """``pad``; ``mask_cols`` is a step of its own before it."""
+
+    columns: list[str]
+    seq_len: int
+    mask_token: float | str | bool
+    row_len: int
+    method = "pad"
+
+    def __post_init__(self) -> None:
+        check_count(self.seq_len, "seq_len", 1)
+        check_count(self.row_len, "row_len", 0)
+        if not isinstance(self.mask_token, int | float | str):
+            raise UsageError(
+                f"mask_token should be a number, str or bool, but got {self.mask_token!r}"
+            )
+
+    def _inner(self, name: str, kind: str) -> str:
+        """Return the kind of the values of a column of one or two dimensions."""
+        element = kinds.element_of(kind)
+        inner = kinds.element_of(element) if kinds.is_array(element) else element
+        if kinds.is_array(inner):
+            raise UsageError(
+                f"{name} should hold arrays of one or two dimensions, but its type is {kind}"
+            )
+        _check_token(self.mask_token, inner)
+        return inner
+
+    def cells(self, before: Schema, state: Any) -> list[Cell]:
+        require_kind(before, self.columns, kinds.is_array, "arrays")
+        return [self._cell(name, before[name]) for name in self.columns]
+
+    def _cell(self, name: str, field: Field) -> Cell:
+        self._inner(name, field.kind)
+        padded = Padded(field.kind, self.seq_len, self.mask_token, self.row_len)
+        cardinality = field.cardinality
+        if cardinality is not None:
+            cardinality = max(cardinality, int(padded.token) + 1)
+        return Cell((name,), name, Field(field.kind, cardinality, self.seq_len), padded)
+
+    def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
+        require_kind(before, self.columns, kinds.is_array, "arrays")
+
+        def padded(name: str) -> Column:
+            value = F.coalesce(col(name), F.array().cast(before[name].kind))
+            longest = F.slice(value, -self.seq_len, self.seq_len)
+            value = F.when(F.size(value) > self.seq_len, longest).otherwise(value)
+            missing = F.lit(self.seq_len) - F.size(value)
+            filler = self._filler(name, before[name].kind)
+            return F.concat(value, F.array_repeat(filler, missing))
+
+        return replace(df, {name: padded(name) for name in self.columns})
+
+    def _filler(self, name: str, kind: str) -> Column:
+        """Return the token, or a row of it as wide as the first."""
+
+        token = F.lit(self.mask_token).cast(self._inner(name, kind))
+        if not kinds.is_array(kinds.element_of(kind)):
+            return token
+        first = F.get(col(name), F.lit(0))
+        width = F.when(first.isNotNull(), F.size(first)).otherwise(F.lit(self.row_len))
+        return F.array_repeat(token, width).cast(kinds.element_of(kind))
+
+
+_JAVA = {"int": "Integer", "bigint": "Long", "smallint": "Short", "tinyint": "Byte"}
+
+
+def _check_token(token: Any, kind: str) -> None:
+    fits = (
+        (isinstance(token, str) and kinds.is_text(kind))
+        or (type(token) is int and kinds.is_number(kind))
+        or (type(token) is float and kinds.is_number(kind) and not kinds.is_integral(kind))
+        or (type(token) is float and kinds.is_integral(kind) and token.is_integer())
+        or (isinstance(token, bool) and kind == "boolean")
+    )
+    if not fits:
+        java = {str: "String", bool: "Boolean", int: "Integer", float: "Double"}
+        raise UsageError(
+            f"Failed to convert mask_token type java.lang.{java[type(token)]} to the element type "
+            f"of column java.lang.{_JAVA.get(kind, kind.capitalize())}"
+        )
+
+
+# -- tables only -----------------------------------------------------------------------------------
+
+
+def difference_lag(
+    df: DataFrame,
+    columns: Any,
+    sort_cols: Any,
+    shifts: Any,
+    partition_cols: Any,
+    out_cols: Any,
+) -> DataFrame:
+    """Differences to earlier or later rows; see :meth:`FeatureTable.difference_lag`."""
+    from pyspark.sql import Window
+
+    names, order = as_names(columns), as_names(sort_cols, "sort_cols")
+    groups = [] if partition_cols is None else as_names(partition_cols, "partition_cols")
+    require_columns(df, [*names, *order, *groups])
+    for name in names:
+        if not kinds.is_number(kind_of(df, name)):
+            raise UsageError(f"columns should be numeric, but {name} is {kind_of(df, name)}")
+    steps = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
+    if not steps or not all(type(step) is int for step in steps):
+        raise UsageError(f"shifts should be int or a list of int, but got {shifts!r}")
+    outputs = _difference_names(names, order, steps, out_cols)
+    place = temporary(df, "place")
+    keys = groups or [temporary(df, "group")]
+    rows = df.withColumn(place, F.monotonically_increasing_id())
+    if not groups:
+        rows = rows.withColumn(keys[0], F.lit(0))
+    window = Window.partitionBy(*map(col, keys)).orderBy(*map(col, order), place)
+    differences = {
+        outputs[i][j]: (col(name) - F.lag(col(name), step).over(window)).cast(kind_of(df, name))
+        for i, name in enumerate(names)
+        for j, step in enumerate(steps)
+    }
+    return replace(rows, differences).drop(place, *(key for key in keys if key not in groups))
+
+
+def _difference_names(
+    names: list[str], order: list[str], steps: list[int], out_cols: Any
+) -> list[list[str]]:
+    """The name of the difference of each column (first index) by each step."""
+    if out_cols is None:
+        prefix = "_".join(order) + "_diff_lag"
+        return [[f"{prefix}_{name}_{step}" for step in steps] for name in names]
+    return names_of_results(out_cols, len(names), len(steps), "columns", "shifts")
+
+
+def sample_listwise(
+    df: DataFrame,
+    columns: Any,
+    num_sampled_list: int,
+    num_sampled_item: int,
+    random_seed_: int | None,
+    replaced: bool,
+) -> DataFrame:
+    """Samples of the items of lists; see :meth:`FeatureTable.sample_listwise`."""
+
+    names = as_names(columns)
+    for name in names:
+        if name not in df.columns:
+            raise UsageError(f"{name} does not exist in this FeatureTable.")
+        if not kinds.is_array(kind_of(df, name)):
+            raise UsageError(
+                f"Each column should be of list type, but {name} is {kind_of(df, name)}"
+            )
+    check_count(num_sampled_list, "num_sampled_list", 1)
+    check_count(num_sampled_item, "num_sampled_item", 1)
+    seed = random_seed(random_seed_)
+    row, draw, places = (temporary(df, each) for each in ("row", "draw", "places"))
+    rows = df.withColumn(row, F.monotonically_increasing_id())
+    long_enough = F.size(col(names[0])) >= num_sampled_item
+    if len(names) > 1:
+        lengths = F.array(*(F.coalesce(F.size(col(name)), F.lit(-1)) for name in names))
+        equal = F.array_min(lengths) == F.array_max(lengths)
+        message = "Each row of the FeatureTable should have the same array length in all of columns"
+        long_enough = F.when(equal, long_enough).otherwise(
+            F.raise_error(F.lit(message)).cast("boolean")
+        )
+    rows = rows.filter(long_enough)
+    rows = rows.withColumn(draw, F.explode(F.sequence(F.lit(1), F.lit(num_sampled_list))))
+    # sorted by a random number each, the first items are a sample without replacement
+    key = F.lit(seed)
+    numbers = F.transform(
+        F.sequence(F.lit(0), F.size(col(names[0])) - 1),
+        lambda place: F.struct(F.xxhash64(key, col(row), col(draw), place), place.alias("at")),
+    )
+    chosen = F.slice(F.sort_array(numbers), 1, num_sampled_item)["at"]
+    rows = rows.withColumn(places, chosen)
+
+    def at_places(name: str) -> Column:
+        return F.transform(col(places), lambda place: F.get(col(name), place))
+
+    samples = {name if replaced else f"sampled_{name}": at_places(name) for name in names}
+    return replace(rows, samples).drop(row, draw, places)

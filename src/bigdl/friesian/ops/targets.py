@@ -1,0 +1,901 @@
+"""Categories replaced by what is known about them: means of a target, and how often they occur.
+
+Of a target, each row helps to form the means of others only.  One aggregation by grouping sets
+gives the sums and counts of all categories and folds.  Everything else is computed from that table:
+means of all rows, codes for new data, and codes without the rows of the own fold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops.columns import (
+    as_names,
+    check_different,
+    check_string,
+    col,
+    kind_of,
+    names_of_results,
+    replace,
+    require_columns,
+    temporary,
+)
+from bigdl.friesian.ops.operator import (
+    Cell,
+    Field,
+    Function,
+    Operator,
+    Request,
+    Schema,
+    State,
+    TargetSums,
+    require_numbers,
+)
+from bigdl.friesian.ops.spark import F
+from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, Vocabulary, check_categories
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = [
+    "CountEncode",
+    "Encoding",
+    "TargetEncode",
+    "TargetStatistics",
+    "TimeStatistics",
+    "join_codes",
+    "look_up_codes",
+    "time_folds",
+    "without_twins",
+]
+
+COUNT = "target_encode_count"  # how many rows a category had, in a table of codes
+_COUNTS = ("count", "frequency")
+_RELATIVE_ERROR = 0.001  # of the rank that an edge of times has
+
+
+# -- tables of codes -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LookUp:
+    """A table of codes, and the columns that rows take out of it.
+
+    Attributes
+    ----------
+    table : pyspark.sql.DataFrame
+        One row for each combination of keys.
+    at : dict of str to Column
+        By the columns of its keys what the rows have in their place.
+    outputs : dict of str to (str, Column)
+        By the name of the result the column of the table, and what stands in for a combination that
+        it has not.
+    """
+
+    table: DataFrame
+    at: Mapping[str, Column]
+    outputs: Mapping[str, tuple[str, Column]]
+
+
+def join_codes(df: DataFrame, look_ups: Sequence[LookUp]) -> DataFrame:
+    """`df` with what some tables say about its rows.
+
+    No result takes the place of a column before all are there, since the column may be a key of
+    this or another table.
+    """
+
+    rows, results, gone = df, {}, []
+    for i, each in enumerate(look_ups):
+        if not each.outputs:
+            continue
+        found = [*each.at, *dict.fromkeys(code for code, _ in each.outputs.values())]
+        hidden = {name: temporary(rows, f"found{i}_{j}") for j, name in enumerate(found)}
+        table = each.table.select(*(col(name).alias(other) for name, other in hidden.items()))
+        same = (value == col(hidden[name]) for name, value in each.at.items())
+        rows = rows.join(table, reduce(lambda a, b: a & b, same), "left")
+        for output, (code, default) in each.outputs.items():
+            results[output] = F.coalesce(col(hidden[code]), default)
+        gone += hidden.values()
+    return replace(rows, results).drop(*gone)
+
+
+def look_up_codes(
+    codes: DataFrame,
+    keys: Sequence[str],
+    categories: Sequence[str],
+    out_target_mean: Mapping[str, tuple[str, float]],
+    targets: Sequence[str] | None,
+) -> LookUp:
+    """Return the look-up of a :class:`TargetCode`: the codes of all targets, or of some of them.
+
+    Parameters
+    ----------
+    codes : pyspark.sql.DataFrame
+    keys : list of str
+        Its columns of categories.
+    categories : list of str
+        The columns of the rows in their place.
+    out_target_mean : dict of str to (str, float)
+    targets : list of str or None
+    """
+
+    outputs = {
+        output: (output, F.lit(mean).cast("double"))
+        for output, (target, mean) in out_target_mean.items()
+        if targets is None or target in targets
+    }
+    at = {key: col(name) for key, name in zip(keys, categories, strict=True)}
+    return LookUp(codes, at, outputs)
+
+
+def without_twins(table: DataFrame, keys: Sequence[str], values: Sequence[str]) -> DataFrame:
+    """One row for each combination of keys: that with the largest count, then values.
+
+    A table that a user made or united with another may have a combination twice, and a join would
+    multiply rows.
+    """
+
+    if not values:
+        return table
+    order = [COUNT] if COUNT in table.columns and COUNT not in (*keys, *values) else []
+    most = F.max(F.struct(*(col(name).alias(name) for name in (*order, *values))))
+    best = temporary(table, "best")
+    found = table.groupBy(*map(col, keys)).agg(most.alias(best))
+    shown = [F.col(best).getField(name).alias(name) for name in values]
+    return found.select(*map(col, keys), *shown)
+
+
+# -- means of targets ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A group of category columns, and the name of the result for each target."""
+
+    categories: tuple[str, ...]
+    outputs: Mapping[str, str]  # by target
+
+    @property
+    def key_columns(self) -> list[str]:
+        """Names of the categories in a table of codes: their own, unless a code has that name."""
+        taken = {COUNT, *self.outputs.values()}
+        free = [name for name in self.categories if name not in taken]
+        return [
+            name if name in free else temporary([*taken, *free], f"key{i}")
+            for i, name in enumerate(self.categories)
+        ]
+
+
+def _encodings_of(cat_cols: Any, targets: Sequence[str], out_cols: Any) -> list[Encoding]:
+    """Return the groups of categories and their results for the arguments of users.
+
+    Parameters
+    ----------
+    cat_cols : str, list of str, or list whose elements may be lists of str (groups of columns)
+    targets : list of str
+    out_cols : str, list of str, or list of lists of str, optional
+        A name for each group and target.
+    """
+    if isinstance(cat_cols, str):
+        cat_cols = [cat_cols]
+    if not isinstance(cat_cols, list | tuple) or not cat_cols:
+        raise UsageError(f"cat_cols should be str, list of str or nested list, got {cat_cols!r}")
+    groups = [tuple(as_names(each, "each element of cat_cols")) for each in cat_cols]
+    if out_cols is None:
+        names = [[f"{'_'.join(group)}_te_{target}" for target in targets] for group in groups]
+        check_different([name for row in names for name in row], "The names of the codes")
+    else:
+        names = names_of_results(out_cols, len(groups), len(targets), "cat_cols", "target_cols")
+    return [
+        Encoding(group, dict(zip(targets, row, strict=True)))
+        for group, row in zip(groups, names, strict=True)
+    ]
+
+
+def _check_targets(df: DataFrame, names: Sequence[str]) -> None:
+    require_columns(df, names)
+    for name in names:
+        if not kinds.is_number(kind_of(df, name)):
+            raise UsageError(f"target_cols should be numeric, but {name} is {kind_of(df, name)}")
+
+
+def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
+    """The means that the user gives for targets."""
+    if target_mean is None:
+        return {}
+    if not isinstance(target_mean, Mapping):
+        raise UsageError(f"target_mean should be a dict of str to number, got {target_mean!r}")
+    missing = [target for target in targets if target not in target_mean]
+    if missing:
+        raise UsageError(f"target_mean has nothing for {missing}, got {dict(target_mean)!r}")
+    for target in targets:
+        mean = target_mean[target]
+        if isinstance(mean, bool) or not isinstance(mean, int | float):
+            raise UsageError(f"mean in target_mean should be numeric, but got {mean!r}")
+    return {target: float(target_mean[target]) for target in targets}
+
+
+def _check_smoothing(smooth: Any, kfold: Any, fold_seed: Any = None) -> None:
+    """Check the numbers that say how much a category trusts its own rows, and the seed of folds."""
+    if fold_seed is not None and type(fold_seed) is not int:
+        raise UsageError(f"fold_seed should be an integer or None, but got {fold_seed!r}")
+    if isinstance(kfold, bool) or not isinstance(kfold, int) or kfold <= 0:
+        raise UsageError(f"kfold should be an integer larger than 0, but got {kfold!r}")
+    is_number = isinstance(smooth, int | float) and not isinstance(smooth, bool)
+    if not is_number or not 0 <= smooth < math.inf:
+        raise UsageError(f"smooth should be a number from 0 on, but got {smooth!r}")
+
+
+def _with_folds(df: DataFrame, kfold: int, fold_seed: int | None, fold_col: str) -> DataFrame:
+    """`df` with a column of folds 0 … kfold − 1, unless it has one."""
+
+    if fold_col in df.columns:
+        if not kinds.is_integral(kind_of(df, fold_col)):
+            raise UsageError(
+                f"fold_col should be integer type, but {fold_col} is {kind_of(df, fold_col)}"
+            )
+        return df
+    if fold_seed is None:
+        fold = F.monotonically_increasing_id() % kfold
+    else:
+        fold = F.floor(F.rand(fold_seed) * kfold)
+    return df.withColumn(fold_col, fold.cast("int"))
+
+
+class TargetStatistics:
+    """Sums and counts of targets for each category, of every fold.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+    encodings : list of Encoding
+    targets : list of str
+    fold_col : str or None
+        None if there are no folds.
+    means : dict of str to float
+        Of targets; those of the data are taken for the others.
+    smooth : float
+        How many rows with the mean are added to every category.
+    """
+
+    def __init__(
+        self,
+        df: DataFrame,
+        encodings: Sequence[Encoding],
+        targets: Sequence[str],
+        fold_col: str | None,
+        means: Mapping[str, float],
+        smooth: float,
+    ):
+        self.encodings, self.targets, self.smooth = list(encodings), list(targets), smooth
+        self._fold_col = fold_col
+        columns = list(dict.fromkeys(name for e in encodings for name in e.categories))
+        self._key_of = {name: f"key_{i}" for i, name in enumerate(columns)}
+        self._table = _settled(self._aggregated(df, columns))
+        self.means = {**self._means_of_data(), **means}
+
+    def _aggregated(self, df: DataFrame, columns: list[str]) -> DataFrame:
+        """One row for each category, fold and group of columns (``source``)."""
+
+        rows = df.select(
+            *(col(name).alias(self._key_of[name]) for name in columns),
+            (F.lit(0) if self._fold_col is None else col(self._fold_col)).alias("fold"),
+            *(_target(df, name).alias(f"target_{i}") for i, name in enumerate(self.targets)),
+        )
+        figures = [F.count("*").alias("rows")]
+        for i in range(len(self.targets)):
+            figures += [
+                F.sum(f"target_{i}").alias(f"sum_{i}"),
+                F.count(f"target_{i}").alias(f"count_{i}"),
+            ]
+        keys = [self._key_of[name] for name in columns]
+        sets = [[*(self._key_of[name] for name in e.categories), "fold"] for e in self.encodings]
+        distinct = [list(each) for each in dict.fromkeys(map(tuple, sets))]
+        grouped = rows.groupingSets(
+            [[F.col(name) for name in each] for each in distinct], *map(F.col, keys), F.col("fold")
+        )
+        return grouped.agg(F.grouping_id().alias("source"), *figures)
+
+    def _source(self, encoding: Encoding) -> int:
+        """The grouping id: a bit for each key, from the first one down, set if it is left out."""
+        keys = list(self._key_of)
+        bits = [int(name not in encoding.categories) for name in keys] + [0]
+        return int("".join(map(str, bits)), 2)
+
+    def _rows_of(self, encoding: Encoding) -> DataFrame:
+        return self._table.filter(F.col("source") == self._source(encoding))
+
+    def _means_of_data(self) -> dict[str, float | None]:
+        if not self.targets:
+            return {}
+        figures = []
+        for i in range(len(self.targets)):
+            total, count = F.sum(f"sum_{i}"), F.sum(f"count_{i}")
+            figures.append(F.when(count > 0, total / count).alias(str(i)))
+        row = self._rows_of(self.encodings[0]).agg(*figures).first()
+        return dict(zip(self.targets, row, strict=True))
+
+    def _mean(self, target: str) -> Column:
+        return F.lit(self.means[target]).cast("double")
+
+    def _code(self, total: Column, count: Column, mean: Column) -> Column:
+        weight = count + F.lit(float(self.smooth))
+        code = (F.coalesce(total, F.lit(0.0)) + mean * F.lit(float(self.smooth))) / weight
+        return F.when(weight > 0, code).otherwise(mean)
+
+    def codes(self, encoding: Encoding) -> DataFrame:
+        """Codes for new data: the categories, the number of rows, and a code for each target."""
+
+        keys = [self._key_of[name] for name in encoding.categories]
+        rows = self._rows_of(encoding).dropna(subset=keys)
+        figures = [F.sum("rows").alias(COUNT)]
+        for i, target in enumerate(self.targets):
+            code = self._code(F.sum(f"sum_{i}"), F.sum(f"count_{i}"), self._mean(target))
+            figures.append(code.alias(encoding.outputs[target]))
+        grouped = rows.groupBy(*keys).agg(*figures)
+        names = encoding.key_columns
+        named = [F.col(key).alias(name) for key, name in zip(keys, names, strict=True)]
+        return grouped.select(*named, COUNT, *map(col, encoding.outputs.values()))
+
+    def encode(self, df: DataFrame) -> DataFrame:
+        """`df` with the codes of its rows, each by the rows of other folds."""
+        return join_codes(df, [self._look_up(encoding) for encoding in self.encodings])
+
+    def _look_up(self, encoding: Encoding) -> LookUp:
+        keys = [self._key_of[name] for name in encoding.categories]
+        codes = [self._code_of_fold(i, keys).alias(f"code_{i}") for i in range(len(self.targets))]
+        table = self._rows_of(encoding).dropna(subset=keys).select(*keys, "fold", *codes)
+        at = {key: col(name) for key, name in zip(keys, encoding.categories, strict=True)}
+        fold = F.lit(0)
+        if self._fold_col is not None:
+            at["fold"] = fold = col(self._fold_col)
+        outputs = {
+            encoding.outputs[target]: (f"code_{i}", self._prior(target, fold))
+            for i, target in enumerate(self.targets)
+        }
+        return LookUp(table, at, outputs)
+
+    def _prior(self, target: str, fold: Column) -> Column:
+        """The code of a row of this fold, of whose category nothing is known."""
+        return self._mean(target)
+
+    def _code_of_fold(self, i: int, keys: Sequence[str]) -> Column:
+        """The code of a category for the rows of one fold, by those of all others."""
+        from pyspark.sql import Window
+
+        mean = self._mean(self.targets[i])
+        total, count = F.col(f"sum_{i}"), F.col(f"count_{i}")
+        if self._fold_col is None:
+            return self._code(total, count, mean)
+        whole = Window.partitionBy(*keys)
+        total = F.sum(total).over(whole) - F.coalesce(total, F.lit(0.0))
+        count = F.sum(count).over(whole) - count
+        # no rounding error in place of nothing
+        return F.when(count > 0, self._code(total, count, mean)).otherwise(mean)
+
+
+def _target(df: DataFrame, name: str) -> Column:
+
+    value = col(name).cast("double")
+    return F.when(~F.isnan(value), value) if kinds.is_fractional(kind_of(df, name)) else value
+
+
+def _settled(table: DataFrame) -> DataFrame:
+    """A table that is computed once: on the driver if it is small, else on the executors."""
+    counted = table.persist()
+    try:
+        if counted.count() > DRIVER_VALUES:
+            return counted.localCheckpoint(eager=True)
+        return table.sparkSession.createDataFrame(counted.toArrow(), table.schema)
+    finally:
+        counted.unpersist()
+
+
+# -- means of earlier times ------------------------------------------------------------------------
+
+
+def time_folds(df: DataFrame, time_col: str, folds: Any, fold_col: str) -> DataFrame:
+    """`df` with a column of the fold in which the time of each row is, from 0 on.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+    time_col : str
+        Numbers, dates or timestamps.
+    folds : int, or list of times
+        How many folds of about as many rows each, or where the second and all later ones begin.
+    fold_col : str
+        Name of the new column.
+    """
+    require_columns(df, [check_string(time_col, "time_col")])
+    kind = kind_of(df, time_col)
+    if not kinds.is_number(kind) and kind not in ("date", "timestamp"):
+        raise UsageError(
+            f"{time_col} should hold numbers, dates or timestamps, but its type is {kind}"
+        )
+    time = _as_number(col(time_col), kinds.is_number(kind))
+    if isinstance(folds, int) and not isinstance(folds, bool):
+        edges = _edges_of_equal_parts(df.select(time.alias("time")), folds)
+    else:
+        edges = _given_edges(folds, df, kinds.is_number(kind))
+    begun = F.size(F.filter(F.array(*map(F.lit, edges)), lambda edge: edge <= time))
+    message = F.lit(f"The column {time_col} has nulls; drop or fill them first")
+    fold = F.when(time.isNotNull(), begun).otherwise(F.raise_error(message).cast("int"))
+    return df.withColumn(fold_col, fold if edges else F.lit(0))
+
+
+def _as_number(time: Column, is_number: bool) -> Column:
+    return time.cast("double") if is_number else time.cast("timestamp").cast("double")
+
+
+def _edges_of_equal_parts(times: DataFrame, folds: int) -> list[float]:
+    if folds < 2:
+        raise UsageError(f"folds should be an integer from 2 on or a list of times, got {folds!r}")
+    shares = [i / folds for i in range(1, folds)]
+    found = times.approxQuantile("time", shares, _RELATIVE_ERROR)
+    return sorted(set(found))
+
+
+def _given_edges(folds: Any, df: DataFrame, are_numbers: bool) -> list[float]:
+
+    is_list = isinstance(folds, list | tuple) and len(folds) > 0
+    kinds: Any = int | float if are_numbers else str | datetime.date
+    if not is_list or not all(isinstance(e, kinds) and not isinstance(e, bool) for e in folds):
+        raise UsageError(
+            "folds should be an integer from 2 on or a list of "
+            f"{'numbers' if are_numbers else 'dates, timestamps or their texts'}, got {folds!r}"
+        )
+    # by Spark, in the time zone of the session
+    edges = df.sparkSession.range(1).select(*(_as_number(F.lit(e), are_numbers) for e in folds))
+    found = list(edges.first())
+    if any(a >= b for a, b in pairwise(found)):
+        raise UsageError(f"The times in folds should be ascending, got {folds!r}")
+    return found
+
+
+class TimeStatistics(TargetStatistics):
+    """Sums and counts of targets for each category, of every fold of time.
+
+    The code of a row is made of the rows of all earlier folds, and so is the mean that stands in
+    for what a category does not tell, so that nothing of its own time or of the future reaches it:
+    the ordered target statistics of CatBoost (Prokhorenkova et al., "CatBoost: unbiased boosting
+    with categorical features", NeurIPS 2018) in the order of time, by folds instead of rows.
+
+    The parameters are those of :class:`TargetStatistics`; folds have numbers in the order of time.
+    """
+
+    def __init__(
+        self,
+        df: DataFrame,
+        encodings: Sequence[Encoding],
+        targets: Sequence[str],
+        fold_col: str,
+        means: Mapping[str, float],
+        smooth: float,
+    ):
+        super().__init__(df, encodings, targets, fold_col, means, smooth)
+        self._earlier = {
+            target: [means[target]] if target in means else self._means_before(i)
+            for i, target in enumerate(self.targets)
+        }
+
+    def _means_before(self, i: int) -> list[float | None]:
+        """Of every fold the mean of a target in all earlier ones.
+
+        The first fold has its own: a constant, which tells its rows nothing about each other.
+        """
+
+        figures = [F.sum(f"sum_{i}"), F.sum(f"count_{i}")]
+        found = self._rows_of(self.encodings[0]).groupBy("fold").agg(*figures).collect()
+        by_fold = {fold: (total or 0.0, count or 0) for fold, total, count in found}
+        each = [by_fold.get(fold, (0.0, 0)) for fold in range(max(by_fold, default=0) + 1)]
+        totals, counts = (list(accumulate(values)) for values in zip(*each, strict=True))
+        first = bisect_left(counts, 1)  # the first fold that has a target at all
+        if first == len(counts):
+            return [None]
+        return [
+            totals[max(fold - 1, first)] / counts[max(fold - 1, first)]
+            for fold in range(len(counts))
+        ]
+
+    def _prior(self, target: str, fold: Column) -> Column:
+        means = self._earlier[target]
+        if len(means) == 1:
+            return F.lit(means[0]).cast("double")
+        return F.get(F.array(*map(F.lit, means)), fold)
+
+    def _code_of_fold(self, i: int, keys: Sequence[str]) -> Column:
+        """The code of a category for the rows of one fold, by those of all earlier ones."""
+        from pyspark.sql import Window
+
+        earlier = Window.partitionBy(*keys).orderBy("fold")
+        earlier = earlier.rowsBetween(Window.unboundedPreceding, -1)
+        total, count = F.sum(f"sum_{i}").over(earlier), F.sum(f"count_{i}").over(earlier)
+        prior = self._prior(self.targets[i], F.col("fold"))
+        return self._code(total, F.coalesce(count, F.lit(0)), prior)
+
+
+# -- operators -------------------------------------------------------------------------------------
+
+
+class Codes(Function):
+    """The code of a value, or of several values together, in a table.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+    keys : list of str
+        Columns of the table.
+    code : str
+        Column of the table.
+    default : float, int or None
+        For combinations that are not in the table.
+    """
+
+    is_costly = True
+
+    def __init__(self, table: pa.Table, keys: Sequence[str], code: str, default: Any):
+        self.table, self.keys, self.code, self.default = table, list(keys), code, default
+
+    @cached_property
+    def _codes(self) -> dict[tuple, Any]:
+        keys = zip(*(self.table[name].to_pylist() for name in self.keys), strict=True)
+        return dict(zip(keys, self.table[self.code].to_pylist(), strict=True))
+
+    def array(self, *values: pa.Array) -> pa.Array:
+        kind = self.table.schema.field(self.code).type
+        if len(values) == 1:
+            return self._of_one(values[0], kind)
+        found = self._codes
+        rows = zip(*(each.to_pylist() for each in values), strict=True)
+        return pa.array([found.get(row, self.default) for row in rows], kind)
+
+    def _of_one(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
+        places = Vocabulary(self.table[self.keys[0]].combine_chunks()).find(values)
+        codes = pa.concat_arrays(
+            [pa.array([self.default], kind), self.table[self.code].combine_chunks()]
+        )
+        return codes.take(places.fill_null(0))
+
+    def value(self, *values: Any) -> Any:
+        return self._codes.get(values, self.default)
+
+
+def _categories(groups: Sequence[Sequence[str]]) -> list[str]:
+    return list(dict.fromkeys(name for group in groups for name in group))
+
+
+def _known(sums: pa.Table, keys: int) -> pa.Table:
+    """The combinations without a null that occur, in their order."""
+
+    sums = sums.filter(pc.greater(sums["rows"], 0))
+    names = [f"key_{i}" for i in range(keys)]
+    for name in names:
+        sums = sums.filter(pc.is_valid(sums[name]))
+    return sums.sort_by([(name, "ascending") for name in names])
+
+
+def _total(sums: pa.Table, name: str) -> Any:
+
+    return pc.sum(sums[name]).as_py() or 0
+
+
+@dataclass(frozen=True)
+class TargetEncode(Operator):
+    """``target_encode``; the state has a table of codes for each group, and the means.
+
+    Attributes
+    ----------
+    groups : list of list of str
+    targets : list of str
+    out_cols : list of list of str
+        For each group a name for each target.
+    """
+
+    groups: list[list[str]]
+    targets: list[str]
+    out_cols: list[list[str]]
+    target_mean: dict[str, float]
+    smooth: float
+    kfold: int
+    fold_seed: int | None
+    fold_col: str
+    drop_cat: bool
+    drop_fold: bool
+    method = "target_encode"
+
+    @classmethod
+    def of(
+        cls,
+        cat_cols: Any,
+        target_cols: Any,
+        target_mean: Any,
+        smooth: float,
+        kfold: int,
+        fold_seed: int | None,
+        fold_col: str,
+        drop_cat: bool,
+        drop_fold: bool,
+        out_cols: Any,
+    ) -> TargetEncode:
+        """Return the operator for the arguments that users give."""
+        targets = as_names(target_cols, "target_cols")
+        encodings = _encodings_of(cat_cols, targets, out_cols)
+        return cls(
+            [list(each.categories) for each in encodings],
+            targets,
+            [[each.outputs[name] for name in targets] for each in encodings],
+            _check_means(target_mean, targets),
+            smooth,
+            kfold,
+            fold_seed,
+            fold_col,
+            drop_cat,
+            drop_fold,
+        )
+
+    def __post_init__(self) -> None:
+        _check_smoothing(self.smooth, self.kfold, self.fold_seed)
+        check_string(self.fold_col, "fold_col")
+        if any(self.fold_col in outputs for outputs in self.out_cols):
+            raise UsageError(
+                f"out_cols and fold_col should differ, but both have {self.fold_col!r}"
+            )
+
+    @property
+    def encodings(self) -> list[Encoding]:
+        return [
+            Encoding(tuple(group), dict(zip(self.targets, outputs, strict=True)))
+            for group, outputs in zip(self.groups, self.out_cols, strict=True)
+        ]
+
+    @property
+    def reads(self) -> list[str]:
+        return _categories(self.groups) + self.targets
+
+    def requests(self, before: Schema) -> dict[str, Request]:
+        check_categories(before, _categories(self.groups))
+        require_numbers(before, self.targets)
+        count = len(self.targets)
+        return {
+            str(i): TargetSums((*group, *self.targets), count)
+            for i, group in enumerate(self.groups)
+        }
+
+    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+        first = next(iter(answers.values()))
+        means = {}
+        for i, name in enumerate(self.targets):
+            count = _total(first, f"count_{i}")
+            mean = _total(first, f"sum_{i}") / count if count else None
+            means[name] = self.target_mean.get(name, mean)
+        tables = {
+            str(i): self._codes(answers[str(i)], len(group), means)
+            for i, group in enumerate(self.groups)
+        }
+        return {"means": means, **tables}
+
+    def _codes(self, sums: pa.Table, keys: int, means: Mapping[str, float | None]) -> pa.Table:
+        known = _known(sums, keys)
+        found = {f"key_{i}": known[f"key_{i}"] for i in range(keys)}
+        found["rows"] = known["rows"]
+        for i, name in enumerate(self.targets):
+            if means[name] is None:
+                found[f"code_{i}"] = pa.nulls(len(known), pa.float64())
+                continue
+            weight = known[f"count_{i}"].to_numpy() + float(self.smooth)
+            total = known[f"sum_{i}"].fill_null(0.0).to_numpy() + means[name] * float(self.smooth)
+            with np.errstate(all="ignore"):
+                codes = np.where(weight > 0, total / weight, means[name])
+            found[f"code_{i}"] = pa.array(codes)
+        return pa.table(found)
+
+    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+        check_categories(before, _categories(self.groups))
+        cells = []
+        for i, (group, outputs) in enumerate(zip(self.groups, self.out_cols, strict=True)):
+            keys = [f"key_{j}" for j in range(len(group))]
+            for j, (target, output) in enumerate(zip(self.targets, outputs, strict=True)):
+                function = None
+                if state is not None:
+                    function = Codes(state[str(i)], keys, f"code_{j}", state["means"][target])
+                cells.append(Cell(tuple(group), output, Field("double"), function))
+        return cells
+
+    def after(self, before: Schema, state: State | None) -> Schema:
+        fields = super().after(before, state)
+        return {name: each for name, each in fields.items() if name not in self._dropped}
+
+    @property
+    def _dropped(self) -> set[str]:
+        """The categories that no code has taken the place of, if they are left out."""
+        if not self.drop_cat:
+            return set()
+        made = {name for row in self.out_cols for name in row}
+        return {name for group in self.groups for name in group} - made
+
+    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+        look_ups = []
+        for i, (group, outputs) in enumerate(zip(self.groups, self.out_cols, strict=True)):
+            keys = [f"key_{j}" for j in range(len(group))]
+            codes = state[str(i)].drop_columns("rows")
+            # behind hidden names: an output may be called as a key
+            shown = [temporary(outputs, key) for key in keys]
+            table = df.sparkSession.createDataFrame(codes.rename_columns([*shown, *outputs]))
+            means = {
+                output: (target, state["means"][target])
+                for output, target in zip(outputs, self.targets, strict=True)
+            }
+            look_ups.append(look_up_codes(table, shown, group, means, None))
+        return join_codes(df, look_ups).drop(*self._dropped)
+
+    def training(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+        if self.kfold == 1:
+            return self.catalyst(df, before, state)
+        return dataclasses.replace(self, target_mean=state["means"]).by_folds(df)[0]
+
+    def by_folds(self, df: DataFrame) -> tuple[DataFrame, TargetStatistics]:
+        """Return a table with codes which a row's own fold does not help to form, and the sums."""
+        _check_targets(df, self.targets)
+        require_columns(df, _categories(self.groups))
+        has_folds = self.kfold > 1
+        rows = _with_folds(df, self.kfold, self.fold_seed, self.fold_col) if has_folds else df
+        folds = self.fold_col if has_folds else None
+        found = TargetStatistics(
+            rows, self.encodings, self.targets, folds, self.target_mean, self.smooth
+        )
+        rows = found.encode(rows).drop(*self._dropped)
+        if self.drop_fold and self.fold_col not in df.columns:
+            rows = rows.drop(self.fold_col)
+        return rows, found
+
+    def by_times(
+        self, df: DataFrame, time_col: str, folds: Any
+    ) -> tuple[DataFrame, TargetStatistics]:
+        """Return a table with codes which only rows of an earlier time help to form."""
+        _check_targets(df, self.targets)
+        require_columns(df, _categories(self.groups))
+        fold_col = temporary(df, "time_fold")
+        rows = time_folds(df, time_col, folds, fold_col)
+        found = TimeStatistics(
+            rows, self.encodings, self.targets, fold_col, self.target_mean, self.smooth
+        )
+        return found.encode(rows).drop(fold_col, *self._dropped), found
+
+
+@dataclass(frozen=True)
+class CountEncode(Operator):
+    """``count_encode``; the state has a table of counts for each group."""
+
+    groups: list[list[str]]
+    normalize: bool
+    out_cols: list[str]
+    method = "count_encode"
+
+    @classmethod
+    def of(cls, cat_cols: Any, normalize: bool, out_cols: Any) -> CountEncode:
+        """Return the operator for the arguments that users give: a result for each group."""
+        if not isinstance(normalize, bool):
+            raise UsageError(f"normalize should be a boolean, got {normalize!r}")
+        wanted = _COUNTS[normalize]
+        encodings = _encodings_of(cat_cols, [wanted], out_cols)
+        groups = [list(each.categories) for each in encodings]
+        if out_cols is not None:
+            return cls(groups, normalize, [each.outputs[wanted] for each in encodings])
+        return cls(groups, normalize, [f"{'_'.join(group)}_{wanted}" for group in groups])
+
+    def __post_init__(self) -> None:
+        # ["a_b", ["a", "b"]] would have one name for both
+        check_different(self.out_cols, "The names of the counts")
+
+    @property
+    def reads(self) -> list[str]:
+        return _categories(self.groups)
+
+    def requests(self, before: Schema) -> dict[str, Request]:
+        check_categories(before, _categories(self.groups))
+        return {str(i): TargetSums(tuple(group), 0) for i, group in enumerate(self.groups)}
+
+    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+        found = {}
+        for i, group in enumerate(self.groups):
+            known = _known(answers[str(i)], len(group)).rename_columns({"rows": "count"})
+            share = known["count"].to_numpy() / max(_total(known, "count"), 1)
+            found[str(i)] = known.append_column("frequency", pa.array(share))
+        return found
+
+    @property
+    def _wanted(self) -> str:
+        return _COUNTS[self.normalize]
+
+    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+        check_categories(before, _categories(self.groups))
+        field = Field("double" if self.normalize else "bigint")
+        cells = []
+        for i, (group, output) in enumerate(zip(self.groups, self.out_cols, strict=True)):
+            keys, function = [f"key_{j}" for j in range(len(group))], None
+            if state is not None:
+                default = 0.0 if self.normalize else 0
+                function = Codes(state[str(i)], keys, self._wanted, default)
+            cells.append(Cell(tuple(group), output, field, function))
+        return cells
+
+    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+        look_ups = []
+        for i, group in enumerate(self.groups):
+            keys = [f"key_{j}" for j in range(len(group))]
+            table = df.sparkSession.createDataFrame(state[str(i)].select([*keys, self._wanted]))
+            look_ups.append(self._look_up(i, table, keys))
+        return join_codes(df, look_ups)
+
+    def _look_up(self, i: int, table: DataFrame, keys: Sequence[str]) -> LookUp:
+        """Return what rows take out of a table of counts or frequencies: 0 for what it has not."""
+
+        at = {key: col(name) for key, name in zip(keys, self.groups[i], strict=True)}
+        return LookUp(table, at, {self.out_cols[i]: (self._wanted, F.lit(0))})
+
+    def count(self, df: DataFrame) -> list[DataFrame]:
+        """Return of each group its values, their ``count`` and their ``frequency``.
+
+        One aggregation counts all groups.  Rows with a null or NaN in the group are not counted.
+        """
+
+        self._check(df)
+        groups = [Encoding(tuple(group), {}) for group in self.groups]
+        statistics = TargetStatistics(df, groups, [], None, {}, 0)
+        tables = []
+        for encoding in groups:
+            counted = statistics.codes(encoding)
+            total = counted.agg(F.sum(COUNT)).first()[0]
+            share = F.col(COUNT) / F.lit(total)
+            names = [
+                col(key).alias(name)
+                for key, name in zip(encoding.key_columns, encoding.categories, strict=True)
+            ]
+            figures = F.col(COUNT).alias("count"), share.alias("frequency")
+            tables.append(counted.select(*names, *figures))
+        return tables
+
+    def encode(self, df: DataFrame, tables: Sequence[DataFrame], once: bool) -> DataFrame:
+        """Return `df` with the counts or frequencies of tables.
+
+        Parameters
+        ----------
+        df : pyspark.sql.DataFrame
+        tables : list of pyspark.sql.DataFrame
+            Of each group.
+        once : bool
+            Whether they surely have every combination once.
+        """
+        self._check(df)
+        look_ups = []
+        for i, (table, group) in enumerate(zip(tables, self.groups, strict=True)):
+            if not once:
+                require_columns(table, [*group, self._wanted], "table of counts")
+                table = without_twins(table, group, [self._wanted])
+            look_ups.append(self._look_up(i, table, group))
+        return join_codes(df, look_ups)
+
+    def _check(self, df: DataFrame) -> None:
+        names = _categories(self.groups)
+        require_columns(df, names)
+        taken = [name for name in names if name.lower() in _COUNTS]
+        if taken:
+            raise UsageError(
+                f"The columns {taken} cannot be counted, since a table of counts has columns of "
+                "these names; rename them first"
+            )
