@@ -13,8 +13,7 @@ from torch import nn
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch import Estimator
-from bigdl.orca.parameter_layer.deadline import within
-from bigdl.orca.parameter_layer.stragglers import DropStragglers, StragglerLimit
+from bigdl.orca.parameter_layer.stragglers import DropStragglers, StragglerLimit, within
 
 # -- how long is too long -------------------------------------------------------------------------
 

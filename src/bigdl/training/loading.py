@@ -16,7 +16,7 @@ from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.spool import SpoolWriter
 from bigdl.runtime.shards.values import columns_of, grouped
-from bigdl.training.unified import form_of, in_form
+from bigdl.training.batches import form_of, in_form
 
 __all__ = ["LoaderBatches", "as_loader", "spooled"]
 

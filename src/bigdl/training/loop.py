@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
+from bigdl.common.errors import UsageError
 from bigdl.runtime.collectives.base import GradientSync
-from bigdl.training.checkpointing import StateKeeper
-from bigdl.training.position import Position
-from bigdl.training.run_checkpoints import fires
-from bigdl.training.run_settings import RunSettings
-from bigdl.training.sums import EpochSums
-from bigdl.training.trigger import TriggerState
+from bigdl.training.checkpoint import CheckpointDirectory, CheckpointManager
+from bigdl.training.figures import EpochSums
+from bigdl.training.fit import RunSettings
+from bigdl.training.position import Position, Trigger, TriggerState
 
-__all__ = ["WorkerLoop"]
+__all__ = ["WorkerLoop", "open_run_directory", "trigger_fires"]
 
 
 class WorkerLoop(ABC):
@@ -21,7 +21,7 @@ class WorkerLoop(ABC):
     settings: RunSettings
     sync: GradientSync
     position: Position
-    _keeper: StateKeeper
+    _checkpoints: CheckpointManager
     _sums: EpochSums
 
     @abstractmethod
@@ -39,22 +39,51 @@ class WorkerLoop(ABC):
 
     def _checkpoint_after_epoch(self, loss: float | None, score: float | None) -> None:
         """Take a checkpoint at the end of an epoch, if it is due; a collective."""
-        self._pull_triggers(self.position.after_epoch(loss, score))
+        self._apply_triggers(self.position.after_epoch(loss, score))
 
     def _checkpoint_in_epoch(self) -> None:
         """Take a checkpoint after a step, if it is due; a collective."""
-        self._pull_triggers(TriggerState(self.position.epoch, self.position.global_step))
+        self._apply_triggers(TriggerState(self.position.epoch, self.position.global_step))
 
-    def _pull_triggers(self, state: TriggerState) -> None:
-        if fires(self.settings.end, state, self.sync):
+    def _apply_triggers(self, state: TriggerState) -> None:
+        if trigger_fires(self.settings.end, state, self.sync):
             self._stop()
-        if not fires(self.settings.trigger, state, self.sync):
+        if not trigger_fires(self.settings.trigger, state, self.sync):
             return
-        if self._keeper.directory is None and self._is_over():
+        if self._checkpoints.directory is None and self._is_over():
             return  # the result of the fit is the same state
-        self._keeper.save(self.position, self._sums)
+        self._checkpoints.save(self.position, self._sums)
 
     def _finish(self) -> dict:
         """Leave the final state where the driver finds it, and say where; a collective."""
         self.position.end_fit(self.settings.goal)
-        return {"checkpoint": self._keeper.finish(self.position, self._sums)}
+        return {"checkpoint": self._checkpoints.finish(self.position, self._sums)}
+
+
+def open_run_directory(settings: RunSettings, worker: Any, rank: int) -> CheckpointDirectory | None:
+    """The folder of this run, or None without a ``model_dir``.
+
+    Raises
+    ------
+    UsageError
+        On rank 0, if the worker does not see the folder of the driver.
+    """
+    if settings.run_url is None:
+        return None
+    directory = CheckpointDirectory(settings.run_url, settings.keep)
+    if rank == 0 and not directory.is_shared():
+        raise UsageError(
+            f"The worker on {worker.host} does not see model_dir {settings.run_url!r}; pass a "
+            "folder that the driver and all workers share"
+        )
+    return directory
+
+
+def trigger_fires(trigger: Trigger | None, state: TriggerState, sync: Any) -> bool:
+    """Whether a trigger fires, the same on every rank; maybe a collective."""
+    if trigger is None:
+        return False
+    answer = bool(trigger(state))
+    if not trigger.is_reproducible:  # the ranks' answers may differ: that of rank 0 counts
+        answer = bool(sync.all_gather([float(answer)])[0][0])
+    return answer

@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
+from bigdl.common.checks import check_choice
 
-__all__ = ["Codec", "codec_for", "compressions"]
+__all__ = ["CODECS", "Codec", "codec_for"]
 
 
 class Codec(ABC):
@@ -112,17 +112,14 @@ class _Int8(Codec):
         return values
 
 
-_CODECS = {"fp32": _Float32(), "fp16": _Float16(), "bf16": _BFloat16(), "int8": _Int8()}
-
-
-def compressions() -> tuple[str, ...]:
-    """Names of the codecs."""
-    return tuple(_CODECS)
+CODECS: dict[str, Codec] = {
+    "fp32": _Float32(),
+    "fp16": _Float16(),
+    "bf16": _BFloat16(),
+    "int8": _Int8(),
+}
 
 
 def codec_for(name: str) -> Codec:
-    """The codec of a name."""
-    if name not in _CODECS:
-        known = ", ".join(map(repr, _CODECS))
-        raise UsageError(f"compression should be one of {known}, got {name!r}")
-    return _CODECS[name]
+    """Return the codec of a name."""
+    return CODECS[check_choice("compression", name, CODECS)]

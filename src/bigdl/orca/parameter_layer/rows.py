@@ -12,8 +12,7 @@ from __future__ import annotations
 import os
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.parameter_layer.frames import Inbox, frames_of
-from bigdl.orca.parameter_layer.messages import pack, unpack
+from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
 from bigdl.orca.parameter_layer.pairs import Pairs, key
 
 __all__ = ["Rows", "is_here", "shards_of"]
@@ -71,7 +70,7 @@ class Rows:
         """Remove the spools and what was kept."""
 
         def remove(frames):
-            from bigdl.orca.parameter_layer.replicas import close_replicas
+            from bigdl.orca.parameter_layer.rank import close_replicas
             from bigdl.runtime.shards.spool import remove_spool
 
             close_replicas()

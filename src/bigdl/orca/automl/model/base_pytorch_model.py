@@ -125,9 +125,9 @@ class PytorchBaseModel(Model):
     ):
         import torch
 
-        from bigdl.orca.learn.pytorch.buffers import Buffers
+        from bigdl.orca.learn.pytorch.forward import step_for
         from bigdl.orca.learn.pytorch.gradients import Update, may_be_sparse
-        from bigdl.orca.learn.pytorch.steps import step_for
+        from bigdl.orca.learn.pytorch.loop import Buffers
         from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
         self.config = config
@@ -195,7 +195,7 @@ class PytorchBaseModel(Model):
     def restore(self, state):
         import torch
 
-        from bigdl.orca.learn.pytorch.buffers import Buffers
+        from bigdl.orca.learn.pytorch.loop import Buffers
 
         found = torch.load(io.BytesIO(state), map_location=self._device)
         self.model.load_state_dict(found["model"])
@@ -240,7 +240,7 @@ class PytorchBaseModel(Model):
     @property
     def _is_uneven(self) -> bool:
         """Whether the loss of a batch may be divided by something else than its rows."""
-        from bigdl.orca.learn.pytorch.steps import counts_unevenly
+        from bigdl.orca.learn.pytorch.forward import counts_unevenly
 
         return counts_unevenly(self._step.criterion)
 

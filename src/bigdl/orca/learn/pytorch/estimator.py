@@ -12,8 +12,7 @@ from bigdl.orca.learn.arguments import config_of, location_of
 from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.old_keywords import take_old
 from bigdl.orca.learn.pytorch.callbacks import ModelCheckpoint
-from bigdl.orca.learn.pytorch.pytorch_estimator import PyTorchEstimator
-from bigdl.orca.learn.pytorch.training_operator import check_operator
+from bigdl.orca.learn.pytorch.pytorch_estimator import PyTorchEstimator, check_operator
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.device import check_precision
 

@@ -1,40 +1,233 @@
-"""The training loop of PyTorch: one step, one epoch, one fit.
-
-It knows neither which engine runs it nor what the input was: a worker gives it shards, a sync
-gives it collectives.  :class:`FitProgram` is what an engine ships.  What all ranks decide (whether
-to go on, whether to write a checkpoint) is computed from figures that are equal on all of them.
-"""
+"""What ``fit`` was asked for."""
 
 from __future__ import annotations
 
 import copy
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
-from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
-from bigdl.orca.learn.pytorch.buffers import Buffers
 from bigdl.orca.learn.pytorch.evaluation import EvaluationSettings, evaluate_shard
-from bigdl.orca.learn.pytorch.fit_settings import FitSettings
-from bigdl.orca.learn.pytorch.gradients import Update, may_be_sparse
-from bigdl.orca.learn.pytorch.iteration import Iteration
-from bigdl.orca.learn.pytorch.keeper import TorchKeeper
-from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.runner import BatchesOfWorker
-from bigdl.orca.learn.pytorch.steps import counts_unevenly, step_for
+from bigdl.orca.learn.pytorch.forward import BatchColumns, counts_unevenly, forward_for
+from bigdl.orca.learn.pytorch.gradients import Clipping, Update, may_be_sparse
+from bigdl.orca.learn.pytorch.parts import Built, ModelParts
+from bigdl.orca.learn.pytorch.runner import Runner, WorkerBatches
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.training.background import BackgroundWriter
-from bigdl.training.batches import Batches, exchange, planned
-from bigdl.training.device import device_of, move, precision_of
-from bigdl.training.figures import score_of, validation_names
-from bigdl.training.loop import WorkerLoop
-from bigdl.training.run_checkpoints import open_run
-from bigdl.training.state import seed_everything
-from bigdl.training.tensors import open_batches, shuffle_memory
+from bigdl.training.batches import (
+    BatchLayout,
+    all_gather_json,
+    open_batches,
+    plan_batches,
+    shuffle_memory,
+)
+from bigdl.training.checkpoint import BackgroundWriter, CheckpointManager
+from bigdl.training.device import device_of, move, precision_of, to_device
+from bigdl.training.figures import EpochSums, score_of, validation_names
+from bigdl.training.fit import RunSettings, Training
+from bigdl.training.loop import WorkerLoop, open_run_directory
+from bigdl.training.state import (
+    RunningState,
+    capture_rng,
+    dumps,
+    isolated_rng,
+    loads,
+    restore_rng,
+    seed_everything,
+)
 
-__all__ = ["FitProgram", "FitSettings", "TorchLoop"]
+__all__ = [
+    "Buffers",
+    "FitProgram",
+    "FitSettings",
+    "Iteration",
+    "TorchCheckpointManager",
+    "TorchLoop",
+    "TorchTraining",
+]
+
+
+@dataclass
+class FitSettings(RunSettings):
+    """The arguments of ``fit`` as the workers get them.
+
+    Attributes
+    ----------
+    label_cols : sequence of str
+        With `weight_col` its column is the last one.
+    per_worker : bool
+        Whether the validation figures of each worker are wanted too.
+    accumulate : int
+        Batches of one update.
+    precision : str
+        ``"fp32"`` or ``"bf16"``.
+    weighted : bool
+        Whether the last label column holds the weights of the rows.
+    summary : bool
+        Whether loss, learning rate and throughput of every step are recorded.
+    """
+
+    feature_cols: Sequence[str]
+    label_cols: Sequence[str]
+    metrics: Sequence[Any] = ()
+    callbacks: Sequence[Any] = ()
+    per_worker: bool = False
+    clipping: Clipping = field(default_factory=Clipping)
+    accumulate: int = 1
+    precision: str = "fp32"
+    weighted: bool = False
+    summary: bool = False
+
+
+class Buffers(RunningState):
+    """The buffers of a module."""
+
+    def own(self) -> list:
+        """A copy of this worker's buffers."""
+        return [buffer.clone() for buffer in self._model.buffers()]
+
+    def put(self, values: list) -> None:
+        """Set this worker's buffers, e.g. to what :meth:`own` gave."""
+        for buffer, value in zip(self._model.buffers(), values, strict=True):
+            buffer.copy_(value)
+
+
+class TorchCheckpointManager(CheckpointManager):
+    """:class:`~bigdl.training.checkpoint.CheckpointManager` for the parts of a PyTorch training.
+
+    Every rank's own are its random numbers.
+    """
+
+    _built: Built
+    #: of the loop, if steps are recorded
+    summary: StepSummary | None = None
+
+    def _initial(self):
+        return {"model.pt": dumps(self._built.model.state_dict())}
+
+    def _shared(self):
+        files = self._built.files()
+        if self.summary is not None:
+            files["summary.pt"] = dumps(self.summary.take())
+        return files
+
+    def _put_shared(self, files):
+        self._built.load(files)
+        if self.summary is not None and "summary.pt" in files:
+            self.summary.put(loads(files["summary.pt"]))
+
+    def _own(self):
+        return capture_rng()
+
+    def _put_own(self, state):
+        restore_rng(state)
+
+
+class Iteration(Runner):
+    """The part of a training loop that repeats; the loop makes what it works with."""
+
+    settings: FitSettings
+    worker: Any
+    sync: Any
+    summary: StepSummary | None
+    _plan: Any
+    _data: Any
+    _kind: Any
+    _built: Any
+    _buffers: Any
+    _update: Update
+    _sums: EpochSums
+    _is_uneven: bool
+    _precision: Callable
+
+    def _iteration(self, order) -> bool:
+        """One batch; returns whether it ended in an update of the weights."""
+        position = self.position
+        started = time.perf_counter()
+        start, stop, batch_rows = self._plan.batch(position.step, self.rank)
+        rows = stop - start
+        self.batch_idx = position.step
+        self.batch = self.output = self.target = self.loss = None
+        if rows:
+            self.batch = to_device(self._data.batch(start, stop, order), self.device)
+        self.call("before_train_iter")
+        self._update.begin()
+        fetched = forwarded = time.perf_counter()
+        if rows:
+            with self._precision():
+                self._forward()
+            forwarded = time.perf_counter()
+        counted, total = self._counted(rows, batch_rows)
+        position.step += 1
+        self.updated = self._backward(counted, total)
+        computed = time.perf_counter()
+        self._buffers.rows += rows
+        loss = self.loss.item() if counted and self.loss is not None else 0.0
+        parts = loss, float(rows)  # what adds up to the loss of the batch, and what it counts
+        if self.settings.weighted:
+            parts = loss if self._kind.sums else loss * counted, counted
+        elif not self._kind.sums:
+            parts = loss * (counted / total if total else 0.0) * batch_rows, float(rows)
+        if self.updated:
+            position.global_step += 1
+            self._built.step_scheduler_after_update(self)
+        self._sums.add(
+            *parts,
+            rows,
+            fetch_s=fetched - started,
+            forward_s=forwarded - fetched,
+            backward_s=computed - forwarded,
+            step_s=time.perf_counter() - started,
+        )
+        if self.summary is not None:
+            self.summary.add(self, parts, batch_rows, time.perf_counter() - started, self.updated)
+        self.call("after_train_iter")
+        self.worker.progress(
+            epoch=position.epoch - self.settings.goal.first,
+            epochs=self.num_epochs - self.settings.goal.first,
+            step=position.step,
+            steps=self._plan.steps,
+            loss=self._sums.mean(),
+        )
+        return self.updated
+
+    def _forward(self):
+        self.forward_by(lambda: self._kind.forward(self.batch, self.batch_idx))
+        if self.main is None:
+            self.forward()
+            return
+        self.main.on_train_forward(self)
+        if not hasattr(self.loss, "backward"):
+            raise UsageError(
+                "on_train_forward (or on_iter_forward) of the MainCallback must set runner.loss to "
+                f"a tensor, it is {type(self.loss).__name__}"
+            )
+
+    def _backward(self, counted, total) -> bool:
+        """From the loss to gradients, and to new weights if an update is due; a collective."""
+        if self.main is not None and self.main.owns_backward:
+            if self.loss is None:  # takes part in every pass without having a say
+                self.loss = sum((p * 0).sum() for p in self._update.parameters if p.requires_grad)
+            weight = float(counted > 0) if self._kind.sums else counted / total if total else 0.0
+            with self._update.by_hand(weight):
+                self.main.on_iter_backward(self)
+            if self.batch is None:
+                self.loss = None
+            return True
+        self._update.add(self.loss, counted, total)
+        if not self._update.is_due and self.position.step < self._plan.steps:
+            return False
+        self._update.step()
+        return True
+
+    def _counted(self, rows, batch_rows) -> tuple[float, float]:
+        """What the loss was divided by on this rank and on all of them."""
+        if not self._is_uneven:
+            return float(rows), float(batch_rows)
+        own = self._kind.denominator(self.output, self.target, rows) if rows else 0.0
+        return own, sum(row[0] for row in self.sync.all_gather([own]))
 
 
 @dataclass
@@ -63,7 +256,7 @@ class TorchLoop(Iteration, WorkerLoop):
         self.model, self.optimizer = built.model, built.optimizer
         self.criterion, self.scheduler = built.criterion, built.scheduler
         self._built = built
-        self._kind = step_for(
+        self._kind = forward_for(
             self.model,
             self.criterion,
             weighted=settings.weighted,
@@ -89,26 +282,26 @@ class TorchLoop(Iteration, WorkerLoop):
         self._is_uneven = self._is_uneven or settings.weighted
         self._buffers = Buffers(self.model, sync)
         self.summary = StepSummary() if settings.summary else None
-        self._keeper = TorchKeeper(
+        self._checkpoints = TorchCheckpointManager(
             worker,
             sync,
             built,
             self._buffers,
             batches,
-            open_run(settings, worker, self.rank),
+            open_run_directory(settings, worker, self.rank),
             inputs,
             writer=writer,
         )
-        self._keeper.summary = self.summary
-        self.position, self._sums = self._keeper.restore()
+        self._checkpoints.summary = self.summary
+        self.position, self._sums = self._checkpoints.restore()
         self.first_epoch = settings.goal.first
         self.num_epochs = settings.goal.last_epoch(
             self.position, self._plan.steps, settings.accumulate
         )
         local = settings.batch_size // self.size
-        self.train_loader = BatchesOfWorker(self._data, local)
+        self.train_loader = WorkerBatches(self._data, local)
         if self._validation is not None:
-            self.val_loader = BatchesOfWorker(self._validation, local)
+            self.val_loader = WorkerBatches(self._validation, local)
 
     # -- the fit -------------------------------------------------------------------------------
 
@@ -188,7 +381,7 @@ class TorchLoop(Iteration, WorkerLoop):
 
     # -- data ----------------------------------------------------------------------------------
 
-    def _prepare_data(self) -> tuple[Batches, list | None]:
+    def _prepare_data(self) -> tuple[BatchLayout, list | None]:
         settings, shards = self.settings, self.worker.shards
         train, validation = shards["data"], shards.get("validation")
         self._data = self._open(train)
@@ -206,8 +399,8 @@ class TorchLoop(Iteration, WorkerLoop):
                 or self._data.has_label(self.criterion.ignore_index)
             ),
         }
-        everyone = exchange(self.sync, own)
-        self._plan, batches = planned(settings, everyone)
+        everyone = all_gather_json(self.sync, own)
+        self._plan, batches = plan_batches(settings, everyone)
         if not sum(e["validation"] for e in everyone):
             raise UsageError("The validation data has no rows")
         self._is_uneven = any(e["uneven"] for e in everyone)
@@ -229,6 +422,20 @@ class TorchLoop(Iteration, WorkerLoop):
             settings.seed,
             self.epochs,
             self.rank,
-            self._keeper.windows[self.rank],
+            self._checkpoints.windows[self.rank],
             lambda: (plan.batch(step, self.rank)[:2] for step in steps),
         )
+
+
+class TorchTraining(Training):
+    """:class:`~bigdl.training.fit.Training` of a PyTorch model."""
+
+    def _program(self, parts: ModelParts, settings):
+        return FitProgram(parts, settings, self._sync)
+
+    def weights(self, parts: ModelParts) -> bytes:
+        """The state dict of the model; before the first fit the one that it would start from."""
+        if self.snapshot is not None:
+            return self.snapshot.files["model.pt"]
+        with isolated_rng(self.seed):
+            return dumps(parts.build_model().state_dict())

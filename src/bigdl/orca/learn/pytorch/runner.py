@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.callbacks.maincallback import MainCallback
-from bigdl.orca.learn.pytorch.callbacks.old_hooks import call_old_hooks, has_old_hooks
+from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.training.checkpoint import write_bytes
 from bigdl.training.position import Position
 from bigdl.training.state import dumps
 
-__all__ = ["BatchesOfWorker", "Runner"]
+__all__ = ["Runner", "WorkerBatches"]
 
 
 class Runner:
@@ -49,7 +48,7 @@ class Runner:
         Figures of the validation that ended last.
     epoch_is_whole : bool
         Whether the epoch that ended last has seen all rows.
-    train_loader, val_loader : BatchesOfWorker or None
+    train_loader, val_loader : WorkerBatches or None
         This worker's own batches.
     stop : bool
         Set it on any rank to end the training after the current step.
@@ -74,8 +73,8 @@ class Runner:
         self.batch = self.batch_idx = self.output = self.target = self.loss = None
         self.epoch_stats: dict = {}
         self.metrics_stats: dict = {}
-        self.train_loader: BatchesOfWorker | None = None
-        self.val_loader: BatchesOfWorker | None = None
+        self.train_loader: WorkerBatches | None = None
+        self.val_loader: WorkerBatches | None = None
         self.stop = False
         self._pocket: dict[str, Any] = {}
         self._forward_by: Callable[[], tuple] | None = None
@@ -172,7 +171,7 @@ class Runner:
         write_bytes(path, dumps(state))
 
 
-class BatchesOfWorker:
+class WorkerBatches:
     """The batches of one worker, in the order of its rows.
 
     Parameters
