@@ -23,8 +23,7 @@ from bigdl.orca.learn.pytorch.callbacks import (
     TensorBoardCallback,
 )
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
-from bigdl.orca.learn.pytorch.gradients import Clipping
-from bigdl.orca.learn.pytorch.loop import FitSettings, TorchTraining
+from bigdl.orca.learn.pytorch.loop import Clipping, FitSettings, TorchTraining
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync

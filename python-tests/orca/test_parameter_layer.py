@@ -7,9 +7,8 @@ from slices import SHAPES, SIZES, Given, grouped, hyper_of, parameters, whole
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.optimizers.ftrl import TorchFtrl
-from bigdl.orca.parameter_layer.codec import CODECS, codec_for
 from bigdl.orca.parameter_layer.lars import LARS
-from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
+from bigdl.orca.parameter_layer.messages import CODECS, Inbox, codec_for, frames_of, pack, unpack
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, cut_state, joined_state
 from bigdl.orca.parameter_layer.plan import Geometry, LayerPlan, Step, slice_bounds
 from bigdl.orca.parameter_layer.rank import Rank, Sum

@@ -45,7 +45,7 @@ __all__ = [
 def casts(
     names: Sequence[str], own: list, others: list, *, is_target: bool
 ) -> Iterator[tuple[int, str | None, Callable]]:
-    """What brings columns of the validation data into the types of the training data.
+    """Yield the casts that bring validation data into the types of the training data.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def in_form(batch: Any, form: Any, name: str = "batch") -> Any:
 
 
 def open_batches(shard, feature_cols, label_cols, worker, config: dict, batch_size: int):
-    """What the loop reads batches from.
+    """Open the source of a loop's batches.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def open_batches(shard, feature_cols, label_cols, worker, config: dict, batch_si
 
 
 def open_loader(loader, shard: LoaderShard, feature_cols, label_cols, worker):
-    """What the loop reads batches from, of a loader that the worker has made.
+    """Open the source of a loop's batches over a loader that the worker has made.
 
     Parameters
     ----------
@@ -321,7 +321,7 @@ class TensorShard:
             self._casts.update({columns[number][key]: cast for number, key, cast in found})
 
     def has_label(self, value: float) -> bool:
-        """Whether a target somewhere is `value`."""
+        """Return True if a target somewhere is `value`."""
         return any(
             bool(((self._tensors[i] if j is None else self._tensors[i][:, j]) == value).any())
             for places in self._labels
@@ -412,7 +412,7 @@ class KeyedShard(TensorShard):
         self._keys = keys
 
     def has_label(self, value: float) -> bool:
-        """Whether a target may be `value`: which of the columns are targets is not known here."""
+        """Return True: which of the columns are targets is not known here."""
         return True
 
     def batch(self, start: int, stop: int, order=None) -> dict:
@@ -442,7 +442,7 @@ def _target(tensor):
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """What the batches of a run depend on.
+    """Everything that the batches of a run depend on.
 
     Attributes
     ----------

@@ -78,7 +78,7 @@ class Snapshot:
         return Position.of(self.manifest)
 
     def pack(self) -> tuple[dict, bytes]:
-        """As one message: a JSON-able description and one blob."""
+        """Return it as one message: a JSON-able description and one blob."""
         sizes = {name: len(data) for name, data in self.files.items()}
         return {"manifest": self.manifest, "sizes": sizes}, b"".join(self.files.values())
 
@@ -139,7 +139,7 @@ class CheckpointDirectory:
         return None
 
     def is_shared(self) -> bool:
-        """Whether this machine sees what the driver created."""
+        """Return True if this machine sees what the driver created."""
         return self._fs.exists(f"{self._root}/.probe")
 
     def names(self) -> list[str]:
@@ -208,7 +208,7 @@ class CheckpointDirectory:
         return Snapshot(manifest, files)
 
     def position(self, name: str) -> Position:
-        """Where a checkpoint was taken, without reading its files."""
+        """Return the position of a checkpoint, without reading its files."""
         try:
             return Position.of(json.loads(self._fs.cat_file(f"{self._root}/{name}/{_MANIFEST}")))
         except (OSError, ValueError, TypeError) as error:
@@ -303,7 +303,7 @@ def write_bytes(url: str, data: bytes) -> None:
 
 
 def file_exists(url: str) -> bool:
-    """Whether a file is there, on any fsspec URL."""
+    """Return True if a file is there, on any fsspec URL."""
     fs, path = _open(url)
     return fs.isfile(path)
 
@@ -418,7 +418,7 @@ class CheckpointManager(ABC):
 
     @abstractmethod
     def _own(self) -> dict:
-        """What is this rank's alone."""
+        """Return the state that is this rank's alone."""
 
     @abstractmethod
     def _put_own(self, state: dict) -> None:

@@ -14,6 +14,7 @@ __all__ = [
     "as_returned",
     "epoch_as_returned",
     "figure_of",
+    "loss_parts",
     "score_of",
     "validation_names",
 ]
@@ -106,6 +107,38 @@ _PLAIN = (
     "discarded_steps",
 )
 _DROPPED = ("workers", "global_step", "profile")
+
+
+def loss_parts(
+    loss: float,
+    counted: float,
+    total: float,
+    rows: int,
+    batch_rows: int,
+    *,
+    weighted: bool,
+    is_sum: bool,
+) -> tuple[float, float]:
+    """Return what a worker adds to the sum of losses of a batch, and to what that is divided by.
+
+    Parameters
+    ----------
+    loss : float
+        Of this worker's rows.
+    counted, total : float
+        What the loss was divided by on this worker, and over all of them.
+    rows, batch_rows : int
+        Rows of this worker, and of all of them.
+    weighted : bool
+        True if rows count their weights instead of 1.
+    is_sum : bool
+        True if the loss adds up over the rows.
+    """
+    if weighted:
+        return (loss if is_sum else loss * counted), counted
+    if not is_sum:
+        loss = loss * (counted / total if total else 0.0) * batch_rows
+    return loss, float(rows)
 
 
 def validation_names(figures: dict) -> dict:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.runtime.causes import NoRows
 from bigdl.runtime.engine import Engine, Job
@@ -98,7 +99,7 @@ class FitJob:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether to try again, and why."""
+    """Answer to a loss: to try again or not, and the reason."""
 
     retry: bool
     reason: str
@@ -123,12 +124,9 @@ class FailurePolicy:
         window: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        if isinstance(max_failures, bool) or not isinstance(max_failures, int) or max_failures < 0:
-            raise UsageError(
-                f"max_failures should be an integer of at least 0, got {max_failures!r}"
-            )
-        if window is not None and window <= 0:
-            raise UsageError(f"window should be a positive number of seconds, got {window!r}")
+        check_integer("max_failures", max_failures, 0)
+        if window is not None:
+            check_number("window", window, above=0)
         self.max_failures = max_failures
         self.window = window
         self._clock = clock
@@ -178,7 +176,7 @@ class FailurePolicy:
 
 
 def is_interactive() -> bool:
-    """Whether somebody watches: a terminal or a notebook."""
+    """Return True if somebody watches: a terminal or a notebook."""
     python = sys.modules.get("IPython")
     shell = python.get_ipython() if hasattr(python, "get_ipython") else None
     if getattr(shell, "kernel", None) is not None:  # that ipykernel is imported says nothing
@@ -314,7 +312,7 @@ class Training(ABC):
 
     @abstractmethod
     def _program(self, parts: Any, settings: RunSettings):
-        """What the workers run."""
+        """Return the program that the workers run."""
 
     # -- fit -----------------------------------------------------------------------------------
 

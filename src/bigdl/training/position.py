@@ -1,4 +1,4 @@
-"""Where a training stands, and where it is to end.
+"""Position of a training, its goal, and triggers that look at it.
 
 A :class:`Position` is counted over all fits of an Estimator and is part of every checkpoint.  A
 fit can end inside an epoch (``max_steps``, or a callback that stops it).  Its figures for that
@@ -8,11 +8,11 @@ one, while a run that is resumed from the checkpoint finishes it.
 
 from __future__ import annotations
 
-import numbers
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Goal:
-    """Where a fit is to end, counted from the start of the run: after an epoch or after a step.
+    """End of a fit, counted from the start of the run: after an epoch or after a step.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Goal:
         return position.epoch >= (self.epochs or 0)
 
     def is_begun(self, position: Position) -> bool:
-        """Whether some of this fit is done already, as in one that is resumed."""
+        """Return True if some of this fit is done already, as in one that is resumed."""
         is_within_epoch = position.step > 0 and position.partial is None
         return position.counted > self.first or is_within_epoch
 
@@ -82,7 +82,7 @@ class Goal:
 
 @dataclass
 class Position:
-    """Where a training stands.
+    """Epochs and steps that a training has done, and their figures.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class Position:
         return self.epoch + (self.partial is not None)
 
     def after_epoch(self, loss: float | None, score: float | None) -> TriggerState:
-        """What triggers are told at the end of an epoch."""
+        """Return the state that triggers see at the end of an epoch."""
         return TriggerState(self.epoch, self.global_step, True, loss, score)
 
     def close_epoch(self, entry: dict) -> None:
@@ -160,7 +160,7 @@ class Position:
 
 @dataclass(frozen=True)
 class TriggerState:
-    """Where a training stands.
+    """Epochs and steps that a training has done, and their figures.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ class TriggerState:
     step : int
         Number of optimizer steps done, of all workers together (a step on one global batch is 1).
     epoch_finished : bool, default False
-        Whether the step just done was the last one of its epoch.
+        True if the step just done was the last one of its epoch.
     loss : float, optional
         Training loss of the last step, if known.
     score : float, optional
@@ -189,7 +189,7 @@ class Trigger(ABC):
     Attributes
     ----------
     is_reproducible : bool
-        Whether the answer depends on the state alone, so that every worker finds the same. Of a
+        True if the answer depends on the state alone, so that every worker finds the same. Of a
         trigger that looks at other things (the time, say) the answer of rank 0 counts.
     """
 
@@ -267,7 +267,7 @@ class SeveralIteration(Trigger):
     is_reproducible = True
 
     def __init__(self, interval: int):
-        self.interval = _positive_int("SeveralIteration", "interval", interval)
+        self.interval = check_integer("interval of SeveralIteration", interval, 1)
 
     def __call__(self, state: TriggerState) -> bool:
         return state.step > 0 and state.step % self.interval == 0
@@ -290,7 +290,7 @@ class MaxEpoch(Trigger):
     is_reproducible = True
 
     def __init__(self, max_epoch: int):
-        self.max_epoch = _positive_int("MaxEpoch", "max_epoch", max_epoch)
+        self.max_epoch = check_integer("max_epoch of MaxEpoch", max_epoch, 1)
 
     def __call__(self, state: TriggerState) -> bool:
         return state.epoch >= self.max_epoch
@@ -313,7 +313,7 @@ class MaxIteration(Trigger):
     is_reproducible = True
 
     def __init__(self, max_iteration: int):
-        self.max_iteration = _positive_int("MaxIteration", "max_iteration", max_iteration)
+        self.max_iteration = check_integer("max_iteration of MaxIteration", max_iteration, 1)
 
     def __call__(self, state: TriggerState) -> bool:
         return state.step >= self.max_iteration
@@ -336,7 +336,7 @@ class MaxScore(Trigger):
     is_reproducible = True
 
     def __init__(self, max_score: float):
-        self.max_score = _number("MaxScore", "max_score", max_score)
+        self.max_score = check_number("max_score of MaxScore", max_score)
 
     def __call__(self, state: TriggerState) -> bool:
         return state.score is not None and bool(state.score > self.max_score)
@@ -359,13 +359,21 @@ class MinLoss(Trigger):
     is_reproducible = True
 
     def __init__(self, min_loss: float):
-        self.min_loss = _number("MinLoss", "min_loss", min_loss)
+        self.min_loss = check_number("min_loss of MinLoss", min_loss)
 
     def __call__(self, state: TriggerState) -> bool:
         return state.loss is not None and bool(state.loss < self.min_loss)
 
 
-class TriggerAnd(Trigger):
+class _Combined(Trigger):
+    def __init__(self, *triggers: Trigger | str):
+        if not triggers:
+            raise UsageError(f"{type(self).__name__} expects at least one trigger, got none")
+        self.triggers = tuple(map(Trigger.convert_trigger, triggers))
+        self.is_reproducible = all(t.is_reproducible for t in self.triggers)
+
+
+class TriggerAnd(_Combined):
     """Fires when all of its triggers do.
 
     Parameters
@@ -379,15 +387,11 @@ class TriggerAnd(Trigger):
         If there is none, or one is not a trigger.
     """
 
-    def __init__(self, *triggers: Trigger | str):
-        self.triggers = _triggers("TriggerAnd", triggers)
-        self.is_reproducible = all(t.is_reproducible for t in self.triggers)
-
     def __call__(self, state: TriggerState) -> bool:
         return all(trigger(state) for trigger in self.triggers)
 
 
-class TriggerOr(Trigger):
+class TriggerOr(_Combined):
     """Fires when any of its triggers does.
 
     Parameters
@@ -401,27 +405,5 @@ class TriggerOr(Trigger):
         If there is none, or one is not a trigger.
     """
 
-    def __init__(self, *triggers: Trigger | str):
-        self.triggers = _triggers("TriggerOr", triggers)
-        self.is_reproducible = all(t.is_reproducible for t in self.triggers)
-
     def __call__(self, state: TriggerState) -> bool:
         return any(trigger(state) for trigger in self.triggers)
-
-
-def _positive_int(owner: str, parameter: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise UsageError(f"{owner}: {parameter} is expected to be a positive int, got {value!r}")
-    return int(value)
-
-
-def _number(owner: str, parameter: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise UsageError(f"{owner}: {parameter} is expected to be a number, got {value!r}")
-    return float(value)
-
-
-def _triggers(owner: str, triggers: tuple[Any, ...]) -> tuple[Trigger, ...]:
-    if not triggers:
-        raise UsageError(f"{owner} expects at least one trigger, got none")
-    return tuple(Trigger.convert_trigger(trigger) for trigger in triggers)

@@ -95,7 +95,7 @@ def restore_rng(state: dict) -> None:
 
 
 class RunningState(ABC):
-    """What layers change besides the weights, merged over the workers at every epoch's end.
+    """State that layers change besides the weights, merged over the workers at every epoch's end.
 
     A floating value becomes the mean over the workers, weighted by the rows that each has seen
     since the last merge; an integer one (a counter) becomes the largest.  A value that no worker

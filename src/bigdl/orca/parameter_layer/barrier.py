@@ -96,7 +96,7 @@ class BarrierTransport(Transport):
         return [_state(arrays[0]) for _, arrays in self._asked({"stage": _GIVE})]
 
     def _asked(self, options, data=None):
-        """What the ranks answer: documents and arrays."""
+        """Return the answers of the ranks: documents and arrays."""
         found = []
         for answer in self._job.attempt({**options, "name": self._name}, data):
             (folder, doc), arrays = unpack(answer)
@@ -115,7 +115,7 @@ class BarrierTransport(Transport):
 
 @dataclass
 class GroupProgram:
-    """What a worker does in one group; shipped by the engine."""
+    """Program of a worker for one group; shipped by the engine."""
 
     training: str
     job: int
@@ -176,7 +176,7 @@ class GroupProgram:
 
 
 def _told(sync, data) -> list:
-    """What the driver told rank 0: nothing, or the steps and perhaps all states."""
+    """Return the driver's data for rank 0: nothing, or the steps and perhaps all states."""
     data = sync.broadcast(data)
     return [None] if data is None else unpack(data)[1]
 
@@ -248,7 +248,7 @@ def _peers():
 
 
 def folder_of(directory: str, job: int, training: str) -> str:
-    """Where the states of a training are below an executor's directory.
+    """Return the folder of a training's states below an executor's directory.
 
     Its name is that of a spool, so what is left there is removed when another job begins.
     """
@@ -310,7 +310,7 @@ class StateFiles:
                 data.tofile(self._path(name, rank))
 
     def _keeper(self, rank):
-        """Who has the copy: the next one in another place, or the rank itself."""
+        """Return the rank that has the copy: the next one in another place, or the rank itself."""
         ranks = self._sync.world_size
         following = [(rank + distance) % ranks for distance in range(1, ranks)]
         return next((r for r in following if self._places[r] != self._places[rank]), rank)
@@ -326,6 +326,6 @@ class StateFiles:
 
 
 def _giver(table, rank):
-    """Who gives a rank its state: itself, or the first one that has it."""
+    """Return the rank that gives another its state: itself, or the first one that has it."""
     candidates = [rank, *range(len(table))]
     return next((r for r in candidates if table[r][rank]), None)

@@ -71,7 +71,7 @@ class Geometry:
         self.bounds = slice_bounds(self.total, ranks)
 
     def segments(self, rank: int) -> list[Segment]:
-        """What the slice of a rank consists of, in order; a parameter may be in several slices."""
+        """Return the segments of a rank's slice, in order; a parameter may be in several slices."""
         low, high = self.bounds[rank]
         found = []
         for number, (start, stop) in enumerate(itertools.pairwise(self.offsets)):
@@ -115,7 +115,7 @@ class Step:
     limit: float | None = None
 
     def rows(self, rank: int) -> int:
-        """How many rows of the batch a rank has; 0 where that is not known."""
+        """Return the number of rows of the batch that a rank has; 0 where that is not known."""
         if not self.ranges:
             return 0
         start, stop = self.ranges[rank]
@@ -124,7 +124,7 @@ class Step:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What all ranks know of a training.
+    """Everything that all ranks know of a training.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ class LayerPlan:
     compression : str
         Name of a codec.
     sums : bool
-        Whether the loss adds up over the rows instead of averaging.
+        True if the loss adds up over the rows instead of averaging.
     clamp : tuple of (float, float), optional
         Every element of the gradient is brought into this range.
     norm : float, optional
@@ -169,7 +169,7 @@ class LayerPlan:
 
     @property
     def owners(self) -> int:
-        """How many slices there are."""
+        """Number of slices."""
         return self.ranks if self.slices is None else self.slices
 
     @property
@@ -178,10 +178,10 @@ class LayerPlan:
 
     @property
     def needs_norms(self) -> bool:
-        """Whether the optimizer looks at norms of whole parameters."""
+        """True if the optimizer looks at norms of whole parameters."""
         return self.with_norms or getattr(self.optimizer, "needs_norms", False)
 
     @property
     def needs_statistics(self) -> bool:
-        """Whether ranks tell each other about their sums before the update."""
+        """True if ranks tell each other about their sums before the update."""
         return self.norm is not None or self.needs_norms

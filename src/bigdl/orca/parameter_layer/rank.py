@@ -1,4 +1,4 @@
-"""What one rank computes in a step, whoever carries the bytes from rank to rank."""
+"""Computations of one rank in a step, whoever carries the bytes from rank to rank."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bigdl.common.memory import tuned_allocator
-from bigdl.orca.parameter_layer.codec import codec_for
-from bigdl.orca.parameter_layer.messages import Message, pack, unpack
+from bigdl.orca.parameter_layer.messages import Message, codec_for, pack, unpack
 from bigdl.orca.parameter_layer.optimizers import SliceOptimizer
 from bigdl.orca.parameter_layer.plan import LayerPlan, Segment, Step
 from bigdl.orca.parameter_layer.state import RankState, merged
@@ -26,7 +25,7 @@ _BLOCK = 1 << 15  # numbers that are summed at a time: what is read twice stays 
 
 @dataclass
 class Contribution:
-    """What a rank found out from its rows of a batch.
+    """Gradient and figures of a rank's rows of a batch.
 
     Attributes
     ----------
@@ -55,7 +54,7 @@ class Replica(Protocol):
     """A copy of the model beside its part of the rows."""
 
     def describe(self) -> dict:
-        """What the driver needs to know of the rows; JSON-able."""
+        """Return what the driver needs to know of the rows; JSON-able."""
 
     def compute(
         self, step: Step, weights: np.ndarray, buffers: dict[int, np.ndarray]
@@ -79,7 +78,7 @@ class Sum:
         Merged.
     record : dict
     is_void : bool
-        Whether the step is not made: it is discarded, or one before it in the group was.
+        True if the step is not made: it is discarded, or one before it in the group was.
     """
 
     gradient: np.ndarray
@@ -139,7 +138,7 @@ class Rank:
 
     @property
     def sends_exact_weights(self) -> bool:
-        """Whether nothing is lost of the weights that :meth:`weights` gives."""
+        """True if nothing is lost of the weights that :meth:`weights` gives."""
         return self._codec.weights == "fp32"
 
     def own_weights(self, data) -> np.ndarray:
@@ -266,7 +265,7 @@ class Rank:
         return Sum(gradient, sorted(absent), buffers, record, is_void)
 
     def _is_void(self, docs, present: int) -> bool:
-        """Whether too few have contributed for the step to be made; alike on all owners."""
+        """Return True if too few have contributed for the step to be made; alike on all owners."""
         late = sum(doc["late"] for doc in docs)
         too_few = present < (present + late) * (1 - self._plan.max_drop)
         return docs[0]["halted"] or bool(late and (too_few or not present))

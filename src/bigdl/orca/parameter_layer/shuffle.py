@@ -36,10 +36,9 @@ from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
-from bigdl.orca.parameter_layer.pairs import Pairs, key
+from bigdl.orca.parameter_layer.pairs import Pairs, Rows, is_here, key, shards_of
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step
 from bigdl.orca.parameter_layer.rank import Rank, Sum, replica_of
-from bigdl.orca.parameter_layer.rows import Rows, is_here, shards_of
 from bigdl.orca.parameter_layer.state import RankState
 from bigdl.orca.parameter_layer.transport import Transport
 from bigdl.runtime.causes import job_error, user_error
@@ -61,7 +60,7 @@ AWAY = "bigdl-rows-away:"
 
 @dataclass(frozen=True)
 class Tasks:
-    """What the tasks of one training are made of; travels with every one of them.
+    """Constant parts of the tasks of one training; shipped with every one of them.
 
     Attributes
     ----------
@@ -466,7 +465,7 @@ def _agreed(found):
 
 
 def _descriptions(index, frames):
-    """What a replica said of its rows, or what went wrong."""
+    """Yield the description of a replica's rows, or its error."""
     inbox = Inbox(frames)
     error, known = inbox.messages(b"E"), inbox.message(b"D")
     yield {
@@ -488,7 +487,7 @@ def _residual(data):
 
 
 def _records(index, frames):
-    """What the driver wants to know of a group: times, or what went wrong."""
+    """Yield the records of a group for the driver, or its error."""
     inbox = Inbox(frames)
     errors: Sequence = inbox.messages(b"E")
     state = inbox.message(b"S")

@@ -19,7 +19,7 @@ __all__ = ["RankState", "changed", "merge", "merged", "states_of"]
 
 
 def changed(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
-    """Those of `after` that differ from `before`, to the last bit."""
+    """Return those of `after` that differ from `before`, to the last bit."""
     return {
         number: new
         for number, (old, new) in enumerate(zip(before, after, strict=True))
@@ -75,7 +75,7 @@ class RankState:
     records : list of dict
         Times of the steps of this group, and on rank 0 what every rank had to say of its batch.
     is_halted : bool
-        Whether a step of this group was discarded: those after it are not made.
+        True if a step of this group was discarded: those after it are not made.
     """
 
     weights: np.ndarray
@@ -95,7 +95,7 @@ class RankState:
         return bool(len(self.weights))
 
     def pack(self) -> bytes:
-        """As bytes; see :meth:`message`."""
+        """Return it as bytes; see :meth:`message`."""
         return bytes(self.message())
 
     def message(self, *, with_weights: bool = True) -> Message:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
+from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 
 __all__ = ["DropStragglers", "StragglerLimit", "within"]
@@ -21,7 +22,7 @@ _RELAXED = 1.01  # of the limit, where enough was dropped
 
 @dataclass(frozen=True)
 class DropStragglers:
-    """When the contribution of a worker to a step is left out; names are those of BigDL 2.x.
+    """Rule by which late contributions to a step are left out; names are those of BigDL 2.x.
 
     Attributes
     ----------
@@ -42,19 +43,14 @@ class DropStragglers:
     warmup_iteration: int = 200
 
     def __post_init__(self):
-        shares = self.drop_percentage, self.max_drop_percentage
-        if not all(map(_is_number, shares)) or not 0 < shares[0] <= shares[1] <= 1:
-            raise UsageError(
-                "drop_stragglers should have 0 < drop_percentage <= max_drop_percentage <= 1, got "
-                f"drop_percentage={shares[0]!r} and max_drop_percentage={shares[1]!r}"
-            )
-        for name, least in (("batchsize", 1), ("warmup_iteration", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(
-                    f"{name} of drop_stragglers should be an integer of at least {least}, got "
-                    f"{value!r}"
-                )
+        share = check_number(
+            "drop_percentage of drop_stragglers", self.drop_percentage, most=1, above=0
+        )
+        check_number(
+            "max_drop_percentage of drop_stragglers", self.max_drop_percentage, share, most=1
+        )
+        check_integer("batchsize of drop_stragglers", self.batchsize, 1)
+        check_integer("warmup_iteration of drop_stragglers", self.warmup_iteration, 0)
 
     @classmethod
     def of(cls, value: DropStragglers | dict) -> DropStragglers:
@@ -81,7 +77,7 @@ class DropStragglers:
 
 
 class StragglerLimit:
-    """How long a contribution may take, from how long others took.
+    """Time limit of a contribution, set from the times of others.
 
     Parameters
     ----------
@@ -128,10 +124,6 @@ class StragglerLimit:
             self.seconds *= _RELAXED
 
 
-def _is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 T = TypeVar("T")
 
 
@@ -154,7 +146,7 @@ class _Computation(Generic[T]):
             self._done.set()
 
     def wait(self, seconds: float | None) -> bool:
-        """Whether it has ended; waits for that at most so long."""
+        """Return True if it has ended; waits for that at most so long."""
         return self._done.wait(None if seconds is None else max(0.0, seconds))
 
     def result(self) -> T:
@@ -167,7 +159,7 @@ _late: list[_Computation] = []  # of this process: at most one
 
 
 def within(seconds: float | None, compute: Callable[[], T]) -> T | None:
-    """What `compute` gives, or None if that takes longer.
+    """Return what `compute` gives, or None if that takes longer.
 
     Parameters
     ----------

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bigdl.common.drawing import Scale, svg, text, write_drawing
-from bigdl.training.figures import EpochSums
+from bigdl.training.figures import EpochSums, loss_parts
 
-__all__ = ["PHASES", "PHASE_TAGS", "GroupPhases", "LayerFigures", "draw_phases", "phase_summary"]
+__all__ = ["PHASES", "GroupPhases", "LayerFigures", "draw_phases", "phase_summaries"]
 
 PHASES = (
     "launch_s",
@@ -41,9 +41,9 @@ class LayerFigures:
     ----------
     ranks : int
     weighted : bool
-        Whether rows count their weights instead of 1.
+        True if rows count their weights instead of 1.
     sums : bool
-        Whether the loss adds up over the rows.
+        True if the loss adds up over the rows.
 
     Attributes
     ----------
@@ -105,7 +105,15 @@ class LayerFigures:
         batch_rows = sum(source["rows"] for source in sources)
         loss = counted = 0.0
         for own, source in zip(self.of_ranks, sources, strict=True):
-            parts = self._parts(source, total, batch_rows)
+            parts = loss_parts(
+                source["loss"],
+                source["counted"],
+                total,
+                source["rows"],
+                batch_rows,
+                weighted=self._weighted,
+                is_sum=self._is_sum,
+            )
             own.add(
                 *parts,
                 source["rows"],
@@ -116,15 +124,6 @@ class LayerFigures:
             )
             loss, counted = loss + parts[0], counted + parts[1]
         return [loss, counted, float(batch_rows)]
-
-    def _parts(self, source, total, batch_rows):
-        """What adds up to the loss of a batch, and what it counts."""
-        loss, counted = source["loss"], source["counted"]
-        if self._weighted:
-            return (loss if self._is_sum else loss * counted), counted
-        if not self._is_sum:
-            loss = loss * (counted / total if total else 0.0) * batch_rows
-        return loss, float(source["rows"])
 
     def mean(self) -> float | None:
         """Mean loss so far."""
@@ -173,9 +172,6 @@ class _Known:
 
 _COLUMNS = (*PHASES, "rest_s", "step_s")
 
-PHASE_TAGS = tuple(f"Phases/{name}" for name in _COLUMNS)
-"""Mean seconds per step of each phase; ``rest_s`` is what is left of the whole ``step_s``."""
-
 
 class GroupPhases:
     """Mean seconds per step of the phases, for every group; kept in checkpoints.
@@ -183,7 +179,8 @@ class GroupPhases:
     Attributes
     ----------
     rows : list of list of float
-        Number of the group's last step, time, and a column for each of :data:`PHASE_TAGS`.
+        Number of the group's last step, its time, and seconds of the phases, the rest and the whole
+        step.
     """
 
     def __init__(self):
@@ -214,10 +211,16 @@ class GroupPhases:
         self.rows = tensor.tolist() if tensor.shape[1] == 2 + len(_COLUMNS) else []
 
 
-def phase_summary(rows: list[list[float]], tag: str) -> list[list[float]]:
-    """``[step, seconds, time]`` of every group, for one of :data:`PHASE_TAGS`."""
-    column = 2 + PHASE_TAGS.index(tag)
-    return [[int(row[0]), row[column], row[1]] for row in rows]
+def phase_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
+    """Return ``[step, seconds, time]`` of every group, by tag.
+
+    A tag is ``"Phases/"`` and a name of :data:`PHASES`, ``"rest_s"`` (what is left of the whole
+    step) or ``"step_s"``.
+    """
+    return {
+        f"Phases/{name}": [[int(row[0]), row[column], row[1]] for row in rows]
+        for column, name in enumerate(_COLUMNS, 2)
+    }
 
 
 # -- the chart ------------------------------------------------------------------------------------

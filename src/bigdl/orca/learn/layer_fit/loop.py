@@ -33,6 +33,7 @@ from bigdl.training.batches import plan_batches
 from bigdl.training.checkpoint import CheckpointDirectory, Snapshot
 from bigdl.training.figures import EpochSums
 from bigdl.training.fit import FailurePolicy, ProgressBar, RunSettings, Training, run_until_done
+from bigdl.training.loop import FitLoop
 from bigdl.training.position import Position, TriggerState
 from bigdl.training.state import dumps, loads
 
@@ -40,12 +41,12 @@ __all__ = ["LayerLoop", "LayerModel", "LayerRun", "LayerTraining"]
 
 
 class LayerModel(ABC):
-    """What a training by the parameter layer is about, on the driver.
+    """The driver's own model and optimizer of a training by the parameter layer.
 
     Attributes
     ----------
     sums : bool
-        Whether the loss adds up over the rows.
+        True if the loss adds up over the rows.
     start : bytes
         The weights at the start.
     """
@@ -74,7 +75,7 @@ class LayerModel(ABC):
 
     @abstractmethod
     def files(self) -> dict[str, bytes]:
-        """What a checkpoint holds of the model and the optimizer: the slices of all ranks."""
+        """Return the files of model and optimizer in a checkpoint: the slices of all ranks."""
 
     @abstractmethod
     def _shapes(self) -> list[tuple[int, ...]]:
@@ -121,7 +122,7 @@ _RESIDUALS = "residuals.pt"
 
 @dataclass
 class LayerRun:
-    """What a fit by the parameter layer works with on the driver.
+    """Everything that a fit by the parameter layer works with on the driver.
 
     Attributes
     ----------
@@ -152,7 +153,7 @@ class LayerRun:
     validate: Callable[[bytes], dict] | None = None
 
 
-class LayerLoop(ABC):
+class LayerLoop(FitLoop):
     """The driver's part of a fit by the parameter layer, but for what an epoch is.
 
     :meth:`begin` opens the rows and puts the ranks where a snapshot is; then epochs are made, of
@@ -167,13 +168,17 @@ class LayerLoop(ABC):
     ----------
     position : Position
     stop : bool
-        Whether a callback has ended the training.
+        True if a callback has ended the training.
     """
 
     def __init__(self, run: LayerRun):
         self._layer, self._layer_plan, self._transport = run.model, run.plan, run.transport
         self._options, self._cluster, self.settings = run.options, run.cluster, run.settings
-        self._policy, self._on_progress, self._validate = run.policy, run.on_progress, run.validate
+        self._policy, self._on_progress, self._validate_weights = (
+            run.policy,
+            run.on_progress,
+            run.validate,
+        )
         self.position, self.stop, self.size = Position(), False, run.plan.ranks
         self._directory = None
         if self.settings.run_url is not None:
@@ -213,9 +218,7 @@ class LayerLoop(ABC):
     def _put_kept(self, files: dict[str, bytes]) -> None:
         """The inverse of :meth:`_kept`."""
 
-    def _after_group(  # noqa: B027 - few want to know
-        self, steps: list[Step], seconds: float
-    ) -> None:
+    def _after_group(self, steps: list[Step], seconds: float) -> None:
         """Take note of a group that was made."""
 
     @property
@@ -248,11 +251,11 @@ class LayerLoop(ABC):
         """The final state."""
         self.position.end_fit(self.settings.goal)
         if states is not None:
-            self._save(states)
+            self._keep(states)
         return self._latest
 
     def _is_saved(self) -> bool:
-        """Whether the newest snapshot is what the fit ends with."""
+        """Return True if the newest snapshot is the state that the fit ends with."""
         known = self._latest.manifest
         is_newest = known == {**known, **self.position.to_json()}
         return is_newest and self.settings.goal.is_reached(self.position)
@@ -265,20 +268,18 @@ class LayerLoop(ABC):
         position = self.position
         while position.step < self._epoch_steps and not self._is_over():
             if self._group() and position.step < self._epoch_steps:
-                self._save(self._pull())
+                self._save_checkpoint()
         return position.step == self._epoch_steps
 
     def _close_epoch(self, entry: dict) -> None:
-        """Count an epoch that is whole, with its figures."""
-        self.position.close_epoch(entry)
+        super()._close_epoch(entry)
         self._figures = self._no_figures()
 
-    def _apply_triggers(self, loss: float | None, score: float | None) -> None:
-        """Stop after an epoch, or write a checkpoint, if triggers say so."""
-        state, settings = self.position.after_epoch(loss, score), self.settings
-        self.stop = self.stop or (settings.end is not None and settings.end(state))
-        if settings.trigger is not None and settings.trigger(state):
-            self._save(self._pull())
+    def _stop(self) -> None:
+        self.stop = True
+
+    def _save_checkpoint(self) -> None:
+        self._keep(self._pull())
 
     # -- groups --------------------------------------------------------------------------------
 
@@ -370,8 +371,8 @@ class LayerLoop(ABC):
             if position.step == self._epoch_steps:
                 break
             settings, state = self.settings, TriggerState(position.epoch, position.global_step)
-            self.stop = self.stop or (settings.end is not None and settings.end(state))
-            if settings.trigger is not None and settings.trigger(state):
+            self.stop = self.stop or self._fires(settings.end, state)
+            if self._fires(settings.trigger, state):
                 return steps, True
             if self.stop or settings.goal.is_reached(position):
                 break
@@ -408,7 +409,7 @@ class LayerLoop(ABC):
             self._is_current = True
         return states
 
-    def _save(self, states):
+    def _keep(self, states):
         self._latest = self._snapshot(states)
         if self._directory is not None:
             self._directory.write(self._latest)
@@ -451,7 +452,7 @@ class LayerLoop(ABC):
 
 
 def _residuals(files: dict[str, bytes]) -> list | None:
-    """What encoding had taken from the gradients of every rank."""
+    """Return what encoding had taken from the gradients of every rank."""
     data = files.get(_RESIDUALS)
     return None if data is None else [residual.numpy() for residual in loads(data)]
 

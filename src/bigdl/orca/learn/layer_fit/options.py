@@ -1,4 +1,4 @@
-"""What ``fit`` of ``backend="bigdl"`` is told about the parameter layer."""
+"""Arguments of ``fit`` that are for the parameter layer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError
-from bigdl.orca.parameter_layer.codec import codec_for
+from bigdl.orca.parameter_layer.messages import codec_for
 from bigdl.orca.parameter_layer.stragglers import DropStragglers
 
 __all__ = ["LayerOptions", "layer_options"]
@@ -18,7 +18,7 @@ _SAMPLINGS = ("exact", "window")
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """How a training goes through the parameter layer.
+    """Options of a training by the parameter layer.
 
     Attributes
     ----------

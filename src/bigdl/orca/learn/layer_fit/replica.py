@@ -23,7 +23,7 @@ __all__ = ["LayerReplica", "LayerRows", "Place"]
 
 @dataclass
 class Place:
-    """What a loader wants to know of its worker."""
+    """Rank, world size and exit functions of a replica, in place of a worker."""
 
     rank: int
     world_size: int
@@ -39,7 +39,7 @@ class Place:
 
 
 class LayerRows:
-    """What a replica reads batches from.
+    """Source of a replica's batches.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class LayerRows:
         self._order: tuple[int, Any] = (-1, None)
 
     def describe(self) -> dict:
-        """What the driver needs to know; JSON-able."""
+        """Return what the driver needs to know of the rows; JSON-able."""
         data = self._data
         return {
             "rows": data.rows,
@@ -131,7 +131,7 @@ class LayerReplica(ABC):
 
     @abstractmethod
     def _gradient(self, batch: Any, rows: int, step: Step, began: float) -> Contribution:
-        """What a batch contributes, but for what layers have changed.
+        """Return the contribution of a batch, but for what layers have changed.
 
         Parameters
         ----------
@@ -144,7 +144,7 @@ class LayerReplica(ABC):
 
     @abstractmethod
     def _running(self) -> list[np.ndarray]:
-        """What layers change besides the trained weights, as it is now."""
+        """Return what layers change besides the trained weights, as it is now."""
 
     def _batch(self, step: Step, start: int, stop: int) -> Any:
         """The rows `start`...`stop` of a step's epoch, as the model takes them."""
@@ -158,7 +158,7 @@ class LayerReplica(ABC):
     # -- what the parameter layer asks ---------------------------------------------------------
 
     def describe(self) -> dict:
-        """What the driver needs to know of the rows; JSON-able."""
+        """Return what the driver needs to know of the rows; JSON-able."""
         return self._rows.describe()
 
     def compute(

@@ -184,7 +184,7 @@ def _of_ray_shards(shards, config, feature_cols):
 
 
 def _first_of(config, feature_cols) -> Callable:
-    """What finds the rows of the first shard of a partition that has any, or why it cannot."""
+    """Return a function that yields the rows of a partition's first shard, or an error."""
     floats, names = float_dtype(config), list(feature_cols)
 
     def first(partition):

@@ -22,7 +22,7 @@ __all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_shard", "run_evalu
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What ``evaluate`` was asked for.
+    """Arguments of ``evaluate``, as the workers get them.
 
     Attributes
     ----------
@@ -31,11 +31,11 @@ class EvaluationSettings:
     num_steps : int, optional
         Batches of each worker at most.
     per_worker : bool
-        Whether the figures of each worker are wanted too.
+        True if the figures of each worker are wanted too.
     precision : str
         ``"fp32"`` or ``"bf16"``.
     weighted : bool
-        Whether the last label column holds the weights of the rows.
+        True if the last label column holds the weights of the rows.
     """
 
     batch_size: int
@@ -48,7 +48,7 @@ class EvaluationSettings:
 
 @dataclass
 class _Tally:
-    """What one worker adds up."""
+    """Sums of one worker."""
 
     rows: int = 0
     loss: float = 0.0

@@ -1,4 +1,4 @@
-"""What of a batch goes to the model, and what are the targets."""
+"""Forward passes: from a batch to output, target and loss, for plain and Lightning modules."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ _PACKAGES = ("pytorch_lightning", "lightning", "lightning_fabric")
 
 
 def is_lightning(model) -> bool:
-    """Whether a model is a LightningModule."""
+    """Return True if a model is a LightningModule."""
     return _base(model) is not None
 
 
@@ -165,7 +165,7 @@ class LightningForward:
         return rows
 
     def logged(self) -> dict[str, float]:
-        """What the module logged since the last call."""
+        """Return what the module logged since the last call."""
         values, self._values = self._values, {}
         return values
 
@@ -186,7 +186,7 @@ def _as_given(batch):
 
 
 def configured(module):
-    """What ``configure_optimizers`` of a LightningModule returned, in any of its forms.
+    """Return optimizer and scheduler from ``configure_optimizers`` of a LightningModule.
 
     Returns
     -------
@@ -250,7 +250,7 @@ def forward_for(model, criterion, *, weighted: bool = False, columns: BatchColum
     model : torch.nn.Module
     criterion : callable, optional
     weighted : bool
-        Whether the last target of a batch holds weights.
+        True if the last target of a batch holds weights.
     columns : BatchColumns, optional
         For batches that are dicts.
     """
@@ -304,7 +304,7 @@ class PlainForward:
         return named
 
     def denominator(self, output, target, rows: int) -> float:
-        """What the loss of a batch was divided by, up to a factor that all batches share.
+        """Return the divisor of a batch's loss, up to a factor that all batches share.
 
         That is the number of rows, except where classes have weights or labels are ignored.
         """
@@ -324,7 +324,7 @@ class PlainForward:
         return float(criterion.weight.double()[counted].sum())
 
     def logged(self) -> dict[str, float]:
-        """What the module logged since the last call."""
+        """Return what the module logged since the last call."""
         return {}
 
     def _loss(self, output, target):
@@ -362,7 +362,7 @@ class PlainForward:
 
 
 def counts_unevenly(criterion) -> bool:
-    """Whether a mean loss may be divided by something else than its rows."""
+    """Return True if a mean loss may be divided by something else than its rows."""
     # a subclass may compute something else
     return type(criterion) in _class_losses() and criterion.reduction == "mean"
 
@@ -444,7 +444,7 @@ class WeightedForward(PlainForward):
         return total / counted if self._counted else total * 0.0
 
     def _counts(self, target, losses):
-        """What every element of a loss counts in its mean."""
+        """Return the weight of every element of a loss in its mean."""
         import torch
 
         criterion = self.criterion

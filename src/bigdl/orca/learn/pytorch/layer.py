@@ -19,7 +19,7 @@ from bigdl.orca.learn.layer_fit.replica import LayerReplica
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 from bigdl.orca.learn.pytorch.forward import BatchColumns, counts_unevenly, forward_for
-from bigdl.orca.learn.pytorch.loop import FitSettings, TorchTraining
+from bigdl.orca.learn.pytorch.loop import FitSettings, TorchEpochs, TorchTraining
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.orca.learn.pytorch.runner import Runner
 from bigdl.orca.learn.pytorch.summaries import StepSummary
@@ -29,7 +29,6 @@ from bigdl.orca.parameter_layer.rank import Contribution
 from bigdl.training.batches import open_batches
 from bigdl.training.checkpoint import Snapshot
 from bigdl.training.device import precision_of
-from bigdl.training.figures import score_of, validation_names
 from bigdl.training.state import dumps, isolated_rng, loads, seed_everything
 
 __all__ = [
@@ -138,7 +137,7 @@ class TorchLayerModel(LayerModel):
         self.built.load(snapshot.files)
 
     def files(self) -> dict[str, bytes]:
-        """What a checkpoint holds of the model and the optimizer: the slices of all ranks."""
+        """Return the files of model and optimizer in a checkpoint: the slices of all ranks."""
         return self.built.files()
 
 
@@ -195,7 +194,7 @@ class TorchReplica(LayerReplica):
         self._buffers = list(built.model.buffers())
         self._initial = [buffer.numpy().copy() for buffer in self._buffers]
         columns = BatchColumns(settings.feature_cols, settings.label_cols)
-        self._kind = forward_for(
+        self._forward_pass = forward_for(
             built.model, built.criterion, weighted=settings.weighted, columns=columns
         )
         self._is_uneven = settings.weighted or counts_unevenly(built.criterion)
@@ -229,10 +228,10 @@ class TorchReplica(LayerReplica):
 
     def _gradient(self, batch, rows, step, began):
         with self._precision():
-            output, target, loss = self._kind.forward(batch, step.number)
+            output, target, loss = self._forward_pass.forward(batch, step.number)
         counted = float(rows)
         if self._is_uneven:
-            counted = float(self._kind.denominator(output, target, rows))
+            counted = float(self._forward_pass.denominator(output, target, rows))
         forwarded = time.perf_counter()
         if counted:  # the loss of a batch of ignored labels is nan
             loss.backward()
@@ -263,7 +262,7 @@ class TorchReplica(LayerReplica):
 _OF_STEPS = ("before_train_iter", "after_train_iter", "before_iter", "after_iter")
 
 
-class TorchLayerLoop(LayerLoop, Runner):
+class TorchLayerLoop(TorchEpochs, LayerLoop):
     """A fit by the parameter layer; what callbacks see as their runner.
 
     Parameters
@@ -277,7 +276,7 @@ class TorchLayerLoop(LayerLoop, Runner):
         place = SimpleNamespace(rank=0, world_size=run.plan.ranks)
         Runner.__init__(self, place, config, settings.callbacks)
         LayerLoop.__init__(self, run)
-        built = run.model.built
+        self._built = built = run.model.built
         self.model, self.optimizer = built.model, built.optimizer
         self.criterion, self.scheduler = built.criterion, built.scheduler
         self.device = next(self.model.parameters()).device
@@ -298,43 +297,27 @@ class TorchLayerLoop(LayerLoop, Runner):
         self.call("after_run")
         return self._finish(states)
 
-    def _epoch(self):
-        position = self.position
-        self.call("before_train_epoch")
-        is_whole = self._groups_of_epoch()
-        entry = self._figures.entry()
-        if entry is None:  # it was stopped before the first step
-            return
-        entry = {"epoch": position.epoch + 1, "global_step": position.global_step, **entry}
-        if self._options.stragglers is not None:
-            entry |= self._figures.dropped
-        if self._validate is not None:
-            self._run_validation(entry)
-        self.epoch_stats, self.epoch_is_whole = entry, is_whole
+    def _run_steps(self) -> bool:
+        return self._groups_of_epoch()
+
+    def _epoch_figures(self) -> dict | None:
+        figures = self._figures.entry()
+        if figures is not None and self._options.stragglers is not None:
+            figures |= self._figures.dropped
+        return figures
+
+    @property
+    def _has_validation(self) -> bool:
+        return self._validate_weights is not None
+
+    def _evaluate(self) -> dict:
+        self._pull()
+        return self._validate_weights(dumps(self.model.state_dict()))
+
+    def _end_training_epoch(self) -> None:
         if self.callbacks:
             self._pull()
-        self.call("after_train_epoch")
-        if not is_whole:
-            position.partial = entry
-            return
-        self._close_epoch(entry)
-        self._apply_triggers(entry["train_loss"], score_of(entry))
-
-    def _run_validation(self, entry):
-        self.call("before_val_epoch")
-        self._pull()
-        found = self._validate(dumps(self.model.state_dict()))
-        figures = validation_names(found["figures"])
-        entry.update(figures)
-        entry["profile"].update(found["profile"])
-        for own, those in zip(entry["workers"], found.get("workers", ()), strict=False):
-            own.update(validation_names(those))
-        self.epoch_stats, self.metrics_stats = entry, figures
-        self.call("after_val_epoch")
-
-    def _close_epoch(self, entry):
-        super()._close_epoch(entry)
-        self._layer.built.step_scheduler_after_epoch(self, entry)
+        super()._end_training_epoch()
 
     @property
     def _epochs_of_fit(self):

@@ -166,7 +166,7 @@ class ModelParts:
 
     @property
     def is_instance(self) -> bool:
-        """Whether the model is a module rather than what makes one."""
+        """True if the model is a module rather than a creator."""
         import torch
 
         return isinstance(self.model, torch.nn.Module)
@@ -257,14 +257,14 @@ class ModelParts:
 
 
 def _is_plateau(scheduler) -> bool:
-    """Whether a scheduler's ``step`` takes a figure."""
+    """Return True if a scheduler's ``step`` takes a figure."""
     from torch.optim.lr_scheduler import ReduceLROnPlateau
 
     return isinstance(scheduler, ReduceLROnPlateau) or hasattr(scheduler, "monitor")
 
 
 def _takes_config(function) -> bool:
-    """Whether a callable is ``loss(config)`` rather than a function of (output, target)."""
+    """Return True if a callable is ``loss(config)`` rather than a function of (output, target)."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # of C

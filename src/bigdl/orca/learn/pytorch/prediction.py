@@ -28,7 +28,7 @@ class TorchReady:
     precision : str
         ``"fp32"`` or ``"bf16"``.
     squeezes : bool
-        Whether trailing dimensions of size 1 of its outputs are dropped.
+        True if trailing dimensions of size 1 of its outputs are dropped.
     """
 
     model: Any
@@ -37,7 +37,7 @@ class TorchReady:
     squeezes: ClassVar[bool] = True
 
     def __call__(self, batch: list):
-        """What the model returns for a batch of numpy columns."""
+        """Return the model's outputs for a batch of numpy columns."""
         import torch
 
         columns = to_device([_tensor(column) for column in batch], self.device)

@@ -1,4 +1,4 @@
-"""What a callback sees of the worker that it is called in."""
+"""The worker's part of a fit or an evaluation, as callbacks see it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Runner:
     num_steps : int or None
         Batches that an evaluation looks at.
     updated : bool
-        Whether the last batch of training ended in an update of the weights.
+        True if the last batch of training ended in an update of the weights.
     batch, batch_idx, output, target, loss
         Of the current iteration; all but `batch_idx` are None on a worker that has no rows in this
         step, and `output` is None for the training step of a LightningModule.
@@ -47,7 +47,7 @@ class Runner:
     metrics_stats : dict
         Figures of the validation that ended last.
     epoch_is_whole : bool
-        Whether the epoch that ended last has seen all rows.
+        True if the epoch that ended last has seen all rows.
     train_loader, val_loader : WorkerBatches or None
         This worker's own batches.
     stop : bool
@@ -135,7 +135,7 @@ class Runner:
         self._pocket[key] = value
 
     def get(self, key: str) -> Any:
-        """What was put under a key."""
+        """Return what was put under a key."""
         return self._pocket[self._known(key)]
 
     def update(self, key: str, value: Any) -> None:

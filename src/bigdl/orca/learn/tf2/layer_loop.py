@@ -70,7 +70,7 @@ class KerasLayerLoop(LayerLoop):
         hooks.on_epoch_begin(number)
         self._groups_of_epoch()
         entry = self._entry()
-        if self._validate is not None and self.settings.validates_after(number + 1):
+        if self._validate_weights is not None and self.settings.validates_after(number + 1):
             entry["logs"].update(self._validation())
         if self._has_callbacks:
             states, before = self._pull(), self._layer.vector(self._layer_plan)
@@ -86,7 +86,7 @@ class KerasLayerLoop(LayerLoop):
             if isinstance(value, numbers.Real | list)
         }
         self._close_epoch(entry)
-        self._apply_triggers(entry["logs"].get("loss"), score_of(entry["logs"]))
+        self._checkpoint_after_epoch(entry["logs"].get("loss"), score_of(entry["logs"]))
 
     def _entry(self) -> dict:
         position, figures = self.position, self._figures
@@ -107,7 +107,7 @@ class KerasLayerLoop(LayerLoop):
     def _validation(self) -> dict[str, float]:
         self._pull()
         self._callbacks.list.on_test_begin()
-        found = self._validate(dump_weights(self.model))
+        found = self._validate_weights(dump_weights(self.model))
         self._callbacks.list.on_test_end(found)
         return {f"val_{name}": value for name, value in found.items()}
 

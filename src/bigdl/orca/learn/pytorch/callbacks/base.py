@@ -18,7 +18,7 @@ __all__ = [
 
 
 class OldHooks:
-    """What a callback of BigDL 2.0 overrides; `epoch` counts the epochs that are finished."""
+    """Hooks of callbacks of BigDL 2.0; `epoch` counts the epochs that are finished."""
 
     def on_batch_begin(self, batch):
         """Before a training batch."""
@@ -52,14 +52,14 @@ _HOOKS = [name for name in vars(OldHooks) if name.startswith("on_")]
 
 
 def has_old_hooks(callback) -> bool:
-    """Whether a callback overrides one of them."""
+    """Return True if a callback overrides one of them."""
     return any(
         getattr(type(callback), name, None) is not getattr(OldHooks, name) for name in _HOOKS
     )
 
 
 def call_old_hooks(callback, hook: str, runner) -> None:
-    """What belongs to a hook of today."""
+    """Call the old hooks that belong to a hook of today."""
     if hook == "before_run":
         callback.set_trainer(runner)
         callback.set_model(runner.model)
@@ -157,7 +157,7 @@ def as_callbacks(callbacks) -> list[Callback]:
 
 
 class MainCallback(Callback):
-    """What happens with a batch; override what should happen otherwise.
+    """Forward pass, backward pass and learning rate; override what should happen otherwise.
 
     A fit, an evaluation or a prediction takes at most one.  N workers still make the update of one
     process: what ``loss.backward()`` leaves in the gradients is that of the whole batch.  The loss
@@ -198,12 +198,12 @@ class MainCallback(Callback):
 
     @property
     def owns_backward(self) -> bool:
-        """Whether :meth:`on_iter_backward` is the user's."""
+        """True if :meth:`on_iter_backward` is the user's."""
         return type(self).on_iter_backward is not MainCallback.on_iter_backward
 
     @property
     def owns_lr(self) -> bool:
-        """Whether :meth:`on_lr_adjust` is the user's."""
+        """True if :meth:`on_lr_adjust` is the user's."""
         return type(self).on_lr_adjust is not MainCallback.on_lr_adjust
 
 

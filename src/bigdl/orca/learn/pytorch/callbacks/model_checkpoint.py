@@ -6,12 +6,12 @@ import os
 import posixpath
 import re
 
-from bigdl.common.checks import check_positive
+from bigdl.common.checks import check_choice, check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 from bigdl.training.figures import figure_of
 
-__all__ = ["EarlyStopping", "ModelCheckpoint", "check_mode"]
+__all__ = ["EarlyStopping", "ModelCheckpoint"]
 
 
 class EarlyStopping(Callback):
@@ -40,11 +40,9 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
     ):
         self.monitor = monitor
-        self.patience = check_positive("patience", patience)
-        self.mode = check_mode(mode)
-        if isinstance(min_delta, bool) or not isinstance(min_delta, int | float) or min_delta < 0:
-            raise UsageError(f"min_delta should be a number of at least 0, got {min_delta!r}")
-        self.min_delta = min_delta
+        self.patience = check_integer("patience", patience, 1)
+        self.mode = check_choice("mode", mode, ("min", "max"))
+        self.min_delta = check_number("min_delta", min_delta, 0)
 
     def after_train_epoch(self, runner):
         best, waited = None, 0
@@ -57,13 +55,6 @@ class EarlyStopping(Callback):
                 waited += 1
         if waited >= self.patience:
             runner.stop = True
-
-
-def check_mode(mode) -> str:
-    """``"min"`` or ``"max"``, or a UsageError."""
-    if mode not in ("min", "max"):
-        raise UsageError(f'mode should be "min" or "max", got {mode!r}')
-    return mode
 
 
 _FIELD = re.compile(r"\{(epoch|iter)(:[^{}]*)?\}")
@@ -112,20 +103,20 @@ class ModelCheckpoint(Callback):
         self.filename = self.filename or ("{epoch}" if by_epoch else "{iter}")
         if not _FIELD.search(self.filename):
             self.filename += "-{epoch}" if by_epoch else "-{iter}"
-        if (
-            isinstance(interval, bool)
-            or not isinstance(interval, int)
-            or not (interval == -1 or interval > 0)
-        ):
-            raise UsageError(f"interval should be -1 or a positive integer, got {interval!r}")
-        if num_to_keep is not None and (not isinstance(num_to_keep, int) or num_to_keep < 1):
-            raise UsageError(f"num_to_keep should be a positive integer, got {num_to_keep!r}")
+        if interval != -1:
+            check_integer("interval", interval, 1)
+        if num_to_keep is not None:
+            check_integer("num_to_keep", num_to_keep, 1)
         if monitor is not None and not by_epoch:
             raise UsageError("monitor looks at figures of an epoch; use by_epoch=True")
         if monitor is not None and num_to_keep is None:
             num_to_keep = 1
         self.save_weights_only, self.by_epoch, self.interval = save_weights_only, by_epoch, interval
-        self.num_to_keep, self.monitor, self.mode = num_to_keep, monitor, check_mode(mode)
+        self.num_to_keep, self.monitor, self.mode = (
+            num_to_keep,
+            monitor,
+            check_choice("mode", mode, ("min", "max")),
+        )
         self._written: list[str] = []
 
     @property
