@@ -80,29 +80,29 @@ def casts(
                 yield number, key, functools.partial(in_dtype, dtype=dtype, name=name)
 
 
-def _dtype_like(own, others, name, is_target):
+def _dtype_like(this, others, name, is_target):
     """The dtype in which values are given to the model; None leaves them as they are."""
     import torch
 
     is_alike = (
         others is not None
-        and len(own[1]) == len(others[1])
-        and all((own[0] == kind) == (others[0] == kind) for kind in ("bool", TEXT))
+        and len(this[1]) == len(others[1])
+        and all((this[0] == special) == (others[0] == special) for special in ("bool", TEXT))
     )
     if is_alike:
-        return None if own[0] == others[0] else getattr(torch, others[0])
+        return None if this[0] == others[0] else getattr(torch, others[0])
     if is_target:
         return None
     raise UsageError(
-        f"'{name}' is {_spoken(own)} in validation_data but {_spoken(others)} in the training "
+        f"'{name}' is {_spoken(this)} in validation_data but {_spoken(others)} in the training "
         "data; give both the same type"
     )
 
 
-def _spoken(kind):
-    if kind is None:
+def _spoken(type_and_shape):
+    if type_and_shape is None:
         return "a dict without one of its keys"
-    dtype, shape = kind
+    dtype, shape = type_and_shape
     dtype = "text" if dtype == TEXT else dtype
     return f"{dtype} of {len(shape)} dimension{'s' * (len(shape) != 1)} per row" if shape else dtype
 
@@ -149,10 +149,10 @@ def in_form(batch: Any, form: Any, name: str = "batch") -> Any:
     if isinstance(batch, Mapping) and isinstance(form, dict):
         return {key: in_form(value, form.get(key), str(key)) for key, value in batch.items()}
     if type(batch) in (list, tuple) and isinstance(form, list) and len(form) == len(batch):
-        made = [
+        casted = [
             in_form(v, f, f"{name}[{i}]") for i, (v, f) in enumerate(zip(batch, form, strict=True))
         ]
-        return type(batch)(made)
+        return type(batch)(casted)
     return batch
 
 
@@ -212,9 +212,9 @@ def shuffle_memory(config: dict, threads: int) -> int:
     That is ``config["shuffle_memory"]``, or this worker's share of half of the memory that is
     free; `threads` tells the share.
     """
-    given = config.get("shuffle_memory")
-    if given is not None:
-        return check_positive('config["shuffle_memory"]', given)
+    limit = config.get("shuffle_memory")
+    if limit is not None:
+        return check_positive('config["shuffle_memory"]', limit)
     return available_memory() // 2 // max(1, core_count() // max(1, threads))
 
 
@@ -314,11 +314,11 @@ class TensorShard:
         if not self.rows or inputs is None or targets is None:
             return
         names = self._names
-        for columns, found in (
+        for columns, column_casts in (
             (self._features, casts(names[0], self.inputs, inputs, is_target=False)),
             (self._labels, casts(names[1], self.targets, targets, is_target=True)),
         ):
-            self._casts.update({columns[number][key]: cast for number, key, cast in found})
+            self._casts.update({columns[number][key]: cast for number, key, cast in column_casts})
 
     def has_label(self, value: float) -> bool:
         """Return True if a target somewhere is `value`."""
@@ -375,14 +375,14 @@ class TensorShard:
                 taken[i] = rows.clone() if order is None else rows
 
         def values(i, j):
-            found = taken[i] if j is None else taken[i][j]
+            column_values = taken[i] if j is None else taken[i][j]
             if i in self._texts:
-                return found.numpy().view(self._texts[i])[..., 0]
-            return self._casts[i, j](found) if (i, j) in self._casts else found
+                return column_values.numpy().view(self._texts[i])[..., 0]
+            return self._casts[i, j](column_values) if (i, j) in self._casts else column_values
 
         def column(places):
-            found = {key: values(*place) for key, place in places.items()}
-            return found.get(None, found)
+            column_values = {key: values(*place) for key, place in places.items()}
+            return column_values.get(None, column_values)
 
         out = [column(places) for places in self._features]
         labels = [_target(column(places)) for places in self._labels]
@@ -463,11 +463,11 @@ class BatchLayout:
     def check(self, manifest: dict, rank: int) -> None:
         """In the middle of an epoch the batches must be those of the run that was interrupted."""
         for key in ("batch_size", "seed", "shuffle", "drop_last", "rows"):
-            own = getattr(self, key)
-            if manifest[key] != own:
+            now = getattr(self, key)
+            if manifest[key] != now:
                 raise UsageError(
                     f"The checkpoint was taken in the middle of an epoch with {key}="
-                    f"{manifest[key]}, now it is {own}; go on with the same data, seed, "
+                    f"{manifest[key]}, now it is {now}; go on with the same data, seed, "
                     "batch_size and number of workers, or from a checkpoint of an epoch's end"
                 )
         if manifest["fingerprint"] != self.fingerprint and rank == 0:

@@ -198,9 +198,9 @@ class CheckpointDirectory:
             if manifest.get("format") != FORMAT:
                 raise ValueError(f"format {manifest.get('format')!r} is not {FORMAT}")
             files = {}
-            for file, known in manifest["files"].items():
+            for file, expected in manifest["files"].items():
                 data = self._fs.cat_file(f"{where}/{file}")
-                if len(data) != known["size"] or zlib.crc32(data) != known["crc32"]:
+                if len(data) != expected["size"] or zlib.crc32(data) != expected["crc32"]:
                     raise ValueError(f"{file} is damaged")
                 files[file] = data
         except (OSError, ValueError, KeyError) as error:
@@ -250,10 +250,10 @@ def find_checkpoint(path: str, version: int | None = None) -> Snapshot:
     if not run.names():
         run = CheckpointDirectory.latest_run(path)
     if version is None:
-        found = None if run is None else run.latest()
-        if found is None:
+        latest = None if run is None else run.latest()
+        if latest is None:
             raise UsageError(f"There is no checkpoint below {path!r}; pass a model_dir")
-        return found[1]
+        return latest[1]
     there = {} if run is None else {run.position(name).global_step: name for name in run.names()}
     if version not in there:
         raise UsageError(

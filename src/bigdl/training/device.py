@@ -59,16 +59,16 @@ def device_of(worker, sync):
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     machine = float(zlib.crc32(socket.gethostname().encode()))
     assigned = _assigned_gpu(count)
-    own = [machine, float(count), -1.0 if assigned is None else float(assigned)]
-    everyone = sync.all_gather(own)
-    if not all(row[1] for row in everyone):
+    this_worker = [machine, float(count), -1.0 if assigned is None else float(assigned)]
+    workers = sync.all_gather(this_worker)
+    if not all(row[1] for row in workers):
         return torch.device("cpu")
     before: dict[float, int] = {}
     chosen = []
-    for name, gpus, given in everyone:
+    for name, gpus, assigned_index in workers:
         index = before.get(name, 0)
         before[name] = index + 1
-        chosen.append((name, int(given) if given >= 0 else index % int(gpus)))
+        chosen.append((name, int(assigned_index) if assigned_index >= 0 else index % int(gpus)))
     device = torch.device("cuda", chosen[worker.rank][1])
     sync.use_device(device, is_alone=len(set(chosen)) == len(chosen))
     return device

@@ -173,21 +173,21 @@ def figure_of(figures: dict, monitor: str | None, who: str) -> float:
     UsageError
         If the epoch has no such number.
     """
-    found = None
+    value = None
     if monitor is None:
-        found = figures.get("val_loss", figures.get("train_loss"))
+        value = figures.get("val_loss", figures.get("train_loss"))
     elif monitor == "score":
-        found = score_of(figures)
+        value = score_of(figures)
     else:
         for name in (monitor, f"val_{monitor.lower()}", monitor.lower()):
-            found = figures.get(name) if found is None else found
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        known = [k for k, v in figures.items() if isinstance(v, int | float) and k not in _DROPPED]
+            value = figures.get(name) if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        names = [k for k, v in figures.items() if isinstance(v, int | float) and k not in _DROPPED]
         raise UsageError(
             f"The {who} monitors {monitor or 'val_loss'!r}, which the epoch has no figure of; it "
-            f"has {known}"
+            f"has {names}"
         )
-    return float(found)
+    return float(value)
 
 
 def epoch_as_returned(entry: dict, reduce_results: bool, profile: bool) -> dict | list[dict]:
@@ -195,7 +195,10 @@ def epoch_as_returned(entry: dict, reduce_results: bool, profile: bool) -> dict 
     kept = {k: v for k, v in entry["profile"].items() if k.endswith("_s") or k == "bytes_per_step"}
     times = {"profile": kept} if profile else {}
     if not reduce_results:
-        return [as_returned({"epoch": entry["epoch"], **own, **times}) for own in entry["workers"]]
+        return [
+            as_returned({"epoch": entry["epoch"], **figures, **times})
+            for figures in entry["workers"]
+        ]
     return as_returned({k: v for k, v in entry.items() if k not in _DROPPED} | times)
 
 

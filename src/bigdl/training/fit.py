@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
@@ -37,8 +37,12 @@ __all__ = [
     "RunSettings",
     "Training",
     "is_interactive",
-    "run_until_done",
 ]
+
+
+logger = logging.getLogger("bigdl.orca")
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -174,6 +178,35 @@ class FailurePolicy:
             raise WorkerLost(f"{error} ({decision.reason})") from None
         return decision.reason
 
+    def run(
+        self,
+        call: Callable[[], T],
+        consequence: str,
+        *,
+        only_if: Callable[[], bool] = lambda: True,
+    ) -> T:
+        """Call until no worker is lost meanwhile, as often as the policy allows.
+
+        Parameters
+        ----------
+        call : callable
+        consequence : str
+            What follows from a loss, for the log.
+        only_if : callable
+            Asked after a loss; False raises the loss without counting it.
+
+        Raises
+        ------
+        WorkerLost
+        """
+        while True:
+            try:
+                return call()
+            except WorkerLost as error:
+                if not only_if():
+                    raise
+                logger.warning("%s; %s (%s)", error, consequence, self.allow_retry(error))
+
 
 def is_interactive() -> bool:
     """Return True if somebody watches: a terminal or a notebook."""
@@ -226,37 +259,6 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-
-logger = logging.getLogger("bigdl.orca")
-
-
-def run_until_done(job, weights: bytes | None, policy: FailurePolicy) -> dict:
-    """Run a program that evaluates until it has ended or the policy gives up.
-
-    Parameters
-    ----------
-    job : Job
-        Of the engine.
-    weights : bytes or None
-        Of the model; None for one that is built by the workers.
-    policy : FailurePolicy
-
-    Returns
-    -------
-    dict
-        The result of rank 0.
-
-    Raises
-    ------
-    NoRows
-        If there is nothing to evaluate.
-    """
-    while True:
-        try:
-            return job.attempt(state=weights)[0]
-        except WorkerLost as error:
-            logger.warning("%s; evaluating again (%s)", error, policy.allow_retry(error))
 
 
 class Training(ABC):
@@ -390,11 +392,11 @@ class Training(ABC):
         if self._model_dir is None:
             raise UsageError('resume="auto" needs model_dir= in Estimator.from_torch')
         run = self._run or CheckpointDirectory.latest_run(self._model_dir)
-        found = run.latest() if run is not None else None
-        if found is None:
+        latest = run.latest() if run is not None else None
+        if latest is None:
             logger.info("No checkpoint below %s: the training starts afresh", self._model_dir)
             return
-        name, snapshot = found
+        name, snapshot = latest
         if self.snapshot is None or name > checkpoint_name(self.snapshot):
             self._run = run
             self._resume(snapshot)
@@ -419,11 +421,11 @@ class Training(ABC):
         latest, final = start, None
         bar = ProgressBar(show_progress)
 
-        def on_event(kind, value):
+        def on_event(topic, value):
             nonlocal latest, final
-            if kind == "progress":
+            if topic == "progress":
                 bar.update(value)
-            elif kind == "message":
+            elif topic == "message":
                 doc, blob = value
                 if doc["topic"] == "final":
                     final = Snapshot.unpack(doc, blob)
@@ -444,8 +446,8 @@ class Training(ABC):
                         raise UsageError("The training data has no rows") from None
                     except WorkerLost as error:
                         if self._run is not None:
-                            found = self._run.latest()
-                            latest = found[1] if found else latest
+                            saved = self._run.latest()
+                            latest = saved[1] if saved else latest
                         reason = policy.allow_retry(error)
                         where = Position() if latest is None else latest.position
                         logger.warning("%s; going on from %s (%s)", error, where, reason)

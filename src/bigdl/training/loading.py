@@ -23,12 +23,12 @@ __all__ = ["LoaderBatches", "as_loader", "spooled"]
 _SEED_OF_EVALUATION = 0
 
 
-def as_loader(made, config: dict, batch_size: int):
+def as_loader(loader, config: dict, batch_size: int):
     """The DataLoader that an input stands for.
 
     Parameters
     ----------
-    made : DataLoader, Dataset or callable
+    loader : DataLoader, Dataset or callable
     config : dict
         For a function, and ``num_workers``, ``collate_fn``, ... for the loader of a Dataset.
     batch_size : int
@@ -41,26 +41,26 @@ def as_loader(made, config: dict, batch_size: int):
     """
     from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
-    if not isinstance(made, DataLoader | Dataset):
-        made = made(config, batch_size)
-    if isinstance(made, Dataset) and not isinstance(made, DataLoader):
+    if not isinstance(loader, DataLoader | Dataset):
+        loader = loader(config, batch_size)
+    if isinstance(loader, Dataset) and not isinstance(loader, DataLoader):
         options = {k: config[k] for k in _OPTIONS if k in config}
-        is_map = not isinstance(made, IterableDataset)
+        is_map = not isinstance(loader, IterableDataset)
         shuffle = {"shuffle": config.get("shuffle", True)} if is_map else {}
-        made = DataLoader(made, batch_size=batch_size, **shuffle, **options)
-    if not isinstance(made, DataLoader):
+        loader = DataLoader(loader, batch_size=batch_size, **shuffle, **options)
+    if not isinstance(loader, DataLoader):
         raise UsageError(
             "The function given as data must return a DataLoader or a Dataset, it returned "
-            f"{type(made).__name__}"
+            f"{type(loader).__name__}"
         )
-    if isinstance(made.dataset, IterableDataset):
-        return made
-    if made.batch_sampler is None or type(made.batch_sampler) is not BatchSampler:
+    if isinstance(loader.dataset, IterableDataset):
+        return loader
+    if loader.batch_sampler is None or type(loader.batch_sampler) is not BatchSampler:
         raise UsageError(
             "A DataLoader with batch_sampler= or without a batch size cannot be shared out, since "
             "the batches are cut by the batch_size of fit; pass sampler= instead"
         )
-    return made
+    return loader
 
 
 _OPTIONS = ("num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn")
@@ -144,8 +144,8 @@ class LoaderBatches:
     def _indices(self, shuffle, seed, epoch):
         """Return the samples that this worker takes, in its order."""
         if self._sampler is None:
-            own = np.arange(self._rank, self._count, self._size)
-            return own[permutation(self.rows, seed, epoch, self._rank)] if shuffle else own
+            indices = np.arange(self._rank, self._count, self._size)
+            return indices[permutation(self.rows, seed, epoch, self._rank)] if shuffle else indices
         with seeded(seed, epoch):
             generator = getattr(self._sampler, "generator", None)
             if generator is not None:
@@ -182,19 +182,19 @@ class LoaderBatches:
         """The batch of rows `start`...`stop` of an order; default that of an evaluation."""
         if order is None:
             order = _Epoch(self._indices(False, _SEED_OF_EVALUATION, 0), (0, 0), None)
-        made = None
+        loaded = None
         if order.ahead is not None:
-            expected, made = next(order.ahead, (None, None))
+            expected, loaded = next(order.ahead, (None, None))
             if expected != (start, stop):
-                order.ahead = made = None  # somebody reads in another order than was announced
-        if made is None:
-            made = self._one_by_one[self._item(order, start, stop)]
-        made = list(made) if isinstance(made, tuple | list) else made
+                order.ahead = loaded = None  # somebody reads in another order than was announced
+        if loaded is None:
+            loaded = self._one_by_one[self._item(order, start, stop)]
+        loaded = list(loaded) if isinstance(loaded, tuple | list) else loaded
         if self._form is None:
-            self._form = form_of(made)
+            self._form = form_of(loaded)
         if self._like is not None and self._like._form is not None:
-            made = in_form(made, self._like._form)
-        return made
+            loaded = in_form(loaded, self._like._form)
+        return loaded
 
     def close(self) -> None:
         """End the processes that load."""
@@ -273,8 +273,8 @@ class _Processes:
         self._items, self._ranges = items, []
         with seeded(0):  # torch draws a seed for the processes, which need none
             self._under_way = iter(self._loader)
-        for made in self._under_way:
-            yield self._ranges.pop(0), made
+        for loaded in self._under_way:
+            yield self._ranges.pop(0), loaded
 
     def close_epoch(self):
         """Announce nothing more of the epoch before."""

@@ -111,8 +111,8 @@ class Position:
     @classmethod
     def of(cls, manifest: dict) -> Position:
         """The position in the manifest of a checkpoint."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in manifest.items() if k in known})
+        names = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in manifest.items() if k in names})
 
     def to_json(self) -> dict:
         return asdict(self)

@@ -153,16 +153,16 @@ class RunningState(ABC):
         if self._sync.world_size == 1 or not values:
             return values
         changed = [float(not torch.equal(a, b)) for a, b in zip(values, self._merged, strict=True)]
-        everyone = self._sync.all_gather([float(self.rows), *changed])
-        rows = sum(row[0] for row in everyone)
+        workers = self._sync.all_gather([float(self.rows), *changed])
+        rows = sum(row[0] for row in workers)
         for i, value in enumerate(values):
-            if not any(row[1 + i] for row in everyone):
+            if not any(row[1 + i] for row in workers):
                 continue
             if not (value.is_floating_point() or value.is_complex()):
-                kind = torch.uint8 if value.dtype == torch.bool else torch.int64
-                values[i] = self._sync.all_reduce(value.to(kind), "max").to(value.dtype)
+                wide = torch.uint8 if value.dtype == torch.bool else torch.int64
+                values[i] = self._sync.all_reduce(value.to(wide), "max").to(value.dtype)
                 continue
-            share = self.rows / rows if rows else 1.0 / len(everyone)
+            share = self.rows / rows if rows else 1.0 / len(workers)
             # what a worker without rows has may be anything, a nan included
             part = value * share if share else torch.zeros_like(value)
             values[i] = self._sync.all_reduce(part.contiguous())

@@ -75,7 +75,7 @@ class BarrierTransport(Transport):
 
     def rows(self):
         if self._known is None:
-            self._known = [known for known, _ in self._asked({"stage": _DESCRIBE})]
+            self._known = [described for described, _ in self._asked({"stage": _DESCRIBE})]
         return self._known
 
     def start(self, states):
@@ -86,9 +86,9 @@ class BarrierTransport(Transport):
         arrays = [cloudpickle.dumps(list(steps))]
         arrays += [_message(state).written() for state in self._given]
         following = secrets.token_hex(8)
-        found = self._asked({"stage": _RUN, "next": following}, pack(None, arrays))
+        answers = self._asked({"stage": _RUN, "next": following}, pack(None, arrays))
         self._given, self._name = [], following
-        return [records for records, _ in found]
+        return [records for records, _ in answers]
 
     def states(self):
         if self._given:
@@ -97,15 +97,15 @@ class BarrierTransport(Transport):
 
     def _asked(self, options, data=None):
         """Return the answers of the ranks: documents and arrays."""
-        found = []
+        answers = []
         for answer in self._job.attempt({**options, "name": self._name}, data):
             (folder, doc), arrays = unpack(answer)
             self._folders.add(folder)
-            found.append((doc, arrays))
-        if any(doc == _LOST for doc, _ in found):
+            answers.append((doc, arrays))
+        if any(doc == _LOST for doc, _ in answers):
             self.keeps_state = False
             raise WorkerLost("The weights were lost with all executors that had them")
-        return found
+        return answers
 
     def close(self):
         self._resources.close()
@@ -136,13 +136,13 @@ class GroupProgram:
         sync.start()
         states = StateFiles(sync, folder)
         states.keep_only(options["name"])
-        steps, *given = _told(sync, worker.state())
-        own = given[worker.rank] if given else states.read(options["name"])
-        if own is None:
+        steps, *states_of_ranks = _told(sync, worker.state())
+        packed = states_of_ranks[worker.rank] if states_of_ranks else states.read(options["name"])
+        if packed is None:
             return _LOST, []
         if options["stage"] == _GIVE:
-            return None, [own]
-        state = _state(own)
+            return None, [packed]
+        state = _state(packed)
         state.begin_group()
         replica, rank = self._replica(worker), Rank(self.plan, worker.rank)
         # from the driver, not from a worker
@@ -165,14 +165,14 @@ class GroupProgram:
         pieces, state.residual = rank.gradients(replica, step, weights, state.residual)
         with rank.reading():
             pieces = exchange_messages(sync, pieces)
-        found = rank.reduce(pieces)
+        summed = rank.reduce(pieces)
         statistics = None
         if self.plan.needs_statistics:
-            own = Message(None, [rank.statistics(found, state)])
+            own = Message(None, [rank.statistics(summed, state)])
             with rank.reading():
-                told = exchange_messages(sync, [own] * self.plan.ranks)
-            statistics = [arrays[0] for _, arrays in map(unpack, told)]
-        rank.update(step, found, state, statistics)
+                statistics_of_ranks = exchange_messages(sync, [own] * self.plan.ranks)
+            statistics = [arrays[0] for _, arrays in map(unpack, statistics_of_ranks)]
+        rank.update(step, summed, state, statistics)
 
 
 def _told(sync, data) -> list:
@@ -212,9 +212,9 @@ def exchange_messages(sync, messages: Sequence[Message]) -> list:
     PeerLost
     """
     own, ranks = sync.rank, sync.world_size
-    found: list = list(messages)
+    received_messages: list = list(messages)
     if ranks == 1:
-        return found
+        return received_messages
     import torch
     import torch.distributed as dist
 
@@ -229,14 +229,14 @@ def exchange_messages(sync, messages: Sequence[Message]) -> list:
         if id(message) not in written:
             written[id(message)] = torch.from_numpy(message.written())
         incoming = torch.empty(int(received[source]), dtype=torch.uint8)
-        found[source] = incoming.numpy()
+        received_messages[source] = incoming.numpy()
         with _peers():
             works.append(dist.irecv(incoming, source))
             works.append(dist.isend(written[id(message)], target))
     with _peers():
         for work in works:
             work.wait()
-    return found
+    return received_messages
 
 
 @contextlib.contextmanager

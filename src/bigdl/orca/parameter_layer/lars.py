@@ -62,12 +62,12 @@ class LARS(torch.optim.Optimizer):
     def _update(self, parameter, group, number):
         gradient, decay = parameter.grad, group["weight_decay"]
         if self.norms is None:
-            own, slope = (float(t.double().norm()) for t in (parameter, gradient))
+            norm, gradient_norm = (float(t.double().norm()) for t in (parameter, gradient))
         else:
-            own, slope = self.norms[number]
+            norm, gradient_norm = self.norms[number]
         rate = group["lr"]
-        if own > 0 and slope > 0:
-            rate *= group["trust"] * own / (slope + decay * own + group["eps"])
+        if norm > 0 and gradient_norm > 0:
+            rate *= group["trust"] * norm / (gradient_norm + decay * norm + group["eps"])
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)

@@ -175,12 +175,12 @@ class Message:
 
     def written(self) -> np.ndarray:
         """All of it in one array of bytes."""
-        found, start = np.empty(len(self), np.uint8), 0
+        joined, start = np.empty(len(self), np.uint8), 0
         for part in self.parts:
             stop = start + len(part)
-            found[start:stop] = np.frombuffer(part, np.uint8)
+            joined[start:stop] = np.frombuffer(part, np.uint8)
             start = stop
-        return found
+        return joined
 
     def opened(self) -> tuple:
         """The document and the arrays, as :func:`unpack` gives them where they arrive."""

@@ -189,12 +189,12 @@ class _Jvm:
         """A list or dict as an object of the JVM, made anew only when it has changed."""
         from py4j.java_collections import ListConverter, MapConverter
 
-        known = self._given.get(name)
-        if known is None or known[0] != value:
+        entry = self._given.get(name)
+        if entry is None or entry[0] != value:
             converter = MapConverter() if isinstance(value, dict) else ListConverter()
-            made = converter.convert(value, self._sc._gateway._gateway_client)
-            known = self._given[name] = value, made
-        return known[1]
+            converted = converter.convert(value, self._sc._gateway._gateway_client)
+            entry = self._given[name] = value, converted
+        return entry[1]
 
 
 class Rows:

@@ -73,12 +73,12 @@ class Geometry:
     def segments(self, rank: int) -> list[Segment]:
         """Return the segments of a rank's slice, in order; a parameter may be in several slices."""
         low, high = self.bounds[rank]
-        found = []
+        segments = []
         for number, (start, stop) in enumerate(itertools.pairwise(self.offsets)):
             first, last = max(start, low), min(stop, high)
             if first < last:
-                found.append(Segment(number, first - low, last - low))
-        return found
+                segments.append(Segment(number, first - low, last - low))
+        return segments
 
     def flatten(self, arrays):
         """Arrays of the parameters as one vector of float32."""

@@ -176,19 +176,21 @@ class Rank:
             vector[low:high] = self._weights_codec.decode(encoded)
             buffers.update(zip(numbers, arrays, strict=True))
         got = time.perf_counter()
-        is_late, found = False, Contribution(record={"loss": 0.0, "counted": 0.0})
+        is_late, contribution = False, Contribution(record={"loss": 0.0, "counted": 0.0})
         if not is_halted:
-            made = within(step.limit, lambda: replica.compute(step, vector, buffers))
-            is_late = made is None
+            computed_contribution = within(
+                step.limit, lambda: replica.compute(step, vector, buffers)
+            )
+            is_late = computed_contribution is None
             if is_late:
-                found.record["dropped"] = step.rows(self.rank)
+                contribution.record["dropped"] = step.rows(self.rank)
             else:
-                found = made
+                contribution = computed_contribution
         computed = time.perf_counter()
-        encoded, residual = self._encoded(found.gradient, residual)
+        encoded, residual = self._encoded(contribution.gradient, residual)
         record = {
-            **found.record,
-            "rows": found.rows,
+            **contribution.record,
+            "rows": contribution.rows,
             "began_at": now if began_at is None else began_at,
             "get_weights_s": read_s + got - started,
             "compute_s": computed - got,
@@ -198,17 +200,19 @@ class Rank:
         }
         pieces = []
         for owner, data in enumerate(encoded):
-            own = {i: b for i, b in found.buffers.items() if i % self._plan.owners == owner}
+            owner_buffers = {
+                i: b for i, b in contribution.buffers.items() if i % self._plan.owners == owner
+            }
             doc = {
                 "halted": is_halted,
                 "late": is_late,
-                "counted": found.counted,
-                "rows": found.rows,
-                "absent": list(found.absent),
-                "buffers": list(own),
+                "counted": contribution.counted,
+                "rows": contribution.rows,
+                "absent": list(contribution.absent),
+                "buffers": list(owner_buffers),
                 "record": record if owner == 0 else None,
             }
-            pieces.append(Message(doc, [data, *own.values()]))
+            pieces.append(Message(doc, [data, *owner_buffers.values()]))
         return pieces, residual
 
     def _encoded(self, gradient, residual):
@@ -218,20 +222,20 @@ class Rank:
             return [b""] * len(bounds), residual
         if not self._codec.feedback:
             return [self._codec.encode(gradient[low:high]) for low, high in bounds], None
-        wanted = gradient if residual is None else gradient + residual
+        corrected = gradient if residual is None else gradient + residual
         pieces, lost = [], np.empty_like(gradient)
         for low, high in bounds:
-            pieces.append(self._codec.encode(wanted[low:high]))
-            lost[low:high] = wanted[low:high] - self._codec.decode(pieces[-1])
+            pieces.append(self._codec.encode(corrected[low:high]))
+            lost[low:high] = corrected[low:high] - self._codec.decode(pieces[-1])
         return pieces, lost
 
     def reduce(self, pieces: Sequence) -> Sum:
         """Sum the pieces of the own slice, in the order of the ranks that they are from."""
         (began_at, read_s), now = self._take_read(), time.time()
         started = time.perf_counter()
-        found = [unpack(data) for data in pieces]
-        present = [(doc, arrays) for doc, arrays in found if doc["counted"]]
-        is_void = self._is_void([doc for doc, _ in found], len(present))
+        contributions = [unpack(data) for data in pieces]
+        present = [(doc, arrays) for doc, arrays in contributions if doc["counted"]]
+        is_void = self._is_void([doc for doc, _ in contributions], len(present))
         if is_void:
             present = []
         total = sum(doc["counted"] for doc, _ in present)
@@ -247,12 +251,12 @@ class Rank:
         buffers = merged(
             [
                 (doc["rows"], dict(zip(doc["buffers"], arrays[1:], strict=True)))
-                for doc, arrays in ([] if is_void else found)
+                for doc, arrays in ([] if is_void else contributions)
             ]
         )
         if self._plan.clamp is not None:
             np.clip(gradient, *self._plan.clamp, out=gradient)
-        late = [source for source, (doc, _) in enumerate(found) if doc["late"]]
+        late = [source for source, (doc, _) in enumerate(contributions) if doc["late"]]
         record: dict[str, Any] = {
             "late": late,
             "began_at": now if began_at is None else began_at,
@@ -260,7 +264,7 @@ class Rank:
             "ended_at": time.time(),
         }
         if self.rank == 0:
-            record["sources"] = [doc["record"] for doc, _ in found]
+            record["sources"] = [doc["record"] for doc, _ in contributions]
             record["is_void"] = is_void
         return Sum(gradient, sorted(absent), buffers, record, is_void)
 
@@ -321,7 +325,7 @@ class Rank:
             state.records[-1]["send_weights_s"] = time.perf_counter() - started
             state.records[-1]["ended_at"] = time.time()
 
-    def _make_update(self, step, found, state, statistics):
+    def _make_update(self, step, summed, state, statistics):
         norms, plan = None, self._plan
         if statistics is not None:
             squares = np.frombuffer(statistics[0], np.float64).copy()
@@ -332,31 +336,31 @@ class Rank:
                 found_norm = float(np.sqrt(squares[0])) + plan.slack
                 scale = plan.norm / max(found_norm, plan.norm)
                 if scale < 1.0:
-                    found.gradient *= np.float32(scale)
+                    summed.gradient *= np.float32(scale)
             if plan.needs_norms:
                 pairs = np.sqrt(squares[1:].reshape(-1, 2)) * (1.0, scale)
-                norms = {i: (float(own), float(slope)) for i, (own, slope) in enumerate(pairs)}
+                norms = {i: (float(norm), float(slope)) for i, (norm, slope) in enumerate(pairs)}
         optimizer = SliceOptimizer(
             plan.optimizer, plan.groups, step.hyper, self._segments, state.weights, state.optimizer
         )
-        optimizer.step(found.gradient, set(found.absent), norms)
+        optimizer.step(summed.gradient, set(summed.absent), norms)
         state.optimizer = optimizer.state()
-        state.buffers.update(found.buffers)
+        state.buffers.update(summed.buffers)
 
 
 def _weighted_sum(vectors, shares, length: int) -> np.ndarray:
     """The sum of each share times its vector of `length` numbers, from the first to the last."""
     if not vectors:
         return np.zeros(length, np.float32)
-    found, scratch = np.empty(length, np.float32), np.empty(_BLOCK, np.float32)
+    total, scratch = np.empty(length, np.float32), np.empty(_BLOCK, np.float32)
     for start in range(0, length, _BLOCK):
-        here = found[start : start + _BLOCK]
+        here = total[start : start + _BLOCK]
         part = scratch[: len(here)]
         np.multiply(vectors[0][start : start + _BLOCK], shares[0], out=here)
         for vector, share in zip(vectors[1:], shares[1:], strict=True):
             np.multiply(vector[start : start + _BLOCK], share, out=part)
             np.add(here, part, out=here)
-    return found
+    return total
 
 
 def _squares(values) -> float:
@@ -380,16 +384,16 @@ def replica_of(training: str, rank: int, version: Any, make: Callable[[], Any]):
     make : callable
     """
     close_replicas(except_of=training)
-    found = _open.get((training, rank))
-    if found is None or found[0] != version:
-        if found is not None:
+    entry = _open.get((training, rank))
+    if entry is None or entry[0] != version:
+        if entry is not None:
             del _open[training, rank]
-            _close(found[1])
-        made = make()
+            _close(entry[1])
+        replica = make()
         if not _open:
             _memory.enter_context(tuned_allocator())
-        found = _open[training, rank] = version, made
-    return found[1]
+        entry = _open[training, rank] = version, replica
+    return entry[1]
 
 
 def close_replicas(except_of: str | None = None) -> None:

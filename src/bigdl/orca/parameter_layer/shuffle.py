@@ -126,9 +126,9 @@ class Tasks:
 
     def _reduce(self, out, rank, inbox):
         if self._owns(rank):
-            found = rank.reduce(inbox.messages(b"G"))
-            out.send_all(b"T", rank.statistics(found, _state(rank, inbox)))
-            out.send(rank.rank, b"A", found.pack())
+            summed = rank.reduce(inbox.messages(b"G"))
+            out.send_all(b"T", rank.statistics(summed, _state(rank, inbox)))
+            out.send(rank.rank, b"A", summed.pack())
         out.pass_on(inbox, b"R")
 
     def _update(self, out, rank, inbox, step, last):
@@ -320,13 +320,13 @@ class ShuffleTransport(Transport):
         if self._known is None:
 
             def describe():
-                known = self._pairs.mapped(self._rows.handles, self._tasks.describe())
-                found = self._pairs.values(known)
-                return found.mapPartitionsWithIndex(_descriptions).collect()
+                described = self._pairs.mapped(self._rows.handles, self._tasks.describe())
+                descriptions = self._pairs.values(described)
+                return descriptions.mapPartitionsWithIndex(_descriptions).collect()
 
-            found = sorted(self._call(describe), key=lambda d: d["rank"])
-            _raise_first(found)
-            self._known = [doc["known"] for doc in found]
+            answers = sorted(self._call(describe), key=lambda d: d["rank"])
+            _raise_first(answers)
+            self._known = [doc["known"] for doc in answers]
         return self._known
 
     def start(self, states):
@@ -350,9 +350,9 @@ class ShuffleTransport(Transport):
                         yield key(index)
                         yield frame
 
-            made = self._pairs.mapped(self._pairs.tokens(), give)
-            self._take(made)
-            self._pairs.values(made).count()
+            state = self._pairs.mapped(self._pairs.tokens(), give)
+            self._take(state)
+            self._pairs.values(state).count()
             shipped.unpersist()
 
         self._call(begin)
@@ -363,9 +363,9 @@ class ShuffleTransport(Transport):
         self._tasks = replace(self._tasks, plan=self._plan)
 
     def run(self, steps):
-        found = self._call(lambda: self._group(steps))
-        _raise_first(found)
-        return [doc["records"] for doc in sorted(found, key=lambda d: d["rank"])]
+        answers = self._call(lambda: self._group(steps))
+        _raise_first(answers)
+        return [doc["records"] for doc in sorted(answers, key=lambda d: d["rank"])]
 
     def _group(self, steps):
         pairs, tasks, shuffles = self._pairs, self._tasks, []
@@ -374,32 +374,34 @@ class ShuffleTransport(Transport):
             shuffles.append(pairs.shuffled(source, task))
             return shuffles[-1]
 
-        def with_state(found, update):
-            return pairs.beside(found, pairs.on_lines(update, *FOR_UPDATE))
+        def with_state(contributions, update):
+            return pairs.beside(contributions, pairs.on_lines(update, *FOR_UPDATE))
 
         update = shuffled(self._state, tasks.begin())
         for number, step in enumerate(steps, 1):
             weights = pairs.on_lines(update, *FOR_GRADIENTS)
-            found = shuffled(pairs.beside(self._rows.handles, weights), tasks.gradients(step))
+            contributions = shuffled(
+                pairs.beside(self._rows.handles, weights), tasks.gradients(step)
+            )
             if self._plan.needs_statistics:
-                found = shuffled(with_state(found, update), tasks.reduce())
-            found = with_state(found, update)
+                contributions = shuffled(with_state(contributions, update), tasks.reduce())
+            contributions = with_state(contributions, update)
             if number < len(steps):
-                update = shuffled(found, tasks.update(step, last=False))
-        state = pairs.mapped(found, tasks.update(steps[-1], last=True))
+                update = shuffled(contributions, tasks.update(step, last=False))
+        state = pairs.mapped(contributions, tasks.update(steps[-1], last=True))
         before = self._state
         self._take(state)
-        found = None
+        answers = None
         try:
-            found = _agreed(pairs.values(state).mapPartitionsWithIndex(_records).collect())
+            answers = _agreed(pairs.values(state).mapPartitionsWithIndex(_records).collect())
         finally:
-            if found is None or any(doc["error"] for doc in found):
+            if answers is None or any(doc["error"] for doc in answers):
                 self._state = before
                 pairs.drop_for_good(state)
             else:
                 pairs.drop_for_good(before)
             pairs.remove_shuffles(shuffles)
-        return found
+        return answers
 
     def _take(self, state):
         """Let executors keep a state; in two copies, where one of them may be lost."""
@@ -445,41 +447,41 @@ class ShuffleTransport(Transport):
             raise job_error(error, []) from None
 
 
-def _raise_first(found) -> None:
+def _raise_first(answers) -> None:
     """Raise the first error of user code among the answers of the ranks."""
-    for doc in sorted(found, key=lambda d: d["rank"]):
+    for doc in sorted(answers, key=lambda d: d["rank"]):
         if doc["error"]:
             raise user_error(doc["error"])
 
 
-def _agreed(found):
+def _agreed(answers):
     """The answers of the owners, if the same contributions came late for all of them.
 
     A contribution that Spark has computed again, since its executor was lost, may be late once and
     in time once; then some owners have added it and others have not.
     """
-    late = {json.dumps([r["late"] for r in doc["records"]]) for doc in found if not doc["error"]}
+    late = {json.dumps([r["late"] for r in doc["records"]]) for doc in answers if not doc["error"]}
     if len(late) > 1:
         raise WorkerLost("An executor was lost while a contribution was late")
-    return found
+    return answers
 
 
 def _descriptions(index, frames):
     """Yield the description of a replica's rows, or its error."""
     inbox = Inbox(frames)
-    error, known = inbox.messages(b"E"), inbox.message(b"D")
+    error, described = inbox.messages(b"E"), inbox.message(b"D")
     yield {
         "rank": index,
         "error": unpack(error[0])[0] if error else None,
-        "known": None if known is None else unpack(known)[0],
+        "known": None if described is None else unpack(described)[0],
     }
 
 
 def _packed(state: RankState) -> list:
-    found = [(b"S", state.pack())]
+    messages = [(b"S", state.pack())]
     if state.residual is not None:
-        found.append((b"R", state.residual.tobytes()))
-    return found
+        messages.append((b"R", state.residual.tobytes()))
+    return messages
 
 
 def _residual(data):

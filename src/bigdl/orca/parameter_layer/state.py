@@ -46,13 +46,13 @@ def merge(values: Sequence[np.ndarray], rows: Sequence[int]) -> np.ndarray:
     return mean.astype(first.dtype)
 
 
-def merged(found: Sequence[tuple[int, Mapping[int, np.ndarray]]]) -> dict[int, np.ndarray]:
+def merged(contributions: Sequence[tuple[int, Mapping[int, np.ndarray]]]) -> dict[int, np.ndarray]:
     """All buffers that ranks have changed, given the rows and the changes of each."""
-    numbers = sorted({number for _, buffers in found for number in buffers})
+    numbers = sorted({number for _, buffers in contributions for number in buffers})
     return {
         number: merge(
-            [buffers[number] for _, buffers in found if number in buffers],
-            [rows for rows, buffers in found if number in buffers],
+            [buffers[number] for _, buffers in contributions if number in buffers],
+            [rows for rows, buffers in contributions if number in buffers],
         )
         for number in numbers
     }

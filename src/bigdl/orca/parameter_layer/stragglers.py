@@ -115,9 +115,9 @@ class StragglerLimit:
             self._renew(int(rule.drop_percentage * (len(self._times) + self._dropped)))
             self._forget()
 
-    def _renew(self, wanted: int) -> None:
-        """Set the limit so that as many more are dropped as are missing to those `wanted`."""
-        missing = wanted - self._dropped
+    def _renew(self, count: int) -> None:
+        """Set the limit so that as many more are dropped as are missing to those `count`."""
+        missing = count - self._dropped
         if missing > 0:
             self.seconds = sorted(self._times, reverse=True)[min(missing, len(self._times)) - 1]
         elif self.seconds is not None:

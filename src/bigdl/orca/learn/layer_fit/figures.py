@@ -104,7 +104,7 @@ class LayerFigures:
         total = sum(source["counted"] for source in sources)
         batch_rows = sum(source["rows"] for source in sources)
         loss = counted = 0.0
-        for own, source in zip(self.of_ranks, sources, strict=True):
+        for sums, source in zip(self.of_ranks, sources, strict=True):
             parts = loss_parts(
                 source["loss"],
                 source["counted"],
@@ -114,7 +114,7 @@ class LayerFigures:
                 weighted=self._weighted,
                 is_sum=self._is_sum,
             )
-            own.add(
+            sums.add(
                 *parts,
                 source["rows"],
                 fetch_s=source.get("fetch_s", 0.0),
@@ -127,8 +127,8 @@ class LayerFigures:
 
     def mean(self) -> float | None:
         """Mean loss so far."""
-        counted = sum(own.counted for own in self.of_ranks)
-        return sum(own.loss for own in self.of_ranks) / counted if counted else None
+        counted = sum(sums.counted for sums in self.of_ranks)
+        return sum(sums.loss for sums in self.of_ranks) / counted if counted else None
 
     def entry(self) -> dict | None:
         """The figures of the epoch; None if no step was made.
@@ -137,16 +137,16 @@ class LayerFigures:
         the parameter layer, ``sync_s`` (all that is not ``compute_s``), and ``bytes_per_step``,
         which all ranks together sent as gradients.
         """
-        found = EpochSums().reduce(_Known(self.of_ranks))
-        if found is None or not self._steps:
-            return found
-        profile = found["profile"]
+        figures = EpochSums().reduce(_Known(self.of_ranks))
+        if figures is None or not self._steps:
+            return figures
+        profile = figures["profile"]
         profile.update({name: value / self._steps for name, value in self._phases.items()})
         profile["step_s"] = self._wall / self._steps
         profile["sync_s"] = profile["step_s"] - profile["compute_s"]
         profile["bytes_per_step"] = self._bytes / self._steps
         profile["ended_at"] = time.time()
-        return found
+        return figures
 
 
 def _waits(owners, ended: float) -> list[float]:
@@ -167,7 +167,7 @@ class _Known:
         self._sums = sums
 
     def all_gather(self, values):
-        return [own.values() for own in self._sums]
+        return [sums.values() for sums in self._sums]
 
 
 _COLUMNS = (*PHASES, "rest_s", "step_s")
@@ -195,9 +195,9 @@ class GroupPhases:
         seconds : mapping
             Of the phases and the whole step.
         """
-        own = [seconds[name] for name in PHASES]
-        rest = max(0.0, seconds["step_s"] - sum(own))
-        self.rows.append([float(step), time.time(), *own, rest, seconds["step_s"]])
+        phases = [seconds[name] for name in PHASES]
+        rest = max(0.0, seconds["step_s"] - sum(phases))
+        self.rows.append([float(step), time.time(), *phases, rest, seconds["step_s"]])
 
     def take(self):
         """All rows as a tensor."""
@@ -266,9 +266,11 @@ def _means(rows) -> list[tuple[int, list[float]]]:
     together = -(-len(rows) // _BARS)
     bars = []
     for first in range(0, len(rows), together):
-        own = rows[first : first + together]
-        phases = zip(*(row[2 : 2 + len(_DRAWN)] for row in own), strict=True)
-        bars.append((int(own[-1][0]), [1e3 * sum(phase) / len(own) for phase in phases]))
+        together_rows = rows[first : first + together]
+        phases = zip(*(row[2 : 2 + len(_DRAWN)] for row in together_rows), strict=True)
+        bars.append(
+            (int(together_rows[-1][0]), [1e3 * sum(phase) / len(together_rows) for phase in phases])
+        )
     return bars
 
 
@@ -323,7 +325,7 @@ def _with_matplotlib(figure, bars) -> None:
     steps = [str(step) for step, _ in bars]
     begin = [0.0] * len(bars)
     for number, (name, colour) in enumerate(zip(_DRAWN, _COLOURS, strict=True)):
-        values = [own[number] for _, own in bars]
+        values = [phases[number] for _, phases in bars]
         axes.bar(steps, values, bottom=begin, color=colour, label=_label(name))
         begin = [low + value for low, value in zip(begin, values, strict=True)]
     axes.legend()

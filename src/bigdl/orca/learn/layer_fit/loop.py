@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from bigdl.runtime.causes import NoRows
 from bigdl.training.batches import plan_batches
 from bigdl.training.checkpoint import CheckpointDirectory, Snapshot
 from bigdl.training.figures import EpochSums
-from bigdl.training.fit import FailurePolicy, ProgressBar, RunSettings, Training, run_until_done
+from bigdl.training.fit import FailurePolicy, ProgressBar, RunSettings, Training
 from bigdl.training.loop import FitLoop
 from bigdl.training.position import Position, TriggerState
 from bigdl.training.state import dumps, loads
@@ -117,6 +117,8 @@ class LayerModel(ABC):
 
 logger = logging.getLogger("bigdl.orca")
 
+T = TypeVar("T")
+
 _RESIDUALS = "residuals.pt"
 
 
@@ -188,9 +190,9 @@ class LayerLoop(FitLoop):
 
     def begin(self, start: Snapshot | None) -> None:
         """Open the rows, and bring the ranks where the fit starts."""
-        self._retry_until_done(self._open_rows)
+        self._policy.run(self._open_rows, "trying again")
         self._is_current = True  # whether the driver's model is that of the ranks
-        self._latest = self._retry_until_done(lambda: self._begin(start))
+        self._latest = self._policy.run(lambda: self._begin(start), "trying again")
 
     # -- what a framework says -----------------------------------------------------------------
 
@@ -256,8 +258,8 @@ class LayerLoop(FitLoop):
 
     def _is_saved(self) -> bool:
         """Return True if the newest snapshot is the state that the fit ends with."""
-        known = self._latest.manifest
-        is_newest = known == {**known, **self.position.to_json()}
+        manifest = self._latest.manifest
+        is_newest = manifest == {**manifest, **self.position.to_json()}
         return is_newest and self.settings.goal.is_reached(self.position)
 
     def _is_over(self) -> bool:
@@ -314,32 +316,25 @@ class LayerLoop(FitLoop):
         A step that was discarded is made again, with those after it, and waits for everybody then:
         so no step is discarded twice.
         """
-        found: list[list[dict]] = [[] for _ in range(self._layer_plan.owners)]
+        records_of_owners: list[list[dict]] = [[] for _ in range(self._layer_plan.owners)]
         while steps:
-            records = self._asked(
+            records = self._ask(
                 functools.partial(self._transport.run, steps),
                 f"the group of {len(steps)} steps is run again",
             )
-            made = sum(not record["is_void"] for record in records[0])
-            for all_of_owner, own in zip(found, records, strict=True):
-                all_of_owner += own[:made]
-            steps = steps[made:]
+            count = sum(not record["is_void"] for record in records[0])
+            for all_of_owner, owner_records in zip(records_of_owners, records, strict=True):
+                all_of_owner += owner_records[:count]
+            steps = steps[count:]
             if steps:
                 logger.info("Step %d is discarded: too many were late", steps[0].number)
                 self._figures.dropped["discarded_steps"] += 1
                 steps = [replace(steps[0], limit=None), *steps[1:]]
-        return found
+        return records_of_owners
 
-    def _asked(self, call, consequence: str):
+    def _ask(self, call: Callable[[], T], consequence: str) -> T:
         """Call the transport; again if a worker is lost meanwhile and that has changed nothing."""
-        while True:
-            try:
-                return call()
-            except WorkerLost as error:
-                if not self._transport.keeps_state:
-                    raise
-                self._policy.allow_retry(error)
-                logger.warning("%s; %s", error, consequence)
+        return self._policy.run(call, consequence, only_if=lambda: self._transport.keeps_state)
 
     def _fit_slices_to_slots(self) -> None:
         """Cut the weights in as many slices as tasks can run at once."""
@@ -381,9 +376,9 @@ class LayerLoop(FitLoop):
     # -- states --------------------------------------------------------------------------------
 
     def _open_rows(self):
-        known = self._transport.rows()
-        self._plan, self._batches = plan_batches(self.settings, known)
-        self._inputs = next((each["inputs"] for each in known if each["inputs"]), None)
+        described = self._transport.rows()
+        self._plan, self._batches = plan_batches(self.settings, described)
+        self._inputs = next((each["inputs"] for each in described if each["inputs"]), None)
 
     def _begin(self, snapshot: Snapshot | None) -> Snapshot:
         """Put the ranks where a snapshot is; the driver's model is there already."""
@@ -403,7 +398,7 @@ class LayerLoop(FitLoop):
 
     def _pull(self) -> list:
         """Bring the state of the ranks to the driver's model."""
-        states = self._asked(self._transport.states, "the state is asked for again")
+        states = self._ask(self._transport.states, "the state is asked for again")
         if not self._is_current:
             self._layer.take(states, self._layer_plan)
             self._is_current = True
@@ -418,7 +413,7 @@ class LayerLoop(FitLoop):
         position = self.position
         manifest = {**position.to_json(), **vars(self._batches), "inputs": self._inputs}
         if position.step:
-            manifest["sums"] = [own.to_json() for own in self._figures.of_ranks]
+            manifest["sums"] = [sums.to_json() for sums in self._figures.of_ranks]
             manifest["rows_since_merge"] = [0] * self.size
             manifest["dropped"] = dict(self._figures.dropped)
         files = {**self._layer.files(), **self._kept()}
@@ -439,16 +434,7 @@ class LayerLoop(FitLoop):
             self._layer.load(self._latest)
             self._begin(self._latest)
 
-        self._retry_until_done(begin)
-
-    def _retry_until_done(self, function):
-        """Call until no worker is lost meanwhile, as often as the policy allows."""
-        while True:
-            try:
-                return function()
-            except WorkerLost as error:
-                self._policy.allow_retry(error)
-                logger.warning("%s; trying again", error)
+        self._policy.run(begin, "trying again")
 
 
 def _residuals(files: dict[str, bytes]) -> list | None:
@@ -555,7 +541,7 @@ def _validate_by(job, policy):
 
     def validate(weights):
         try:
-            return run_until_done(job, weights, policy)
+            return policy.run(lambda: job.attempt(state=weights)[0], "evaluating again")
         except NoRows:
             raise UsageError("The validation data has no rows") from None
 

@@ -61,17 +61,17 @@ class LayerOptions:
             )
 
 
-def layer_options(given: dict[str, Any]) -> LayerOptions:
+def layer_options(options: dict[str, Any]) -> LayerOptions:
     """Check the options that were given to ``fit``; those that were not have their defaults."""
-    transport = check_choice("transport", given.get("transport", "shuffle"), tuple(_GROUPS))
-    sampling = check_choice("sampling", given.get("sampling", "exact"), _SAMPLINGS)
-    compression = given.get("compression", "fp32")
+    transport = check_choice("transport", options.get("transport", "shuffle"), tuple(_GROUPS))
+    sampling = check_choice("sampling", options.get("sampling", "exact"), _SAMPLINGS)
+    compression = options.get("compression", "fp32")
     codec_for(compression)
-    size = check_integer("group_size", given.get("group_size", _GROUPS[transport]), 1)
-    stragglers = given.get("drop_stragglers")
+    size = check_integer("group_size", options.get("group_size", _GROUPS[transport]), 1)
+    stragglers = options.get("drop_stragglers")
     if stragglers is not None:
         stragglers = DropStragglers.of(stragglers)
-    fewest = given.get("min_workers")
+    fewest = options.get("min_workers")
     if fewest is not None:
         _check_elastic(check_integer("min_workers", fewest, 1), transport, compression)
     return LayerOptions(transport, size, compression, sampling, stragglers, fewest)

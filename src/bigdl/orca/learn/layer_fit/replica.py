@@ -174,10 +174,10 @@ class LayerReplica(ABC):
         before = [buffers.get(number, kept) for number, kept in enumerate(self._initial)]
         self._put(weights, before)
         self._seed(step)
-        found = self._gradient(batch, stop - start, step, fetched)
-        found.record |= {"counted": found.counted, "fetch_s": fetched - started}
-        found.buffers = changed(before, self._running())
-        return found
+        contribution = self._gradient(batch, stop - start, step, fetched)
+        contribution.record |= {"counted": contribution.counted, "fetch_s": fetched - started}
+        contribution.buffers = changed(before, self._running())
+        return contribution
 
     def close(self) -> None:
         """End what the data has started."""

@@ -120,17 +120,17 @@ pandas.DataFrame or arrays
     UsageError
         If the rows cannot become tensors.
     """
-    kind = kind_of(data)
+    input_type = kind_of(data)
     try:
-        if kind == "Spark DataFrame":
+        if input_type == "Spark DataFrame":
             return _of_frame(data, config, feature_cols)
-        if kind == "SparkXShards":
+        if input_type == "SparkXShards":
             return _of_shards(data, config, feature_cols)
-        if kind == "RayXShards":
+        if input_type == "RayXShards":
             return _of_ray_shards(data, config, feature_cols)
-        if kind == "Ray Dataset" and feature_cols:
+        if input_type == "Ray Dataset" and feature_cols:
             return _of_dataset(data, config, feature_cols)
-        if kind == "array" and not type(data).__module__.startswith("torch"):
+        if input_type == "array" and not type(data).__module__.startswith("torch"):
             return _of_arrays(data, config, feature_cols)
     except SourceError as error:
         raise UsageError(str(error)) from None
@@ -201,11 +201,11 @@ def _first_of(config, feature_cols) -> Callable:
     return first
 
 
-def _good(found: list) -> list:
-    for each in found:
+def _good(samples: list) -> list:
+    for each in samples:
         if isinstance(each, str):
             raise UsageError(each)
-    return found
+    return samples
 
 
 def _of_dataset(dataset, config, feature_cols):
@@ -233,15 +233,15 @@ def _spread(rows: int, size: int) -> np.ndarray:
 
 def _gathered(take: Callable[[int], list]) -> Sample | None:
     """The rows that the first partitions have, those of one shape."""
-    found: list = []
+    samples: list = []
     for partitions in _PARTITIONS:
-        found = take(partitions)
-        if len(found) < partitions or sum(map(_size, found)) >= SAMPLE_ROWS:
+        samples = take(partitions)
+        if len(samples) < partitions or sum(map(_size, samples)) >= SAMPLE_ROWS:
             break
-    if not found:
+    if not samples:
         return None
-    kind = Sample(found[0]).kind
-    alike = [columns for columns in found if Sample(columns).kind == kind]
+    first_type = Sample(samples[0]).kind
+    alike = [columns for columns in samples if Sample(columns).kind == first_type]
     joined = [_joined(parts) for parts in zip(*alike, strict=True)]
     return Sample(joined)
 
@@ -387,16 +387,16 @@ def _directory_of(accelerate: Any) -> Path | None:
     """The directory, or None for the name of a method."""
     from bigdl.nano.acceleration import methods
 
-    known = ["auto", *methods("torch")]
-    if isinstance(accelerate, str) and accelerate in known:
+    names = ["auto", *methods("torch")]
+    if isinstance(accelerate, str) and accelerate in names:
         return None
     if isinstance(accelerate, str | os.PathLike) and os.path.isdir(accelerate):
         return Path(accelerate)
-    close = difflib.get_close_matches(str(accelerate), known, 1)
+    close = difflib.get_close_matches(str(accelerate), names, 1)
     raise UsageError(
         'accelerate should be "auto", the name of a method, or a directory that '
         f"InferenceOptimizer.save wrote, got {accelerate!r}; "
-        + (f"did you mean {close[0]!r}?" if close else f"the methods are {', '.join(known[1:])}")
+        + (f"did you mean {close[0]!r}?" if close else f"the methods are {', '.join(names[1:])}")
     )
 
 
@@ -418,16 +418,16 @@ def _saved(method: str, model, batches, compared, expected, threads) -> dict[str
     """The files of the accelerated model; None if it is the model itself."""
     from bigdl.nano.pytorch import InferenceOptimizer
 
-    found = (
+    accelerated = (
         _fastest(model, batches, compared, expected, threads)
         if method == "auto"
         else _built(method, model, batches, threads)
     )
-    if found is model:
+    if accelerated is model:
         return None
     with tempfile.TemporaryDirectory(prefix="bigdl-accelerated-") as folder:
         directory = Path(folder, "model")
-        InferenceOptimizer.save(found, directory)
+        InferenceOptimizer.save(accelerated, directory)
         return nano_files(directory)
 
 
@@ -497,16 +497,16 @@ def _complete(files, threads, snapshot: TorchSnapshot, sample: tuple) -> tuple[S
         return saved, saved.ready(None)
 
 
-def _check(accelerate, found, expected) -> None:
+def _check(accelerate, outputs, expected) -> None:
     """Say so where the outputs are far from the model's own."""
     from bigdl.nano.acceleration.accuracy import relative_error
 
-    if [each.shape for each in found] != [each.shape for each in expected]:
+    if [each.shape for each in outputs] != [each.shape for each in expected]:
         raise UsageError(
             f"accelerate={str(accelerate)!r} is another model than the Estimator's: of the same "
-            f"rows it makes outputs of shapes {_shapes(found)} instead of {_shapes(expected)}"
+            f"rows it makes outputs of shapes {_shapes(outputs)} instead of {_shapes(expected)}"
         )
-    error = relative_error(expected, found)
+    error = relative_error(expected, outputs)
     logger.info("accelerate=%r: relative error of the outputs %.2g", str(accelerate), error)
     if error > LARGEST_ERROR:
         logger.warning(

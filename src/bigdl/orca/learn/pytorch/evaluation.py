@@ -14,7 +14,7 @@ from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.orca.learn.pytorch.runner import Runner, WorkerBatches
 from bigdl.training.batches import TensorShard, open_batches
 from bigdl.training.device import device_of, move, precision_of, to_cpu, to_device
-from bigdl.training.fit import FailurePolicy, run_until_done
+from bigdl.training.fit import FailurePolicy
 from bigdl.training.state import dumps, loads, seed_everything
 
 __all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_shard", "run_evaluation"]
@@ -60,7 +60,7 @@ class _Tally:
 
 
 def evaluate_shard(
-    runner: Runner, kind, data: TensorShard, sync, settings: EvaluationSettings
+    runner: Runner, forward_pass, data: TensorShard, sync, settings: EvaluationSettings
 ) -> dict:
     """Evaluate the rows of all workers; every rank returns the same.
 
@@ -77,29 +77,31 @@ def evaluate_shard(
 
     measures = Metric.convert_metrics_dict(list(settings.metrics), backend="pytorch")
     started = time.perf_counter()
-    training = kind.model.training
-    kind.model.eval()
+    training = forward_pass.model.training
+    forward_pass.model.eval()
     with torch.no_grad():
-        tally = _tally(runner, kind, data, settings, sync.world_size, measures)
-    kind.model.train(training)
+        tally = _tally(runner, forward_pass, data, settings, sync.world_size, measures)
+    forward_pass.model.train(training)
     tally.total_s = time.perf_counter() - started
 
     states = sync.gather(dumps({name: m.state() for name, m in measures.items()}))
     tallies = sync.gather(json.dumps(asdict(tally)).encode())
-    found = None
+    evaluation = None
     if sync.rank == 0:
-        with_loss = kind.criterion is not None
+        with_loss = forward_pass.criterion is not None
         workers = list(zip([_Tally(**json.loads(t)) for t in tallies], states, strict=True))
-        found = {
+        evaluation = {
             "figures": _figures(workers, measures, with_loss),
             "profile": _profile([t for t, _ in workers]),
         }
         if settings.per_worker:
-            found["workers"] = [_figures([w], measures, with_loss) for w in workers]
-    return json.loads(sync.broadcast(None if found is None else json.dumps(found).encode()))
+            evaluation["workers"] = [_figures([w], measures, with_loss) for w in workers]
+    return json.loads(
+        sync.broadcast(None if evaluation is None else json.dumps(evaluation).encode())
+    )
 
 
-def _tally(runner, kind, data, settings, world_size, measures) -> _Tally:
+def _tally(runner, forward_pass, data, settings, world_size, measures) -> _Tally:
     tally = _Tally()
     local = max(1, settings.batch_size // world_size)
     runner.num_steps = -(-data.rows // local)
@@ -115,20 +117,20 @@ def _tally(runner, kind, data, settings, world_size, measures) -> _Tally:
         runner.batch = to_device(data.batch(start, stop, order), runner.device)
         runner.output = runner.target = runner.loss = None
         runner.call("before_val_iter")
-        weights = kind.weights(runner.batch) if measures else None
+        weights = forward_pass.weights(runner.batch) if measures else None
         started = time.perf_counter()
         with precision():
-            _forward(runner, kind, index, bool(measures))
+            _forward(runner, forward_pass, index, bool(measures))
         tally.forward_s += time.perf_counter() - started
         output, target, loss = runner.output, runner.target, runner.loss
         tally.batches += 1
         tally.rows += stop - start
         if loss is not None:
-            weight = kind.denominator(output, target, stop - start)
+            weight = forward_pass.denominator(output, target, stop - start)
             if weight:  # a batch of ignored labels has a loss of nan
-                tally.loss += float(loss) if kind.sums else float(loss) * weight
+                tally.loss += float(loss) if forward_pass.sums else float(loss) * weight
                 tally.weight += weight
-        for name, value in kind.logged().items():
+        for name, value in forward_pass.logged().items():
             tally.logged[name] = tally.logged.get(name, 0.0) + value * (stop - start)
         if measures and output is None:
             raise UsageError("metrics= needs a model whose forward returns predictions")
@@ -139,8 +141,8 @@ def _tally(runner, kind, data, settings, world_size, measures) -> _Tally:
     return tally
 
 
-def _forward(runner, kind, index, need_output):
-    runner.forward_by(lambda: kind.evaluate(runner.batch, index, need_output=need_output))
+def _forward(runner, forward_pass, index, need_output):
+    runner.forward_by(lambda: forward_pass.evaluate(runner.batch, index, need_output=need_output))
     if runner.main is None:
         runner.forward()
     else:
@@ -210,17 +212,17 @@ class EvaluateProgram:
             self.settings.batch_size,
         )
         runner.val_loader = WorkerBatches(data, self.settings.batch_size // runner.size)
-        kind = forward_for(
+        forward_pass = forward_for(
             built.model,
             built.criterion,
             weighted=self.settings.weighted,
             columns=BatchColumns(self.feature_cols, self.label_cols),
         )
         runner.call("before_val_epoch")
-        found = evaluate_shard(runner, kind, data, sync, self.settings)
-        runner.epoch_stats = runner.metrics_stats = found["figures"]
+        evaluation = evaluate_shard(runner, forward_pass, data, sync, self.settings)
+        runner.epoch_stats = runner.metrics_stats = evaluation["figures"]
         runner.call("after_val_epoch")
-        return found
+        return evaluation
 
 
 def run_evaluation(job, weights: bytes, metric_names, policy: FailurePolicy) -> dict:
@@ -239,7 +241,7 @@ def run_evaluation(job, weights: bytes, metric_names, policy: FailurePolicy) -> 
 
     with job:
         try:
-            return run_until_done(job, weights, policy)
+            return policy.run(lambda: job.attempt(state=weights)[0], "evaluating again")
         except NoRows:
             nothing = {"num_samples": 0, "val_loss": None, **dict.fromkeys(metric_names)}
             return {"figures": nothing, "workers": [nothing], "profile": {}}

@@ -131,8 +131,8 @@ class LightningForward:
 
     def forward(self, batch, index: int):
         """Output (None), target and loss of a training batch."""
-        found = self.model.training_step(_as_given(batch), index)
-        loss = found.get("loss") if isinstance(found, dict) else found
+        result = self.model.training_step(_as_given(batch), index)
+        loss = result.get("loss") if isinstance(result, dict) else result
         if loss is None:
             raise UsageError(
                 "training_step returned no loss; return a tensor or a dict with the key 'loss'"
@@ -144,8 +144,8 @@ class LightningForward:
         """Output (only if needed), target and loss (None without ``validation_step``)."""
         loss = None
         if self._has("validation_step"):
-            found = self.model.validation_step(_as_given(batch), index)
-            loss = found.get("loss") if isinstance(found, dict) else found
+            result = self.model.validation_step(_as_given(batch), index)
+            loss = result.get("loss") if isinstance(result, dict) else result
         if not (need_output and self._has("forward")):
             return None, self._target(batch), loss
         inputs, named, target = self.columns.split(batch)
@@ -199,37 +199,45 @@ def configured(module):
     interval : str
         ``"epoch"`` or ``"step"``.
     """
-    found = module.configure_optimizers()
+    configuration = module.configure_optimizers()
     schedulers: list = []
-    if isinstance(found, dict):
-        schedulers = [found["lr_scheduler"]] if found.get("lr_scheduler") is not None else []
-        if schedulers and not isinstance(schedulers[0], dict) and found.get("monitor"):
-            schedulers = [{"scheduler": schedulers[0], "monitor": found["monitor"]}]
-        found = found.get("optimizer")
-    elif isinstance(found, list | tuple) and len(found) == 2 and isinstance(found[0], list | tuple):
-        found, schedulers = found
+    if isinstance(configuration, dict):
+        schedulers = (
+            [configuration["lr_scheduler"]] if configuration.get("lr_scheduler") is not None else []
+        )
+        if schedulers and not isinstance(schedulers[0], dict) and configuration.get("monitor"):
+            schedulers = [{"scheduler": schedulers[0], "monitor": configuration["monitor"]}]
+        configuration = configuration.get("optimizer")
+    elif (
+        isinstance(configuration, list | tuple)
+        and len(configuration) == 2
+        and isinstance(configuration[0], list | tuple)
+    ):
+        configuration, schedulers = configuration
         schedulers = list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
-    if isinstance(found, list | tuple):
-        if len(found) == 1 and isinstance(found[0], dict):
-            return configured(_Returning(found[0]))
-        if len(found) != 1:
+    if isinstance(configuration, list | tuple):
+        if len(configuration) == 1 and isinstance(configuration[0], dict):
+            return configured(_Returning(configuration[0]))
+        if len(configuration) != 1:
             raise UsageError("A LightningModule with several optimizers is not supported")
-        found = found[0]
+        configuration = configuration[0]
     if len(schedulers) > 1:
         raise UsageError("A LightningModule with several schedulers is not supported")
-    if found is None:
+    if configuration is None:
         raise UsageError("configure_optimizers of the LightningModule returned no optimizer")
     if not schedulers:
-        return found, None, None, 1, "epoch"
-    given = schedulers[0] if isinstance(schedulers[0], dict) else {"scheduler": schedulers[0]}
-    interval = given.get("interval", "epoch")
+        return configuration, None, None, 1, "epoch"
+    scheduler_config = (
+        schedulers[0] if isinstance(schedulers[0], dict) else {"scheduler": schedulers[0]}
+    )
+    interval = scheduler_config.get("interval", "epoch")
     if interval not in ("epoch", "step"):
         raise UsageError(
             "A scheduler of a LightningModule must have the interval 'epoch' or 'step', got "
             f"{interval!r}"
         )
-    monitor, frequency = given.get("monitor"), int(given.get("frequency", 1))
-    return found, given["scheduler"], monitor, frequency, interval
+    monitor, frequency = scheduler_config.get("monitor"), int(scheduler_config.get("frequency", 1))
+    return configuration, scheduler_config["scheduler"], monitor, frequency, interval
 
 
 class _Returning:
@@ -242,7 +250,13 @@ class _Returning:
         return self._found
 
 
-def forward_for(model, criterion, *, weighted: bool = False, columns: BatchColumns | None = None):
+def forward_for(
+    model: Any,
+    criterion: Any,
+    *,
+    weighted: bool = False,
+    columns: BatchColumns | None = None,
+) -> ForwardPass:
     """The kind of step that belongs to a model, with or without weights of the rows.
 
     Parameters
@@ -475,8 +489,8 @@ class WeightedForward(PlainForward):
 def _per_row(criterion):
     """A loss that does not reduce, and whether the given one adds up over the rows."""
     reduction = getattr(criterion, "reduction", None)
-    known = reduction in ("mean", "sum", "batchmean")
-    if known and type(criterion).__name__ not in _OTHER_MEANS:
+    is_reducing = reduction in ("mean", "sum", "batchmean")
+    if is_reducing and type(criterion).__name__ not in _OTHER_MEANS:
         each = copy.copy(criterion)
         each.reduction = "none"
         return each, reduction == "sum"
@@ -484,10 +498,13 @@ def _per_row(criterion):
         parameters = inspect.signature(criterion).parameters
     except (TypeError, ValueError):
         parameters = {}
-    if "reduction" in parameters and not known:
+    if "reduction" in parameters and not is_reducing:
         return functools.partial(criterion, reduction="none"), False
     name = getattr(criterion, "__name__", type(criterion).__name__)
     raise UsageError(
         "weight_col needs a loss that can be taken row by row, that is one with a reduction such "
         f"as torch.nn.MSELoss(), got {name}"
     )
+
+
+ForwardPass = PlainForward | LightningForward

@@ -18,7 +18,7 @@ from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.layer_fit.replica import LayerReplica
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
-from bigdl.orca.learn.pytorch.forward import BatchColumns, counts_unevenly, forward_for
+from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.loop import FitSettings, TorchEpochs, TorchTraining
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.orca.learn.pytorch.runner import Runner
@@ -26,7 +26,6 @@ from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, groups_of
 from bigdl.orca.parameter_layer.plan import LayerPlan
 from bigdl.orca.parameter_layer.rank import Contribution
-from bigdl.training.batches import open_batches
 from bigdl.training.checkpoint import Snapshot
 from bigdl.training.device import precision_of
 from bigdl.training.state import dumps, isolated_rng, loads, seed_everything
@@ -56,10 +55,10 @@ class TorchLayerModel(LayerModel):
 
     def __init__(self, parts: ModelParts, settings: FitSettings, snapshot: Snapshot | None):
         cloudpickle = require("cloudpickle", "orca")
-        own = cloudpickle.loads(cloudpickle.dumps(parts))
-        own.initialize = None  # for workers
+        copied = cloudpickle.loads(cloudpickle.dumps(parts))
+        copied.initialize = None  # for workers
         with isolated_rng(settings.seed):
-            self.built = own.build(training=True)
+            self.built = copied.build(training=True)
         check_optimizer(self.built.optimizer)
         self._parameters = trained_parameters(self.built.optimizer)
         self._buffers = list(self.built.model.buffers())
@@ -68,10 +67,7 @@ class TorchLayerModel(LayerModel):
             self.load(snapshot)
         self.start = dumps(self.built.model.state_dict())
         self._initial = self._running()
-        columns = BatchColumns(settings.feature_cols, settings.label_cols)
-        self.sums = forward_for(
-            self.built.model, self.built.criterion, weighted=settings.weighted, columns=columns
-        ).sums
+        self.sums = settings.forward_pass(self.built).sums
 
     def plan(self, ranks: int, options: LayerOptions) -> LayerPlan:
         """The plan of a training of this model."""
@@ -193,20 +189,10 @@ class TorchReplica(LayerReplica):
         self._parameters = trained_parameters(built.optimizer)
         self._buffers = list(built.model.buffers())
         self._initial = [buffer.numpy().copy() for buffer in self._buffers]
-        columns = BatchColumns(settings.feature_cols, settings.label_cols)
-        self._forward_pass = forward_for(
-            built.model, built.criterion, weighted=settings.weighted, columns=columns
-        )
+        self._forward_pass = settings.forward_pass(built)
         self._is_uneven = settings.weighted or counts_unevenly(built.criterion)
         self._precision = precision_of(settings.precision, torch.device("cpu"))
-        data = open_batches(
-            shards["data"],
-            settings.feature_cols,
-            settings.label_cols,
-            self._place,
-            config,
-            settings.batch_size,
-        )
+        data = settings.open_batches(shards["data"], self._place, config)
         self._read(data, config)
 
     def _put(self, weights, running):
@@ -245,18 +231,18 @@ class TorchReplica(LayerReplica):
 
     def _flat(self):
         """The flat gradient, and the parameters that have none."""
-        found, absent = np.empty(sum(p.numel() for p in self._parameters), np.float32), []
+        vector, absent = np.empty(sum(p.numel() for p in self._parameters), np.float32), []
         start = 0
         for number, parameter in enumerate(self._parameters):
             stop = start + parameter.numel()
             if parameter.grad is None:
                 absent.append(number)
-                found[start:stop] = 0
+                vector[start:stop] = 0
             else:
                 dense = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-                found[start:stop] = dense.detach().reshape(-1).numpy()
+                vector[start:stop] = dense.detach().reshape(-1).numpy()
             start = stop
-        return found, absent
+        return vector, absent
 
 
 _OF_STEPS = ("before_train_iter", "after_train_iter", "before_iter", "after_iter")
@@ -362,13 +348,15 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
 def check_callbacks(callbacks: Sequence[Any], accumulate: int) -> None:
     """Refuse what the steps of the parameter layer do not do."""
     for callback in callbacks:
-        kind = type(callback)
-        hooks = [h for h in _OF_STEPS if getattr(kind, h, None) is not getattr(Callback, h)]
+        callback_type = type(callback)
+        hooks = [
+            h for h in _OF_STEPS if getattr(callback_type, h, None) is not getattr(Callback, h)
+        ]
         if isinstance(callback, MainCallback) or hooks:
             what = "is a MainCallback" if not hooks else f"has {', '.join(hooks)}"
             raise UsageError(
-                f"{kind.__name__} {what}, but the steps of backend='bigdl' run in Spark tasks that "
-                "call no callbacks; use hooks of epochs, or backend='spark'"
+                f"{callback_type.__name__} {what}, but the steps of backend='bigdl' run in Spark "
+                "tasks that call no callbacks; use hooks of epochs, or backend='spark'"
             )
     if accumulate > 1:
         raise UsageError(

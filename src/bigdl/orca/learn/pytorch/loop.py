@@ -14,7 +14,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
@@ -44,6 +44,11 @@ from bigdl.training.state import (
     restore_rng,
     seed_everything,
 )
+
+if TYPE_CHECKING:
+    from bigdl.orca.learn.pytorch.forward import ForwardPass
+    from bigdl.training.batches import TensorShard
+    from bigdl.training.loading import LoaderBatches
 
 __all__ = [
     "Buffers",
@@ -259,6 +264,17 @@ class FitSettings(RunSettings):
     weighted: bool = False
     summary: bool = False
 
+    def forward_pass(self, built: Built) -> ForwardPass:
+        """Return the forward pass of a model on batches of the fit."""
+        columns = BatchColumns(self.feature_cols, self.label_cols)
+        return forward_for(built.model, built.criterion, weighted=self.weighted, columns=columns)
+
+    def open_batches(self, shard: Any, worker: Any, config: dict) -> TensorShard | LoaderBatches:
+        """Open the source of batches over a shard."""
+        return open_batches(
+            shard, self.feature_cols, self.label_cols, worker, config, self.batch_size
+        )
+
 
 class Buffers(RunningState):
     """The buffers of a module."""
@@ -378,12 +394,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         self.model, self.optimizer = built.model, built.optimizer
         self.criterion, self.scheduler = built.criterion, built.scheduler
         self._built = built
-        self._forward_pass = forward_for(
-            self.model,
-            self.criterion,
-            weighted=settings.weighted,
-            columns=BatchColumns(settings.feature_cols, settings.label_cols),
-        )
+        self._forward_pass = settings.forward_pass(built)
         self._update = Update(
             sync,
             self.optimizer,
@@ -571,17 +582,19 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         """Return the divisors of the loss on this rank and over all of them."""
         if not self._is_uneven:
             return float(rows), float(batch_rows)
-        own = self._forward_pass.denominator(self.output, self.target, rows) if rows else 0.0
-        return own, sum(row[0] for row in self.sync.all_gather([own]))
+        counted = self._forward_pass.denominator(self.output, self.target, rows) if rows else 0.0
+        return counted, sum(row[0] for row in self.sync.all_gather([counted]))
 
     # -- data ----------------------------------------------------------------------------------
 
     def _prepare_data(self) -> tuple[BatchLayout, list | None]:
         settings, shards = self.settings, self.worker.shards
         train, validation = shards["data"], shards.get("validation")
-        self._data = self._open(train)
-        self._validation = None if validation is None else self._open(validation)
-        own = {
+        self._data = settings.open_batches(train, self.worker, self.config)
+        self._validation = None
+        if validation is not None:
+            self._validation = settings.open_batches(validation, self.worker, self.config)
+        described = {
             "rows": self._data.rows,
             "fingerprint": self._data.fingerprint,
             "validation": 1 if self._validation is None else self._validation.rows,
@@ -594,20 +607,15 @@ class TorchLoop(TorchEpochs, WorkerLoop):
                 or self._data.has_label(self.criterion.ignore_index)
             ),
         }
-        everyone = all_gather_json(self.sync, own)
-        self._plan, batches = plan_batches(settings, everyone)
-        if not sum(e["validation"] for e in everyone):
+        workers = all_gather_json(self.sync, described)
+        self._plan, batches = plan_batches(settings, workers)
+        if not sum(e["validation"] for e in workers):
             raise UsageError("The validation data has no rows")
-        self._is_uneven = any(e["uneven"] for e in everyone)
-        inputs, targets = next((e["types"] for e in everyone if e["types"]), (None, None))
+        self._is_uneven = any(e["uneven"] for e in workers)
+        inputs, targets = next((e["types"] for e in workers if e["types"]), (None, None))
         if self._validation is not None:
             self._validation.take_types(inputs, targets, self._data)
         return batches, inputs
-
-    def _open(self, shard):
-        features, labels = self.settings.feature_cols, self.settings.label_cols
-        size = self.settings.batch_size
-        return open_batches(shard, features, labels, self.worker, self.config, size)
 
     def _order(self):
         settings, plan = self.settings, copy.copy(self._plan)

@@ -53,27 +53,27 @@ def read_model(path: str, is_trusted: Callable[[bytes], bool]) -> tuple[Snapshot
     snapshot = read_checkpoint(path)
     if snapshot is not None:
         return snapshot, None
-    found, module = _unpickle(path, read_bytes(path), is_trusted), None
-    if isinstance(found, torch.nn.Module):
-        found, module = found.state_dict(), found
-    if not isinstance(found, dict):
+    content, module = _unpickle(path, read_bytes(path), is_trusted), None
+    if isinstance(content, torch.nn.Module):
+        content, module = content.state_dict(), content
+    if not isinstance(content, dict):
         raise UsageError(
-            f"{path!r} holds a {type(found).__name__}; expected a state dict, a full state or an "
+            f"{path!r} holds a {type(content).__name__}; expected a state dict, a full state or an "
             "entire module"
         )
-    return snapshot_of(found), module
+    return snapshot_of(content), module
 
 
-def snapshot_of(found: dict) -> Snapshot:
+def snapshot_of(state: dict) -> Snapshot:
     """The snapshot that a state dict or a full state stands for."""
     position, files = Position(), {}
-    if isinstance(found.get("models"), list) and found["models"]:
-        position.epoch = int(found.get("epoch", 0))
+    if isinstance(state.get("models"), list) and state["models"]:
+        position.epoch = int(state.get("epoch", 0))
         for key, file in _FULL:
-            if found.get(key):
-                files[file] = dumps(found[key][0])
-        found = found["models"][0]
-    files["model.pt"] = dumps(found)
+            if state.get(key):
+                files[file] = dumps(state[key][0])
+        state = state["models"][0]
+    files["model.pt"] = dumps(state)
     return Snapshot(position.to_json(), files)
 
 

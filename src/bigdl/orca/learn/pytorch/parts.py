@@ -57,13 +57,13 @@ class Built:
 
     def files(self) -> dict[str, bytes]:
         """The states of model, optimizer and scheduler, as a checkpoint holds them."""
-        found = {
+        states = {
             "model.pt": dumps(self.model.state_dict()),
             "optimizer.pt": dumps(self.optimizer.state_dict()),
         }
         if self.scheduler is not None:
-            found["scheduler.pt"] = dumps(self.scheduler.state_dict())
-        return found
+            states["scheduler.pt"] = dumps(self.scheduler.state_dict())
+        return states
 
     def load(self, files: dict[str, bytes]) -> None:
         """Take over what :meth:`files` gave; that of the model may be alone."""
@@ -156,9 +156,9 @@ class ModelParts:
                 "An optimizer instance belongs to a model instance; with a model creator pass a "
                 "function optimizer(model, config)"
             )
-        own = {id(p) for p in self.model.parameters()}
+        model_parameters = {id(p) for p in self.model.parameters()}
         for group in self.optimizer.param_groups:
-            if any(id(p) not in own for p in group["params"]):
+            if any(id(p) not in model_parameters for p in group["params"]):
                 raise UsageError(
                     "The optimizer holds parameters that are not the model's; make it from "
                     "model.parameters() of the same model"
@@ -232,9 +232,9 @@ class ModelParts:
                     f"{type(built.optimizer).__name__}"
                 )
         elif is_lightning(built.model):
-            found = configured(built.model)
-            built.optimizer, built.scheduler, built.monitor, built.frequency = found[:4]
-            built.interval = found[4]
+            configuration = configured(built.model)
+            built.optimizer, built.scheduler, built.monitor, built.frequency = configuration[:4]
+            built.interval = configuration[4]
         if isinstance(built.optimizer, torch.optim.LBFGS):
             raise UsageError(
                 "LBFGS calls the model several times in a step, which distributed training cannot "

@@ -356,10 +356,10 @@ Ray also RayXShards or a ray.data.Dataset
             run_evaluation,
         )
 
-        given = take_old("evaluate", old, {"validation_metrics": "metrics"}, _EVALUATE)
+        old_options = take_old("evaluate", old, {"validation_metrics": "metrics"}, _EVALUATE)
         metrics, names = self._metrics, self._metric_names
-        if given.get("metrics") is not None:
-            metrics, names = _named_metrics(given["metrics"])
+        if old_options.get("metrics") is not None:
+            metrics, names = _named_metrics(old_options["metrics"])
         callbacks = as_callbacks(callbacks)
         self._need_model()
         engine = self._engine()
@@ -387,11 +387,11 @@ Ray also RayXShards or a ray.data.Dataset
         )
         policy = FailurePolicy.of(max_failures, self._backend)
         weights = self._training.weights(self._parts)
-        found = run_evaluation(engine.open(program, feed), weights, names, policy)
+        evaluation = run_evaluation(engine.open(program, feed), weights, names, policy)
         if not reduce_results:
-            return [as_returned(figures) for figures in found["workers"]]
-        figures = as_returned(found["figures"])
-        return {**figures, "profile": found["profile"]} if profile else figures
+            return [as_returned(figures) for figures in evaluation["workers"]]
+        figures = as_returned(evaluation["figures"])
+        return {**figures, "profile": evaluation["profile"]} if profile else figures
 
     # -- predict -----------------------------------------------------------------------------
 
@@ -794,8 +794,8 @@ def _takes_over_prediction(callbacks) -> bool:
     """Return True if ``callbacks=`` of predict makes the outputs."""
     if not callbacks:
         return False
-    given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-    if not all(isinstance(c, MainCallback) for c in given):
+    given_callbacks = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    if not all(isinstance(c, MainCallback) for c in given_callbacks):
         raise UsageError(
             "predict calls no callbacks but the on_pred_forward of a MainCallback; let that or the "
             "model's forward return what you want"
@@ -812,9 +812,9 @@ def _check_not_accelerated(accelerate) -> None:
         )
 
 
-def _path(verb, path, old, known=("path",)) -> str:
+def _path(verb, path, old, names=("path",)) -> str:
     """The location that a call names, by either of its names."""
-    path = take_old(verb, old, {"model_path": "path"}, known).get("path", path)
+    path = take_old(verb, old, {"model_path": "path"}, names).get("path", path)
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UsageError(f"{verb} needs the path of a file, got {path!r}")
     return os.fspath(path)

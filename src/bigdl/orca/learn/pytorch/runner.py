@@ -90,10 +90,10 @@ class Runner:
     @property
     def history(self) -> list[dict]:
         """Figures of the epochs of this fit so far, in ``after_train_epoch`` the last included."""
-        found = [e for e in self.position.history if e["epoch"] > self.first_epoch]
-        own = self.epoch_stats
-        is_new = "epoch" in own and (not found or own["epoch"] > found[-1]["epoch"])
-        return [*found, own] if is_new and own["epoch"] > self.first_epoch else found
+        entries = [e for e in self.position.history if e["epoch"] > self.first_epoch]
+        newest = self.epoch_stats
+        is_new = "epoch" in newest and (not entries or newest["epoch"] > entries[-1]["epoch"])
+        return [*entries, newest] if is_new and newest["epoch"] > self.first_epoch else entries
 
     @property
     def models(self) -> list:

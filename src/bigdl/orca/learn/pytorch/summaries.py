@@ -76,20 +76,20 @@ def validation_summary(history: list[dict], tag: str | None):
     tag : str or None
         Name of a metric, or ``"Loss"``.
     """
-    found: dict[str, list] = {}
+    summaries: dict[str, list] = {}
     for entry in history:
         for name, value in entry.items():
             if name.startswith("val_") and name != "val_num_samples" and _is_number(value):
                 row = [entry["global_step"], value, entry["profile"]["ended_at"]]
-                found.setdefault(name, []).append(row)
+                summaries.setdefault(name, []).append(row)
     if tag is None:
-        return {name.removeprefix("val_"): rows for name, rows in found.items()}
+        return {name.removeprefix("val_"): rows for name, rows in summaries.items()}
     name = tag.lower().removeprefix("val_") if isinstance(tag, str) else tag
     key = f"val_{_OLD_NAMES.get(name, name)}"
-    if key not in found:
-        known = ", ".join(name.removeprefix("val_") for name in found) or "none"
-        raise UsageError(f"No validation has the figure {tag!r}; there are: {known}")
-    return found[key]
+    if key not in summaries:
+        names = ", ".join(name.removeprefix("val_") for name in summaries) or "none"
+        raise UsageError(f"No validation has the figure {tag!r}; there are: {names}")
+    return summaries[key]
 
 
 class EventFiles:
@@ -113,24 +113,24 @@ class EventFiles:
         """Write what is newer than what was written."""
         with contextlib.suppress(MissingExtraError):
             make = writer_class()
-            for kind, summaries in (("train", train), ("validation", validation)):
-                self._write(make, kind, summaries)
+            for folder_name, summaries in (("train", train), ("validation", validation)):
+                self._write(make, folder_name, summaries)
 
-    def _write(self, make, kind, summaries):
-        after = self._written[kind]
+    def _write(self, make, folder_name, summaries):
+        after = self._written[folder_name]
         new = [(t, *r) for t, rows in summaries.items() for r in rows if r[0] > after]
         if not new:
             return
         with contextlib.ExitStack() as stack:
-            folder = f"{self.url}/{kind}"
+            folder = f"{self.url}/{folder_name}"
             if "://" in self.url:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
             with make(log_dir=folder) as writer:
                 for tag, step, value, moment in new:
                     writer.add_scalar(tag, value, step, walltime=moment)
             if "://" in self.url:
-                upload(folder, f"{self.url}/{kind}")
-        self._written[kind] = max(row[1] for row in new)
+                upload(folder, f"{self.url}/{folder_name}")
+        self._written[folder_name] = max(row[1] for row in new)
 
 
 def _is_number(value) -> bool:

@@ -16,7 +16,7 @@ from bigdl.orca.learn.tf2.runtime import seed_keras
 from bigdl.orca.learn.tf2.state import array_of, put_weights, tensor_of
 from bigdl.orca.learn.tf2.steps import steps_of
 from bigdl.training.batches import all_gather_json
-from bigdl.training.fit import FailurePolicy, run_until_done
+from bigdl.training.fit import FailurePolicy
 
 __all__ = ["EvaluateProgram", "evaluate_batches", "figures_of", "numbers_of", "run_evaluation"]
 
@@ -150,6 +150,6 @@ def run_evaluation(job, weights: bytes, policy: FailurePolicy) -> dict:
 
     with job:
         try:
-            return run_until_done(job, weights or None, policy)
+            return policy.run(lambda: job.attempt(state=weights or None)[0], "evaluating again")
         except NoRows:
             raise UsageError("The data to evaluate has no rows") from None
