@@ -24,7 +24,14 @@ from bigdl.runtime.shards.texts import TEXT, is_text
 from bigdl.runtime.shards.values import named_by_shard
 
 if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader
+
+    from bigdl.runtime.collectives.base import GradientSync
+    from bigdl.runtime.shards.shard import Shard
+    from bigdl.runtime.worker import Worker
     from bigdl.training.fit import RunSettings
+    from bigdl.training.loading import LoaderBatches
 
 __all__ = [
     "BatchLayout",
@@ -107,7 +114,7 @@ def _spoken(type_and_shape):
     return f"{dtype} of {len(shape)} dimension{'s' * (len(shape) != 1)} per row" if shape else dtype
 
 
-def in_dtype(tensor, dtype, name: str):
+def in_dtype(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
     """Numbers in another dtype; one that it cannot hold is refused."""
     import torch
 
@@ -156,7 +163,14 @@ def in_form(batch: Any, form: Any, name: str = "batch") -> Any:
     return batch
 
 
-def open_batches(shard, feature_cols, label_cols, worker, config: dict, batch_size: int):
+def open_batches(
+    shard: Shard | LoaderShard,
+    feature_cols: Sequence[str] | None,
+    label_cols: Sequence[str] | None,
+    worker: Worker,
+    config: dict,
+    batch_size: int,
+) -> TensorShard | LoaderBatches:
     """Open the source of a loop's batches.
 
     Parameters
@@ -185,7 +199,13 @@ def open_batches(shard, feature_cols, label_cols, worker, config: dict, batch_si
     return open_loader(loader, shard, feature_cols, label_cols, worker)
 
 
-def open_loader(loader, shard: LoaderShard, feature_cols, label_cols, worker):
+def open_loader(
+    loader: DataLoader,
+    shard: LoaderShard,
+    feature_cols: Sequence[str] | None,
+    label_cols: Sequence[str] | None,
+    worker: Worker,
+) -> TensorShard | LoaderBatches:
     """Open the source of a loop's batches over a loader that the worker has made.
 
     Parameters
@@ -239,7 +259,9 @@ class TensorShard:
         Key, dtype and row shape of every array of every feature or label column; None without rows.
     """
 
-    def __init__(self, shard, feature_cols, label_cols):
+    def __init__(
+        self, shard: Shard, feature_cols: Sequence[str] | None, label_cols: Sequence[str] | None
+    ):
         import torch
 
         self.rows, self.fingerprint = shard.rows, shard.fingerprint
@@ -296,7 +318,9 @@ class TensorShard:
                     "with StringIndexer"
                 )
 
-    def take_types(self, inputs: list | None, targets: list | None, training) -> None:
+    def take_types(
+        self, inputs: list | None, targets: list | None, training: TensorShard | LoaderBatches
+    ) -> None:
         """Give out numbers in the dtypes that they have in the training data.
 
         Parameters
@@ -333,7 +357,15 @@ class TensorShard:
         total = sum(tensor.nbytes for tensor in self._tensors.values())
         return 0 if total <= memory else max(1, memory * self.rows // total)
 
-    def order(self, shuffle: bool, seed: int, epoch: int, rank: int, window: int, ranges=None):
+    def order(
+        self,
+        shuffle: bool,
+        seed: int,
+        epoch: int,
+        rank: int,
+        window: int,
+        ranges: Callable | None = None,
+    ) -> Any:
         """The order of an epoch, for :meth:`batch`."""
         if not shuffle:
             return None
@@ -345,7 +377,7 @@ class TensorShard:
         """The order of an evaluation: as spooled."""
         return None
 
-    def batch(self, start: int, stop: int, order=None) -> list:
+    def batch(self, start: int, stop: int, order: Any = None) -> list:
         """Rows `start`...`stop` of the shard's order, copied.
 
         Parameters
@@ -407,7 +439,7 @@ class KeyedShard(TensorShard):
     keys : sequence of str
     """
 
-    def __init__(self, shard, keys):
+    def __init__(self, shard: Shard, keys: Sequence[str]):
         super().__init__(shard, keys, ())
         self._keys = keys
 
@@ -415,7 +447,7 @@ class KeyedShard(TensorShard):
         """Return True: which of the columns are targets is not known here."""
         return True
 
-    def batch(self, start: int, stop: int, order=None) -> dict:
+    def batch(self, start: int, stop: int, order: Any = None) -> dict:
         """Rows `start`...`stop` of the shard's order, copied."""
         return dict(zip(self._keys, super().batch(start, stop, order), strict=True))
 
@@ -514,7 +546,7 @@ def plan_batches(settings: RunSettings, known: Sequence[dict]) -> tuple[BatchPla
     return plan, batches
 
 
-def all_gather_json(sync, own: Any) -> list:
+def all_gather_json(sync: GradientSync, own: Any) -> list:
     """JSON-able values of every rank, on every rank; a collective."""
     gathered = sync.gather(json.dumps(own).encode())
     both = None if gathered is None else b"[" + b",".join(gathered) + b"]"

@@ -35,6 +35,8 @@ from bigdl.training.position import Position
 from bigdl.training.state import RunningState, dumps, loads
 
 if TYPE_CHECKING:
+    from bigdl.runtime.collectives.base import GradientSync
+    from bigdl.runtime.worker import Worker
     from bigdl.training.batches import BatchLayout
 
 __all__ = [
@@ -368,8 +370,8 @@ class CheckpointManager(ABC):
 
     def __init__(
         self,
-        worker,
-        sync,
+        worker: Worker,
+        sync: GradientSync,
         built: Any,
         running: RunningState,
         batches: BatchLayout,

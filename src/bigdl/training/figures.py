@@ -6,8 +6,12 @@ The forms are those of BigDL 2.x.
 from __future__ import annotations
 
 from dataclasses import asdict, astuple, dataclass
+from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    from bigdl.runtime.collectives.base import GradientSync
 
 __all__ = [
     "EpochSums",
@@ -40,7 +44,15 @@ class EpochSums:
     last_counted: float = 0.0
 
     def add(
-        self, loss: float, counted: float, rows: int, *, fetch_s, forward_s, backward_s, step_s
+        self,
+        loss: float,
+        counted: float,
+        rows: int,
+        *,
+        fetch_s: float,
+        forward_s: float,
+        backward_s: float,
+        step_s: float,
     ) -> None:
         """Add one step; without rows its loss is 0 and its times do not count as a batch."""
         self.loss += loss
@@ -63,7 +75,7 @@ class EpochSums:
     def to_json(self) -> dict:
         return asdict(self)
 
-    def reduce(self, sync) -> dict | None:
+    def reduce(self, sync: GradientSync) -> dict | None:
         """Figures of all workers, the same on every rank; None if nobody did anything."""
         everyone = [EpochSums(*values) for values in sync.all_gather(self.values())]
         rows = sum(s.rows for s in everyone)
@@ -149,7 +161,7 @@ def validation_names(figures: dict) -> dict:
     }
 
 
-def score_of(entry: dict):
+def score_of(entry: dict) -> float | None:
     """The first metric of an epoch, if it has one."""
     reserved = ("val_loss", "val_num_samples")
     names = [n for n in entry if n.startswith("val_") and n not in reserved]

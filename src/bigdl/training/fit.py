@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
@@ -28,6 +28,9 @@ from bigdl.training.checkpoint import (
     read_checkpoint,
 )
 from bigdl.training.position import EveryEpoch, Goal, Position, Trigger
+
+if TYPE_CHECKING:
+    from bigdl.runtime.collectives.base import GradientSync
 
 __all__ = [
     "Decision",
@@ -279,7 +282,7 @@ class Training(ABC):
         What the last fit or load left.
     """
 
-    def __init__(self, model_dir: str | None, sync, keep: int = 2):
+    def __init__(self, model_dir: str | None, sync: type[GradientSync], keep: int = 2):
         self.snapshot: Snapshot | None = None
         self._model_dir = model_dir
         self._sync, self._keep = sync, keep
@@ -320,7 +323,7 @@ class Training(ABC):
 
     def fit(
         self,
-        job,
+        job: FitJob,
         parts: Any,
         settings: RunSettings,
         *,

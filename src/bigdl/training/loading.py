@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,12 +18,18 @@ from bigdl.runtime.shards.spool import SpoolWriter
 from bigdl.runtime.shards.values import columns_of, grouped
 from bigdl.training.batches import form_of, in_form
 
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from bigdl.runtime.shards.shard import LoaderShard
+    from bigdl.training.batches import TensorShard
+
 __all__ = ["LoaderBatches", "as_loader", "spooled"]
 
 _SEED_OF_EVALUATION = 0
 
 
-def as_loader(loader, config: dict, batch_size: int):
+def as_loader(loader: DataLoader, config: dict, batch_size: int) -> DataLoader:
     """The DataLoader that an input stands for.
 
     Parameters
@@ -89,7 +95,7 @@ class LoaderBatches:
 
     inputs = targets = None
 
-    def __init__(self, loader, rank: int, world_size: int):
+    def __init__(self, loader: DataLoader, rank: int, world_size: int):
         from torch.utils.data import RandomSampler, SequentialSampler
         from torch.utils.data.distributed import DistributedSampler
 
@@ -116,7 +122,9 @@ class LoaderBatches:
         self._like: LoaderBatches | None = None
         self._one_by_one = _BatchMaker(loader.dataset, loader.collate_fn)
 
-    def take_types(self, inputs, targets, training) -> None:
+    def take_types(
+        self, inputs: list | None, targets: list | None, training: TensorShard | LoaderBatches
+    ) -> None:
         """Give out numbers in the dtypes of the batches of `training`, as far as it made any."""
         self._like = training if isinstance(training, LoaderBatches) else None
 
@@ -325,7 +333,7 @@ def _unchanged(batch):
 
 
 @contextlib.contextmanager
-def seeded(*values: int):
+def seeded(*values: int) -> Iterator[None]:
     """Seed Python, numpy and torch for a block; what was drawn before goes on after it."""
     import random
 
@@ -352,7 +360,10 @@ def _seed(*values: int) -> int:
 
 
 def spooled(
-    loader, shard, feature_cols: Sequence[str] | None, label_cols: Sequence[str] | None
+    loader: DataLoader,
+    shard: LoaderShard,
+    feature_cols: Sequence[str] | None,
+    label_cols: Sequence[str] | None,
 ) -> tuple[Shard, list[str] | None]:
     """The rows of an iterable loader, read to its end, beside the pickled loader.
 

@@ -9,6 +9,11 @@ import contextlib
 import io
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bigdl.runtime.collectives.base import GradientSync
 
 __all__ = [
     "RunningState",
@@ -21,7 +26,7 @@ __all__ = [
 ]
 
 
-def dumps(value) -> bytes:
+def dumps(value: Any) -> bytes:
     """Tensors and plain containers as the bytes of ``torch.save``; all tensors on the CPU."""
     import torch
 
@@ -32,7 +37,7 @@ def dumps(value) -> bytes:
     return buffer.getvalue()
 
 
-def loads(data: bytes):
+def loads(data: bytes) -> Any:
     """The inverse of :func:`dumps`; runs no code of the data."""
     import torch
 
@@ -51,7 +56,7 @@ def seed_everything(seed: int, rank: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def isolated_rng(seed: int):
+def isolated_rng(seed: int) -> Iterator[None]:
     """Run a block under a seed and leave the random generators of the process as they were."""
     before = capture_rng()
     seed_everything(seed)
@@ -113,7 +118,7 @@ class RunningState(ABC):
         Rows that this worker has seen since the last merge; the loop adds to it.
     """
 
-    def __init__(self, model, sync):
+    def __init__(self, model: Any, sync: GradientSync):
         self._model, self._sync = model, sync
         self.rows = 0
         self._merged = self.own()
@@ -133,7 +138,7 @@ class RunningState(ABC):
         self._merged = self.own()
 
     @contextlib.contextmanager
-    def merged(self):
+    def merged(self) -> Iterator[None]:
         """Have merged values for the time of the block; a collective.
 
         What a checkpoint holds does not depend on when it is taken, and to take it does not change

@@ -16,7 +16,7 @@ import socket
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,13 @@ from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.program import job_number
 from bigdl.runtime.shards.spool import remove_spool
+
+if TYPE_CHECKING:
+    from bigdl.orca.data.feeds.group import FeedGroup
+    from bigdl.orca.parameter_layer.rank import Replica
+    from bigdl.runtime.collectives.base import GradientSync
+    from bigdl.runtime.engine import Engine
+    from bigdl.runtime.worker import Worker
 
 __all__ = ["BarrierTransport", "StateFiles", "exchange_messages", "folder_of"]
 
@@ -49,7 +56,15 @@ class BarrierTransport(Transport):
         See :class:`~.shuffle.ShuffleTransport`.
     """
 
-    def __init__(self, engine, plan: LayerPlan, program, feed, *, threads: int | None = None):
+    def __init__(
+        self,
+        engine: Engine,
+        plan: LayerPlan,
+        program: Callable[[int, dict], Replica],
+        feed: FeedGroup,
+        *,
+        threads: int | None = None,
+    ):
         self._plan = plan
         self._resources = contextlib.ExitStack()
         try:
@@ -73,15 +88,15 @@ class BarrierTransport(Transport):
         self._known: list[dict] | None = None
         self._folders: set[str] = set()  # where states are, perhaps on other machines
 
-    def rows(self):
+    def rows(self) -> list[dict]:
         if self._known is None:
             self._known = [described for described, _ in self._asked({"stage": _DESCRIBE})]
         return self._known
 
-    def start(self, states):
+    def start(self, states: Sequence[RankState]) -> None:
         self._given, self._name, self.keeps_state = list(states), None, True
 
-    def run(self, steps):
+    def run(self, steps: Sequence[Step]) -> list[list[dict]]:
         cloudpickle = require("cloudpickle", "orca")
         arrays = [cloudpickle.dumps(list(steps))]
         arrays += [_message(state).written() for state in self._given]
@@ -90,7 +105,7 @@ class BarrierTransport(Transport):
         self._given, self._name = [], following
         return [records for records, _ in answers]
 
-    def states(self):
+    def states(self) -> list[RankState]:
         if self._given:
             return self._given
         return [_state(arrays[0]) for _, arrays in self._asked({"stage": _GIVE})]
@@ -107,7 +122,7 @@ class BarrierTransport(Transport):
             raise WorkerLost("The weights were lost with all executors that had them")
         return answers
 
-    def close(self):
+    def close(self) -> None:
         self._resources.close()
         for folder in self._folders:  # those of other machines go when the next job begins there
             remove_spool(folder)
@@ -122,7 +137,7 @@ class GroupProgram:
     plan: LayerPlan
     program: Callable[[int, dict], Any]
 
-    def __call__(self, worker):
+    def __call__(self, worker: Worker) -> bytes:
         folder = folder_of(worker.local_dir, self.job, self.training)
         doc, arrays = self._answer(worker, folder)
         return pack([folder, doc], arrays)
@@ -193,7 +208,7 @@ def _state(data) -> RankState:
     return RankState.unpack(packed, residual[0].copy() if residual else None)
 
 
-def exchange_messages(sync, messages: Sequence[Message]) -> list:
+def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
     """Give a message to every rank. A collective.
 
     Parameters
@@ -265,7 +280,7 @@ class StateFiles:
         See :func:`folder_of`.
     """
 
-    def __init__(self, sync, folder: str):
+    def __init__(self, sync: GradientSync, folder: str):
         self._sync, self._folder = sync, folder
         os.makedirs(folder, mode=0o700, exist_ok=True)
         place = f"{socket.gethostname()}:{os.path.realpath(folder)}".encode()
@@ -279,7 +294,7 @@ class StateFiles:
                     with contextlib.suppress(FileNotFoundError):  # others do the same
                         os.unlink(entry.path)
 
-    def read(self, name: str):
+    def read(self, name: str) -> np.ndarray | None:
         """The own state, bytes-like; None if that of any rank is lost."""
         ranks, own = range(self._sync.world_size), self._sync.rank
         here = [float(os.path.exists(self._path(name, rank))) for rank in ranks]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -33,7 +33,15 @@ class LARS(torch.optim.Optimizer):
 
     needs_norms = True
 
-    def __init__(self, params, lr=1e-3, momentum=0.9, weight_decay=0.0, trust=1e-3, eps=1e-8):
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 1e-3,
+        eps: float = 1e-8,
+    ):
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -45,7 +53,7 @@ class LARS(torch.optim.Optimizer):
         self.norms: Sequence[tuple[float, float]] | None = None
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update of the parameters that have a gradient."""
         loss = None
         if closure is not None:

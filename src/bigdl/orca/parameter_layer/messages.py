@@ -15,6 +15,7 @@ import json
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,11 +40,11 @@ class Codec(ABC):
     weights: str
 
     @abstractmethod
-    def encode(self, vector: np.ndarray):
+    def encode(self, vector: np.ndarray) -> bytes | np.ndarray:
         """The vector as something bytes-like of so many bytes; perhaps a view of it."""
 
     @abstractmethod
-    def decode(self, data) -> np.ndarray:
+    def decode(self, data: Any) -> np.ndarray:
         """A vector of float32, perhaps read-only, from bytes of :meth:`encode`."""
 
 
@@ -153,7 +154,7 @@ class Message:
         One after another they are the message.
     """
 
-    def __init__(self, doc, arrays: Sequence = ()):
+    def __init__(self, doc: Any, arrays: Sequence = ()):
         self._arrays = [
             np.frombuffer(a, np.uint8) if isinstance(a, bytes | bytearray | memoryview) else a
             for a in arrays
@@ -187,12 +188,12 @@ class Message:
         return json.loads(self._text), self._arrays
 
 
-def pack(doc, arrays: Sequence = ()) -> bytes:
+def pack(doc: Any, arrays: Sequence = ()) -> bytes:
     """A document and arrays (or bytes) as bytes."""
     return bytes(Message(doc, arrays))
 
 
-def unpack(data) -> tuple:
+def unpack(data: Any) -> tuple:
     """The document and the arrays of a message; the arrays are views, not to be written to.
 
     Parameters
@@ -232,7 +233,7 @@ _FRAME = struct.Struct("<cBxxIII")  # kind, line, source, number of the frame, n
 _PAYLOAD = 4 << 20  # larger ones are copied more often on their way through the JVM
 
 
-def frames_of(kind: bytes, source: int, data, line: int = 0) -> Iterator[bytes]:
+def frames_of(kind: bytes, source: int, data: Any, line: int = 0) -> Iterator[bytes]:
     """A message as frames.
 
     Parameters
@@ -291,7 +292,7 @@ class Inbox:
         found = self._frames.get(kind, {})
         return [_joined(found[source]) for source in sorted(found)]
 
-    def message(self, kind: bytes):
+    def message(self, kind: bytes) -> Any:
         """The only message of a kind, or None."""
         found = self.messages(kind)
         return found[0] if found else None

@@ -10,10 +10,15 @@ whole optimizer, so it can be cut again for another number of workers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.parameter_layer.plan import Geometry, Segment
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 __all__ = ["SliceOptimizer", "check_optimizer", "cut_state", "groups_of", "joined_state"]
 
@@ -34,7 +39,7 @@ _ELEMENTWISE = (
 _COUNTERS = ("step", "eta", "mu", "mu_product")
 
 
-def check_optimizer(optimizer) -> None:
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that cannot be cut in slices, and parameters that it cannot hold."""
     import torch
 
@@ -66,7 +71,7 @@ def check_optimizer(optimizer) -> None:
         )
 
 
-def groups_of(optimizer) -> tuple[int, ...]:
+def groups_of(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
     """The parameter group of every parameter, in order."""
     return tuple(i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
 
@@ -89,7 +94,15 @@ class SliceOptimizer:
         The state of each segment.
     """
 
-    def __init__(self, kind, groups, hyper, segments: Sequence[Segment], weights, state):
+    def __init__(
+        self,
+        kind: type,
+        groups: Sequence[int],
+        hyper: Sequence[dict],
+        segments: Sequence[Segment],
+        weights: np.ndarray,
+        state: Sequence[dict],
+    ):
         import torch
 
         vector = torch.from_numpy(weights)
@@ -111,7 +124,12 @@ class SliceOptimizer:
             if values:
                 self._optimizer.state[tensor] = dict(values)
 
-    def step(self, gradient, absent, norms=None) -> None:
+    def step(
+        self,
+        gradient: np.ndarray,
+        absent: Collection[int],
+        norms: Mapping[int, tuple[float, float]] | None = None,
+    ) -> None:
         """One update.
 
         Parameters
@@ -173,7 +191,9 @@ def _cut(key, value, size, first, last):
     return copy.deepcopy(value)
 
 
-def joined_state(states: Sequence[Sequence[dict]], geometry: Geometry, shapes) -> dict:
+def joined_state(
+    states: Sequence[Sequence[dict]], geometry: Geometry, shapes: Sequence[tuple[int, ...]]
+) -> dict:
     """The inverse of :func:`cut_state` over all slices.
 
     Parameters

@@ -21,10 +21,16 @@ import contextlib
 import os
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
+
+if TYPE_CHECKING:
+    from pyspark import RDD, SparkContext
+
+    from bigdl.orca.cluster.spark import SparkCluster
+    from bigdl.orca.data.feeds.group import FeedGroup
 
 __all__ = ["Pairs", "Rows", "is_here", "key", "shards_of"]
 
@@ -60,7 +66,7 @@ class Pairs:
         objects a task makes, not how often it copies bytes.
     """
 
-    def __init__(self, sc, partitions: int, *, are_small: bool = False):
+    def __init__(self, sc: SparkContext, partitions: int, *, are_small: bool = False):
         self.sc, self.partitions, self._are_small = sc, partitions, are_small
         self._jvm = _Jvm(sc)
         # the second argument tells partitioners apart: equal ones make no second shuffle
@@ -71,7 +77,7 @@ class Pairs:
         self._for_large = serializers.KryoSerializer(conf)
         self._serializer = serializers.JavaSerializer(conf) if are_small else self._for_large
 
-    def tokens(self):
+    def tokens(self) -> Any:
         """Pairs (n, b""): a place to begin with."""
 
         def begin(index, items):
@@ -82,19 +88,19 @@ class Pairs:
 
         return self.taken(self.sc.parallelize(range(self.partitions), self.partitions), begin)
 
-    def taken(self, rdd, task: Callable):
+    def taken(self, rdd: RDD, task: Callable) -> Any:
         """Pairs from any RDD of PySpark: what ``task(index, items)`` yields, by key."""
         raw = rdd.mapPartitionsWithIndex(task)
         raw._bypass_serializer = True
         return self._by_key(raw._jrdd.rdd(), self._for_large)
 
-    def shuffled(self, pairs, task: Callable):
+    def shuffled(self, pairs: Any, task: Callable) -> Any:
         """Return what ``task(index, values)`` yields, each value in the partition of its key."""
         # if it said that it preserves the partitioning, Spark would silently skip the shuffle
         raw = self._jvm.python_rdd(pairs, task, preserves_partitioning=False)
         return self._by_key(raw, self._serializer)
 
-    def mapped(self, pairs, task: Callable):
+    def mapped(self, pairs: Any, task: Callable) -> Any:
         """Return what ``task(index, values)`` yields, all in the partition that it runs for."""
         raw = self._jvm.python_rdd(pairs, task, preserves_partitioning=True)
         return self._jvm.pairs_of(raw).asJavaPairRDD()
@@ -104,14 +110,14 @@ class Pairs:
         pairs.rdd().setSerializer(serializer)
         return pairs
 
-    def values(self, pairs):
+    def values(self, pairs: Any) -> RDD:
         """The values as an RDD of PySpark, whose tasks get them as bytes."""
         from pyspark.rdd import RDD
         from pyspark.serializers import NoOpSerializer
 
         return RDD(self._jvm.values_of(pairs), self.sc, NoOpSerializer())
 
-    def on_lines(self, pairs, first: int, last: int):
+    def on_lines(self, pairs: Any, first: int, last: int) -> Any:
         """Return the pairs whose keys are on some lines, all from 1 on; of small ones all.
 
         A filter costs the driver more than a task that is given too much and looks for itself.
@@ -120,26 +126,26 @@ class Pairs:
             return pairs
         return pairs.filterByRange(first << _LINE, ((last + 1) << _LINE) - 1)
 
-    def beside(self, pairs, others):
+    def beside(self, pairs: Any, others: Any) -> Any:
         """Both in one: partition n holds those of n of both, where the first ones are cached."""
         return pairs.union(others)
 
-    def keep(self, pairs, copies: int = 1) -> None:
+    def keep(self, pairs: Any, copies: int = 1) -> None:
         """Let Spark keep them in memory, or on disk, once they are computed."""
         from pyspark import StorageLevel
 
         pairs.persist(self.sc._getJavaStorageLevel(StorageLevel(True, True, False, True, copies)))
 
-    def forget_lineage(self, pairs) -> None:
+    def forget_lineage(self, pairs: Any) -> None:
         """Never compute them again: what they were made of may be removed."""
         pairs.rdd().localCheckpoint()
 
-    def drop(self, pairs) -> None:
+    def drop(self, pairs: Any) -> None:
         """Let go of what was kept."""
         with contextlib.suppress(Exception):
             pairs.unpersist(False)
 
-    def drop_for_good(self, pairs) -> None:
+    def drop_for_good(self, pairs: Any) -> None:
         """Let go of pairs without lineage; their own ``unpersist`` would warn of what is meant."""
         with contextlib.suppress(Exception):
             self.sc._jsc.sc().unpersistRDD(pairs.rdd().id(), False)
@@ -215,7 +221,7 @@ class Rows:
         One frame per partition, kept by Spark.
     """
 
-    def __init__(self, cluster, pairs: Pairs, feed, job: int):
+    def __init__(self, cluster: SparkCluster, pairs: Pairs, feed: FeedGroup, job: int):
         self._pairs, self._close = pairs, lambda: None
         source, reader = self._source(cluster, feed)
         self.handles = pairs.mapped(source, _spooler(reader, job, pairs.partitions))

@@ -5,8 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["Geometry", "LayerPlan", "Segment", "Step", "slice_bounds"]
 
@@ -80,13 +84,13 @@ class Geometry:
                 segments.append(Segment(number, first - low, last - low))
         return segments
 
-    def flatten(self, arrays):
+    def flatten(self, arrays: Sequence) -> np.ndarray:
         """Arrays of the parameters as one vector of float32."""
         import numpy as np
 
         return np.concatenate([np.asarray(a, dtype=np.float32).reshape(-1) for a in arrays])
 
-    def parts(self, vector) -> list:
+    def parts(self, vector: np.ndarray) -> list:
         """Views of the parameters, flat, in a vector."""
         return [vector[start:stop] for start, stop in itertools.pairwise(self.offsets)]
 

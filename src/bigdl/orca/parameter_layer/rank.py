@@ -92,7 +92,7 @@ class Sum:
         return pack(doc, [self.gradient, *self.buffers.values()])
 
     @classmethod
-    def unpack(cls, data) -> Sum:
+    def unpack(cls, data: Any) -> Sum:
         (absent, numbers, record, is_void), arrays = unpack(data)
         buffers = dict(zip(numbers, arrays[1:], strict=True))
         return cls(arrays[0].copy(), absent, buffers, record, is_void)
@@ -141,7 +141,7 @@ class Rank:
         """True if nothing is lost of the weights that :meth:`weights` gives."""
         return self._codec.weights == "fp32"
 
-    def own_weights(self, data) -> np.ndarray:
+    def own_weights(self, data: Any) -> np.ndarray:
         """The own slice from what :meth:`weights` gave."""
         _, (encoded, *_) = unpack(data)
         return self._weights_codec.decode(encoded).copy()
@@ -372,7 +372,7 @@ _open: dict[tuple, tuple[Any, Any]] = {}  # training and rank -> what it was mad
 _memory = contextlib.ExitStack()
 
 
-def replica_of(training: str, rank: int, version: Any, make: Callable[[], Any]):
+def replica_of(training: str, rank: int, version: Any, make: Callable[[], Any]) -> Any:
     """This process' replica of a rank; those of other trainings are closed.
 
     Parameters

@@ -27,7 +27,7 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,6 +44,11 @@ from bigdl.orca.parameter_layer.transport import Transport
 from bigdl.runtime.causes import job_error, user_error
 from bigdl.runtime.program import job_number
 from bigdl.runtime.stage import SparkCall
+
+if TYPE_CHECKING:
+    from bigdl.orca.cluster.spark import SparkCluster
+    from bigdl.orca.data.feeds.group import FeedGroup
+    from bigdl.orca.parameter_layer.rank import Replica
 
 __all__ = ["AWAY", "FOR_GRADIENTS", "FOR_UPDATE", "ShuffleTransport", "Tasks"]
 
@@ -293,7 +298,15 @@ class ShuffleTransport(Transport):
         Threads of a task.
     """
 
-    def __init__(self, cluster, plan: LayerPlan, program, feed, *, threads: int = 1):
+    def __init__(
+        self,
+        cluster: SparkCluster,
+        plan: LayerPlan,
+        program: Callable[[int, dict], Replica],
+        feed: FeedGroup,
+        *,
+        threads: int = 1,
+    ):
         cloudpickle = require("cloudpickle", "orca")
         self._cluster, self._sc, self._plan = cluster, cluster.sc, plan
         self._resources = contextlib.ExitStack()
@@ -316,7 +329,7 @@ class ShuffleTransport(Transport):
             self.close()
             raise
 
-    def rows(self):
+    def rows(self) -> list[dict]:
         if self._known is None:
 
             def describe():
@@ -329,12 +342,12 @@ class ShuffleTransport(Transport):
             self._known = [doc["known"] for doc in answers]
         return self._known
 
-    def start(self, states):
+    def start(self, states: Sequence[RankState]) -> None:
         if self._state is not None:  # again: what was lost may be the rows
             self._call(self._rows.renew)
         self.recut(states)
 
-    def recut(self, states):
+    def recut(self, states: Sequence[RankState]) -> None:
         def begin():
             if self._state is not None:
                 self._pairs.drop_for_good(self._state)
@@ -362,7 +375,7 @@ class ShuffleTransport(Transport):
         self._plan = replace(self._plan, slices=slices)
         self._tasks = replace(self._tasks, plan=self._plan)
 
-    def run(self, steps):
+    def run(self, steps: Sequence[Step]) -> list[list[dict]]:
         answers = self._call(lambda: self._group(steps))
         _raise_first(answers)
         return [doc["records"] for doc in sorted(answers, key=lambda d: d["rank"])]
@@ -410,7 +423,7 @@ class ShuffleTransport(Transport):
         self._pairs.forget_lineage(state)
         self._state = state
 
-    def states(self):
+    def states(self) -> list[RankState]:
         def collect():
             inbox = Inbox(self._pairs.values(self._state).collect())
             residuals = inbox.messages(b"R") or [None] * self._plan.owners
@@ -421,7 +434,7 @@ class ShuffleTransport(Transport):
 
         return self._call(collect)
 
-    def close(self):
+    def close(self) -> None:
         if self._state is not None:
             self._pairs.drop_for_good(self._state)
             self._state = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -123,7 +124,7 @@ class RankState:
         return Message(doc, arrays)
 
     @classmethod
-    def unpack(cls, data, residual: np.ndarray | None = None) -> RankState:
+    def unpack(cls, data: Any, residual: np.ndarray | None = None) -> RankState:
         """The inverse of :meth:`pack`."""
         import torch
 

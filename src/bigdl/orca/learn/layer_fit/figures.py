@@ -7,9 +7,13 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bigdl.common.drawing import Scale, svg, text, write_drawing
 from bigdl.training.figures import EpochSums, loss_parts
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["PHASES", "GroupPhases", "LayerFigures", "draw_phases", "phase_summaries"]
 
@@ -199,13 +203,13 @@ class GroupPhases:
         rest = max(0.0, seconds["step_s"] - sum(phases))
         self.rows.append([float(step), time.time(), *phases, rest, seconds["step_s"]])
 
-    def take(self):
+    def take(self) -> torch.Tensor:
         """All rows as a tensor."""
         import torch
 
         return torch.tensor(self.rows, dtype=torch.float64).reshape(-1, 2 + len(_COLUMNS))
 
-    def put(self, tensor) -> None:
+    def put(self, tensor: torch.Tensor) -> None:
         """The inverse of :meth:`take`."""
         # a checkpoint of another release may have had other phases
         self.rows = tensor.tolist() if tensor.shape[1] == 2 + len(_COLUMNS) else []

@@ -82,7 +82,7 @@ class LayerRows:
             "inputs": data.inputs,
         }
 
-    def batch(self, step: Step, start: int, stop: int):
+    def batch(self, step: Step, start: int, stop: int) -> Any:
         """The columns of the rows `start`...`stop` of the epoch's order."""
         settings, data = self._settings, self._data
         if step.epoch != self._order[0]:

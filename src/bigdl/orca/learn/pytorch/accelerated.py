@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,13 @@ from bigdl.orca.learn.pytorch.prediction import TorchReady, TorchSnapshot
 from bigdl.runtime.shards.columns import float_dtype
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.values import columns_of, is_frame
+
+if TYPE_CHECKING:
+    import torch
+    from pyspark import SparkContext
+
+    from bigdl.orca.cluster.spark import SparkCluster
+    from bigdl.orca.learn.pytorch.parts import ModelParts
 
 __all__ = [
     "AUTO_METHODS",
@@ -98,7 +105,9 @@ class Sample:
         ]
 
 
-def sample_of(data: Any, config: dict, feature_cols: Sequence[str], cluster) -> Sample | None:
+def sample_of(
+    data: Any, config: dict, feature_cols: Sequence[str], cluster: SparkCluster
+) -> Sample | None:
     """A sample of an input of any kind that `predict` takes.
 
     Parameters
@@ -304,7 +313,7 @@ class Saved:
     original: TorchSnapshot | None = None
     sample: tuple | None = None
 
-    def ready(self, device) -> TorchReady:
+    def ready(self, device: torch.device) -> TorchReady:
         """The model; it computes on the CPU wherever it is."""
         import torch
 
@@ -322,13 +331,13 @@ class Saved:
 def ship_accelerated(
     accelerate: Any,
     sample: Sample,
-    parts,
+    parts: ModelParts,
     weights: bytes,
     *,
     precision: str,
     batch_size: int,
     threads: int,
-    sc,
+    sc: SparkContext,
     previous: Shipped | None = None,
 ) -> Shipped:
     """Make a model faster and broadcast it, unless it is what was broadcast last.
@@ -470,7 +479,7 @@ class Agreement:
 
     expected: list
 
-    def __call__(self, model, data) -> float:
+    def __call__(self, model: Any, data: Any) -> float:
         from bigdl.nano.acceleration.accuracy import relative_error
 
         return 1.0 - relative_error(self.expected, _outputs(model, data))

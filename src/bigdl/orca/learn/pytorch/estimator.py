@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
@@ -15,6 +16,9 @@ from bigdl.orca.learn.pytorch.callbacks import ModelCheckpoint
 from bigdl.orca.learn.pytorch.pytorch_estimator import PyTorchEstimator
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.device import check_precision
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Estimator", "PyTorchEstimator", "TrainingOperator"]
 
@@ -38,10 +42,10 @@ class Estimator:
     @staticmethod
     def from_torch(
         *,
-        model=None,
-        optimizer=None,
-        loss=None,
-        metrics=None,
+        model: torch.nn.Module | Callable | None = None,
+        optimizer: torch.optim.Optimizer | Callable | None = None,
+        loss: Callable | None = None,
+        metrics: Any = None,
         backend: str = "spark",
         config: dict | None = None,
         workers_per_node: int = 1,
@@ -54,7 +58,7 @@ class Estimator:
         scheduler_step_freq: str | None = None,
         precision: str = "fp32",
         num_to_keep: int = 2,
-        training_operator_cls=None,
+        training_operator_cls: Any = None,
         initialization_hook: Callable | None = None,
         **old,
     ) -> PyTorchEstimator:

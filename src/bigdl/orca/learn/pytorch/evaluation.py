@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.forward import BatchColumns, forward_for
@@ -16,6 +16,12 @@ from bigdl.training.batches import TensorShard, open_batches
 from bigdl.training.device import device_of, move, precision_of, to_cpu, to_device
 from bigdl.training.fit import FailurePolicy
 from bigdl.training.state import dumps, loads, seed_everything
+
+if TYPE_CHECKING:
+    from bigdl.orca.learn.pytorch.forward import ForwardPass
+    from bigdl.runtime.collectives.base import GradientSync
+    from bigdl.runtime.engine import Job
+    from bigdl.runtime.worker import Worker
 
 __all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_shard", "run_evaluation"]
 
@@ -60,7 +66,11 @@ class _Tally:
 
 
 def evaluate_shard(
-    runner: Runner, forward_pass, data: TensorShard, sync, settings: EvaluationSettings
+    runner: Runner,
+    forward_pass: ForwardPass,
+    data: TensorShard,
+    sync: GradientSync,
+    settings: EvaluationSettings,
 ) -> dict:
     """Evaluate the rows of all workers; every rank returns the same.
 
@@ -193,7 +203,7 @@ class EvaluateProgram:
     callbacks: Sequence[Any]
     sync: Any  # class of the GradientSync
 
-    def __call__(self, worker):
+    def __call__(self, worker: Worker) -> dict:
         seed_everything(0)
         built = self.parts.build(training=False)
         sync = self.sync(worker)
@@ -225,7 +235,9 @@ class EvaluateProgram:
         return evaluation
 
 
-def run_evaluation(job, weights: bytes, metric_names, policy: FailurePolicy) -> dict:
+def run_evaluation(
+    job: Job, weights: bytes, metric_names: Iterable[str], policy: FailurePolicy
+) -> dict:
     """Run an EvaluateProgram until it has ended or the policy gives up.
 
     Parameters

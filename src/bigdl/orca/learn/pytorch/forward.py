@@ -8,9 +8,12 @@ import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "BatchColumns",
@@ -76,7 +79,7 @@ class BatchColumns:
         return [], named, targets[0] if len(targets) == 1 else targets
 
 
-def check_keywords(model, named: Mapping[str, Any]) -> None:
+def check_keywords(model: torch.nn.Module, named: Mapping[str, Any]) -> None:
     """Refuse keyword arguments that the forward of a model does not take."""
     signature = inspect.signature(model.forward)
     try:
@@ -92,7 +95,7 @@ def check_keywords(model, named: Mapping[str, Any]) -> None:
 _PACKAGES = ("pytorch_lightning", "lightning", "lightning_fabric")
 
 
-def is_lightning(model) -> bool:
+def is_lightning(model: Any) -> bool:
     """Return True if a model is a LightningModule."""
     return _base(model) is not None
 
@@ -117,7 +120,7 @@ class LightningForward:
     criterion = None
     sums = False  # training_step returns the mean over its batch, as Lightning expects
 
-    def __init__(self, model, columns: BatchColumns | None = None):
+    def __init__(self, model: torch.nn.Module, columns: BatchColumns | None = None):
         if not getattr(model, "automatic_optimization", True):
             raise UsageError(
                 "A LightningModule with automatic_optimization=False is not supported; return the "
@@ -129,7 +132,7 @@ class LightningForward:
         model.log = self._log
         model.log_dict = self._log_dict
 
-    def forward(self, batch, index: int):
+    def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
         """Output (None), target and loss of a training batch."""
         result = self.model.training_step(_as_given(batch), index)
         loss = result.get("loss") if isinstance(result, dict) else result
@@ -140,7 +143,7 @@ class LightningForward:
         self._values.clear()  # only what validation logs is reported
         return None, self._target(batch), loss
 
-    def evaluate(self, batch, index: int, *, need_output: bool):
+    def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
         """Output (only if needed), target and loss (None without ``validation_step``)."""
         loss = None
         if self._has("validation_step"):
@@ -151,7 +154,7 @@ class LightningForward:
         inputs, named, target = self.columns.split(batch)
         return self.model(*inputs, **named), target, loss
 
-    def weights(self, batch):
+    def weights(self, batch: Any) -> None:
         """None: every row counts once."""
         return None
 
@@ -161,7 +164,7 @@ class LightningForward:
             return None
         return self.columns.split(batch)[-1]
 
-    def denominator(self, output, target, rows: int) -> float:
+    def denominator(self, output: Any, target: Any, rows: int) -> float:
         return rows
 
     def logged(self) -> dict[str, float]:
@@ -185,7 +188,7 @@ def _as_given(batch):
     return batch if isinstance(batch, Mapping) else tuple(batch)
 
 
-def configured(module):
+def configured(module: Any) -> tuple[Any, Any, str | None, int, str]:
     """Return optimizer and scheduler from ``configure_optimizers`` of a LightningModule.
 
     Returns
@@ -283,7 +286,7 @@ def forward_for(
 class PlainForward:
     """``criterion(model(*features), target)``."""
 
-    def __init__(self, model, criterion, columns: BatchColumns | None = None):
+    def __init__(self, model: torch.nn.Module, criterion: Any, columns: BatchColumns | None = None):
         self.model = model
         self.criterion = criterion
         self.columns = columns or BatchColumns()
@@ -292,18 +295,20 @@ class PlainForward:
         self._elementwise = isinstance(criterion, _elementwise_losses())
         self._over_classes = isinstance(criterion, _class_losses())
 
-    def forward(self, batch, index: int):
+    def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
         """Output, target and loss of a training batch."""
         output, target = self._output(batch)
         return output, target, self._loss(output, target)
 
-    def evaluate(self, batch, index: int, *, need_output: bool):
+    def evaluate(
+        self, batch: Any, index: int, *, need_output: bool
+    ) -> tuple[Any, Any, torch.Tensor | None]:
         """Output, target and loss (None without a criterion) of a validation batch."""
         output, target = self._output(batch)
         loss = None if self.criterion is None else self._loss(output, target)
         return output, target, loss
 
-    def weights(self, batch):
+    def weights(self, batch: Any) -> torch.Tensor | None:
         """The weights of a batch's rows, or None where each counts once."""
         return None
 
@@ -317,7 +322,7 @@ class PlainForward:
             check_keywords(self.model, named)
         return named
 
-    def denominator(self, output, target, rows: int) -> float:
+    def denominator(self, output: Any, target: Any, rows: int) -> float:
         """Return the divisor of a batch's loss, up to a factor that all batches share.
 
         That is the number of rows, except where classes have weights or labels are ignored.
@@ -375,7 +380,7 @@ class PlainForward:
         return target
 
 
-def counts_unevenly(criterion) -> bool:
+def counts_unevenly(criterion: Any) -> bool:
     """Return True if a mean loss may be divided by something else than its rows."""
     # a subclass may compute something else
     return type(criterion) in _class_losses() and criterion.reduction == "mean"
@@ -397,7 +402,7 @@ def _elementwise_losses():
 _OTHER_MEANS = ("CTCLoss", "AdaptiveLogSoftmaxWithLoss")
 
 
-def check_weighted(loss, metrics) -> None:
+def check_weighted(loss: Any, metrics: Any) -> None:
     """Refuse a loss that cannot be taken row by row, and metrics that cannot be weighted."""
     from torch import nn
 
@@ -421,15 +426,15 @@ class WeightedForward(PlainForward):
     rows becomes ``sum(w * loss)``.
     """
 
-    def __init__(self, model, criterion, columns=None):
+    def __init__(self, model: torch.nn.Module, criterion: Any, columns: BatchColumns | None = None):
         super().__init__(model, criterion, columns)
         self._each, self.sums = _per_row(criterion)
         self._counted = 0.0
 
-    def denominator(self, output, target, rows: int) -> float:
+    def denominator(self, output: Any, target: Any, rows: int) -> float:
         return self._counted
 
-    def weights(self, batch):
+    def weights(self, batch: Any) -> torch.Tensor:
         """The weights of a batch's rows, of shape (rows,)."""
         import torch
 
@@ -474,14 +479,16 @@ class WeightedForward(PlainForward):
             return kept.to(losses.dtype)
         return torch.where(kept, criterion.weight[labels.clamp(min=0)].to(losses.dtype), 0.0)
 
-    def forward(self, batch, index: int):
+    def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
         """Output, target and loss of a training batch."""
         inputs, named, (*targets, _) = self.columns.split(batch)
         output = self.model(*inputs, **self._accepted(named))
         target = targets[0] if len(targets) == 1 else tuple(targets)
         return output, target, self._weighted_loss(output, target, self.weights(batch))
 
-    def evaluate(self, batch, index: int, *, need_output: bool):
+    def evaluate(
+        self, batch: Any, index: int, *, need_output: bool
+    ) -> tuple[Any, Any, torch.Tensor]:
         """Output, target and loss of a validation batch."""
         return self.forward(batch, index)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from bigdl.orca.parameter_layer.rank import Contribution
 from bigdl.training.checkpoint import Snapshot
 from bigdl.training.device import precision_of
 from bigdl.training.state import dumps, isolated_rng, loads, seed_everything
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "TorchLayerLoop",
@@ -137,7 +140,7 @@ class TorchLayerModel(LayerModel):
         return self.built.files()
 
 
-def trained_parameters(optimizer) -> list:
+def trained_parameters(optimizer: torch.optim.Optimizer) -> list:
     """The parameters of an optimizer, in the order of the flat vector."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 

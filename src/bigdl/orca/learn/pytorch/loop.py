@@ -46,7 +46,11 @@ from bigdl.training.state import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from bigdl.orca.learn.pytorch.forward import ForwardPass
+    from bigdl.runtime.collectives.base import GradientSync
+    from bigdl.runtime.worker import Worker
     from bigdl.training.batches import TensorShard
     from bigdl.training.loading import LoaderBatches
 
@@ -80,7 +84,7 @@ class Clipping:
     maximum: float | None = None
     norm: float | None = None
 
-    def __call__(self, parameters) -> None:
+    def __call__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Limit the gradients of `parameters` in place."""
         import torch
 
@@ -124,7 +128,16 @@ class Update:
         Batches of an update; k batches of n rows make the update of one batch of k * n rows.
     """
 
-    def __init__(self, sync, optimizer, sparse, *, sums, clipping=Clipping(), accumulate=1):
+    def __init__(
+        self,
+        sync: GradientSync,
+        optimizer: torch.optim.Optimizer,
+        sparse: Sequence[torch.nn.Parameter],
+        *,
+        sums: bool,
+        clipping: Clipping = Clipping(),
+        accumulate: int = 1,
+    ):
         self._sync, self._optimizer, self._sparse = sync, optimizer, sparse
         self._sums, self._clipping, self._accumulate = sums, clipping, accumulate
         self._reset()
@@ -137,7 +150,7 @@ class Update:
         if not self._batches:
             self._optimizer.zero_grad()
 
-    def add(self, loss, counted: float, total: float) -> None:
+    def add(self, loss: torch.Tensor | None, counted: float, total: float) -> None:
         """Compute the gradients of a batch.
 
         Parameters
@@ -224,7 +237,7 @@ class Update:
             self._reset()
 
 
-def may_be_sparse(model) -> list:
+def may_be_sparse(model: torch.nn.Module) -> list:
     """Parameters that get sparse gradients: a rank without rows cannot see it."""
     return [
         module.weight
@@ -384,7 +397,9 @@ class TorchEpochs(Runner, FitLoop):
 class TorchLoop(TorchEpochs, WorkerLoop):
     """One worker's part of a fit."""
 
-    def __init__(self, worker, sync, parts: ModelParts, settings: FitSettings):
+    def __init__(
+        self, worker: Worker, sync: GradientSync, parts: ModelParts, settings: FitSettings
+    ):
         super().__init__(worker, parts.config, settings.callbacks)
         self.worker, self.sync, self.settings = worker, sync, settings
 
@@ -638,7 +653,7 @@ class FitProgram:
     settings: FitSettings
     sync: Any  # class of the GradientSync
 
-    def __call__(self, worker):
+    def __call__(self, worker: Worker) -> dict:
         with tuned_allocator():
             return TorchLoop(worker, self.sync(worker), self.parts, self.settings).fit()
 

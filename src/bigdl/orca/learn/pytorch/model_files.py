@@ -9,19 +9,22 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.training.checkpoint import Snapshot, read_bytes, read_checkpoint
 from bigdl.training.position import Position
 from bigdl.training.state import dumps, loads
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["full_state", "read_model", "snapshot_of"]
 
 _FULL = (("optimizers", "optimizer.pt"), ("schedulers", "scheduler.pt"))
 
 
-def full_state(model, snapshot: Snapshot | None) -> dict[str, Any]:
+def full_state(model: torch.nn.Module, snapshot: Snapshot | None) -> dict[str, Any]:
     """Epoch and the states of model, optimizer and scheduler, as BigDL 2.x gave them."""
     files = {} if snapshot is None else snapshot.files
     epoch = 0 if snapshot is None else snapshot.position.counted

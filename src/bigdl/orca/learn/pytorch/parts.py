@@ -5,17 +5,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.forward import configured, is_lightning
 from bigdl.training.figures import figure_of
 from bigdl.training.state import dumps, loads
 
+if TYPE_CHECKING:
+    import torch
+
+    from bigdl.orca.learn.pytorch.runner import Runner
+
 __all__ = ["Built", "ModelParts", "load_into"]
 
 
-def load_into(part, data: bytes, what: str = "weights", whose: str = "model") -> None:
+def load_into(part: Any, data: bytes, what: str = "weights", whose: str = "model") -> None:
     """Load the bytes of a state dict into a model, optimizer or scheduler.
 
     Raises
@@ -73,7 +78,7 @@ class Built:
         if "scheduler.pt" in files and self.scheduler is not None:
             load_into(self.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
 
-    def step_scheduler_after_update(self, runner) -> None:
+    def step_scheduler_after_update(self, runner: Runner) -> None:
         """Step the scheduler after an update, if it is its turn."""
         if self.interval != "step" or runner.global_step % self.frequency:
             return
@@ -82,7 +87,7 @@ class Built:
         elif self.scheduler is not None:
             self.scheduler.step()
 
-    def step_scheduler_after_epoch(self, runner, figures: dict) -> None:
+    def step_scheduler_after_epoch(self, runner: Runner, figures: dict) -> None:
         """Step the scheduler at the end of an epoch, if it is its turn."""
         if self.interval == "step" or runner.epochs % self.frequency:
             return
@@ -171,7 +176,7 @@ class ModelParts:
 
         return isinstance(self.model, torch.nn.Module)
 
-    def build_model(self):
+    def build_model(self) -> torch.nn.Module:
         """A model of its own: a deep copy of an instance, or what the creator returns."""
         import copy
 
@@ -200,7 +205,7 @@ class ModelParts:
                 raise UsageError("fit needs a loss; pass loss= to Estimator.from_torch")
         return built
 
-    def build_loss(self):
+    def build_loss(self) -> Callable | None:
         import torch
 
         criterion = self.loss

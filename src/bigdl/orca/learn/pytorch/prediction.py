@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +13,11 @@ from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.orca.learn.pytorch.runner import Runner
 from bigdl.training.device import precision_of, to_device
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+    from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
 
 __all__ = ["TorchReady", "TorchSnapshot", "predicting_parts", "ship"]
 
@@ -36,7 +41,7 @@ class TorchReady:
     precision: str
     squeezes: ClassVar[bool] = True
 
-    def __call__(self, batch: list):
+    def __call__(self, batch: list) -> Any:
         """Return the model's outputs for a batch of numpy columns."""
         import torch
 
@@ -63,7 +68,7 @@ class TorchSnapshot:
     precision: str = "fp32"
 
     @classmethod
-    def of(cls, parts, weights: bytes, precision: str = "fp32") -> TorchSnapshot:
+    def of(cls, parts: ModelParts, weights: bytes, precision: str = "fp32") -> TorchSnapshot:
         """The model of an Estimator's parts with these weights."""
         parts = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
         if not parts.is_instance:
@@ -72,7 +77,7 @@ class TorchSnapshot:
         load_into(parts.model, weights)
         return cls(parts, None, precision)
 
-    def ready(self, device) -> TorchReady:
+    def ready(self, device: torch.device) -> TorchReady:
         """The model, in a process and on a device."""
         model = self.parts.build_model()
         if self.weights is not None:
@@ -80,7 +85,13 @@ class TorchSnapshot:
         return TorchReady(model.eval().to(device), device, self.precision)
 
 
-def ship(parts, weights: bytes, sc, precision: str, previous: Shipped | None = None) -> Shipped:
+def ship(
+    parts: ModelParts,
+    weights: bytes,
+    sc: SparkContext,
+    precision: str,
+    previous: Shipped | None = None,
+) -> Shipped:
     """Broadcast a model, unless it is what was broadcast last.
 
     Parameters
@@ -108,7 +119,7 @@ def _tensor(column):
     return torch.tensor(column)
 
 
-def predicting_parts(parts: ModelParts, main) -> ModelParts:
+def predicting_parts(parts: ModelParts, main: MainCallback) -> ModelParts:
     """Parts whose model calls `main` instead of the user's model."""
     inner = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
     return ModelParts(_Creator(inner, main), config=parts.config)

@@ -41,6 +41,8 @@ __all__ = ["PyTorchEstimator"]
 
 
 if TYPE_CHECKING:
+    import torch
+
     from bigdl.orca.learn.prediction.shipping import Shipped
 
 _NO_MODEL = "Must provide callable function for model_creator or load a saved model."
@@ -93,7 +95,7 @@ class PyTorchEstimator(BaseEstimator):
 
     def fit(
         self,
-        data,
+        data: Any,
         epochs: int = 1,
         max_steps: int | None = None,
         batch_size: int = 32,
@@ -101,7 +103,7 @@ class PyTorchEstimator(BaseEstimator):
         reduce_results: bool = True,
         feature_cols: str | Sequence[str] | None = None,
         label_cols: str | Sequence[str] | None = None,
-        validation_data=None,
+        validation_data: Any = None,
         callbacks: Sequence[Any] | None = None,
         *,
         max_failures: int | FailurePolicy | None = None,
@@ -307,7 +309,7 @@ Ray also RayXShards or a ray.data.Dataset
 
     def evaluate(
         self,
-        data,
+        data: Any,
         batch_size: int = 32,
         num_steps: int | None = None,
         profile: bool = False,
@@ -397,7 +399,7 @@ Ray also RayXShards or a ray.data.Dataset
 
     def predict(
         self,
-        data,
+        data: Any,
         batch_size: int = 32,
         feature_cols: str | Sequence[str] | None = None,
         output_cols: str | Sequence[str] | None = None,
@@ -405,7 +407,7 @@ Ray also RayXShards or a ray.data.Dataset
         callbacks: Sequence[Any] | None = None,
         *,
         accelerate: str | os.PathLike | None = None,
-    ):
+    ) -> Any:
         """`data` with predictions, lazily: all its columns, rows and their order are kept.
 
         The precision is that of the Estimator, and a machine with GPUs computes on them; the
@@ -506,7 +508,7 @@ RayXShards or a ray.data.Dataset
 
     # -- the model and its files -------------------------------------------------------------
 
-    def get_model(self):
+    def get_model(self) -> torch.nn.Module:
         """The trained model, a copy of its own on the driver.
 
         Returns
@@ -674,7 +676,7 @@ RayXShards or a ray.data.Dataset
                 raise UsageError(f"{name} should be a text, got {value!r}")
         self._events = EventFiles(f"{log_dir.rstrip('/')}/{app_name}")
 
-    def get_train_summary(self, tag: str | None = None):
+    def get_train_summary(self, tag: str | None = None) -> list | dict[str, list]:
         """Return the records of the steps, after :meth:`set_tensorboard`.
 
         Parameters
@@ -699,7 +701,7 @@ RayXShards or a ray.data.Dataset
             summaries |= phase_summaries(groups)
         return summaries if tag is None else summaries[check_choice("tag", tag, summaries)]
 
-    def get_validation_summary(self, tag: str | None = None):
+    def get_validation_summary(self, tag: str | None = None) -> list | dict[str, list]:
         """The figures of the validations of all fits.
 
         Parameters

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.training.checkpoint import write_bytes
 from bigdl.training.position import Position
 from bigdl.training.state import dumps
+
+if TYPE_CHECKING:
+    from bigdl.runtime.worker import Worker
+    from bigdl.training.batches import TensorShard
+    from bigdl.training.loading import LoaderBatches
 
 __all__ = ["Runner", "WorkerBatches"]
 
@@ -54,7 +59,7 @@ class Runner:
         Set it on any rank to end the training after the current step.
     """
 
-    def __init__(self, worker, config: dict, callbacks: Sequence[Any]):
+    def __init__(self, worker: Worker, config: dict, callbacks: Sequence[Any]):
         self.rank, self.size = worker.rank, worker.world_size
         self.config = config
         self.callbacks = list(callbacks)
@@ -181,7 +186,7 @@ class WorkerBatches:
         Of this worker.
     """
 
-    def __init__(self, data, batch_size: int):
+    def __init__(self, data: TensorShard | LoaderBatches, batch_size: int):
         self._data, self.batch_size = data, max(1, batch_size)
 
     def __len__(self) -> int:

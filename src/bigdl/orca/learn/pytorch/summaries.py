@@ -5,10 +5,16 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
+from typing import TYPE_CHECKING
 
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.learn.old_keywords import warn_once
 from bigdl.orca.learn.pytorch.callbacks.tensorboard import upload, writer_class
+
+if TYPE_CHECKING:
+    import torch
+
+    from bigdl.orca.learn.pytorch.loop import TorchLoop
 
 __all__ = ["EventFiles", "StepSummary", "train_summaries", "validation_summary"]
 
@@ -31,7 +37,14 @@ class StepSummary:
         self.rows: list[list[float]] = []
         self._loss = self._counted = self._samples = self._seconds = 0.0
 
-    def add(self, loop, parts, batch_rows: int, seconds: float, updated: bool) -> None:
+    def add(
+        self,
+        loop: TorchLoop,
+        parts: tuple[float, float],
+        batch_rows: int,
+        seconds: float,
+        updated: bool,
+    ) -> None:
         """Add a batch; a collective if it ended in an update."""
         self._loss += parts[0]
         self._counted += parts[1]
@@ -47,13 +60,13 @@ class StepSummary:
         self.rows.append([float(loop.global_step), loss, rate, throughput, time.time()])
         self._loss = self._counted = self._samples = self._seconds = 0.0
 
-    def take(self):
+    def take(self) -> torch.Tensor:
         """All rows as a tensor."""
         import torch
 
         return torch.tensor(self.rows, dtype=torch.float64).reshape(-1, 5)
 
-    def put(self, tensor) -> None:
+    def put(self, tensor: torch.Tensor) -> None:
         """The inverse of :meth:`take`."""
         self.rows = tensor.tolist()
 
@@ -66,7 +79,7 @@ def train_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
     }
 
 
-def validation_summary(history: list[dict], tag: str | None):
+def validation_summary(history: list[dict], tag: str | None) -> list | dict[str, list]:
     """``[step, value, time]`` of every validation, or a dict of all of them.
 
     Parameters

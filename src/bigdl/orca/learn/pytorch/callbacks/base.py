@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from bigdl.orca.learn.pytorch.runner import Runner
 
 __all__ = [
     "Callback",
@@ -20,45 +28,45 @@ __all__ = [
 class OldHooks:
     """Hooks of callbacks of BigDL 2.0; `epoch` counts the epochs that are finished."""
 
-    def on_batch_begin(self, batch):
+    def on_batch_begin(self, batch: Any) -> None:
         """Before a training batch."""
 
-    def on_batch_end(self, batch):
+    def on_batch_end(self, batch: Any) -> None:
         """After a training batch."""
 
-    def on_epoch_begin(self, epoch):
+    def on_epoch_begin(self, epoch: int) -> None:
         """Before an epoch of training."""
 
-    def on_epoch_end(self, epoch):
+    def on_epoch_end(self, epoch: int) -> None:
         """After an epoch of training."""
 
-    def on_train_begin(self):
+    def on_train_begin(self) -> None:
         """Before the first epoch of a fit."""
 
-    def on_train_end(self):
+    def on_train_end(self) -> None:
         """After the last epoch of a fit."""
 
-    def set_model(self, model):
+    def set_model(self, model: torch.nn.Module) -> None:
         self.model = model
 
-    def set_param(self, param):
+    def set_param(self, param: dict) -> None:
         self.params = param
 
-    def set_trainer(self, trainer):
+    def set_trainer(self, trainer: Runner) -> None:
         self.trainer = trainer
 
 
 _HOOKS = [name for name in vars(OldHooks) if name.startswith("on_")]
 
 
-def has_old_hooks(callback) -> bool:
+def has_old_hooks(callback: Callback) -> bool:
     """Return True if a callback overrides one of them."""
     return any(
         getattr(type(callback), name, None) is not getattr(OldHooks, name) for name in _HOOKS
     )
 
 
-def call_old_hooks(callback, hook: str, runner) -> None:
+def call_old_hooks(callback: Callback, hook: str, runner: Runner) -> None:
     """Call the old hooks that belong to a hook of today."""
     if hook == "before_run":
         callback.set_trainer(runner)
@@ -80,63 +88,63 @@ def call_old_hooks(callback, hook: str, runner) -> None:
 class Callback(OldHooks):
     """Base class: every hook does nothing or what its more general hook does."""
 
-    def before_run(self, runner):
+    def before_run(self, runner: Runner) -> None:
         """Before the first epoch of a fit."""
 
-    def after_run(self, runner):
+    def after_run(self, runner: Runner) -> None:
         """After the last epoch of a fit."""
 
-    def before_epoch(self, runner):
+    def before_epoch(self, runner: Runner) -> None:
         """Before an epoch of any kind, unless the specific hook is overridden."""
 
-    def after_epoch(self, runner):
+    def after_epoch(self, runner: Runner) -> None:
         """After an epoch of any kind, unless the specific hook is overridden."""
 
-    def before_iter(self, runner):
+    def before_iter(self, runner: Runner) -> None:
         """Before a batch of any kind, unless the specific hook is overridden."""
 
-    def after_iter(self, runner):
+    def after_iter(self, runner: Runner) -> None:
         """After a batch of any kind, unless the specific hook is overridden."""
 
-    def before_train_epoch(self, runner):
+    def before_train_epoch(self, runner: Runner) -> None:
         self.before_epoch(runner)
 
-    def after_train_epoch(self, runner):
+    def after_train_epoch(self, runner: Runner) -> None:
         self.after_epoch(runner)
 
-    def before_val_epoch(self, runner):
+    def before_val_epoch(self, runner: Runner) -> None:
         self.before_epoch(runner)
 
-    def after_val_epoch(self, runner):
+    def after_val_epoch(self, runner: Runner) -> None:
         self.after_epoch(runner)
 
-    def before_pred_epoch(self, runner):
+    def before_pred_epoch(self, runner: Runner) -> None:
         """Not called, since prediction is lazy."""
 
     after_pred_epoch = before_pred_iter = after_pred_iter = before_pred_epoch
 
-    def before_train_iter(self, runner):
+    def before_train_iter(self, runner: Runner) -> None:
         self.before_iter(runner)
 
-    def after_train_iter(self, runner):
+    def after_train_iter(self, runner: Runner) -> None:
         self.after_iter(runner)
 
-    def before_val_iter(self, runner):
+    def before_val_iter(self, runner: Runner) -> None:
         self.before_iter(runner)
 
-    def after_val_iter(self, runner):
+    def after_val_iter(self, runner: Runner) -> None:
         self.after_iter(runner)
 
-    def every_n_epoch(self, runner, n):
+    def every_n_epoch(self, runner: Runner, n: int) -> bool:
         """In ``after_*_epoch``: whether the epoch that just ended is a multiple of `n`."""
         return n > 0 and (runner.epochs + 1) % n == 0
 
-    def every_n_iter(self, runner, n):
+    def every_n_iter(self, runner: Runner, n: int) -> bool:
         """In ``after_train_iter``: whether the step that just ended is a multiple of `n`."""
         return n > 0 and runner.global_step % n == 0
 
 
-def as_callbacks(callbacks) -> list[Callback]:
+def as_callbacks(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
     """A list of its own from what ``callbacks=`` accepts."""
     if callbacks is None:
         return []
@@ -166,32 +174,32 @@ class MainCallback(Callback):
     The forward methods are not called on a worker that has no rows in a step.
     """
 
-    def on_iter_forward(self, runner) -> None:
+    def on_iter_forward(self, runner: Runner) -> None:
         """From ``runner.batch`` to ``runner.output``, ``runner.target`` and ``runner.loss``."""
         runner.forward()
 
-    def on_train_forward(self, runner) -> None:
+    def on_train_forward(self, runner: Runner) -> None:
         """The forward pass of training."""
         self.on_iter_forward(runner)
 
-    def on_val_forward(self, runner) -> None:
+    def on_val_forward(self, runner: Runner) -> None:
         """The forward pass of validation, without gradients."""
         self.on_iter_forward(runner)
 
-    def on_pred_forward(self, runner) -> None:
+    def on_pred_forward(self, runner: Runner) -> None:
         """From ``runner.batch`` (the features) to ``runner.output``.
 
         The output is a tensor or ndarray of as many rows, or a list, tuple or dict of them.
         """
         runner.output = runner.model(*runner.batch)
 
-    def on_iter_backward(self, runner) -> None:
+    def on_iter_backward(self, runner: Runner) -> None:
         """From ``runner.loss`` to new weights."""
         runner.optimizer.zero_grad()
         runner.loss.backward()
         runner.optimizer.step()
 
-    def on_lr_adjust(self, runner) -> None:
+    def on_lr_adjust(self, runner: Runner) -> None:
         """At the end of an epoch, or after every update with ``scheduler_step_freq="batch"``."""
         if runner.scheduler is not None:
             runner.scheduler.step()
@@ -216,7 +224,7 @@ class MaxstepsCallback(Callback):
     def __init__(self, max_step: int):
         self.max_step = check_positive("max_step", max_step)
 
-    def after_train_iter(self, runner):
+    def after_train_iter(self, runner: Runner) -> None:
         if runner.global_step >= self.max_step:
             runner.stop = True
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+from typing import TYPE_CHECKING
 
 from bigdl.common.checks import check_choice, check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 from bigdl.training.figures import figure_of
+
+if TYPE_CHECKING:
+    from bigdl.orca.learn.pytorch.runner import Runner
 
 __all__ = ["EarlyStopping", "ModelCheckpoint"]
 
@@ -44,7 +48,7 @@ class EarlyStopping(Callback):
         self.mode = check_choice("mode", mode, ("min", "max"))
         self.min_delta = check_number("min_delta", min_delta, 0)
 
-    def after_train_epoch(self, runner):
+    def after_train_epoch(self, runner: Runner) -> None:
         best, waited = None, 0
         for figures in runner.history:
             value = figure_of(figures, self.monitor, "callback EarlyStopping")
@@ -124,7 +128,7 @@ class ModelCheckpoint(Callback):
         """The file at the end of a fit."""
         return self._path("last.ckpt")
 
-    def before_run(self, runner):
+    def before_run(self, runner: Runner) -> None:
         steps = range(self.interval, runner.global_step + 1, self.interval) if self._by_step else ()
         self._written = [self.path_of(iter=step, epoch=runner.epochs + 1) for step in steps]
 
@@ -132,7 +136,7 @@ class ModelCheckpoint(Callback):
     def _by_step(self) -> bool:
         return not self.by_epoch and self.interval > 0
 
-    def after_train_iter(self, runner):
+    def after_train_iter(self, runner: Runner) -> None:
         if not self._by_step or not runner.updated or runner.global_step % self.interval:
             return
         path = self.path_of(iter=runner.global_step, epoch=runner.epochs + 1)
@@ -141,7 +145,7 @@ class ModelCheckpoint(Callback):
         while self.num_to_keep is not None and len(self._written) > self.num_to_keep:
             self._remove(runner, self._written.pop(0))
 
-    def after_train_epoch(self, runner):
+    def after_train_epoch(self, runner: Runner) -> None:
         if not self.by_epoch or not runner.epoch_is_whole:
             return
         epoch = runner.epochs + 1
@@ -152,7 +156,7 @@ class ModelCheckpoint(Callback):
             if figures["epoch"] in before and figures["epoch"] not in kept:
                 self._remove(runner, self._file_of(figures))
 
-    def after_run(self, runner):
+    def after_run(self, runner: Runner) -> None:
         self._write(runner, self.last_checkpoint)
 
     def _kept(self, history) -> set[int]:
