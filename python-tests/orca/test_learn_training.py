@@ -552,7 +552,7 @@ def test_callbacks_of_2_0_are_called(crew):
     assert figures[-1]["calls"] == ["begin Sequential 3", *epochs[0], *epochs[1]]
 
 
-def test_the_runner_has_a_pocket_and_the_names_of_2_x(crew):
+def test_the_runner_keeps_values_and_has_the_names_of_2_x(crew):
     class Looks(Callback):
         def before_run(self, runner):
             runner.put("seen", 0)

@@ -13,7 +13,7 @@ from torch import nn
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch import Estimator
-from bigdl.orca.parameter_layer.stragglers import DropStragglers, StragglerLimit, within
+from bigdl.orca.parameter_layer.stragglers import DropStragglers, StragglerLimit, run_within
 
 # -- how long is too long -------------------------------------------------------------------------
 
@@ -111,10 +111,10 @@ def test_the_next_computation_waits_for_one_that_is_late():
         may_end.wait(30)
         order.append("slow")
 
-    assert within(0.01, slow) is None
-    assert within(0.01, lambda: order.append("too early")) is None
+    assert run_within(0.01, slow) is None
+    assert run_within(0.01, lambda: order.append("too early")) is None
     may_end.set()
-    assert within(None, lambda: order.append("next") or "done") == "done"
+    assert run_within(None, lambda: order.append("next") or "done") == "done"
     assert order == ["slow", "next"]
 
 
@@ -125,11 +125,11 @@ def test_what_a_late_computation_raises_comes_with_the_next():
         may_end.wait(30)
         raise ArithmeticError("on purpose")
 
-    assert within(0.01, failing) is None
+    assert run_within(0.01, failing) is None
     may_end.set()
     with pytest.raises(ArithmeticError, match="on purpose"):
-        within(30.0, lambda: 1)
-    assert within(30.0, lambda: 1) == 1
+        run_within(30.0, lambda: 1)
+    assert run_within(30.0, lambda: 1) == 1
 
 
 # -- steps ----------------------------------------------------------------------------------------

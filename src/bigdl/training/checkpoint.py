@@ -1,7 +1,7 @@
 """Checkpoints: everything that a run needs to go on as if it had never stopped.
 
 A :class:`Snapshot` is a manifest (JSON) and a few files (bytes).  It is written by rank 0 in a
-:class:`CheckpointDirectory` on any fsspec URL, or travels over the channel to the driver.  A
+:class:`CheckpointDirectory` on any fsspec URL, or sent over the channel to the driver.  A
 directory holds one folder per run and in it one folder per checkpoint::
 
     <model_dir>/run-20261121T070000.123456-1f2e3d/checkpoint-000002-00000150/

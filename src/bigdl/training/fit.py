@@ -118,7 +118,7 @@ class FailurePolicy:
     Parameters
     ----------
     max_failures : int
-        Losses that are forgiven; 0 raises at the first.
+        Losses that may be followed by a retry; 0 raises the first.
     window : float, optional
         Only losses of the last `window` seconds count; None counts all of them.
     clock : callable, optional
@@ -143,7 +143,7 @@ class FailurePolicy:
     def of(cls, value: int | FailurePolicy | None, backend: str = "spark") -> FailurePolicy:
         """A policy from what ``fit(max_failures=)`` accepts; its count starts at zero.
 
-        By default 3 losses are forgiven, with ``backend="bigdl"`` 5 within 120 seconds.
+        By default 3 losses are retried, with ``backend="bigdl"`` 5 within 120 seconds.
         """
         if value is None:
             return cls(5, 120.0) if backend == "bigdl" else cls(3)
@@ -174,7 +174,7 @@ class FailurePolicy:
         Raises
         ------
         WorkerLost
-            What was lost, and why that is not forgiven.
+            What was lost, and why that is not retried.
         """
         decision = self.decide()
         if not decision.retry:

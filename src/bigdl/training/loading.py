@@ -38,7 +38,7 @@ def as_loader(loader: DataLoader, config: dict, batch_size: int) -> DataLoader:
     config : dict
         For a function, and ``num_workers``, ``collate_fn``, ... for the loader of a Dataset.
     batch_size : int
-        Of this worker, as a function is told.
+        Of this worker, which is an argument of a function.
 
     Raises
     ------
@@ -235,7 +235,7 @@ class _BatchMaker:
     def __getstate__(self):
         import cloudpickle
 
-        # a class of a notebook or of __main__ travels by value
+        # a class of a notebook or of __main__ is pickled by value
         return cloudpickle.dumps((self.dataset, self.collate))
 
     def __setstate__(self, data):
@@ -270,7 +270,7 @@ class _Processes:
             collate_fn=_unchanged,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
-            worker_init_fn=None if init is None else _Shipped(init),
+            worker_init_fn=None if init is None else _PickledByValue(init),
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=True,
             multiprocessing_context=context,
@@ -308,8 +308,8 @@ class _Stream:
         return self._owner.next_item()
 
 
-class _Shipped:
-    """A function that travels by value."""
+class _PickledByValue:
+    """A function that is pickled by value."""
 
     def __init__(self, function):
         self._function = function

@@ -90,7 +90,7 @@ class BarrierTransport(Transport):
 
     def rows(self) -> list[dict]:
         if self._known is None:
-            self._known = [described for described, _ in self._asked({"stage": _DESCRIBE})]
+            self._known = [described for described, _ in self._ask({"stage": _DESCRIBE})]
         return self._known
 
     def start(self, states: Sequence[RankState]) -> None:
@@ -101,16 +101,16 @@ class BarrierTransport(Transport):
         arrays = [cloudpickle.dumps(list(steps))]
         arrays += [_message(state).written() for state in self._given]
         following = secrets.token_hex(8)
-        answers = self._asked({"stage": _RUN, "next": following}, pack(None, arrays))
+        answers = self._ask({"stage": _RUN, "next": following}, pack(None, arrays))
         self._given, self._name = [], following
         return [records for records, _ in answers]
 
     def states(self) -> list[RankState]:
         if self._given:
             return self._given
-        return [_state(arrays[0]) for _, arrays in self._asked({"stage": _GIVE})]
+        return [_state(arrays[0]) for _, arrays in self._ask({"stage": _GIVE})]
 
-    def _asked(self, options, data=None):
+    def _ask(self, options, data=None):
         """Return the answers of the ranks: documents and arrays."""
         answers = []
         for answer in self._job.attempt({**options, "name": self._name}, data):
@@ -151,7 +151,7 @@ class GroupProgram:
         sync.start()
         states = StateFiles(sync, folder)
         states.keep_only(options["name"])
-        steps, *states_of_ranks = _told(sync, worker.state())
+        steps, *states_of_ranks = _received(sync, worker.state())
         packed = states_of_ranks[worker.rank] if states_of_ranks else states.read(options["name"])
         if packed is None:
             return _LOST, []
@@ -190,7 +190,7 @@ class GroupProgram:
         rank.update(step, summed, state, statistics)
 
 
-def _told(sync, data) -> list:
+def _received(sync, data) -> list:
     """Return the driver's data for rank 0: nothing, or the steps and perhaps all states."""
     data = sync.broadcast(data)
     return [None] if data is None else unpack(data)[1]
@@ -299,32 +299,32 @@ class StateFiles:
         ranks, own = range(self._sync.world_size), self._sync.rank
         here = [float(os.path.exists(self._path(name, rank))) for rank in ranks]
         table = self._sync.all_gather(here)
-        givers = [_giver(table, rank) for rank in ranks]
-        if None in givers:
+        senders = [_sender_of(table, rank) for rank in ranks]
+        if None in senders:
             return None
-        if givers != list(ranks):
+        if senders != list(ranks):
             messages = [
-                self._message(name, rank) if givers[rank] == own != rank else Message(None)
+                self._message(name, rank) if senders[rank] == own != rank else Message(None)
                 for rank in ranks
             ]
             given = exchange_messages(self._sync, messages)
-            if givers[own] != own:
-                return unpack(given[givers[own]])[1][0]
+            if senders[own] != own:
+                return unpack(given[senders[own]])[1][0]
         return self._map(name, own)
 
     def write(self, name: str, state: Message) -> None:
         """Keep the own state, and the copies of others' that belong here."""
         ranks, own = range(self._sync.world_size), self._sync.rank
         state.written().tofile(self._path(name, own))
-        keepers = [self._keeper(rank) for rank in ranks]
-        if keepers == list(ranks):
+        copy_holders = [self._copy_holder(rank) for rank in ranks]
+        if copy_holders == list(ranks):
             return
-        messages = [state if rank == keepers[own] else Message(None) for rank in ranks]
+        messages = [state if rank == copy_holders[own] else Message(None) for rank in ranks]
         for rank, data in enumerate(exchange_messages(self._sync, messages)):
-            if keepers[rank] == own != rank:
+            if copy_holders[rank] == own != rank:
                 data.tofile(self._path(name, rank))
 
-    def _keeper(self, rank):
+    def _copy_holder(self, rank):
         """Return the rank that has the copy: the next one in another place, or the rank itself."""
         ranks = self._sync.world_size
         following = [(rank + distance) % ranks for distance in range(1, ranks)]
@@ -340,7 +340,7 @@ class StateFiles:
         return os.path.join(self._folder, f"{name}-{rank}")
 
 
-def _giver(table, rank):
+def _sender_of(table, rank):
     """Return the rank that gives another its state: itself, or the first one that has it."""
     candidates = [rank, *range(len(table))]
     return next((r for r in candidates if table[r][rank]), None)

@@ -33,7 +33,7 @@ class Codec(ABC):
         True if a rank adds what encoding has lost to its next gradient ("1-bit SGD", Seide et
         al. 2014).
     weights : str
-        Name of the codec in which weights travel beside gradients in this one.
+        Name of the codec in which weights are sent beside gradients in this one.
     """
 
     feedback = False

@@ -141,12 +141,12 @@ class Pairs:
         pairs.rdd().localCheckpoint()
 
     def drop(self, pairs: Any) -> None:
-        """Let go of what was kept."""
+        """Drop what was kept."""
         with contextlib.suppress(Exception):
             pairs.unpersist(False)
 
     def drop_for_good(self, pairs: Any) -> None:
-        """Let go of pairs without lineage; their own ``unpersist`` would warn of what is meant."""
+        """Drop pairs without lineage; their own ``unpersist`` would warn of what is meant."""
         with contextlib.suppress(Exception):
             self.sc._jsc.sc().unpersistRDD(pairs.rdd().id(), False)
 

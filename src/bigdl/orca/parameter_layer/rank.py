@@ -16,7 +16,7 @@ from bigdl.orca.parameter_layer.messages import Message, codec_for, pack, unpack
 from bigdl.orca.parameter_layer.optimizers import SliceOptimizer
 from bigdl.orca.parameter_layer.plan import LayerPlan, Segment, Step
 from bigdl.orca.parameter_layer.state import RankState, merged
-from bigdl.orca.parameter_layer.stragglers import within
+from bigdl.orca.parameter_layer.stragglers import run_within
 
 __all__ = ["Contribution", "Rank", "Replica", "Sum", "close_replicas", "replica_of"]
 
@@ -178,7 +178,7 @@ class Rank:
         got = time.perf_counter()
         is_late, contribution = False, Contribution(record={"loss": 0.0, "counted": 0.0})
         if not is_halted:
-            computed_contribution = within(
+            computed_contribution = run_within(
                 step.limit, lambda: replica.compute(step, vector, buffers)
             )
             is_late = computed_contribution is None
@@ -397,7 +397,7 @@ def replica_of(training: str, rank: int, version: Any, make: Callable[[], Any]) 
 
 
 def close_replicas(except_of: str | None = None) -> None:
-    """Let go of the replicas in this process."""
+    """Close the replicas in this process."""
     for place in [p for p in _open if p[0] != except_of]:
         _close(_open.pop(place)[1])
     if not _open:

@@ -1,7 +1,7 @@
 """BatchNorm statistics and other buffers, which every rank makes from its own rows.
 
 They are merged after every step, so that they depend neither on the transport nor on the size of
-a group.  Only buffers that some rank has changed travel at all.
+a group.  Only buffers that some rank has changed are sent at all.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RankState:
     Attributes
     ----------
     weights : ndarray of float32
-        The slice, in full precision whatever travels.
+        The slice, in full precision whatever is sent.
     optimizer : list of dict
         State of the optimizer, for each segment.
     buffers : dict of int to ndarray

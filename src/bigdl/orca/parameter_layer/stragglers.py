@@ -1,7 +1,7 @@
 """Contributions that come too late are left out: how late is too late.
 
 The rule is that of BigDL (Dai et al., SoCC 2019, section 3.3.2; ``setDropModuleProperty`` of 2.x).
-It is decided on the driver from the times of earlier steps; the limit travels with the steps.
+It is decided on the driver from the times of earlier steps; the limit is sent with the steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 
-__all__ = ["DropStragglers", "StragglerLimit", "within"]
+__all__ = ["DropStragglers", "StragglerLimit", "run_within"]
 
 _RELAXED = 1.01  # of the limit, where enough was dropped
 
@@ -158,7 +158,7 @@ class _Computation(Generic[T]):
 _late: list[_Computation] = []  # of this process: at most one
 
 
-def within(seconds: float | None, compute: Callable[[], T]) -> T | None:
+def run_within(seconds: float | None, compute: Callable[[], T]) -> T | None:
     """Return what `compute` gives, or None if that takes longer.
 
     Parameters

@@ -18,11 +18,11 @@ from bigdl.training.batches import TensorShard
 from bigdl.training.fit import RunSettings
 from bigdl.training.state import seed_everything
 
-__all__ = ["LayerReplica", "LayerRows", "Place"]
+__all__ = ["LayerReplica", "LayerRows", "ReplicaWorker"]
 
 
 @dataclass
-class Place:
+class ReplicaWorker:
     """Rank, world size and exit functions of a replica, in place of a worker."""
 
     rank: int
@@ -116,7 +116,7 @@ class LayerReplica(ABC):
     def __init__(self, program: Any, rank: int):
         self._settings, self._rank = program.settings, rank
         self._sampling = program.sampling
-        self._place = Place(rank, program.ranks)
+        self._place = ReplicaWorker(rank, program.ranks)
 
     def _read(self, data: Any, config: dict) -> None:
         """Take the rows of every step from `data`."""

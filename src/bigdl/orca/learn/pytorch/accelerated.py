@@ -41,8 +41,8 @@ __all__ = [
     "AUTO_METHODS",
     "LARGEST_ERROR",
     "SAMPLE_ROWS",
+    "AcceleratedSnapshot",
     "Sample",
-    "Saved",
     "sample_of",
     "ship_accelerated",
 ]
@@ -293,8 +293,8 @@ _COMPARED_ROWS = 64  # calibration wants more
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A saved model on its way to the tasks, in place of a :class:`TorchSnapshot`.
+class AcceleratedSnapshot:
+    """Files of an accelerated model, shipped to the tasks in place of a :class:`TorchSnapshot`.
 
     Attributes
     ----------
@@ -496,13 +496,15 @@ def _outputs(model, batches) -> list:
     return [torch.as_tensor(leaf).float().numpy() for leaves in results for leaf in leaves]
 
 
-def _complete(files, threads, snapshot: TorchSnapshot, sample: tuple) -> tuple[Saved, TorchReady]:
+def _complete(
+    files, threads, snapshot: TorchSnapshot, sample: tuple
+) -> tuple[AcceleratedSnapshot, TorchReady]:
     """The files, with the original if they alone make no model; and that model."""
-    saved = Saved(files, threads)
+    saved = AcceleratedSnapshot(files, threads)
     try:
         return saved, saved.ready(None)
     except UsageError:
-        saved = Saved(files, threads, snapshot, sample)
+        saved = AcceleratedSnapshot(files, threads, snapshot, sample)
         return saved, saved.ready(None)
 
 

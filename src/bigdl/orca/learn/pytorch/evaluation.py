@@ -178,7 +178,7 @@ def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
 
 
 def _plain(value):
-    """A figure as JSON; a tuple of tensors (a curve) is told from one tensor."""
+    """A figure as JSON; a tuple of tensors (a curve) differs from one tensor."""
     if isinstance(value, list | tuple):
         return {"items": [_plain(v) for v in value]}
     return value.tolist() if hasattr(value, "tolist") else value

@@ -1,4 +1,4 @@
-"""A PyTorch model on its way to the tasks that predict."""
+"""Models that are shipped to the tasks that predict."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TorchReady:
 
 @dataclass(frozen=True)
 class TorchSnapshot:
-    """A model on its way to the tasks.
+    """Model and weights as they are shipped to the tasks.
 
     Attributes
     ----------

@@ -130,7 +130,7 @@ Ray also RayXShards or a ray.data.Dataset
             A str (or a list) is the path of Parquet files, which the workers read themselves.
             Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards
             unless they are pandas frames. A torch Dataset or a function
-            ``creator(config, batch_size)`` stands for a DataLoader; the function is told the
+            ``creator(config, batch_size)`` stands for a DataLoader; the function gets the
             batch size of its worker. The samples are shared out among the workers; of iterable
             data every worker reads a stream of its own.
         epochs : int
@@ -182,8 +182,8 @@ Ray also RayXShards or a ray.data.Dataset
             Of ``backend="bigdl"``: steps of one Spark job, at most; default 10 by shuffle, 100 by
             barrier stages. The weights do not depend on it.
         compression : str, optional
-            Of ``backend="bigdl"``: how gradients travel, ``"fp32"`` (default), ``"fp16"``,
-            ``"bf16"`` or ``"int8"`` with error feedback. Sums are made in float32; weights travel
+            Of ``backend="bigdl"``: how gradients are sent, ``"fp32"`` (default), ``"fp16"``,
+            ``"bf16"`` or ``"int8"`` with error feedback. Sums are made in float32; weights are sent
             in 16 bits then, and are kept in 32.
         sampling : str, optional
             Of ``backend="bigdl"``: ``"exact"`` (default) sees every row once per epoch,
@@ -757,7 +757,7 @@ RayXShards or a ray.data.Dataset
         return engine_of(self._backend, self._workers_per_node, self._log_to_driver, min_workers)
 
     def shutdown(self, force: bool = False) -> None:
-        """Let go of what prediction has broadcast; frames that were predicted stay valid.
+        """Release what prediction has broadcast; frames that were predicted stay valid.
 
         The workers of Ray that wait for programs end, too.
         """

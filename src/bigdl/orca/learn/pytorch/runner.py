@@ -81,7 +81,7 @@ class Runner:
         self.train_loader: WorkerBatches | None = None
         self.val_loader: WorkerBatches | None = None
         self.stop = False
-        self._pocket: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
         self._forward_by: Callable[[], tuple] | None = None
 
     @property
@@ -131,29 +131,29 @@ class Runner:
             raise UsageError("There is no batch now; forward belongs into on_iter_forward")
         self.output, self.target, self.loss = self._forward_by()
 
-    # -- the pocket ----------------------------------------------------------------------------
+    # -- values for other callbacks ------------------------------------------------------------
 
     def put(self, key: str, value: Any) -> None:
         """Keep something for other callbacks of this worker; the key must be new."""
-        if key in self._pocket:
+        if key in self._values:
             raise UsageError(f"The runner has {key!r} already; use update to replace it")
-        self._pocket[key] = value
+        self._values[key] = value
 
     def get(self, key: str) -> Any:
         """Return what was put under a key."""
-        return self._pocket[self._known(key)]
+        return self._values[self._known(key)]
 
     def update(self, key: str, value: Any) -> None:
         """Replace what was put under a key."""
-        self._pocket[self._known(key)] = value
+        self._values[self._known(key)] = value
 
     def remove(self, key: str) -> None:
         """Forget what was put under a key."""
-        del self._pocket[self._known(key)]
+        del self._values[self._known(key)]
 
     def _known(self, key):
-        if key not in self._pocket:
-            raise UsageError(f"The runner has no {key!r}; it has {sorted(self._pocket)}")
+        if key not in self._values:
+            raise UsageError(f"The runner has no {key!r}; it has {sorted(self._values)}")
         return key
 
     # -- the state -----------------------------------------------------------------------------

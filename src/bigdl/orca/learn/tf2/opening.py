@@ -75,7 +75,7 @@ def open_columns(shard, settings, config: dict, place):
     ----------
     shard, settings, config
         See :func:`open_rows`.
-    place : Worker or bigdl.orca.learn.layer_fit.replica.Place
+    place : Worker or bigdl.orca.learn.layer_fit.replica.ReplicaWorker
 
     Returns
     -------
