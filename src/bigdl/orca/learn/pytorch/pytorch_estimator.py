@@ -88,8 +88,8 @@ class PyTorchEstimator(BaseEstimator):
         self._clipping = Clipping()
         self._events: EventFiles | None = None
         self._saved: set[str] = set()  # digests of the files that this Estimator wrote
-        self._broadcast: Shipped | None = None  # what predict has broadcast last
-        self._broadcast_fast: Shipped | None = None  # the same of an accelerated model
+        self._shipped: Shipped | None = None  # what predict has broadcast last
+        self._shipped_fast: Shipped | None = None  # the same of an accelerated model
 
     # -- fit -----------------------------------------------------------------------------------
 
@@ -469,8 +469,8 @@ RayXShards or a ray.data.Dataset
                 accelerate, data, weights, feature_cols, batch_size, inputs, cluster
             )
         if shipped is None:
-            shipped = ship(parts, weights, cluster.broadcaster, self._precision, self._broadcast)
-            self._broadcast = shipped
+            shipped = ship(parts, weights, cluster.broadcaster, self._precision, self._shipped)
+            self._shipped = shipped
         return predict_any(
             data,
             shipped,
@@ -501,9 +501,9 @@ RayXShards or a ray.data.Dataset
             batch_size=batch_size,
             threads=threads_of_task(cluster),
             sc=cluster.broadcaster,
-            previous=self._broadcast_fast,
+            previous=self._shipped_fast,
         )
-        self._broadcast_fast = shipped
+        self._shipped_fast = shipped
         return shipped, sample.leaves
 
     # -- the model and its files -------------------------------------------------------------
@@ -763,7 +763,7 @@ RayXShards or a ray.data.Dataset
         """
         from bigdl.orca.learn.backends import end_workers
 
-        self._broadcast = self._broadcast_fast = None
+        self._shipped = self._shipped_fast = None
         end_workers(self._backend)
 
 
