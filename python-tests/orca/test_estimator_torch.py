@@ -17,7 +17,7 @@ from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.learn.metrics import AUC, MAE, MSE, ROC, Accuracy, Precision, Recall
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
-from bigdl.orca.learn.pytorch.lightning import configured
+from bigdl.orca.learn.pytorch.forward import configured
 from bigdl.orca.learn.trigger import SeveralIteration
 
 
@@ -663,17 +663,18 @@ def test_what_configure_optimizers_must_not_return(make, message):
         returns(make)
 
 
-def test_lightning_is_not_imported():
+def test_neither_lightning_nor_the_parameter_layer_is_imported():
     program = (
         "import sys, torch\n"
         "from bigdl.orca.learn.pytorch import Estimator\n"
         "est = Estimator.from_torch(model=torch.nn.Linear(1, 1), loss=torch.nn.MSELoss())\n"
         "from bigdl.orca.learn.prediction import shards\n"
-        "from bigdl.orca.learn.pytorch import loop, predictor, training\n"
-        "print([m for m in sys.modules if 'lightning' in m and not m.startswith('bigdl.')])"
+        "from bigdl.orca.learn.pytorch import loop, prediction\n"
+        "names = [m for m in sys.modules if 'lightning' in m and not m.startswith('bigdl.')]\n"
+        "print(names, [m for m in sys.modules if 'parameter_layer' in m or 'layer_fit' in m])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stderr
+    assert done.stdout == "[] []\n", done.stderr
 
 
 # -- model I/O ----------------------------------------------------------------------------------

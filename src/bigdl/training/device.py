@@ -1,4 +1,4 @@
-"""Where a worker computes, and in which precision."""
+"""Device of a worker, and precision of its forward passes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ import socket
 import sys
 import zlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from bigdl.runtime.collectives.base import GradientSync
+    from bigdl.runtime.worker import Worker
 
 __all__ = [
     "check_precision",
@@ -32,7 +39,7 @@ _PRECISIONS = {
 }
 
 
-def check_precision(precision) -> str:
+def check_precision(precision: str | int | None) -> str:
     """``"fp32"`` or ``"bf16"`` from what ``precision=`` accepts."""
     try:
         return _PRECISIONS[precision]
@@ -40,8 +47,10 @@ def check_precision(precision) -> str:
         raise UsageError(f'precision should be "fp32" or "bf16", got {precision!r}') from None
 
 
-def precision_of(name: str, device) -> Callable[[], contextlib.AbstractContextManager]:
-    """What makes the context of a forward pass."""
+def precision_of(
+    name: str, device: torch.device
+) -> Callable[[], contextlib.AbstractContextManager]:
+    """Return a function that makes the context of a forward pass."""
     if name == "fp32":
         return contextlib.nullcontext
     import torch
@@ -49,7 +58,7 @@ def precision_of(name: str, device) -> Callable[[], contextlib.AbstractContextMa
     return functools.partial(torch.autocast, device.type, dtype=torch.bfloat16)
 
 
-def device_of(worker, sync):
+def device_of(worker: Worker, sync: GradientSync) -> torch.device:
     """The device of a worker: a GPU if every worker has one, else the CPU; a collective.
 
     The workers of a machine share its GPUs evenly, unless Spark has assigned them.
@@ -59,22 +68,22 @@ def device_of(worker, sync):
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     machine = float(zlib.crc32(socket.gethostname().encode()))
     assigned = _assigned_gpu(count)
-    own = [machine, float(count), -1.0 if assigned is None else float(assigned)]
-    everyone = sync.all_gather(own)
-    if not all(row[1] for row in everyone):
+    this_worker = [machine, float(count), -1.0 if assigned is None else float(assigned)]
+    workers = sync.all_gather(this_worker)
+    if not all(row[1] for row in workers):
         return torch.device("cpu")
     before: dict[float, int] = {}
     chosen = []
-    for name, gpus, given in everyone:
+    for name, gpus, assigned_index in workers:
         index = before.get(name, 0)
         before[name] = index + 1
-        chosen.append((name, int(given) if given >= 0 else index % int(gpus)))
+        chosen.append((name, int(assigned_index) if assigned_index >= 0 else index % int(gpus)))
     device = torch.device("cuda", chosen[worker.rank][1])
     sync.use_device(device, is_alone=len(set(chosen)) == len(chosen))
     return device
 
 
-def device_of_task():
+def device_of_task() -> torch.device:
     """The device of a Spark task that knows nothing of others: a GPU if its machine has one.
 
     The GPU is the one that Spark has assigned, else the partitions take the machine's in turn.
@@ -105,7 +114,7 @@ def _assigned_gpu(count: int) -> int | None:
     return int(address) if address.isdigit() and int(address) < count else None
 
 
-def move(built, device) -> None:
+def move(built: Any, device: torch.device) -> None:
     """Bring the parts of a training to a device; the CPU is where they are made."""
     if device.type == "cpu":
         return
@@ -120,12 +129,12 @@ def move(built, device) -> None:
                 state[key] = value.to(parameter.device)
 
 
-def to_device(value, device):
+def to_device(value: Any, device: torch.device) -> Any:
     """Tensors in lists, tuples and dicts on a device; everything else as it is."""
     return value if device.type == "cpu" else _moved(value, device)
 
 
-def to_cpu(value):
+def to_cpu(value: Any) -> Any:
     """Tensors in lists, tuples and dicts on the CPU; what is there already is not copied."""
     return _moved(value, "cpu")
 

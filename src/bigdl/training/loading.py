@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,23 +16,29 @@ from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.spool import SpoolWriter
 from bigdl.runtime.shards.values import columns_of, grouped
-from bigdl.training.unified import form_of, in_form
+from bigdl.training.batches import form_of, in_form
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from bigdl.runtime.shards.shard import LoaderShard
+    from bigdl.training.batches import TensorShard
 
 __all__ = ["LoaderBatches", "as_loader", "spooled"]
 
 _SEED_OF_EVALUATION = 0
 
 
-def as_loader(made, config: dict, batch_size: int):
+def as_loader(loader: DataLoader, config: dict, batch_size: int) -> DataLoader:
     """The DataLoader that an input stands for.
 
     Parameters
     ----------
-    made : DataLoader, Dataset or callable
+    loader : DataLoader, Dataset or callable
     config : dict
         For a function, and ``num_workers``, ``collate_fn``, ... for the loader of a Dataset.
     batch_size : int
-        Of this worker, as a function is told.
+        Of this worker, which is an argument of a function.
 
     Raises
     ------
@@ -41,26 +47,26 @@ def as_loader(made, config: dict, batch_size: int):
     """
     from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
-    if not isinstance(made, DataLoader | Dataset):
-        made = made(config, batch_size)
-    if isinstance(made, Dataset) and not isinstance(made, DataLoader):
+    if not isinstance(loader, DataLoader | Dataset):
+        loader = loader(config, batch_size)
+    if isinstance(loader, Dataset) and not isinstance(loader, DataLoader):
         options = {k: config[k] for k in _OPTIONS if k in config}
-        is_map = not isinstance(made, IterableDataset)
+        is_map = not isinstance(loader, IterableDataset)
         shuffle = {"shuffle": config.get("shuffle", True)} if is_map else {}
-        made = DataLoader(made, batch_size=batch_size, **shuffle, **options)
-    if not isinstance(made, DataLoader):
+        loader = DataLoader(loader, batch_size=batch_size, **shuffle, **options)
+    if not isinstance(loader, DataLoader):
         raise UsageError(
             "The function given as data must return a DataLoader or a Dataset, it returned "
-            f"{type(made).__name__}"
+            f"{type(loader).__name__}"
         )
-    if isinstance(made.dataset, IterableDataset):
-        return made
-    if made.batch_sampler is None or type(made.batch_sampler) is not BatchSampler:
+    if isinstance(loader.dataset, IterableDataset):
+        return loader
+    if loader.batch_sampler is None or type(loader.batch_sampler) is not BatchSampler:
         raise UsageError(
             "A DataLoader with batch_sampler= or without a batch size cannot be shared out, since "
             "the batches are cut by the batch_size of fit; pass sampler= instead"
         )
-    return made
+    return loader
 
 
 _OPTIONS = ("num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn")
@@ -89,7 +95,7 @@ class LoaderBatches:
 
     inputs = targets = None
 
-    def __init__(self, loader, rank: int, world_size: int):
+    def __init__(self, loader: DataLoader, rank: int, world_size: int):
         from torch.utils.data import RandomSampler, SequentialSampler
         from torch.utils.data.distributed import DistributedSampler
 
@@ -116,7 +122,9 @@ class LoaderBatches:
         self._like: LoaderBatches | None = None
         self._one_by_one = _BatchMaker(loader.dataset, loader.collate_fn)
 
-    def take_types(self, inputs, targets, training) -> None:
+    def take_types(
+        self, inputs: list | None, targets: list | None, training: TensorShard | LoaderBatches
+    ) -> None:
         """Give out numbers in the dtypes of the batches of `training`, as far as it made any."""
         self._like = training if isinstance(training, LoaderBatches) else None
 
@@ -125,7 +133,7 @@ class LoaderBatches:
         return 0
 
     def has_label(self, value: float) -> bool:
-        """Whether a target may be `value`: always so, since nobody has read them."""
+        """Return True: nobody has read the targets."""
         return True
 
     def order(
@@ -142,10 +150,10 @@ class LoaderBatches:
         return self._start(self._indices(False, _SEED_OF_EVALUATION, 0), (0, 0), ranges)
 
     def _indices(self, shuffle, seed, epoch):
-        """Which samples this worker takes, in its order."""
+        """Return the samples that this worker takes, in its order."""
         if self._sampler is None:
-            own = np.arange(self._rank, self._count, self._size)
-            return own[permutation(self.rows, seed, epoch, self._rank)] if shuffle else own
+            indices = np.arange(self._rank, self._count, self._size)
+            return indices[permutation(self.rows, seed, epoch, self._rank)] if shuffle else indices
         with seeded(seed, epoch):
             generator = getattr(self._sampler, "generator", None)
             if generator is not None:
@@ -182,19 +190,19 @@ class LoaderBatches:
         """The batch of rows `start`...`stop` of an order; default that of an evaluation."""
         if order is None:
             order = _Epoch(self._indices(False, _SEED_OF_EVALUATION, 0), (0, 0), None)
-        made = None
+        loaded = None
         if order.ahead is not None:
-            expected, made = next(order.ahead, (None, None))
+            expected, loaded = next(order.ahead, (None, None))
             if expected != (start, stop):
-                order.ahead = made = None  # somebody reads in another order than was announced
-        if made is None:
-            made = self._one_by_one[self._item(order, start, stop)]
-        made = list(made) if isinstance(made, tuple | list) else made
+                order.ahead = loaded = None  # somebody reads in another order than was announced
+        if loaded is None:
+            loaded = self._one_by_one[self._item(order, start, stop)]
+        loaded = list(loaded) if isinstance(loaded, tuple | list) else loaded
         if self._form is None:
-            self._form = form_of(made)
+            self._form = form_of(loaded)
         if self._like is not None and self._like._form is not None:
-            made = in_form(made, self._like._form)
-        return made
+            loaded = in_form(loaded, self._like._form)
+        return loaded
 
     def close(self) -> None:
         """End the processes that load."""
@@ -227,7 +235,7 @@ class _BatchMaker:
     def __getstate__(self):
         import cloudpickle
 
-        # a class of a notebook or of __main__ travels by value
+        # a class of a notebook or of __main__ is pickled by value
         return cloudpickle.dumps((self.dataset, self.collate))
 
     def __setstate__(self, data):
@@ -262,7 +270,7 @@ class _Processes:
             collate_fn=_unchanged,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
-            worker_init_fn=None if init is None else _Shipped(init),
+            worker_init_fn=None if init is None else _PickledByValue(init),
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=True,
             multiprocessing_context=context,
@@ -273,8 +281,8 @@ class _Processes:
         self._items, self._ranges = items, []
         with seeded(0):  # torch draws a seed for the processes, which need none
             self._under_way = iter(self._loader)
-        for made in self._under_way:
-            yield self._ranges.pop(0), made
+        for loaded in self._under_way:
+            yield self._ranges.pop(0), loaded
 
     def close_epoch(self):
         """Announce nothing more of the epoch before."""
@@ -300,8 +308,8 @@ class _Stream:
         return self._owner.next_item()
 
 
-class _Shipped:
-    """A function that travels by value."""
+class _PickledByValue:
+    """A function that is pickled by value."""
 
     def __init__(self, function):
         self._function = function
@@ -325,7 +333,7 @@ def _unchanged(batch):
 
 
 @contextlib.contextmanager
-def seeded(*values: int):
+def seeded(*values: int) -> Iterator[None]:
     """Seed Python, numpy and torch for a block; what was drawn before goes on after it."""
     import random
 
@@ -352,7 +360,10 @@ def _seed(*values: int) -> int:
 
 
 def spooled(
-    loader, shard, feature_cols: Sequence[str] | None, label_cols: Sequence[str] | None
+    loader: DataLoader,
+    shard: LoaderShard,
+    feature_cols: Sequence[str] | None,
+    label_cols: Sequence[str] | None,
 ) -> tuple[Shard, list[str] | None]:
     """The rows of an iterable loader, read to its end, beside the pickled loader.
 

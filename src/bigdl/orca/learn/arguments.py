@@ -5,16 +5,44 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 
+if TYPE_CHECKING:
+    from bigdl.orca.learn.layer_fit.options import LayerOptions
+
 __all__ = [
+    "check_layer_options",
     "config_of",
     "location_of",
     "take_old",
     "warn_once",
     "with_weight",
 ]
+
+logger = logging.getLogger("bigdl.orca")
+
+
+def check_layer_options(backend: str, given: dict[str, Any]) -> LayerOptions | None:
+    """Return the options of ``fit`` for the parameter layer; None for another backend.
+
+    Raises
+    ------
+    UsageError
+        For options that cannot work, and for any with another backend.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    if backend == "bigdl":
+        from bigdl.orca.learn.layer_fit.options import layer_options
+
+        return layer_options(given)
+    if given:
+        raise UsageError(
+            f"{', '.join(given)} of fit are for the parameter layer, this Estimator has "
+            f"backend={backend!r}; make it with backend='bigdl'"
+        )
+    return None
 
 
 def config_of(config: dict | None) -> dict:
@@ -44,8 +72,6 @@ def with_weight(label_cols, weight_col) -> list:
         raise UsageError(f"weight_col {weight_col!r} is one of label_cols; name another column")
     return [*labels, weight_col]
 
-
-logger = logging.getLogger("bigdl.orca")
 
 # what has no effect here, and why
 _IDLE = {

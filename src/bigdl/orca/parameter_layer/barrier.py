@@ -9,27 +9,37 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import pickle
 import secrets
-from collections.abc import Callable
+import socket
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bigdl.common.errors import WorkerLost, require
 from bigdl.orca.cluster.plan import quiet
-from bigdl.orca.parameter_layer.kept import KeptStates, folder_of
 from bigdl.orca.parameter_layer.messages import Message, pack, unpack
-from bigdl.orca.parameter_layer.peers import exchanged
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step
-from bigdl.orca.parameter_layer.rank import Rank
-from bigdl.orca.parameter_layer.replicas import replica_of
+from bigdl.orca.parameter_layer.rank import Rank, replica_of
 from bigdl.orca.parameter_layer.state import RankState
 from bigdl.orca.parameter_layer.transport import Transport
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.program import job_number
 from bigdl.runtime.shards.spool import remove_spool
 
-__all__ = ["BarrierTransport"]
+if TYPE_CHECKING:
+    from bigdl.orca.data.feeds.group import FeedGroup
+    from bigdl.orca.parameter_layer.rank import Replica
+    from bigdl.runtime.collectives.base import GradientSync
+    from bigdl.runtime.engine import Engine
+    from bigdl.runtime.worker import Worker
+
+__all__ = ["BarrierTransport", "StateFiles", "exchange_messages", "folder_of"]
 
 _DESCRIBE, _RUN, _GIVE = "describe", "run", "give"  # what a stage is for
 _LOST = "lost"  # the answer of ranks where the state of one is gone
@@ -46,7 +56,15 @@ class BarrierTransport(Transport):
         See :class:`~.shuffle.ShuffleTransport`.
     """
 
-    def __init__(self, engine, plan: LayerPlan, program, feed, *, threads: int | None = None):
+    def __init__(
+        self,
+        engine: Engine,
+        plan: LayerPlan,
+        program: Callable[[int, dict], Replica],
+        feed: FeedGroup,
+        *,
+        threads: int | None = None,
+    ):
         self._plan = plan
         self._resources = contextlib.ExitStack()
         try:
@@ -70,41 +88,41 @@ class BarrierTransport(Transport):
         self._known: list[dict] | None = None
         self._folders: set[str] = set()  # where states are, perhaps on other machines
 
-    def rows(self):
+    def rows(self) -> list[dict]:
         if self._known is None:
-            self._known = [known for known, _ in self._asked({"stage": _DESCRIBE})]
+            self._known = [described for described, _ in self._ask({"stage": _DESCRIBE})]
         return self._known
 
-    def start(self, states):
+    def start(self, states: Sequence[RankState]) -> None:
         self._given, self._name, self.keeps_state = list(states), None, True
 
-    def run(self, steps):
+    def run(self, steps: Sequence[Step]) -> list[list[dict]]:
         cloudpickle = require("cloudpickle", "orca")
         arrays = [cloudpickle.dumps(list(steps))]
         arrays += [_message(state).written() for state in self._given]
         following = secrets.token_hex(8)
-        found = self._asked({"stage": _RUN, "next": following}, pack(None, arrays))
+        answers = self._ask({"stage": _RUN, "next": following}, pack(None, arrays))
         self._given, self._name = [], following
-        return [records for records, _ in found]
+        return [records for records, _ in answers]
 
-    def states(self):
+    def states(self) -> list[RankState]:
         if self._given:
             return self._given
-        return [_state(arrays[0]) for _, arrays in self._asked({"stage": _GIVE})]
+        return [_state(arrays[0]) for _, arrays in self._ask({"stage": _GIVE})]
 
-    def _asked(self, options, data=None):
-        """What the ranks answer: documents and arrays."""
-        found = []
+    def _ask(self, options, data=None):
+        """Return the answers of the ranks: documents and arrays."""
+        answers = []
         for answer in self._job.attempt({**options, "name": self._name}, data):
             (folder, doc), arrays = unpack(answer)
             self._folders.add(folder)
-            found.append((doc, arrays))
-        if any(doc == _LOST for doc, _ in found):
+            answers.append((doc, arrays))
+        if any(doc == _LOST for doc, _ in answers):
             self.keeps_state = False
             raise WorkerLost("The weights were lost with all executors that had them")
-        return found
+        return answers
 
-    def close(self):
+    def close(self) -> None:
         self._resources.close()
         for folder in self._folders:  # those of other machines go when the next job begins there
             remove_spool(folder)
@@ -112,14 +130,14 @@ class BarrierTransport(Transport):
 
 @dataclass
 class GroupProgram:
-    """What a worker does in one group; shipped by the engine."""
+    """Program of a worker for one group; shipped by the engine."""
 
     training: str
     job: int
     plan: LayerPlan
     program: Callable[[int, dict], Any]
 
-    def __call__(self, worker):
+    def __call__(self, worker: Worker) -> bytes:
         folder = folder_of(worker.local_dir, self.job, self.training)
         doc, arrays = self._answer(worker, folder)
         return pack([folder, doc], arrays)
@@ -131,15 +149,15 @@ class GroupProgram:
             return self._replica(worker).describe(), []
         sync = TorchDistributedSync(worker)
         sync.start()
-        states = KeptStates(sync, folder)
+        states = StateFiles(sync, folder)
         states.keep_only(options["name"])
-        steps, *given = _told(sync, worker.state())
-        own = given[worker.rank] if given else states.read(options["name"])
-        if own is None:
+        steps, *states_of_ranks = _received(sync, worker.state())
+        packed = states_of_ranks[worker.rank] if states_of_ranks else states.read(options["name"])
+        if packed is None:
             return _LOST, []
         if options["stage"] == _GIVE:
-            return None, [own]
-        state = _state(own)
+            return None, [packed]
+        state = _state(packed)
         state.begin_group()
         replica, rank = self._replica(worker), Rank(self.plan, worker.rank)
         # from the driver, not from a worker
@@ -158,22 +176,22 @@ class GroupProgram:
         with rank.sending(state):
             own = rank.weights(state)
         with rank.reading():
-            weights = exchanged(sync, [own] * self.plan.ranks)
+            weights = exchange_messages(sync, [own] * self.plan.ranks)
         pieces, state.residual = rank.gradients(replica, step, weights, state.residual)
         with rank.reading():
-            pieces = exchanged(sync, pieces)
-        found = rank.reduce(pieces)
+            pieces = exchange_messages(sync, pieces)
+        summed = rank.reduce(pieces)
         statistics = None
         if self.plan.needs_statistics:
-            own = Message(None, [rank.statistics(found, state)])
+            own = Message(None, [rank.statistics(summed, state)])
             with rank.reading():
-                told = exchanged(sync, [own] * self.plan.ranks)
-            statistics = [arrays[0] for _, arrays in map(unpack, told)]
-        rank.update(step, found, state, statistics)
+                statistics_of_ranks = exchange_messages(sync, [own] * self.plan.ranks)
+            statistics = [arrays[0] for _, arrays in map(unpack, statistics_of_ranks)]
+        rank.update(step, summed, state, statistics)
 
 
-def _told(sync, data) -> list:
-    """What the driver told rank 0: nothing, or the steps and perhaps all states."""
+def _received(sync, data) -> list:
+    """Return the driver's data for rank 0: nothing, or the steps and perhaps all states."""
     data = sync.broadcast(data)
     return [None] if data is None else unpack(data)[1]
 
@@ -188,3 +206,141 @@ def _state(data) -> RankState:
     """The inverse of :func:`_message`."""
     _, (packed, *residual) = unpack(data)
     return RankState.unpack(packed, residual[0].copy() if residual else None)
+
+
+def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
+    """Give a message to every rank. A collective.
+
+    Parameters
+    ----------
+    sync : TorchDistributedSync
+    messages : sequence of Message
+        One for each rank; the same one may go to several.
+
+    Returns
+    -------
+    list of bytes-like or Message
+        What the ranks gave, in their order: each in memory of its own, the own one as it was.
+
+    Raises
+    ------
+    PeerLost
+    """
+    own, ranks = sync.rank, sync.world_size
+    received_messages: list = list(messages)
+    if ranks == 1:
+        return received_messages
+    import torch
+    import torch.distributed as dist
+
+    sent = torch.tensor([len(message) for message in messages])
+    received = torch.empty_like(sent)
+    with _peers():
+        dist.all_to_all_single(received, sent)
+    written, works = {}, []
+    for distance in range(1, ranks):
+        source, target = (own - distance) % ranks, (own + distance) % ranks
+        message = messages[target]
+        if id(message) not in written:
+            written[id(message)] = torch.from_numpy(message.written())
+        incoming = torch.empty(int(received[source]), dtype=torch.uint8)
+        received_messages[source] = incoming.numpy()
+        with _peers():
+            works.append(dist.irecv(incoming, source))
+            works.append(dist.isend(written[id(message)], target))
+    with _peers():
+        for work in works:
+            work.wait()
+    return received_messages
+
+
+@contextlib.contextmanager
+def _peers():
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(str(error).split("\n")[0]) from error
+
+
+def folder_of(directory: str, job: int, training: str) -> str:
+    """Return the folder of a training's states below an executor's directory.
+
+    Its name is that of a spool, so what is left there is removed when another job begins.
+    """
+    return os.path.join(directory, f"bigdl-spool-{job}-state-{training}")
+
+
+class StateFiles:
+    """The states of one training, as a rank sees them. All methods are collectives.
+
+    Parameters
+    ----------
+    sync : TorchDistributedSync
+    folder : str
+        See :func:`folder_of`.
+    """
+
+    def __init__(self, sync: GradientSync, folder: str):
+        self._sync, self._folder = sync, folder
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        place = f"{socket.gethostname()}:{os.path.realpath(folder)}".encode()
+        self._places = [row[0] for row in sync.all_gather([float(zlib.crc32(place))])]
+
+    def keep_only(self, name: str | None) -> None:
+        """Remove all states but those of this name."""
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if name is None or not entry.name.startswith(f"{name}-"):
+                    with contextlib.suppress(FileNotFoundError):  # others do the same
+                        os.unlink(entry.path)
+
+    def read(self, name: str) -> np.ndarray | None:
+        """The own state, bytes-like; None if that of any rank is lost."""
+        ranks, own = range(self._sync.world_size), self._sync.rank
+        here = [float(os.path.exists(self._path(name, rank))) for rank in ranks]
+        table = self._sync.all_gather(here)
+        senders = [_sender_of(table, rank) for rank in ranks]
+        if None in senders:
+            return None
+        if senders != list(ranks):
+            messages = [
+                self._message(name, rank) if senders[rank] == own != rank else Message(None)
+                for rank in ranks
+            ]
+            given = exchange_messages(self._sync, messages)
+            if senders[own] != own:
+                return unpack(given[senders[own]])[1][0]
+        return self._map(name, own)
+
+    def write(self, name: str, state: Message) -> None:
+        """Keep the own state, and the copies of others' that belong here."""
+        ranks, own = range(self._sync.world_size), self._sync.rank
+        state.written().tofile(self._path(name, own))
+        copy_holders = [self._copy_holder(rank) for rank in ranks]
+        if copy_holders == list(ranks):
+            return
+        messages = [state if rank == copy_holders[own] else Message(None) for rank in ranks]
+        for rank, data in enumerate(exchange_messages(self._sync, messages)):
+            if copy_holders[rank] == own != rank:
+                data.tofile(self._path(name, rank))
+
+    def _copy_holder(self, rank):
+        """Return the rank that has the copy: the next one in another place, or the rank itself."""
+        ranks = self._sync.world_size
+        following = [(rank + distance) % ranks for distance in range(1, ranks)]
+        return next((r for r in following if self._places[r] != self._places[rank]), rank)
+
+    def _message(self, name, rank):
+        return Message(None, [self._map(name, rank)])
+
+    def _map(self, name, rank):
+        return np.memmap(self._path(name, rank), np.uint8, mode="r")
+
+    def _path(self, name, rank):
+        return os.path.join(self._folder, f"{name}-{rank}")
+
+
+def _sender_of(table, rank):
+    """Return the rank that gives another its state: itself, or the first one that has it."""
+    candidates = [rank, *range(len(table))]
+    return next((r for r in candidates if table[r][rank]), None)

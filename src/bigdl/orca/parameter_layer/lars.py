@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -33,7 +33,15 @@ class LARS(torch.optim.Optimizer):
 
     needs_norms = True
 
-    def __init__(self, params, lr=1e-3, momentum=0.9, weight_decay=0.0, trust=1e-3, eps=1e-8):
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 1e-3,
+        eps: float = 1e-8,
+    ):
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -45,7 +53,7 @@ class LARS(torch.optim.Optimizer):
         self.norms: Sequence[tuple[float, float]] | None = None
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update of the parameters that have a gradient."""
         loss = None
         if closure is not None:
@@ -62,12 +70,12 @@ class LARS(torch.optim.Optimizer):
     def _update(self, parameter, group, number):
         gradient, decay = parameter.grad, group["weight_decay"]
         if self.norms is None:
-            own, slope = (float(t.double().norm()) for t in (parameter, gradient))
+            norm, gradient_norm = (float(t.double().norm()) for t in (parameter, gradient))
         else:
-            own, slope = self.norms[number]
+            norm, gradient_norm = self.norms[number]
         rate = group["lr"]
-        if own > 0 and slope > 0:
-            rate *= group["trust"] * own / (slope + decay * own + group["eps"])
+        if norm > 0 and gradient_norm > 0:
+            rate *= group["trust"] * norm / (gradient_norm + decay * norm + group["eps"])
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)

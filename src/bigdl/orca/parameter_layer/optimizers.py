@@ -10,10 +10,15 @@ whole optimizer, so it can be cut again for another number of workers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.parameter_layer.geometry import Geometry, Segment
+from bigdl.orca.parameter_layer.plan import Geometry, Segment
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 __all__ = ["SliceOptimizer", "check_optimizer", "cut_state", "groups_of", "joined_state"]
 
@@ -34,16 +39,23 @@ _ELEMENTWISE = (
 _COUNTERS = ("step", "eta", "mu", "mu_product")
 
 
-def check_optimizer(optimizer) -> None:
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that cannot be cut in slices, and parameters that it cannot hold."""
     import torch
 
-    kind = type(optimizer)
-    is_known = kind.__module__.startswith("torch.optim") and kind.__name__ in _ELEMENTWISE
-    if not (is_known or getattr(kind, "elementwise", False) or getattr(kind, "needs_norms", False)):
+    optimizer_type = type(optimizer)
+    is_known = (
+        optimizer_type.__module__.startswith("torch.optim")
+        and optimizer_type.__name__ in _ELEMENTWISE
+    )
+    if not (
+        is_known
+        or getattr(optimizer_type, "elementwise", False)
+        or getattr(optimizer_type, "needs_norms", False)
+    ):
         raise UsageError(
-            f"{kind.__name__} cannot be cut in slices, since it may look at more than one number "
-            f"at a time; use one of {', '.join(_ELEMENTWISE)}, LARS, a class that says "
+            f"{optimizer_type.__name__} cannot be cut in slices, since it may look at more than "
+            f"one number at a time; use one of {', '.join(_ELEMENTWISE)}, LARS, a class that says "
             "elementwise = True, or backend='spark'"
         )
     others = {
@@ -59,7 +71,7 @@ def check_optimizer(optimizer) -> None:
         )
 
 
-def groups_of(optimizer) -> tuple[int, ...]:
+def groups_of(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
     """The parameter group of every parameter, in order."""
     return tuple(i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
 
@@ -82,13 +94,21 @@ class SliceOptimizer:
         The state of each segment.
     """
 
-    def __init__(self, kind, groups, hyper, segments: Sequence[Segment], weights, state):
+    def __init__(
+        self,
+        kind: type,
+        groups: Sequence[int],
+        hyper: Sequence[dict],
+        segments: Sequence[Segment],
+        weights: np.ndarray,
+        state: Sequence[dict],
+    ):
         import torch
 
         vector = torch.from_numpy(weights)
         self._segments = segments
         self._tensors = [vector[s.start : s.stop] for s in segments]
-        found = [
+        groups_of_slice = [
             {
                 **hyper[number],
                 "params": [
@@ -99,12 +119,17 @@ class SliceOptimizer:
             }
             for number in range(len(hyper))
         ]
-        self._optimizer = kind([group for group in found if group["params"]])
+        self._optimizer = kind([group for group in groups_of_slice if group["params"]])
         for tensor, values in zip(self._tensors, state, strict=True):
             if values:
                 self._optimizer.state[tensor] = dict(values)
 
-    def step(self, gradient, absent, norms=None) -> None:
+    def step(
+        self,
+        gradient: np.ndarray,
+        absent: Collection[int],
+        norms: Mapping[int, tuple[float, float]] | None = None,
+    ) -> None:
         """One update.
 
         Parameters
@@ -149,13 +174,13 @@ def cut_state(state: dict, geometry: Geometry, rank: int) -> list[dict]:
         ``state_dict()["state"]``: by number of parameter.
     """
     low, _ = geometry.bounds[rank]
-    found = []
+    states = []
     for segment in geometry.segments(rank):
         size, offset = geometry.sizes[segment.parameter], geometry.offsets[segment.parameter]
         values = state.get(segment.parameter, {})
         first, last = segment.start + low - offset, segment.stop + low - offset
-        found.append({k: _cut(k, v, size, first, last) for k, v in values.items()})
-    return found
+        states.append({k: _cut(k, v, size, first, last) for k, v in values.items()})
+    return states
 
 
 def _cut(key, value, size, first, last):
@@ -166,7 +191,9 @@ def _cut(key, value, size, first, last):
     return copy.deepcopy(value)
 
 
-def joined_state(states: Sequence[Sequence[dict]], geometry: Geometry, shapes) -> dict:
+def joined_state(
+    states: Sequence[Sequence[dict]], geometry: Geometry, shapes: Sequence[tuple[int, ...]]
+) -> dict:
     """The inverse of :func:`cut_state` over all slices.
 
     Parameters
@@ -179,18 +206,18 @@ def joined_state(states: Sequence[Sequence[dict]], geometry: Geometry, shapes) -
     import torch
 
     pieces: dict[int, list] = {}
-    for rank, own in enumerate(states):
-        for segment, values in zip(geometry.segments(rank), own, strict=True):
+    for rank, segment_states in enumerate(states):
+        for segment, values in zip(geometry.segments(rank), segment_states, strict=True):
             pieces.setdefault(segment.parameter, []).append((segment, values))
-    found = {}
+    joined = {}
     for number, parts in pieces.items():
         first = parts[0][1]
         if not first:
             continue
-        found[number] = {
+        joined[number] = {
             key: torch.cat([values[key] for _, values in parts]).reshape(shapes[number])
             if isinstance(value, torch.Tensor) and key not in _COUNTERS
             else copy.deepcopy(value)
             for key, value in first.items()
         }
-    return found
+    return joined

@@ -1,33 +1,31 @@
-"""What one rank computes in a step, whoever carries the bytes from rank to rank."""
+"""Computations of one rank in a step, whoever carries the bytes from rank to rank."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from bigdl.orca.parameter_layer.buffers import merged
-from bigdl.orca.parameter_layer.codec import codec_for
-from bigdl.orca.parameter_layer.deadline import within
-from bigdl.orca.parameter_layer.geometry import Segment
-from bigdl.orca.parameter_layer.messages import Message, pack, unpack
+from bigdl.common.memory import tuned_allocator
+from bigdl.orca.parameter_layer.messages import Message, codec_for, pack, unpack
 from bigdl.orca.parameter_layer.optimizers import SliceOptimizer
-from bigdl.orca.parameter_layer.plan import LayerPlan, Step
-from bigdl.orca.parameter_layer.state import RankState
+from bigdl.orca.parameter_layer.plan import LayerPlan, Segment, Step
+from bigdl.orca.parameter_layer.state import RankState, merged
+from bigdl.orca.parameter_layer.stragglers import run_within
 
-__all__ = ["Contribution", "Rank", "Replica", "Sum"]
+__all__ = ["Contribution", "Rank", "Replica", "Sum", "close_replicas", "replica_of"]
 
 _BLOCK = 1 << 15  # numbers that are summed at a time: what is read twice stays in the cache
 
 
 @dataclass
 class Contribution:
-    """What a rank found out from its rows of a batch.
+    """Gradient and figures of a rank's rows of a batch.
 
     Attributes
     ----------
@@ -56,7 +54,7 @@ class Replica(Protocol):
     """A copy of the model beside its part of the rows."""
 
     def describe(self) -> dict:
-        """What the driver needs to know of the rows; JSON-able."""
+        """Return what the driver needs to know of the rows; JSON-able."""
 
     def compute(
         self, step: Step, weights: np.ndarray, buffers: dict[int, np.ndarray]
@@ -80,7 +78,7 @@ class Sum:
         Merged.
     record : dict
     is_void : bool
-        Whether the step is not made: it is discarded, or one before it in the group was.
+        True if the step is not made: it is discarded, or one before it in the group was.
     """
 
     gradient: np.ndarray
@@ -94,7 +92,7 @@ class Sum:
         return pack(doc, [self.gradient, *self.buffers.values()])
 
     @classmethod
-    def unpack(cls, data) -> Sum:
+    def unpack(cls, data: Any) -> Sum:
         (absent, numbers, record, is_void), arrays = unpack(data)
         buffers = dict(zip(numbers, arrays[1:], strict=True))
         return cls(arrays[0].copy(), absent, buffers, record, is_void)
@@ -140,10 +138,10 @@ class Rank:
 
     @property
     def sends_exact_weights(self) -> bool:
-        """Whether nothing is lost of the weights that :meth:`weights` gives."""
+        """True if nothing is lost of the weights that :meth:`weights` gives."""
         return self._codec.weights == "fp32"
 
-    def own_weights(self, data) -> np.ndarray:
+    def own_weights(self, data: Any) -> np.ndarray:
         """The own slice from what :meth:`weights` gave."""
         _, (encoded, *_) = unpack(data)
         return self._weights_codec.decode(encoded).copy()
@@ -178,19 +176,21 @@ class Rank:
             vector[low:high] = self._weights_codec.decode(encoded)
             buffers.update(zip(numbers, arrays, strict=True))
         got = time.perf_counter()
-        is_late, found = False, Contribution(record={"loss": 0.0, "counted": 0.0})
+        is_late, contribution = False, Contribution(record={"loss": 0.0, "counted": 0.0})
         if not is_halted:
-            made = within(step.limit, lambda: replica.compute(step, vector, buffers))
-            is_late = made is None
+            computed_contribution = run_within(
+                step.limit, lambda: replica.compute(step, vector, buffers)
+            )
+            is_late = computed_contribution is None
             if is_late:
-                found.record["dropped"] = step.rows(self.rank)
+                contribution.record["dropped"] = step.rows(self.rank)
             else:
-                found = made
+                contribution = computed_contribution
         computed = time.perf_counter()
-        encoded, residual = self._encoded(found.gradient, residual)
+        encoded, residual = self._encoded(contribution.gradient, residual)
         record = {
-            **found.record,
-            "rows": found.rows,
+            **contribution.record,
+            "rows": contribution.rows,
             "began_at": now if began_at is None else began_at,
             "get_weights_s": read_s + got - started,
             "compute_s": computed - got,
@@ -200,17 +200,19 @@ class Rank:
         }
         pieces = []
         for owner, data in enumerate(encoded):
-            own = {i: b for i, b in found.buffers.items() if i % self._plan.owners == owner}
+            owner_buffers = {
+                i: b for i, b in contribution.buffers.items() if i % self._plan.owners == owner
+            }
             doc = {
                 "halted": is_halted,
                 "late": is_late,
-                "counted": found.counted,
-                "rows": found.rows,
-                "absent": list(found.absent),
-                "buffers": list(own),
+                "counted": contribution.counted,
+                "rows": contribution.rows,
+                "absent": list(contribution.absent),
+                "buffers": list(owner_buffers),
                 "record": record if owner == 0 else None,
             }
-            pieces.append(Message(doc, [data, *own.values()]))
+            pieces.append(Message(doc, [data, *owner_buffers.values()]))
         return pieces, residual
 
     def _encoded(self, gradient, residual):
@@ -220,20 +222,20 @@ class Rank:
             return [b""] * len(bounds), residual
         if not self._codec.feedback:
             return [self._codec.encode(gradient[low:high]) for low, high in bounds], None
-        wanted = gradient if residual is None else gradient + residual
+        corrected = gradient if residual is None else gradient + residual
         pieces, lost = [], np.empty_like(gradient)
         for low, high in bounds:
-            pieces.append(self._codec.encode(wanted[low:high]))
-            lost[low:high] = wanted[low:high] - self._codec.decode(pieces[-1])
+            pieces.append(self._codec.encode(corrected[low:high]))
+            lost[low:high] = corrected[low:high] - self._codec.decode(pieces[-1])
         return pieces, lost
 
     def reduce(self, pieces: Sequence) -> Sum:
         """Sum the pieces of the own slice, in the order of the ranks that they are from."""
         (began_at, read_s), now = self._take_read(), time.time()
         started = time.perf_counter()
-        found = [unpack(data) for data in pieces]
-        present = [(doc, arrays) for doc, arrays in found if doc["counted"]]
-        is_void = self._is_void([doc for doc, _ in found], len(present))
+        contributions = [unpack(data) for data in pieces]
+        present = [(doc, arrays) for doc, arrays in contributions if doc["counted"]]
+        is_void = self._is_void([doc for doc, _ in contributions], len(present))
         if is_void:
             present = []
         total = sum(doc["counted"] for doc, _ in present)
@@ -249,12 +251,12 @@ class Rank:
         buffers = merged(
             [
                 (doc["rows"], dict(zip(doc["buffers"], arrays[1:], strict=True)))
-                for doc, arrays in ([] if is_void else found)
+                for doc, arrays in ([] if is_void else contributions)
             ]
         )
         if self._plan.clamp is not None:
             np.clip(gradient, *self._plan.clamp, out=gradient)
-        late = [source for source, (doc, _) in enumerate(found) if doc["late"]]
+        late = [source for source, (doc, _) in enumerate(contributions) if doc["late"]]
         record: dict[str, Any] = {
             "late": late,
             "began_at": now if began_at is None else began_at,
@@ -262,12 +264,12 @@ class Rank:
             "ended_at": time.time(),
         }
         if self.rank == 0:
-            record["sources"] = [doc["record"] for doc, _ in found]
+            record["sources"] = [doc["record"] for doc, _ in contributions]
             record["is_void"] = is_void
         return Sum(gradient, sorted(absent), buffers, record, is_void)
 
     def _is_void(self, docs, present: int) -> bool:
-        """Whether too few have contributed for the step to be made; alike on all owners."""
+        """Return True if too few have contributed for the step to be made; alike on all owners."""
         late = sum(doc["late"] for doc in docs)
         too_few = present < (present + late) * (1 - self._plan.max_drop)
         return docs[0]["halted"] or bool(late and (too_few or not present))
@@ -323,7 +325,7 @@ class Rank:
             state.records[-1]["send_weights_s"] = time.perf_counter() - started
             state.records[-1]["ended_at"] = time.time()
 
-    def _make_update(self, step, found, state, statistics):
+    def _make_update(self, step, summed, state, statistics):
         norms, plan = None, self._plan
         if statistics is not None:
             squares = np.frombuffer(statistics[0], np.float64).copy()
@@ -334,33 +336,75 @@ class Rank:
                 found_norm = float(np.sqrt(squares[0])) + plan.slack
                 scale = plan.norm / max(found_norm, plan.norm)
                 if scale < 1.0:
-                    found.gradient *= np.float32(scale)
+                    summed.gradient *= np.float32(scale)
             if plan.needs_norms:
                 pairs = np.sqrt(squares[1:].reshape(-1, 2)) * (1.0, scale)
-                norms = {i: (float(own), float(slope)) for i, (own, slope) in enumerate(pairs)}
+                norms = {i: (float(norm), float(slope)) for i, (norm, slope) in enumerate(pairs)}
         optimizer = SliceOptimizer(
             plan.optimizer, plan.groups, step.hyper, self._segments, state.weights, state.optimizer
         )
-        optimizer.step(found.gradient, set(found.absent), norms)
+        optimizer.step(summed.gradient, set(summed.absent), norms)
         state.optimizer = optimizer.state()
-        state.buffers.update(found.buffers)
+        state.buffers.update(summed.buffers)
 
 
 def _weighted_sum(vectors, shares, length: int) -> np.ndarray:
     """The sum of each share times its vector of `length` numbers, from the first to the last."""
     if not vectors:
         return np.zeros(length, np.float32)
-    found, scratch = np.empty(length, np.float32), np.empty(_BLOCK, np.float32)
+    total, scratch = np.empty(length, np.float32), np.empty(_BLOCK, np.float32)
     for start in range(0, length, _BLOCK):
-        here = found[start : start + _BLOCK]
+        here = total[start : start + _BLOCK]
         part = scratch[: len(here)]
         np.multiply(vectors[0][start : start + _BLOCK], shares[0], out=here)
         for vector, share in zip(vectors[1:], shares[1:], strict=True):
             np.multiply(vector[start : start + _BLOCK], share, out=part)
             np.add(here, part, out=here)
-    return found
+    return total
 
 
 def _squares(values) -> float:
     wide = values.astype(np.float64)
     return float(wide @ wide)
+
+
+_open: dict[tuple, tuple[Any, Any]] = {}  # training and rank -> what it was made for, replica
+_memory = contextlib.ExitStack()
+
+
+def replica_of(training: str, rank: int, version: Any, make: Callable[[], Any]) -> Any:
+    """This process' replica of a rank; those of other trainings are closed.
+
+    Parameters
+    ----------
+    training : str
+    rank : int
+    version : object
+        What it depends on; a replica of another version is made anew.
+    make : callable
+    """
+    close_replicas(except_of=training)
+    entry = _open.get((training, rank))
+    if entry is None or entry[0] != version:
+        if entry is not None:
+            del _open[training, rank]
+            _close(entry[1])
+        replica = make()
+        if not _open:
+            _memory.enter_context(tuned_allocator())
+        entry = _open[training, rank] = version, replica
+    return entry[1]
+
+
+def close_replicas(except_of: str | None = None) -> None:
+    """Close the replicas in this process."""
+    for place in [p for p in _open if p[0] != except_of]:
+        _close(_open.pop(place)[1])
+    if not _open:
+        _memory.close()
+
+
+def _close(replica):
+    close = getattr(replica, "close", None)
+    if close is not None:
+        close()

@@ -1,8 +1,8 @@
-"""What a transport is, in prose.
+"""Transport: carries the bytes of one training from rank to rank.
 
 A **Transport** carries the bytes of one training from rank to rank.  It is opened on the driver
 with the rows, is given the state of every rank by :meth:`Transport.start`, and then runs groups of
-steps.  Between two groups the state stays on the executors or travels along, as the transport
+steps.  Between two groups the state stays on the executors or moves along, as the transport
 likes; :meth:`Transport.states` brings it to the driver, e.g. for a checkpoint.
 
 A group that fails has changed nothing.  After :class:`~bigdl.common.errors.WorkerLost` the driver
@@ -28,7 +28,7 @@ class Transport(ABC):
 
     @abstractmethod
     def rows(self) -> list[dict]:
-        """What the replica of every rank says of its rows."""
+        """Return what the replica of every rank says of its rows."""
 
     @abstractmethod
     def start(self, states: Sequence[RankState]) -> None:

@@ -11,7 +11,7 @@ from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasPredictionCo
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.nnframes.preprocessing import FeatureLabelPreprocessing
-from bigdl.training.trigger import EveryEpoch, Trigger
+from bigdl.training.position import EveryEpoch, Trigger
 
 __all__ = [
     "ClassifierParams",

@@ -33,7 +33,7 @@ from bigdl.orca.learn.nnframes.params import (
 )
 from bigdl.orca.learn.nnframes.preprocessing import ScalarToTensor, as_preprocessing
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
-from bigdl.training.trigger import MaxEpoch, MaxIteration
+from bigdl.training.position import MaxEpoch, MaxIteration
 
 __all__ = [
     "ClassHead",

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
-from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.runner import BatchesOfWorker, Runner
-from bigdl.orca.learn.pytorch.state import load_into
-from bigdl.orca.learn.pytorch.steps import step_for
+from bigdl.orca.learn.pytorch.forward import BatchColumns, forward_for
+from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
+from bigdl.orca.learn.pytorch.runner import Runner, WorkerBatches
+from bigdl.training.batches import TensorShard, open_batches
 from bigdl.training.device import device_of, move, precision_of, to_cpu, to_device
-from bigdl.training.evaluation import evaluated
-from bigdl.training.failure import FailurePolicy
+from bigdl.training.fit import FailurePolicy
 from bigdl.training.state import dumps, loads, seed_everything
-from bigdl.training.tensors import TensorShard, open_batches
+
+if TYPE_CHECKING:
+    from bigdl.orca.learn.pytorch.forward import ForwardPass
+    from bigdl.runtime.collectives.base import GradientSync
+    from bigdl.runtime.engine import Job
+    from bigdl.runtime.worker import Worker
 
 __all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_shard", "run_evaluation"]
 
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What ``evaluate`` was asked for.
+    """Arguments of ``evaluate``, as the workers get them.
 
     Attributes
     ----------
@@ -34,11 +37,11 @@ class EvaluationSettings:
     num_steps : int, optional
         Batches of each worker at most.
     per_worker : bool
-        Whether the figures of each worker are wanted too.
+        True if the figures of each worker are wanted too.
     precision : str
         ``"fp32"`` or ``"bf16"``.
     weighted : bool
-        Whether the last label column holds the weights of the rows.
+        True if the last label column holds the weights of the rows.
     """
 
     batch_size: int
@@ -51,7 +54,7 @@ class EvaluationSettings:
 
 @dataclass
 class _Tally:
-    """What one worker adds up."""
+    """Sums of one worker."""
 
     rows: int = 0
     loss: float = 0.0
@@ -63,7 +66,11 @@ class _Tally:
 
 
 def evaluate_shard(
-    runner: Runner, kind, data: TensorShard, sync, settings: EvaluationSettings
+    runner: Runner,
+    forward_pass: ForwardPass,
+    data: TensorShard,
+    sync: GradientSync,
+    settings: EvaluationSettings,
 ) -> dict:
     """Evaluate the rows of all workers; every rank returns the same.
 
@@ -80,29 +87,31 @@ def evaluate_shard(
 
     measures = Metric.convert_metrics_dict(list(settings.metrics), backend="pytorch")
     started = time.perf_counter()
-    training = kind.model.training
-    kind.model.eval()
+    training = forward_pass.model.training
+    forward_pass.model.eval()
     with torch.no_grad():
-        tally = _tally(runner, kind, data, settings, sync.world_size, measures)
-    kind.model.train(training)
+        tally = _tally(runner, forward_pass, data, settings, sync.world_size, measures)
+    forward_pass.model.train(training)
     tally.total_s = time.perf_counter() - started
 
     states = sync.gather(dumps({name: m.state() for name, m in measures.items()}))
     tallies = sync.gather(json.dumps(asdict(tally)).encode())
-    found = None
+    evaluation = None
     if sync.rank == 0:
-        with_loss = kind.criterion is not None
+        with_loss = forward_pass.criterion is not None
         workers = list(zip([_Tally(**json.loads(t)) for t in tallies], states, strict=True))
-        found = {
+        evaluation = {
             "figures": _figures(workers, measures, with_loss),
             "profile": _profile([t for t, _ in workers]),
         }
         if settings.per_worker:
-            found["workers"] = [_figures([w], measures, with_loss) for w in workers]
-    return json.loads(sync.broadcast(None if found is None else json.dumps(found).encode()))
+            evaluation["workers"] = [_figures([w], measures, with_loss) for w in workers]
+    return json.loads(
+        sync.broadcast(None if evaluation is None else json.dumps(evaluation).encode())
+    )
 
 
-def _tally(runner, kind, data, settings, world_size, measures) -> _Tally:
+def _tally(runner, forward_pass, data, settings, world_size, measures) -> _Tally:
     tally = _Tally()
     local = max(1, settings.batch_size // world_size)
     runner.num_steps = -(-data.rows // local)
@@ -118,20 +127,20 @@ def _tally(runner, kind, data, settings, world_size, measures) -> _Tally:
         runner.batch = to_device(data.batch(start, stop, order), runner.device)
         runner.output = runner.target = runner.loss = None
         runner.call("before_val_iter")
-        weights = kind.weights(runner.batch) if measures else None
+        weights = forward_pass.weights(runner.batch) if measures else None
         started = time.perf_counter()
         with precision():
-            _forward(runner, kind, index, bool(measures))
+            _forward(runner, forward_pass, index, bool(measures))
         tally.forward_s += time.perf_counter() - started
         output, target, loss = runner.output, runner.target, runner.loss
         tally.batches += 1
         tally.rows += stop - start
         if loss is not None:
-            weight = kind.denominator(output, target, stop - start)
+            weight = forward_pass.denominator(output, target, stop - start)
             if weight:  # a batch of ignored labels has a loss of nan
-                tally.loss += float(loss) if kind.sums else float(loss) * weight
+                tally.loss += float(loss) if forward_pass.sums else float(loss) * weight
                 tally.weight += weight
-        for name, value in kind.logged().items():
+        for name, value in forward_pass.logged().items():
             tally.logged[name] = tally.logged.get(name, 0.0) + value * (stop - start)
         if measures and output is None:
             raise UsageError("metrics= needs a model whose forward returns predictions")
@@ -142,8 +151,8 @@ def _tally(runner, kind, data, settings, world_size, measures) -> _Tally:
     return tally
 
 
-def _forward(runner, kind, index, need_output):
-    runner.forward_by(lambda: kind.evaluate(runner.batch, index, need_output=need_output))
+def _forward(runner, forward_pass, index, need_output):
+    runner.forward_by(lambda: forward_pass.evaluate(runner.batch, index, need_output=need_output))
     if runner.main is None:
         runner.forward()
     else:
@@ -169,7 +178,7 @@ def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
 
 
 def _plain(value):
-    """A figure as JSON; a tuple of tensors (a curve) is told from one tensor."""
+    """A figure as JSON; a tuple of tensors (a curve) differs from one tensor."""
     if isinstance(value, list | tuple):
         return {"items": [_plain(v) for v in value]}
     return value.tolist() if hasattr(value, "tolist") else value
@@ -194,7 +203,7 @@ class EvaluateProgram:
     callbacks: Sequence[Any]
     sync: Any  # class of the GradientSync
 
-    def __call__(self, worker):
+    def __call__(self, worker: Worker) -> dict:
         seed_everything(0)
         built = self.parts.build(training=False)
         sync = self.sync(worker)
@@ -212,21 +221,23 @@ class EvaluateProgram:
             self.parts.config,
             self.settings.batch_size,
         )
-        runner.val_loader = BatchesOfWorker(data, self.settings.batch_size // runner.size)
-        kind = step_for(
+        runner.val_loader = WorkerBatches(data, self.settings.batch_size // runner.size)
+        forward_pass = forward_for(
             built.model,
             built.criterion,
             weighted=self.settings.weighted,
             columns=BatchColumns(self.feature_cols, self.label_cols),
         )
         runner.call("before_val_epoch")
-        found = evaluate_shard(runner, kind, data, sync, self.settings)
-        runner.epoch_stats = runner.metrics_stats = found["figures"]
+        evaluation = evaluate_shard(runner, forward_pass, data, sync, self.settings)
+        runner.epoch_stats = runner.metrics_stats = evaluation["figures"]
         runner.call("after_val_epoch")
-        return found
+        return evaluation
 
 
-def run_evaluation(job, weights: bytes, metric_names, policy: FailurePolicy) -> dict:
+def run_evaluation(
+    job: Job, weights: bytes, metric_names: Iterable[str], policy: FailurePolicy
+) -> dict:
     """Run an EvaluateProgram until it has ended or the policy gives up.
 
     Parameters
@@ -242,7 +253,7 @@ def run_evaluation(job, weights: bytes, metric_names, policy: FailurePolicy) -> 
 
     with job:
         try:
-            return evaluated(job, weights, policy)
+            return policy.run(lambda: job.attempt(state=weights)[0], "evaluating again")
         except NoRows:
             nothing = {"num_samples": 0, "val_loss": None, **dict.fromkeys(metric_names)}
             return {"figures": nothing, "workers": [nothing], "profile": {}}

@@ -1,23 +1,39 @@
-"""What the user hands to the Estimator, checked on the driver and built in the worker.
-
-Model, optimizer, loss and scheduler come as *creators* (functions of ``config``) or as instances.
-Instances travel together in one pickle, so an optimizer keeps pointing at its model's parameters.
-"""
+"""The state dicts of the parts of a PyTorch training."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.lightning import configured, is_lightning
-from bigdl.orca.learn.pytorch.state import load_into
+from bigdl.orca.learn.pytorch.forward import configured, is_lightning
 from bigdl.training.figures import figure_of
-from bigdl.training.state import dumps
+from bigdl.training.state import dumps, loads
 
-__all__ = ["Built", "ModelParts"]
+if TYPE_CHECKING:
+    import torch
+
+    from bigdl.orca.learn.pytorch.runner import Runner
+
+__all__ = ["Built", "ModelParts", "load_into"]
+
+
+def load_into(part: Any, data: bytes, what: str = "weights", whose: str = "model") -> None:
+    """Load the bytes of a state dict into a model, optimizer or scheduler.
+
+    Raises
+    ------
+    UsageError
+        If it is the state of something else.
+    """
+    try:
+        part.load_state_dict(loads(data))
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        text = " ".join(str(error).split())
+        text = text if len(text) < 500 else f"{text[:500]}..."
+        raise UsageError(f"The {what} do not fit the {whose}: {text}") from error
 
 
 @dataclass
@@ -46,13 +62,13 @@ class Built:
 
     def files(self) -> dict[str, bytes]:
         """The states of model, optimizer and scheduler, as a checkpoint holds them."""
-        found = {
+        states = {
             "model.pt": dumps(self.model.state_dict()),
             "optimizer.pt": dumps(self.optimizer.state_dict()),
         }
         if self.scheduler is not None:
-            found["scheduler.pt"] = dumps(self.scheduler.state_dict())
-        return found
+            states["scheduler.pt"] = dumps(self.scheduler.state_dict())
+        return states
 
     def load(self, files: dict[str, bytes]) -> None:
         """Take over what :meth:`files` gave; that of the model may be alone."""
@@ -62,7 +78,7 @@ class Built:
         if "scheduler.pt" in files and self.scheduler is not None:
             load_into(self.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
 
-    def step_scheduler_after_update(self, runner) -> None:
+    def step_scheduler_after_update(self, runner: Runner) -> None:
         """Step the scheduler after an update, if it is its turn."""
         if self.interval != "step" or runner.global_step % self.frequency:
             return
@@ -71,7 +87,7 @@ class Built:
         elif self.scheduler is not None:
             self.scheduler.step()
 
-    def step_scheduler_after_epoch(self, runner, figures: dict) -> None:
+    def step_scheduler_after_epoch(self, runner: Runner, figures: dict) -> None:
         """Step the scheduler at the end of an epoch, if it is its turn."""
         if self.interval == "step" or runner.epochs % self.frequency:
             return
@@ -145,9 +161,9 @@ class ModelParts:
                 "An optimizer instance belongs to a model instance; with a model creator pass a "
                 "function optimizer(model, config)"
             )
-        own = {id(p) for p in self.model.parameters()}
+        model_parameters = {id(p) for p in self.model.parameters()}
         for group in self.optimizer.param_groups:
-            if any(id(p) not in own for p in group["params"]):
+            if any(id(p) not in model_parameters for p in group["params"]):
                 raise UsageError(
                     "The optimizer holds parameters that are not the model's; make it from "
                     "model.parameters() of the same model"
@@ -155,12 +171,12 @@ class ModelParts:
 
     @property
     def is_instance(self) -> bool:
-        """Whether the model is a module rather than what makes one."""
+        """True if the model is a module rather than a creator."""
         import torch
 
         return isinstance(self.model, torch.nn.Module)
 
-    def build_model(self):
+    def build_model(self) -> torch.nn.Module:
         """A model of its own: a deep copy of an instance, or what the creator returns."""
         import copy
 
@@ -189,7 +205,7 @@ class ModelParts:
                 raise UsageError("fit needs a loss; pass loss= to Estimator.from_torch")
         return built
 
-    def build_loss(self):
+    def build_loss(self) -> Callable | None:
         import torch
 
         criterion = self.loss
@@ -221,9 +237,9 @@ class ModelParts:
                     f"{type(built.optimizer).__name__}"
                 )
         elif is_lightning(built.model):
-            found = configured(built.model)
-            built.optimizer, built.scheduler, built.monitor, built.frequency = found[:4]
-            built.interval = found[4]
+            configuration = configured(built.model)
+            built.optimizer, built.scheduler, built.monitor, built.frequency = configuration[:4]
+            built.interval = configuration[4]
         if isinstance(built.optimizer, torch.optim.LBFGS):
             raise UsageError(
                 "LBFGS calls the model several times in a step, which distributed training cannot "
@@ -246,14 +262,14 @@ class ModelParts:
 
 
 def _is_plateau(scheduler) -> bool:
-    """Whether a scheduler's ``step`` takes a figure."""
+    """Return True if a scheduler's ``step`` takes a figure."""
     from torch.optim.lr_scheduler import ReduceLROnPlateau
 
     return isinstance(scheduler, ReduceLROnPlateau) or hasattr(scheduler, "monitor")
 
 
 def _takes_config(function) -> bool:
-    """Whether a callable is ``loss(config)`` rather than a function of (output, target)."""
+    """Return True if a callable is ``loss(config)`` rather than a function of (output, target)."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # of C

@@ -1,19 +1,23 @@
-"""What a callback sees of the worker that it is called in."""
+"""The worker's part of a fit or an evaluation, as callbacks see it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.callbacks.maincallback import MainCallback
-from bigdl.orca.learn.pytorch.callbacks.old_hooks import call_old_hooks, has_old_hooks
+from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.training.checkpoint import write_bytes
 from bigdl.training.position import Position
 from bigdl.training.state import dumps
 
-__all__ = ["BatchesOfWorker", "Runner"]
+if TYPE_CHECKING:
+    from bigdl.runtime.worker import Worker
+    from bigdl.training.batches import TensorShard
+    from bigdl.training.loading import LoaderBatches
+
+__all__ = ["Runner", "WorkerBatches"]
 
 
 class Runner:
@@ -39,7 +43,7 @@ class Runner:
     num_steps : int or None
         Batches that an evaluation looks at.
     updated : bool
-        Whether the last batch of training ended in an update of the weights.
+        True if the last batch of training ended in an update of the weights.
     batch, batch_idx, output, target, loss
         Of the current iteration; all but `batch_idx` are None on a worker that has no rows in this
         step, and `output` is None for the training step of a LightningModule.
@@ -48,14 +52,14 @@ class Runner:
     metrics_stats : dict
         Figures of the validation that ended last.
     epoch_is_whole : bool
-        Whether the epoch that ended last has seen all rows.
-    train_loader, val_loader : BatchesOfWorker or None
+        True if the epoch that ended last has seen all rows.
+    train_loader, val_loader : WorkerBatches or None
         This worker's own batches.
     stop : bool
         Set it on any rank to end the training after the current step.
     """
 
-    def __init__(self, worker, config: dict, callbacks: Sequence[Any]):
+    def __init__(self, worker: Worker, config: dict, callbacks: Sequence[Any]):
         self.rank, self.size = worker.rank, worker.world_size
         self.config = config
         self.callbacks = list(callbacks)
@@ -74,10 +78,10 @@ class Runner:
         self.batch = self.batch_idx = self.output = self.target = self.loss = None
         self.epoch_stats: dict = {}
         self.metrics_stats: dict = {}
-        self.train_loader: BatchesOfWorker | None = None
-        self.val_loader: BatchesOfWorker | None = None
+        self.train_loader: WorkerBatches | None = None
+        self.val_loader: WorkerBatches | None = None
         self.stop = False
-        self._pocket: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
         self._forward_by: Callable[[], tuple] | None = None
 
     @property
@@ -91,10 +95,10 @@ class Runner:
     @property
     def history(self) -> list[dict]:
         """Figures of the epochs of this fit so far, in ``after_train_epoch`` the last included."""
-        found = [e for e in self.position.history if e["epoch"] > self.first_epoch]
-        own = self.epoch_stats
-        is_new = "epoch" in own and (not found or own["epoch"] > found[-1]["epoch"])
-        return [*found, own] if is_new and own["epoch"] > self.first_epoch else found
+        entries = [e for e in self.position.history if e["epoch"] > self.first_epoch]
+        newest = self.epoch_stats
+        is_new = "epoch" in newest and (not entries or newest["epoch"] > entries[-1]["epoch"])
+        return [*entries, newest] if is_new and newest["epoch"] > self.first_epoch else entries
 
     @property
     def models(self) -> list:
@@ -127,29 +131,29 @@ class Runner:
             raise UsageError("There is no batch now; forward belongs into on_iter_forward")
         self.output, self.target, self.loss = self._forward_by()
 
-    # -- the pocket ----------------------------------------------------------------------------
+    # -- values for other callbacks ------------------------------------------------------------
 
     def put(self, key: str, value: Any) -> None:
         """Keep something for other callbacks of this worker; the key must be new."""
-        if key in self._pocket:
+        if key in self._values:
             raise UsageError(f"The runner has {key!r} already; use update to replace it")
-        self._pocket[key] = value
+        self._values[key] = value
 
     def get(self, key: str) -> Any:
-        """What was put under a key."""
-        return self._pocket[self._known(key)]
+        """Return what was put under a key."""
+        return self._values[self._known(key)]
 
     def update(self, key: str, value: Any) -> None:
         """Replace what was put under a key."""
-        self._pocket[self._known(key)] = value
+        self._values[self._known(key)] = value
 
     def remove(self, key: str) -> None:
         """Forget what was put under a key."""
-        del self._pocket[self._known(key)]
+        del self._values[self._known(key)]
 
     def _known(self, key):
-        if key not in self._pocket:
-            raise UsageError(f"The runner has no {key!r}; it has {sorted(self._pocket)}")
+        if key not in self._values:
+            raise UsageError(f"The runner has no {key!r}; it has {sorted(self._values)}")
         return key
 
     # -- the state -----------------------------------------------------------------------------
@@ -172,7 +176,7 @@ class Runner:
         write_bytes(path, dumps(state))
 
 
-class BatchesOfWorker:
+class WorkerBatches:
     """The batches of one worker, in the order of its rows.
 
     Parameters
@@ -182,7 +186,7 @@ class BatchesOfWorker:
         Of this worker.
     """
 
-    def __init__(self, data, batch_size: int):
+    def __init__(self, data: TensorShard | LoaderBatches, batch_size: int):
         self._data, self.batch_size = data, max(1, batch_size)
 
     def __len__(self) -> int:

@@ -5,21 +5,27 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
+from typing import TYPE_CHECKING
 
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.learn.arguments import warn_once
 from bigdl.orca.learn.pytorch.callbacks.tensorboard import upload, writer_class
 
-__all__ = ["TRAIN_TAGS", "EventFiles", "StepSummary", "train_summary", "validation_summary"]
+if TYPE_CHECKING:
+    import torch
 
-TRAIN_TAGS = ("Loss", "LearningRate", "Throughput")
+    from bigdl.orca.learn.pytorch.loop import TorchLoop
+
+__all__ = ["EventFiles", "StepSummary", "train_summaries", "validation_summary"]
+
+_TRAIN_TAGS = ("Loss", "LearningRate", "Throughput")
 
 # names of BigDL 2.x for what we call otherwise
 _OLD_NAMES = {"top1accuracy": "accuracy", "aucscore": "auc"}
 
 
 class StepSummary:
-    """What the updates of a run were like; recorded by all ranks, kept in checkpoints.
+    """Records of the updates of a run; made by all ranks, kept in checkpoints.
 
     Attributes
     ----------
@@ -31,7 +37,14 @@ class StepSummary:
         self.rows: list[list[float]] = []
         self._loss = self._counted = self._samples = self._seconds = 0.0
 
-    def add(self, loop, parts, batch_rows: int, seconds: float, updated: bool) -> None:
+    def add(
+        self,
+        loop: TorchLoop,
+        parts: tuple[float, float],
+        batch_rows: int,
+        seconds: float,
+        updated: bool,
+    ) -> None:
         """Add a batch; a collective if it ended in an update."""
         self._loss += parts[0]
         self._counted += parts[1]
@@ -47,26 +60,26 @@ class StepSummary:
         self.rows.append([float(loop.global_step), loss, rate, throughput, time.time()])
         self._loss = self._counted = self._samples = self._seconds = 0.0
 
-    def take(self):
+    def take(self) -> torch.Tensor:
         """All rows as a tensor."""
         import torch
 
         return torch.tensor(self.rows, dtype=torch.float64).reshape(-1, 5)
 
-    def put(self, tensor) -> None:
+    def put(self, tensor: torch.Tensor) -> None:
         """The inverse of :meth:`take`."""
         self.rows = tensor.tolist()
 
 
-def train_summary(rows: list[list[float]], tag: str) -> list[list[float]]:
-    """``[step, value, time]`` of every update."""
-    if tag not in TRAIN_TAGS:
-        raise UsageError(f"tag should be one of {', '.join(TRAIN_TAGS)}, got {tag!r}")
-    column = 1 + TRAIN_TAGS.index(tag)
-    return [[int(row[0]), row[column], row[4]] for row in rows]
+def train_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
+    """Return ``[step, value, time]`` of every update, by tag."""
+    return {
+        tag: [[int(row[0]), row[column], row[4]] for row in rows]
+        for column, tag in enumerate(_TRAIN_TAGS, 1)
+    }
 
 
-def validation_summary(history: list[dict], tag: str | None):
+def validation_summary(history: list[dict], tag: str | None) -> list | dict[str, list]:
     """``[step, value, time]`` of every validation, or a dict of all of them.
 
     Parameters
@@ -76,20 +89,20 @@ def validation_summary(history: list[dict], tag: str | None):
     tag : str or None
         Name of a metric, or ``"Loss"``.
     """
-    found: dict[str, list] = {}
+    summaries: dict[str, list] = {}
     for entry in history:
         for name, value in entry.items():
             if name.startswith("val_") and name != "val_num_samples" and _is_number(value):
                 row = [entry["global_step"], value, entry["profile"]["ended_at"]]
-                found.setdefault(name, []).append(row)
+                summaries.setdefault(name, []).append(row)
     if tag is None:
-        return {name.removeprefix("val_"): rows for name, rows in found.items()}
+        return {name.removeprefix("val_"): rows for name, rows in summaries.items()}
     name = tag.lower().removeprefix("val_") if isinstance(tag, str) else tag
     key = f"val_{_OLD_NAMES.get(name, name)}"
-    if key not in found:
-        known = ", ".join(name.removeprefix("val_") for name in found) or "none"
-        raise UsageError(f"No validation has the figure {tag!r}; there are: {known}")
-    return found[key]
+    if key not in summaries:
+        names = ", ".join(name.removeprefix("val_") for name in summaries) or "none"
+        raise UsageError(f"No validation has the figure {tag!r}; there are: {names}")
+    return summaries[key]
 
 
 class EventFiles:
@@ -113,24 +126,24 @@ class EventFiles:
         """Write what is newer than what was written."""
         with contextlib.suppress(MissingExtraError):
             make = writer_class()
-            for kind, summaries in (("train", train), ("validation", validation)):
-                self._write(make, kind, summaries)
+            for folder_name, summaries in (("train", train), ("validation", validation)):
+                self._write(make, folder_name, summaries)
 
-    def _write(self, make, kind, summaries):
-        after = self._written[kind]
+    def _write(self, make, folder_name, summaries):
+        after = self._written[folder_name]
         new = [(t, *r) for t, rows in summaries.items() for r in rows if r[0] > after]
         if not new:
             return
         with contextlib.ExitStack() as stack:
-            folder = f"{self.url}/{kind}"
+            folder = f"{self.url}/{folder_name}"
             if "://" in self.url:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
             with make(log_dir=folder) as writer:
                 for tag, step, value, moment in new:
                     writer.add_scalar(tag, value, step, walltime=moment)
             if "://" in self.url:
-                upload(folder, f"{self.url}/{kind}")
-        self._written[kind] = max(row[1] for row in new)
+                upload(folder, f"{self.url}/{folder_name}")
+        self._written[folder_name] = max(row[1] for row in new)
 
 
 def _is_number(value) -> bool:

@@ -28,7 +28,7 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.tf2.data import with_class_weight
 from bigdl.orca.learn.tf2.sources import Part
-from bigdl.training.batches import Batches
+from bigdl.training.batches import BatchLayout
 
 __all__ = ["DatasetGraph", "DatasetRows", "StreamSource", "is_dataset", "shipped_dataset"]
 
@@ -168,10 +168,10 @@ class DatasetRows:
 
         return tf.nest.map_structure(zeros, self._dataset.element_spec)
 
-    def plan(self, settings, everyone) -> tuple[None, Batches]:
+    def plan(self, settings, everyone) -> tuple[None, BatchLayout]:
         """The batches are cut already."""
         own = {"rows": [], "fingerprint": [], "shuffle": settings.shuffle}
-        return None, Batches(
+        return None, BatchLayout(
             seed=settings.seed, batch_size=settings.batch_size, drop_last=settings.drop_last, **own
         )
 

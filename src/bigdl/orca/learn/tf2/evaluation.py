@@ -15,9 +15,8 @@ from bigdl.orca.learn.tf2.running import merge_metrics
 from bigdl.orca.learn.tf2.runtime import seed_keras
 from bigdl.orca.learn.tf2.state import array_of, put_weights, tensor_of
 from bigdl.orca.learn.tf2.steps import steps_of
-from bigdl.training.batches import exchange
-from bigdl.training.evaluation import evaluated
-from bigdl.training.failure import FailurePolicy
+from bigdl.training.batches import all_gather_json
+from bigdl.training.fit import FailurePolicy
 
 __all__ = ["EvaluateProgram", "evaluate_batches", "figures_of", "numbers_of", "run_evaluation"]
 
@@ -69,7 +68,7 @@ def figures_of(model, logs: dict, rows: int, sync, initial: list) -> dict[str, f
     """
     merge_metrics(model, sync, initial)
     found = numbers_of(model.get_metrics_result())
-    names = exchange(sync, sorted(logs))
+    names = all_gather_json(sync, sorted(logs))
     names = next((each for each in names if each), [])
     if not names or set(names) <= set(found):
         return found
@@ -121,7 +120,7 @@ class EvaluateProgram:
         sync.start()
         data = open_rows(worker, worker.shard, settings, self.config, sync)
         check_end(data, "evaluation", "num_steps", settings.num_steps)
-        known = exchange(sync, data.known)
+        known = all_gather_json(sync, data.known)
         if not sum(each["rows"] for each in known):
             raise UsageError("The data to evaluate has no rows")
         assembly = Assembly.of(
@@ -151,6 +150,6 @@ def run_evaluation(job, weights: bytes, policy: FailurePolicy) -> dict:
 
     with job:
         try:
-            return evaluated(job, weights or None, policy)
+            return policy.run(lambda: job.attempt(state=weights or None)[0], "evaluating again")
         except NoRows:
             raise UsageError("The data to evaluate has no rows") from None

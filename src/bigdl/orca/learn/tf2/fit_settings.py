@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bigdl.training.fit import RunSettings
 from bigdl.training.position import Position
-from bigdl.training.run_settings import RunSettings
 
 __all__ = ["EvaluationSettings", "KerasFitSettings"]
 

@@ -14,14 +14,14 @@ from bigdl.orca.learn.tf2.state import (
     tensor_of,
     to_variable,
 )
-from bigdl.training.checkpointing import StateKeeper
+from bigdl.training.checkpoint import CheckpointManager
 from bigdl.training.state import capture_rng, restore_rng
 
 __all__ = ["KerasKeeper"]
 
 
-class KerasKeeper(StateKeeper):
-    """:class:`~bigdl.training.checkpointing.StateKeeper` for a model of Keras.
+class KerasKeeper(CheckpointManager):
+    """:class:`~bigdl.training.checkpoint.CheckpointManager` for a model of Keras.
 
     In the place of `built` it is given the model.  Every rank's own are its random numbers (also
     those of its layers) and the metrics of the epoch that is not finished; of callbacks, what

@@ -8,7 +8,7 @@ from typing import Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.arguments import take_old, with_weight
+from bigdl.orca.learn.arguments import check_layer_options, take_old, with_weight
 from bigdl.orca.learn.tf2.arguments import (
     check_batch_size,
     check_class_weight,
@@ -19,9 +19,8 @@ from bigdl.orca.learn.tf2.callbacks import as_callbacks
 from bigdl.orca.learn.tf2.feeds import as_keras_feed, kind_of_input
 from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings, KerasFitSettings
 from bigdl.orca.learn.tf2.predictor import KerasPredictor
-from bigdl.training.failure import FailurePolicy
-from bigdl.training.progress import is_interactive
-from bigdl.training.trigger import EveryEpoch, Trigger
+from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
+from bigdl.training.position import EveryEpoch, Trigger
 
 __all__ = ["KerasEstimator"]
 
@@ -159,14 +158,12 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         WorkerLost
             When workers were lost more often than `max_failures` allows.
         """
-        from bigdl.orca.learn.layer_fit.options import layer_options
-        from bigdl.orca.learn.layer_fit.training import Opening
         from bigdl.orca.learn.tf2.parts import Packed
         from bigdl.orca.learn.tf2.training import OnItsWay
         from bigdl.training.position import Goal
 
         take_old("fit", old, known=_FIT)
-        layer = layer_options(
+        layer = check_layer_options(
             self._backend,
             {
                 "transport": transport,
@@ -218,7 +215,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             verbose=verbose,
         )
         figures = self._training.fit(
-            Opening(engine, feed, layer),
+            FitJob(engine, feed, layer),
             OnItsWay(Packed.of(self._parts, callbacks), config),
             settings,
             seed=seed,

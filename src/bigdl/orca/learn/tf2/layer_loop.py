@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.layer_fit.groups import LayerGroups, LayerRun
+from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerRun
 from bigdl.orca.learn.tf2.callbacks import BATCH_HOOKS, WorkerCallbacks
 from bigdl.orca.learn.tf2.layer_figures import KerasLayerFigures
 from bigdl.orca.learn.tf2.state import dump_weights
@@ -21,7 +21,7 @@ __all__ = ["KerasLayerLoop", "check_callbacks"]
 _FIGURES, _NUMBERS = "figures.json", "callbacks.json"
 
 
-class KerasLayerLoop(LayerGroups):
+class KerasLayerLoop(LayerLoop):
     """A fit by the parameter layer; callbacks are called on the driver.
 
     Parameters
@@ -70,7 +70,7 @@ class KerasLayerLoop(LayerGroups):
         hooks.on_epoch_begin(number)
         self._groups_of_epoch()
         entry = self._entry()
-        if self._validate is not None and self.settings.validates_after(number + 1):
+        if self._validate_weights is not None and self.settings.validates_after(number + 1):
             entry["logs"].update(self._validation())
         if self._has_callbacks:
             states, before = self._pull(), self._layer.vector(self._layer_plan)
@@ -86,7 +86,7 @@ class KerasLayerLoop(LayerGroups):
             if isinstance(value, numbers.Real | list)
         }
         self._close_epoch(entry)
-        self._pull_triggers(entry["logs"].get("loss"), score_of(entry["logs"]))
+        self._checkpoint_after_epoch(entry["logs"].get("loss"), score_of(entry["logs"]))
 
     def _entry(self) -> dict:
         position, figures = self.position, self._figures
@@ -107,7 +107,7 @@ class KerasLayerLoop(LayerGroups):
     def _validation(self) -> dict[str, float]:
         self._pull()
         self._callbacks.list.on_test_begin()
-        found = self._validate(dump_weights(self.model))
+        found = self._validate_weights(dump_weights(self.model))
         self._callbacks.list.on_test_end(found)
         return {f"val_{name}": value for name, value in found.items()}
 
@@ -148,8 +148,8 @@ class KerasLayerLoop(LayerGroups):
         if self.position.step and not self.position.partial and _FIGURES in files:
             self._figures.put(files[_FIGURES])
 
-    def _go_back(self, error):
-        super()._go_back(error)
+    def _restart_from_latest(self, error):
+        super()._restart_from_latest(error)
         self.model.stop_training = False
         self._restore_callbacks()
 

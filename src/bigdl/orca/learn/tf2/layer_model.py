@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.layer_fit.model import LayerModel
+from bigdl.orca.learn.layer_fit.loop import LayerModel
 from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.tf2.evaluation import numbers_of
 from bigdl.orca.learn.tf2.forms import zeros_of

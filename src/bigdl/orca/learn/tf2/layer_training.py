@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bigdl.common.checks import check_positive
-from bigdl.orca.learn.layer_fit.training import LayerTraining
+from bigdl.orca.learn.layer_fit.loop import LayerTraining
 from bigdl.orca.learn.tf2.evaluation import EvaluateProgram
 from bigdl.orca.learn.tf2.layer_loop import KerasLayerLoop, check_callbacks
 from bigdl.orca.learn.tf2.layer_model import KerasLayerModel

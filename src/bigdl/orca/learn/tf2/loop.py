@@ -33,11 +33,10 @@ from bigdl.orca.learn.tf2.runtime import seed_keras
 from bigdl.orca.learn.tf2.sources import Part
 from bigdl.orca.learn.tf2.state import seed_states, tensor_of, to_variable
 from bigdl.orca.learn.tf2.steps import steps_of
-from bigdl.training.background import BackgroundWriter
-from bigdl.training.batches import Batches, exchange
+from bigdl.training.batches import BatchLayout, all_gather_json
+from bigdl.training.checkpoint import BackgroundWriter
 from bigdl.training.figures import score_of
-from bigdl.training.loop import WorkerLoop
-from bigdl.training.run_checkpoints import open_run
+from bigdl.training.loop import WorkerLoop, open_run_directory
 
 __all__ = ["KerasFitProgram", "KerasLoop"]
 
@@ -103,22 +102,22 @@ class KerasLoop(WorkerLoop):
         self._steps = steps_of(self.model)
         self._running = RunningWeights(self.model, sync)
         self._initial_metrics = [tensor_of(v) for v in self.model.metrics_variables]
-        self._keeper = KerasKeeper(
+        self._checkpoints = KerasKeeper(
             worker,
             sync,
             self.model,
             self._running,
             batches,
-            open_run(settings, worker, self.rank),
+            open_run_directory(settings, worker, self.rank),
             None if self._types is None else self._types[0],
             writer=writer,
         )
-        self._keeper.example = form_of(self._made_up[0])
-        self.position, self._sums = self._keeper.restore()
-        window = (self._keeper.windows or [0] * self.size)[self.rank]
+        self._checkpoints.example = form_of(self._made_up[0])
+        self.position, self._sums = self._checkpoints.restore()
+        window = (self._checkpoints.windows or [0] * self.size)[self.rank]
         self._source = self._data.source(self._plan, self._assembly, settings, self.rank, window)
         self._epoch_steps = settings.steps_per_epoch or self._source.steps
-        self._callbacks = self._keeper.callbacks = WorkerCallbacks(
+        self._callbacks = self._checkpoints.callbacks = WorkerCallbacks(
             callbacks,
             self.model,
             self.rank,
@@ -136,8 +135,8 @@ class KerasLoop(WorkerLoop):
         """Train to the end; rank 0 returns where the final state is."""
         self.model.stop_training = False
         self._callbacks.list.on_train_begin()
-        if self.settings.goal.is_begun(self.position) and self._keeper.callback_numbers:
-            self._callbacks.put_numbers(self._keeper.callback_numbers)
+        if self.settings.goal.is_begun(self.position) and self._checkpoints.callback_numbers:
+            self._callbacks.put_numbers(self._checkpoints.callback_numbers)
         if self.position.partial:  # an earlier fit ended inside this epoch
             self._close_epoch(self.position.partial)
         while not self._is_over():
@@ -146,7 +145,7 @@ class KerasLoop(WorkerLoop):
             self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
         self._callbacks.list.on_train_end()
         if self._may_change_at_end:
-            self._keeper.expect_changes()
+            self._checkpoints.expect_changes()
         return self._finish()
 
     def _epoch(self):
@@ -302,7 +301,7 @@ class KerasLoop(WorkerLoop):
 
     # -- data ----------------------------------------------------------------------------------
 
-    def _prepare_data(self) -> Batches:
+    def _prepare_data(self) -> BatchLayout:
         settings, shards = self.settings, self.worker.shards
         columns = settings.validation
         self._data = self._open(shards["data"])
@@ -311,7 +310,7 @@ class KerasLoop(WorkerLoop):
         if self._validation is not None:
             check_end(self._validation, "validation", "validation_steps", columns.num_steps)
         rows = 1 if self._validation is None else self._validation.known["rows"]
-        everyone = exchange(self.sync, {**self._data.known, "validation": rows})
+        everyone = all_gather_json(self.sync, {**self._data.known, "validation": rows})
         if not sum(each["validation"] for each in everyone):
             raise UsageError("The validation data has no rows")
         self._plan, batches = self._data.plan(settings, everyone)

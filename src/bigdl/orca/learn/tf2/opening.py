@@ -10,8 +10,13 @@ from bigdl.orca.learn.tf2.sources import PlannedSource
 from bigdl.runtime.shards.batches import BatchPlan
 from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.shards.texts import TEXT
-from bigdl.training.batches import Batches, planned
-from bigdl.training.tensors import open_batches, open_loader, shuffle_memory
+from bigdl.training.batches import (
+    BatchLayout,
+    open_batches,
+    open_loader,
+    plan_batches,
+    shuffle_memory,
+)
 
 __all__ = ["ColumnRows", "build_for", "check_end", "open_columns", "open_rows"]
 
@@ -70,7 +75,7 @@ def open_columns(shard, settings, config: dict, place):
     ----------
     shard, settings, config
         See :func:`open_rows`.
-    place : Worker or bigdl.orca.learn.layer_fit.rows.Place
+    place : Worker or bigdl.orca.learn.layer_fit.replica.ReplicaWorker
 
     Returns
     -------
@@ -166,9 +171,9 @@ class ColumnRows:
             )
         return assembly(self.data.batch(0, 1))
 
-    def plan(self, settings, everyone: list[dict]) -> tuple[BatchPlan, Batches]:
+    def plan(self, settings, everyone: list[dict]) -> tuple[BatchPlan, BatchLayout]:
         """The cut of all workers' rows into batches."""
-        return planned(settings, everyone)
+        return plan_batches(settings, everyone)
 
     def take_types(self, types: list | None, training: ColumnRows) -> None:
         """Give out numbers in the dtypes that they have in the training data."""

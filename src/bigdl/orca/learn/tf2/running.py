@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bigdl.orca.learn.tf2.shared_moments import synchronized_layers
 from bigdl.orca.learn.tf2.state import tensor_of, to_variable
-from bigdl.training.running import RunningState
+from bigdl.training.state import RunningState
 
 __all__ = ["RunningWeights", "changed_by_rows", "merge_metrics"]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from bigdl.orca.learn.tf2.loop import KerasFitProgram
 from bigdl.orca.learn.tf2.parts import KerasParts, Packed
 from bigdl.orca.learn.tf2.state import dump_weights
-from bigdl.training.training import Training
+from bigdl.training.fit import Training
 
 __all__ = ["KerasTraining", "OnItsWay"]
 
@@ -20,7 +20,7 @@ class OnItsWay(NamedTuple):
 
 
 class KerasTraining(Training):
-    """:class:`~bigdl.training.training.Training` of a Keras model."""
+    """:class:`~bigdl.training.fit.Training` of a Keras model."""
 
     def _program(self, parts: OnItsWay, settings):
         return KerasFitProgram(parts.packed, parts.config, settings, self._sync)

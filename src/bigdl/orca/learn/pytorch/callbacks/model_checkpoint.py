@@ -1,17 +1,65 @@
-"""Files of the state, written while a training goes on."""
+"""The end of a fit that makes no progress."""
 
 from __future__ import annotations
 
 import os
 import posixpath
 import re
+from typing import TYPE_CHECKING
 
+from bigdl.common.checks import check_choice, check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
-from bigdl.orca.learn.pytorch.callbacks.early_stopping import check_mode
 from bigdl.training.figures import figure_of
 
-__all__ = ["ModelCheckpoint"]
+if TYPE_CHECKING:
+    from bigdl.orca.learn.pytorch.runner import Runner
+
+__all__ = ["EarlyStopping", "ModelCheckpoint"]
+
+
+class EarlyStopping(Callback):
+    """End the training after `patience` epochs without a better figure.
+
+    It looks at the figures of all epochs of the fit each time, so a run that goes on from a
+    checkpoint ends where an uninterrupted one does.
+
+    Parameters
+    ----------
+    monitor : str, optional
+        A figure of an epoch, e.g. ``"train_loss"``, ``"val_loss"`` or the name of a metric.
+        Default: the validation loss, without validation the training loss.
+    patience : int
+    mode : str
+        ``"min"`` or ``"max"``: what is better.
+    min_delta : float
+        How much better it has to be.
+    """
+
+    def __init__(
+        self,
+        monitor: str | None = None,
+        patience: int = 3,
+        mode: str = "min",
+        min_delta: float = 0.0,
+    ):
+        self.monitor = monitor
+        self.patience = check_integer("patience", patience, 1)
+        self.mode = check_choice("mode", mode, ("min", "max"))
+        self.min_delta = check_number("min_delta", min_delta, 0)
+
+    def after_train_epoch(self, runner: Runner) -> None:
+        best, waited = None, 0
+        for figures in runner.history:
+            value = figure_of(figures, self.monitor, "callback EarlyStopping")
+            value = value if self.mode == "min" else -value
+            if best is None or value < best - self.min_delta:
+                best, waited = value, 0
+            else:
+                waited += 1
+        if waited >= self.patience:
+            runner.stop = True
+
 
 _FIELD = re.compile(r"\{(epoch|iter)(:[^{}]*)?\}")
 
@@ -59,20 +107,20 @@ class ModelCheckpoint(Callback):
         self.filename = self.filename or ("{epoch}" if by_epoch else "{iter}")
         if not _FIELD.search(self.filename):
             self.filename += "-{epoch}" if by_epoch else "-{iter}"
-        if (
-            isinstance(interval, bool)
-            or not isinstance(interval, int)
-            or not (interval == -1 or interval > 0)
-        ):
-            raise UsageError(f"interval should be -1 or a positive integer, got {interval!r}")
-        if num_to_keep is not None and (not isinstance(num_to_keep, int) or num_to_keep < 1):
-            raise UsageError(f"num_to_keep should be a positive integer, got {num_to_keep!r}")
+        if interval != -1:
+            check_integer("interval", interval, 1)
+        if num_to_keep is not None:
+            check_integer("num_to_keep", num_to_keep, 1)
         if monitor is not None and not by_epoch:
             raise UsageError("monitor looks at figures of an epoch; use by_epoch=True")
         if monitor is not None and num_to_keep is None:
             num_to_keep = 1
         self.save_weights_only, self.by_epoch, self.interval = save_weights_only, by_epoch, interval
-        self.num_to_keep, self.monitor, self.mode = num_to_keep, monitor, check_mode(mode)
+        self.num_to_keep, self.monitor, self.mode = (
+            num_to_keep,
+            monitor,
+            check_choice("mode", mode, ("min", "max")),
+        )
         self._written: list[str] = []
 
     @property
@@ -80,7 +128,7 @@ class ModelCheckpoint(Callback):
         """The file at the end of a fit."""
         return self._path("last.ckpt")
 
-    def before_run(self, runner):
+    def before_run(self, runner: Runner) -> None:
         steps = range(self.interval, runner.global_step + 1, self.interval) if self._by_step else ()
         self._written = [self.path_of(iter=step, epoch=runner.epochs + 1) for step in steps]
 
@@ -88,7 +136,7 @@ class ModelCheckpoint(Callback):
     def _by_step(self) -> bool:
         return not self.by_epoch and self.interval > 0
 
-    def after_train_iter(self, runner):
+    def after_train_iter(self, runner: Runner) -> None:
         if not self._by_step or not runner.updated or runner.global_step % self.interval:
             return
         path = self.path_of(iter=runner.global_step, epoch=runner.epochs + 1)
@@ -97,7 +145,7 @@ class ModelCheckpoint(Callback):
         while self.num_to_keep is not None and len(self._written) > self.num_to_keep:
             self._remove(runner, self._written.pop(0))
 
-    def after_train_epoch(self, runner):
+    def after_train_epoch(self, runner: Runner) -> None:
         if not self.by_epoch or not runner.epoch_is_whole:
             return
         epoch = runner.epochs + 1
@@ -108,7 +156,7 @@ class ModelCheckpoint(Callback):
             if figures["epoch"] in before and figures["epoch"] not in kept:
                 self._remove(runner, self._file_of(figures))
 
-    def after_run(self, runner):
+    def after_run(self, runner: Runner) -> None:
         self._write(runner, self.last_checkpoint)
 
     def _kept(self, history) -> set[int]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+from typing import TYPE_CHECKING
 
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from bigdl.orca.learn.pytorch.runner import Runner
 
 __all__ = ["TensorBoardCallback", "upload", "writer_class"]
 
@@ -40,7 +44,7 @@ class TensorBoardCallback(Callback):
     def _steps(self) -> int:
         return {"epoch": 0, "batch": 1}.get(self.freq, self.freq)
 
-    def before_run(self, runner):
+    def before_run(self, runner: Runner) -> None:
         if runner.rank:
             return
         where = self.log_dir
@@ -49,7 +53,7 @@ class TensorBoardCallback(Callback):
             where = self._temporary.name
         self._writer = writer_class()(log_dir=where, **self.options)
 
-    def after_train_iter(self, runner):
+    def after_train_iter(self, runner: Runner) -> None:
         if self._writer is None or not self._steps or runner.global_step % self._steps:
             return
         if runner.loss is not None:
@@ -57,14 +61,14 @@ class TensorBoardCallback(Callback):
         rate = runner.optimizer.param_groups[0]["lr"]
         self._writer.add_scalar("learning_rate", float(rate), runner.global_step)
 
-    def after_train_epoch(self, runner):
+    def after_train_epoch(self, runner: Runner) -> None:
         if self._writer is None:
             return
         for name, value in runner.epoch_stats.items():
             if isinstance(value, int | float) and name not in ("epoch", "global_step"):
                 self._writer.add_scalar(name, value, runner.epochs + 1)
 
-    def after_run(self, runner):
+    def after_run(self, runner: Runner) -> None:
         if self._writer is None:
             return
         self._writer.close()
@@ -75,7 +79,7 @@ class TensorBoardCallback(Callback):
             self._temporary = None
 
 
-def writer_class():
+def writer_class() -> type:
     """``torch.utils.tensorboard.SummaryWriter``, or the line that installs what it needs."""
     try:
         from torch.utils.tensorboard import SummaryWriter

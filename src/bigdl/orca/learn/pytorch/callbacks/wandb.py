@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from bigdl.common.errors import MissingExtraError
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from bigdl.orca.learn.pytorch.runner import Runner
 
 __all__ = ["WandbLoggerCallback"]
 
@@ -29,7 +34,7 @@ class WandbLoggerCallback(Callback):
         self.log_config, self.watch_model = log_config, watch_model
         self._run = None
 
-    def before_run(self, runner):
+    def before_run(self, runner: Runner) -> None:
         if runner.rank:
             return
         try:
@@ -43,12 +48,12 @@ class WandbLoggerCallback(Callback):
         if self.watch_model:
             self._run.watch(runner.model)
 
-    def after_train_epoch(self, runner):
+    def after_train_epoch(self, runner: Runner) -> None:
         if self._run is not None:
             figures = runner.epoch_stats.items()
             self._run.log({k: v for k, v in figures if isinstance(v, int | float)})
 
-    def after_run(self, runner):
+    def after_run(self, runner: Runner) -> None:
         if self._run is not None:
             self._run.finish()
             self._run = None

@@ -1,0 +1,178 @@
+"""Models that are shipped to the tasks that predict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
+from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
+from bigdl.orca.learn.pytorch.runner import Runner
+from bigdl.training.device import precision_of, to_device
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+    from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
+
+__all__ = ["TorchReady", "TorchSnapshot", "predicting_parts", "ship"]
+
+
+@dataclass(frozen=True)
+class TorchReady:
+    """A model where it computes.
+
+    Attributes
+    ----------
+    model : torch.nn.Module
+    device : torch.device
+    precision : str
+        ``"fp32"`` or ``"bf16"``.
+    squeezes : bool
+        True if trailing dimensions of size 1 of its outputs are dropped.
+    """
+
+    model: Any
+    device: Any
+    precision: str
+    squeezes: ClassVar[bool] = True
+
+    def __call__(self, batch: list) -> Any:
+        """Return the model's outputs for a batch of numpy columns."""
+        import torch
+
+        columns = to_device([_tensor(column) for column in batch], self.device)
+        with torch.no_grad(), precision_of(self.precision, self.device)():
+            return self.model(*columns)
+
+
+@dataclass(frozen=True)
+class TorchSnapshot:
+    """Model and weights as they are shipped to the tasks.
+
+    Attributes
+    ----------
+    parts : ModelParts
+    weights : bytes or None
+        State dict of the model; None if the model carries its weights itself.
+    precision : str
+        ``"bf16"`` computes in bfloat16 where torch's autocast does; predictions are float32.
+    """
+
+    parts: Any
+    weights: bytes | None
+    precision: str = "fp32"
+
+    @classmethod
+    def of(cls, parts: ModelParts, weights: bytes, precision: str = "fp32") -> TorchSnapshot:
+        """The model of an Estimator's parts with these weights."""
+        parts = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
+        if not parts.is_instance:
+            return cls(parts, weights, precision)
+        parts = replace(parts, model=parts.build_model())
+        load_into(parts.model, weights)
+        return cls(parts, None, precision)
+
+    def ready(self, device: torch.device) -> TorchReady:
+        """The model, in a process and on a device."""
+        model = self.parts.build_model()
+        if self.weights is not None:
+            load_into(model, self.weights)
+        return TorchReady(model.eval().to(device), device, self.precision)
+
+
+def ship(
+    parts: ModelParts,
+    weights: bytes,
+    sc: SparkContext,
+    precision: str,
+    previous: Shipped | None = None,
+) -> Shipped:
+    """Broadcast a model, unless it is what was broadcast last.
+
+    Parameters
+    ----------
+    parts : ModelParts
+    weights : bytes
+        State dict of the model.
+    sc : pyspark.SparkContext
+    precision : str
+        See :class:`TorchSnapshot`.
+    previous : Shipped, optional
+        What was broadcast last.
+    """
+    origin = parts, digest_of(weights)
+    if previous is not None and previous.is_of(sc, *origin):
+        return previous
+    return Shipped(TorchSnapshot.of(parts, weights, precision), sc, origin)
+
+
+def _tensor(column):
+    import torch
+
+    if isinstance(column, dict):
+        return {key: _tensor(value) for key, value in column.items()}
+    return torch.tensor(column)
+
+
+def predicting_parts(parts: ModelParts, main: MainCallback) -> ModelParts:
+    """Parts whose model calls `main` instead of the user's model."""
+    inner = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
+    return ModelParts(_Creator(inner, main), config=parts.config)
+
+
+@dataclass
+class _Creator:
+    parts: ModelParts
+    main: Any
+
+    def __call__(self, config):
+        return _Predicting(self.parts.build_model(), self.main, config)
+
+
+@dataclass
+class _Alone:
+    """Stands for the worker: rows are predicted by many tasks that know nothing of each other."""
+
+    rank: int = 0
+    world_size: int = 1
+
+
+class _Predicting(torch.nn.Module):
+    """The user's model, called by a MainCallback; its state is that of the model."""
+
+    def __init__(self, model, main, config):
+        super().__init__()
+        self.model = model
+        self._runner = Runner(_Alone(), config, [main])
+        self._runner.model = model
+
+    def forward(self, *features):
+        runner = self._runner
+        runner.batch, runner.output = list(features), None
+        runner.device = next((p.device for p in self.model.parameters()), None)
+        runner.main.on_pred_forward(runner)
+        if runner.output is None:
+            raise UsageError("on_pred_forward of the MainCallback must set runner.output")
+        return _tensors(runner.output)
+
+    def state_dict(self, *args, **options):
+        return self.model.state_dict(*args, **options)
+
+    def load_state_dict(self, state, *args, **options):
+        return self.model.load_state_dict(state, *args, **options)
+
+
+def _tensors(output):
+    """Arrays as tensors, in lists, tuples and dicts too."""
+    if isinstance(output, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(output))
+    if isinstance(output, list | tuple):
+        return tuple(_tensors(value) for value in output)
+    if isinstance(output, dict):
+        return {key: _tensors(value) for key, value in output.items()}
+    return output
