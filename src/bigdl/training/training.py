@@ -100,7 +100,7 @@ class Training(ABC):
         ----------
         open_job : callable
             ``open_job(program)`` gives the engine's Job.
-        parts : ModelParts or bigdl.orca.learn.tf2.training.OnItsWay
+        parts : ModelParts, or the packed parts of a Keras model and their config
         settings : RunSettings
 
         Returns

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed, kind_of
-from bigdl.orca.learn.tf2.runtime import backend_of_program
 from bigdl.runtime.shards.feed import Feed
 from bigdl.runtime.shards.texts import with_texts
+from bigdl.training.keras.backends import backend_of_program
+from bigdl.training.keras.data import is_dataset
 
 __all__ = ["as_keras_feed", "data_config_of", "kind_of_input", "prediction_input"]
 
 
-def as_keras_feed(data, feature_cols, label_cols, config, *, name=None) -> Feed:
-    """The Feed that belongs to an input.
+def as_keras_feed(
+    data: Any, feature_cols: Any, label_cols: Any, config: dict | None, *, name: str | None = None
+) -> Feed:
+    """Return the Feed that belongs to an input.
 
     Parameters
     ----------
@@ -26,11 +28,11 @@ def as_keras_feed(data, feature_cols, label_cols, config, *, name=None) -> Feed:
         See there.
     """
     config = data_config_of(config)
-    if is_tf_dataset(data):
-        from bigdl.orca.learn.tf2.datasets import shipped_dataset
+    if is_dataset(data):
+        from bigdl.training.keras.datasets import shipped_dataset
 
         data = shipped_dataset(data, name or "data")
-    elif is_orca_dataset(data):
+    elif _is_orca_dataset(data):
         return data.feed(config, name=name)
     feed = as_feed(data, feature_cols, label_cols, config, name=name)
     if feed.label_cols is not None and not feed.label_cols:
@@ -42,33 +44,27 @@ def as_keras_feed(data, feature_cols, label_cols, config, *, name=None) -> Feed:
 
 
 def data_config_of(config: dict | None) -> dict | None:
-    """The config of a feed or a prediction: Keras has texts in its models on TensorFlow."""
+    """Return the config of a feed or a prediction: Keras has texts in its models on TensorFlow."""
     return with_texts(config) if backend_of_program() == "tensorflow" else config
 
 
 def kind_of_input(data: Any) -> str:
-    """What an input is, for messages and to tell whether two are alike."""
-    if is_tf_dataset(data):
+    """Return the name of an input's type, for messages and to tell whether two are alike."""
+    if is_dataset(data):
         return "tf.data.Dataset"
-    return "Orca Dataset" if is_orca_dataset(data) else kind_of(data)
+    return "Orca Dataset" if _is_orca_dataset(data) else kind_of(data)
 
 
 def prediction_input(data: Any) -> Any:
-    """An input of predict; an Orca Dataset is its XShards."""
-    if is_tf_dataset(data):
+    """Return an input of predict; an Orca Dataset is its XShards."""
+    if is_dataset(data):
         raise UsageError(
             "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
             "pandas DataFrames and paths of Parquet files, got a tf.data.Dataset; use "
             "get_model().predict for it"
         )
-    return data.rows_for_predict() if is_orca_dataset(data) else data
+    return data.rows_for_predict() if _is_orca_dataset(data) else data
 
 
-def is_tf_dataset(data: Any) -> bool:
-    """Whether an input is a ``tf.data.Dataset``; does not import TensorFlow."""
-    tf = sys.modules.get("tensorflow")
-    return tf is not None and isinstance(data, tf.data.Dataset)
-
-
-def is_orca_dataset(data: Any) -> bool:
+def _is_orca_dataset(data: Any) -> bool:
     return any(c.__module__ == "bigdl.orca.data.tf.data" for c in type(data).__mro__)

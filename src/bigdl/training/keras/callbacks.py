@@ -10,14 +10,17 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
+import posixpath
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.tf2.remote import redirect
 
 __all__ = ["BATCH_HOOKS", "WorkerCallbacks", "as_callbacks"]
 
+_FILES, _FOLDERS = ("filepath", "filename"), ("log_dir", "backup_dir")
 _WRITERS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore", "RemoteMonitor")
 
 BATCH_HOOKS = (
@@ -26,22 +29,22 @@ BATCH_HOOKS = (
     "on_train_batch_begin",
     "on_train_batch_end",
 )
-"""Hooks that are called in an epoch."""
+"""Hooks that are called for single batches of the training."""
 
 
-def as_callbacks(given) -> list:
-    """A list of its own of the callbacks that a verb was given.
+def as_callbacks(callbacks: Any) -> list:
+    """Return a new list of the callbacks that a verb was given.
 
     Raises
     ------
     UsageError
         For anything else.
     """
-    if given is None:
+    if callbacks is None:
         return []
     import keras
 
-    callbacks = list(given) if isinstance(given, list | tuple) else [given]
+    callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
     for callback in callbacks:
         if not isinstance(callback, keras.callbacks.Callback):
             raise UsageError(
@@ -65,7 +68,9 @@ class WorkerCallbacks:
     ----------
     stops_in_epoch : bool
         Whether one of them may end the training after a batch, on any rank.
-    noted : dict
+    is_empty : bool
+        Whether there are none, on any rank.
+    logs : dict
         The figures of the last epoch, with what callbacks have added, such as a learning rate.
     """
 
@@ -74,21 +79,22 @@ class WorkerCallbacks:
 
         self._callbacks = [c for c in callbacks if rank == 0 or not _writes_only(c)]
         self._numbered = [c for c in callbacks if not _writes_only(c)]
-        self.noted: dict[str, Any] = {}
+        self.logs: dict[str, Any] = {}
+        self.is_empty = not callbacks
         base = keras.callbacks.Callback
         self.stops_in_epoch = any(
             getattr(type(c), hook) is not getattr(base, hook)
             for c in callbacks
             for hook in BATCH_HOOKS
         )
-        folders = [f for f in map(redirect, self._callbacks) if f is not None]
+        folders = [f for f in map(_redirect, self._callbacks) if f is not None]
 
         def upload(*_):
             for folder in folders:
                 folder.upload()
 
         def end_epoch(epoch, logs):
-            self.noted = dict(logs)
+            self.logs = dict(logs)
             upload()
 
         last = keras.callbacks.LambdaCallback(on_epoch_end=end_epoch, on_train_end=upload)
@@ -101,43 +107,94 @@ class WorkerCallbacks:
         )
 
     def numbers(self) -> str:
-        """What they count and compare, as JSON."""
+        """Return what they count and compare, as JSON."""
         return json.dumps([_numbers(c) for c in self._numbered])
 
     def put_numbers(self, text: str) -> None:
         """The inverse of :meth:`numbers`, for the same callbacks."""
         import keras
 
-        found = json.loads(text)
-        if len(found) != len(self._numbered):
+        kept = json.loads(text)
+        if len(kept) != len(self._numbered):
             return
-        for callback, (kind, numbers, operations) in zip(self._numbered, found, strict=True):
-            if kind == type(callback).__name__:
+        for callback, (name, numbers, operations) in zip(self._numbered, kept, strict=True):
+            if name == type(callback).__name__:
                 vars(callback).update(numbers)
                 vars(callback).update({k: getattr(keras.ops, o) for k, o in operations.items()})
 
 
 def _writes_only(callback) -> bool:
-    """Whether a callback does nothing but write files."""
+    """Return True for a callback that does nothing but write files."""
     return any(
         c.__name__ in _WRITERS and c.__module__.startswith("keras.") for c in type(callback).__mro__
     )
 
 
 def _numbers(callback) -> tuple[str, dict, dict]:
-    """The class of a callback, its numbers, and the operations of Keras that it compares by."""
+    """Return the class of a callback, its numbers, and its comparisons of ``keras.ops``."""
     import keras
 
-    own = {key: value for key, value in vars(callback).items() if not key.startswith("_")}
+    attributes = {key: value for key, value in vars(callback).items() if not key.startswith("_")}
     numbers = {
         key: value
-        for key, value in own.items()
+        for key, value in attributes.items()
         if isinstance(value, bool | int | float | str | None)
         and not (isinstance(value, float) and math.isnan(value))
     }
     operations = {
         key: value.__name__
-        for key, value in own.items()
+        for key, value in attributes.items()
         if inspect.isfunction(value) and getattr(keras.ops, value.__name__, None) is value
     }
     return type(callback).__name__, numbers, operations
+
+
+# -- files of callbacks on any fsspec URL: they are written here and uploaded --------------------
+
+
+class _RemoteFolder:
+    """A local folder whose files go to a URL.
+
+    Parameters
+    ----------
+    url : str
+    """
+
+    def __init__(self, url: str):
+        import fsspec
+
+        self._fs, self._root = fsspec.core.url_to_fs(url)
+        self._folder = tempfile.TemporaryDirectory(prefix="callback-")
+        self._times: dict[str, float] = {}  # when what was uploaded had been changed
+        self.path = self._folder.name
+
+    def upload(self) -> None:
+        """Upload the files that are new or have changed."""
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                local = os.path.join(folder, name)
+                changed = os.stat(local).st_mtime_ns
+                if self._times.get(local) == changed:
+                    continue
+                self._times[local] = changed
+                target = posixpath.join(self._root, os.path.relpath(local, self.path))
+                self._fs.makedirs(posixpath.dirname(target), exist_ok=True)
+                self._fs.put_file(local, target)
+
+
+def _redirect(callback: Any) -> _RemoteFolder | None:
+    """Let a callback that writes to a URL write to a local folder instead.
+
+    Returns
+    -------
+    _RemoteFolder or None
+        None for one that writes locally.
+    """
+    for attribute in (*_FILES, *_FOLDERS):
+        url = getattr(callback, attribute, None)
+        if isinstance(url, str) and "://" in url:
+            parent, name = posixpath.split(url) if attribute in _FILES else (url, "")
+            folder = _RemoteFolder(parent)
+            setattr(callback, attribute, os.path.join(folder.path, name))
+            return folder
+    return None
