@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.training.keras.state import share_state
 
-__all__ = ["BATCH_HOOKS", "WorkerCallbacks", "as_callbacks"]
+__all__ = ["BATCH_HOOKS", "Rank0CallbackBridge", "WorkerCallbacks", "as_callbacks"]
 
 _FILES, _FOLDERS = ("filepath", "filename"), ("log_dir", "backup_dir")
 _WRITERS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore", "RemoteMonitor")
@@ -74,10 +75,10 @@ class WorkerCallbacks:
         The figures of the last epoch, with what callbacks have added, such as a learning rate.
     """
 
-    def __init__(self, callbacks: Sequence[Any], model, rank: int, **params):
+    def __init__(self, callbacks: Sequence[Any], model: Any, rank: int, **params: Any):
         import keras
 
-        self._callbacks = [c for c in callbacks if rank == 0 or not _writes_only(c)]
+        self._callbacks = self._on_rank(callbacks, rank)
         self._numbered = [c for c in callbacks if not _writes_only(c)]
         self.logs: dict[str, Any] = {}
         self.is_empty = not callbacks
@@ -106,6 +107,10 @@ class WorkerCallbacks:
             **params,
         )
 
+    def _on_rank(self, callbacks, rank) -> list:
+        """Return the callbacks that run on a rank."""
+        return [c for c in callbacks if rank == 0 or not _writes_only(c)]
+
     def numbers(self) -> str:
         """Return what they count and compare, as JSON."""
         return json.dumps([_numbers(c) for c in self._numbered])
@@ -121,6 +126,41 @@ class WorkerCallbacks:
             if name == type(callback).__name__:
                 vars(callback).update(numbers)
                 vars(callback).update({k: getattr(keras.ops, o) for k, o in operations.items()})
+
+
+class Rank0CallbackBridge(WorkerCallbacks):
+    """Callbacks that run on rank 0 alone and act on all ranks, with the history and progress bar.
+
+    At the begin of the fit and of each epoch the other ranks take over the weights and the state of
+    the optimizer, with its learning rate, of rank 0.
+
+    Parameters
+    ----------
+    callbacks : sequence of keras.callbacks.Callback
+        The same on all ranks.
+    model : keras.Model
+    sync : GradientSync
+    **params
+        See :class:`WorkerCallbacks`.
+    """
+
+    def __init__(self, callbacks: Sequence[Any], model: Any, sync: Any, **params: Any):
+        self._model, self._sync, self._verbose = model, sync, params["verbose"]
+        super().__init__(callbacks, model, sync.rank, **params)
+
+    def _on_rank(self, callbacks, rank):
+        import keras
+
+        def share(*_):
+            share_state(self._model, self._sync)
+
+        bridge = [keras.callbacks.LambdaCallback(on_train_begin=share, on_epoch_begin=share)]
+        bridge = bridge if callbacks else []
+        if rank:
+            return bridge
+        self._model.history = keras.callbacks.History()
+        bar = [keras.callbacks.ProgbarLogger()] if self._verbose else []
+        return [*callbacks, *bridge, self._model.history, *bar]
 
 
 def _writes_only(callback) -> bool:

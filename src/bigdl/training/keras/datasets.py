@@ -28,7 +28,7 @@ from bigdl.common.errors import UsageError
 from bigdl.training.batches import Batches
 from bigdl.training.keras.data import Part, Rows, with_class_weight
 
-__all__ = ["DatasetGraph", "DatasetRows", "check_elements", "shipped_dataset"]
+__all__ = ["DatasetGraph", "DatasetRows", "check_elements", "shipped_dataset", "with_seeds"]
 
 _SEED = 1  # of shuffles that have none: the same on all workers
 
@@ -60,11 +60,11 @@ def shipped_dataset(dataset: Any, name: str) -> DatasetGraph:
         ) from error
     policy = dataset.options().experimental_distribute.auto_shard_policy
     is_off = policy == tf.data.experimental.AutoShardPolicy.OFF
-    return DatasetGraph(_with_seeds(graph), dataset.element_spec, is_off)
+    return DatasetGraph(with_seeds(graph, _SEED), dataset.element_spec, is_off)
 
 
-def _with_seeds(graph: bytes) -> bytes:
-    """Give every shuffle of a pipeline fixed seeds, wherever the graph is loaded.
+def with_seeds(graph: bytes, seed: int) -> bytes:
+    """Give a pipeline's shuffles the same seeds wherever it is loaded; `seed` for those without.
 
     Newer kinds of the operation keep their seeds outside of the graph, where loading it finds
     others, and a seed of (0, 0) means a random one.
@@ -79,10 +79,10 @@ def _with_seeds(graph: bytes) -> bytes:
         node.op = "ShuffleDataset"
         del node.input[4:]
         seeds = [nodes[name] for name in node.input[2:4]]
-        values = [int(tf.make_ndarray(seed.attr["value"].tensor)) for seed in seeds]
+        values = [int(tf.make_ndarray(each.attr["value"].tensor)) for each in seeds]
         if not any(values):
-            for seed in seeds:
-                seed.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(_SEED, tf.int64))
+            for each in seeds:
+                each.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(seed, tf.int64))
     return found.SerializeToString()
 
 

@@ -165,8 +165,8 @@ class GradientReducer:
         self.has_rows = self.is_active = True
         self.failure: BaseException | None = None
 
-    def attach(self, model) -> None:
-        """Let the optimizers of a model reduce gradients before they apply them.
+    def attach(self, model: Any, others: Sequence = ()) -> None:
+        """Let the optimizers of a model, and others, reduce gradients before they apply them.
 
         Layers that want the moments of the whole batch get them, too.
         """
@@ -176,7 +176,7 @@ class GradientReducer:
             return
         # instances keep their classes, so a file of the model tells nothing of this
         backend = keras.backend.backend()
-        for optimizer in optimizers_of(model):
+        for optimizer in [*optimizers_of(model), *others]:
             if backend == "jax":
                 # one that scales the loss looks at the gradients before it calls its ``apply``
                 apply = partial(self._stateless_apply, optimizer)

@@ -34,6 +34,7 @@ __all__ = [
     "put_optimizers",
     "put_weights",
     "seed_states",
+    "share_state",
     "synchronized_layers",
     "tensor_of",
     "to_variable",
@@ -86,7 +87,7 @@ def optimizers_of(model: Any) -> list:
     """Return the compiled optimizer, and those that a model holds for its own training step."""
     import keras
 
-    found = [model.optimizer, *vars(model).values()]
+    found = [getattr(model, "optimizer", None), *vars(model).values()]
     kept = {id(each): each for each in found if isinstance(each, keras.optimizers.Optimizer)}
     return list(kept.values())
 
@@ -102,6 +103,14 @@ def put_optimizers(model: Any, data: bytes) -> None:
     states = loads(data)["optimizers"]
     for optimizer, values in zip(optimizers_of(model), states, strict=False):
         _put(optimizer.variables, values, "optimizer's state", "optimizer")
+
+
+def share_state(model: Any, sync: Any) -> None:
+    """Give a model the weights and the optimizers' states of rank 0; a collective."""
+    for dump, put in ((dump_weights, put_weights), (dump_optimizers, put_optimizers)):
+        state = sync.broadcast(dump(model) if sync.rank == 0 else None)
+        if sync.rank:
+            put(model, state)
 
 
 def _put(variables: Sequence, values: Sequence, what, whose):

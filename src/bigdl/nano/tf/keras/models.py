@@ -43,7 +43,7 @@ class _Trains:
         use_multiprocessing: bool = False,
         num_processes: int | None = None,
         backend: str = "multiprocessing",
-    ) -> Any:
+    ) -> keras.callbacks.History:
         """Train, in this process or in several of this machine.
 
         Several processes make the steps of one: `batch_size`, or the batch of the dataset, is that
@@ -98,10 +98,7 @@ class _Trains:
             "validation_batch_size": validation_batch_size,
             "validation_freq": validation_freq,
         }
-        from bigdl.nano.tf.training.backends import check_backend
-
-        check_backend(backend)
-        if num_processes is None:
+        if num_processes is None and backend in ("multiprocessing", "ray"):
             return super().fit(**of_keras)
         from bigdl.nano.tf.training.fit import fit_in_processes, processes_of
 

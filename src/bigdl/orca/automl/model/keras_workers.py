@@ -70,19 +70,11 @@ class SharedKerasModel(KerasBaseModel):
         """Build the model, as that of the first worker, and let gradients meet."""
         from bigdl.training.keras.data import build_for
         from bigdl.training.keras.reducer import WorkerSteps
-        from bigdl.training.keras.state import (
-            dump_optimizers,
-            dump_weights,
-            put_optimizers,
-            put_weights,
-        )
+        from bigdl.training.keras.state import share_state
 
         build_for(self.model, example)
         steps = WorkerSteps(self.model, self._sync, batch_size_of(self.config))
-        for dump, put in ((dump_weights, put_weights), (dump_optimizers, put_optimizers)):
-            state = self._sync.broadcast(dump(self.model) if self._sync.rank == 0 else None)
-            if self._sync.rank:
-                put(self.model, state)
+        share_state(self.model, self._sync)
         steps.attach()
         self._steps, self._example = steps, example
 
