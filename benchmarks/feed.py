@@ -69,7 +69,7 @@ def _epochs_program(columns):
 
         from bigdl.common.memory import memory_usage
         from bigdl.runtime.shards.batches import permutation
-        from bigdl.training.tensors import TensorShard
+        from bigdl.training.batches import TensorShard
 
         model = torch.nn.Linear(8, 1)  # memory is counted from here on
         before = memory_usage()

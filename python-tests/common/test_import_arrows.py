@@ -138,7 +138,7 @@ def test_imports_point_one_way():
         ("bigdl.runtime.collectives.base", "def f():\n    import bigdl.orca.automl.hp"),
         ("bigdl.orca.data.shard", "importlib.import_module('bigdl.orca.learn')"),
         ("bigdl.orca.learn.metrics", "from bigdl.orca.automl import hp"),
-        ("bigdl.training.training", "from bigdl.orca.learn.pytorch.loop import FitProgram"),
+        ("bigdl.training.fit", "from bigdl.orca.learn.pytorch.loop import FitProgram"),
         ("bigdl.orca.learn.tf2.parts", "from bigdl.orca.learn.pytorch import Estimator"),
         ("bigdl.orca.cluster.spark", "from bigdl.nano.pytorch import Trainer"),
         ("bigdl.nano.pytorch", "from bigdl.orca import init_orca_context"),

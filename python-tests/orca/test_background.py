@@ -7,7 +7,7 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.parts import Built
-from bigdl.training.background import BackgroundWriter
+from bigdl.training.checkpoint import BackgroundWriter
 from bigdl.training.device import check_precision, move, precision_of, to_cpu, to_device
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import zlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,13 +15,12 @@ from torch import nn
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
-from bigdl.orca.learn.pytorch.loop import FitSettings
+from bigdl.orca.learn.pytorch.loop import FitSettings, TorchTraining
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.training import TorchTraining
 from bigdl.orca.learn.trigger import EveryEpoch, SeveralIteration, Trigger
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.training.checkpoint import CheckpointDirectory, Snapshot, read_bytes, write_bytes
-from bigdl.training.failure import FailurePolicy
+from bigdl.training.fit import FailurePolicy
 from bigdl.training.position import Goal
 
 # -- directories --------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class Run:
             **settings,
         )
         return self.training.fit(
-            open_job,
+            SimpleNamespace(open=open_job),
             PARTS,
             settings,
             seed=seed,
@@ -523,7 +523,7 @@ def test_a_checkpoint_of_another_model_is_refused(crew, tmp_path):
     settings = FitSettings(Goal(2), BATCH, 0, ["x"], ["y"])
     with pytest.raises(UsageError, match="The weights do not fit the model: Error"):
         other.fit(
-            lambda program: CrewJob(crew, run.shards, program),
+            SimpleNamespace(open=lambda program: CrewJob(crew, run.shards, program)),
             parts,
             settings,
             seed=7,

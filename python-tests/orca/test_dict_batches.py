@@ -12,9 +12,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.metrics import MSE
 from bigdl.orca.learn.pytorch import Estimator
-from bigdl.orca.learn.pytorch.batch_columns import BatchColumns, check_keywords
 from bigdl.orca.learn.pytorch.callbacks import MainCallback
-from bigdl.orca.learn.pytorch.lightning import LightningStep
+from bigdl.orca.learn.pytorch.forward import BatchColumns, LightningForward, check_keywords
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROWS = 13
@@ -160,7 +159,7 @@ class Steps(nn.Module):
 
 @pytest.mark.parametrize(("labels", "target"), [(None, None), (["size"], 3)])
 def test_the_step_of_a_lightning_module_gets_the_dict(labels, target):
-    assert LightningStep(Steps(), BatchColumns(labels=labels)).forward(BATCH, 0) == (
+    assert LightningForward(Steps(), BatchColumns(labels=labels)).forward(BATCH, 0) == (
         None,
         target,
         -2,

@@ -17,7 +17,7 @@ from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.learn.metrics import AUC, MAE, MSE, ROC, Accuracy, Precision, Recall
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
-from bigdl.orca.learn.pytorch.lightning import configured
+from bigdl.orca.learn.pytorch.forward import configured
 from bigdl.orca.learn.trigger import SeveralIteration
 
 
@@ -669,7 +669,7 @@ def test_lightning_is_not_imported():
         "from bigdl.orca.learn.pytorch import Estimator\n"
         "est = Estimator.from_torch(model=torch.nn.Linear(1, 1), loss=torch.nn.MSELoss())\n"
         "from bigdl.orca.learn.prediction import shards\n"
-        "from bigdl.orca.learn.pytorch import loop, predictor, training\n"
+        "from bigdl.orca.learn.pytorch import loop, prediction\n"
         "print([m for m in sys.modules if 'lightning' in m and not m.startswith('bigdl.')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

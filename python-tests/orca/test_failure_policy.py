@@ -3,7 +3,7 @@
 import pytest
 
 from bigdl.common.errors import UsageError
-from bigdl.training.failure import FailurePolicy
+from bigdl.training.fit import FailurePolicy
 
 
 class Clock:

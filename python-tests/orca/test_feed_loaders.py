@@ -22,8 +22,8 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed
 from bigdl.runtime.intake import reopen
 from bigdl.runtime.shards.spool import SpoolWriter
+from bigdl.training.batches import open_batches
 from bigdl.training.loading import LoaderBatches, as_loader
-from bigdl.training.tensors import open_batches
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROWS = 23

@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,13 +23,11 @@ from bigdl.orca.learn.pytorch.callbacks import (
     TensorBoardCallback,
 )
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
-from bigdl.orca.learn.pytorch.fit_settings import FitSettings
-from bigdl.orca.learn.pytorch.gradients import Clipping
+from bigdl.orca.learn.pytorch.loop import Clipping, FitSettings, TorchTraining
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.training import TorchTraining
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
-from bigdl.training.failure import FailurePolicy
+from bigdl.training.fit import FailurePolicy
 from bigdl.training.position import Goal
 from bigdl.training.state import dumps, loads
 
@@ -92,7 +91,7 @@ class Run:
         feeds = [{"data": s, **({"validation": s} if validate else {})} for s in self._shards]
         goal = Goal(steps=steps) if steps else Goal(epochs=epochs or 2)
         return self.training.fit(
-            lambda program: CrewJob(self._crew, feeds, program),
+            SimpleNamespace(open=lambda program: CrewJob(self._crew, feeds, program)),
             self.parts,
             FitSettings(goal, batch_size, SEED, ["x"], list(labels), **settings),
             seed=SEED,

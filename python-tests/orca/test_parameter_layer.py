@@ -7,16 +7,12 @@ from slices import SHAPES, SIZES, Given, grouped, hyper_of, parameters, whole
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.optimizers.ftrl import TorchFtrl
-from bigdl.orca.parameter_layer.buffers import changed, merge, merged
-from bigdl.orca.parameter_layer.codec import codec_for, compressions
-from bigdl.orca.parameter_layer.frames import Inbox, frames_of
-from bigdl.orca.parameter_layer.geometry import Geometry, slice_bounds
 from bigdl.orca.parameter_layer.lars import LARS
-from bigdl.orca.parameter_layer.messages import pack, unpack
+from bigdl.orca.parameter_layer.messages import CODECS, Inbox, codec_for, frames_of, pack, unpack
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, cut_state, joined_state
-from bigdl.orca.parameter_layer.plan import LayerPlan, Step
+from bigdl.orca.parameter_layer.plan import Geometry, LayerPlan, Step, slice_bounds
 from bigdl.orca.parameter_layer.rank import Rank, Sum
-from bigdl.orca.parameter_layer.state import RankState
+from bigdl.orca.parameter_layer.state import RankState, changed, merge, merged
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
@@ -105,7 +101,7 @@ def test_slices_make_the_updates_of_the_whole_to_the_last_bit(name, ranks):
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
-@pytest.mark.parametrize("name", compressions())
+@pytest.mark.parametrize("name", CODECS)
 def test_a_rank_sends_no_more_than_an_all_reduce_by_slices(name):
     """At most P (N - 1) / N numbers of gradients to others, and as many of weights."""
     ranks, size = 4, 100_000
@@ -256,7 +252,7 @@ ERRORS = {"fp32": 0.0, "fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 0.5 / 127}
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 
 
-@pytest.mark.parametrize("name", compressions())
+@pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("count", [0, 1, 1023, 1024, 5000])
 def test_numbers_arrive_nearly_as_they_were_sent(name, count):
     codec, values = codec_for(name), vector(count)
@@ -329,9 +325,9 @@ def test_messages_keep_documents_and_arrays():
 
 
 def test_frames_arrive_in_any_order(monkeypatch):
-    from bigdl.orca.parameter_layer import frames
+    from bigdl.orca.parameter_layer import messages
 
-    monkeypatch.setattr(frames, "_PAYLOAD", 3)
+    monkeypatch.setattr(messages, "_PAYLOAD", 3)
     sent = [
         *frames_of(b"G", 1, b"of rank one"),
         *frames_of(b"G", 0, b""),

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from bigdl.orca.parameter_layer.kept import KeptStates
+from bigdl.orca.parameter_layer.barrier import StateFiles
 from bigdl.orca.parameter_layer.messages import Message
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.launch import launch
@@ -61,7 +61,7 @@ def lose(sync, rank, *folders):
 def use(rank, sync, folder):
     """A training whose executors are lost one after the other."""
     said = []
-    states = KeptStates(sync, place_of(rank, folder))
+    states = StateFiles(sync, place_of(rank, folder))
     states.keep_only(None)
     states.write("first", state(rank))
     said.append(is_own(rank, states.read("first")))
@@ -70,14 +70,14 @@ def use(rank, sync, folder):
     said.append(states.read("first") is None)
     said.append(is_own(rank, states.read("second")))
     lose(sync, rank, place_of(2, folder))
-    states = KeptStates(sync, place_of(rank, folder))
+    states = StateFiles(sync, place_of(rank, folder))
     said.append(is_own(rank, states.read("second")))
     states.write("third", state(rank))
     lose(sync, rank, place_of(0, folder))
-    states = KeptStates(sync, place_of(rank, folder))
+    states = StateFiles(sync, place_of(rank, folder))
     said.append(is_own(rank, states.read("third")))
     lose(sync, rank, place_of(0, folder), place_of(2, folder))
-    states = KeptStates(sync, place_of(rank, folder))
+    states = StateFiles(sync, place_of(rank, folder))
     said.append(states.read("third") is None)
     return said
 
@@ -89,8 +89,8 @@ def test_a_state_outlives_the_executor_that_it_is_of(tmp_path):
 
 def swap(rank, sync, folder):
     """Every rank runs where another one has been."""
-    KeptStates(sync, place_of(rank, folder)).write("state", state(rank))
-    states = KeptStates(sync, place_of(RANKS - 1 - rank, folder))
+    StateFiles(sync, place_of(rank, folder)).write("state", state(rank))
+    states = StateFiles(sync, place_of(RANKS - 1 - rank, folder))
     return is_own(rank, states.read("state"))
 
 

@@ -13,8 +13,7 @@ from torch import nn
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch import Estimator
-from bigdl.orca.parameter_layer.deadline import within
-from bigdl.orca.parameter_layer.stragglers import DropStragglers, StragglerLimit
+from bigdl.orca.parameter_layer.stragglers import DropStragglers, StragglerLimit, within
 
 # -- how long is too long -------------------------------------------------------------------------
 
@@ -63,13 +62,25 @@ WRONG = {
         {"drop_percentage": 0.1, "max_drop_percentage": 0.5, "batch_size": 3},
         "should be a dict with drop_percentage",
     ),
-    "zero": ({"drop_percentage": 0, "max_drop_percentage": 0.5}, "0 < drop_percentage"),
-    "text": ({"drop_percentage": "few", "max_drop_percentage": 0.5}, "0 < drop_percentage"),
-    "more than the most": ({"drop_percentage": 0.6, "max_drop_percentage": 0.5}, "got .*=0.6"),
-    "more than all": ({"drop_percentage": 0.5, "max_drop_percentage": 1.5}, "<= 1, got"),
+    "zero": (
+        {"drop_percentage": 0, "max_drop_percentage": 0.5},
+        "above 0 and at most 1",
+    ),
+    "text": (
+        {"drop_percentage": "few", "max_drop_percentage": 0.5},
+        "above 0 and at most 1",
+    ),
+    "more than the most": (
+        {"drop_percentage": 0.6, "max_drop_percentage": 0.5},
+        "from 0.6 to 1",
+    ),
+    "more than all": (
+        {"drop_percentage": 0.5, "max_drop_percentage": 1.5},
+        "from 0.5 to 1",
+    ),
     "no steps": (
         {"drop_percentage": 0.1, "max_drop_percentage": 0.5, "batchsize": 0},
-        "batchsize of drop_stragglers should be an integer of at least 1, got 0",
+        "batchsize of drop_stragglers should be a positive integer, got 0",
     ),
     "warmup": (
         {"drop_percentage": 0.1, "max_drop_percentage": 0.5, "warmup_iteration": -1},

@@ -437,7 +437,7 @@ def test_writing_to_a_batch_changes_no_later_epoch(orca_spark, engine, rows, shu
     frame = orca_spark.range(0, 5, 1, 1).selectExpr("id", "id AS twin", "array(id, id) AS pair")
 
     def two_epochs(worker):
-        from bigdl.training.tensors import TensorShard
+        from bigdl.training.batches import TensorShard
 
         data = TensorShard(worker.shard, ["id", "twin", "pair"], [])
         order = np.array([3, 1, 4, 0, 2], np.int32) if shuffled else None

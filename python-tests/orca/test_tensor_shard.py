@@ -7,7 +7,7 @@ import torch
 from bigdl.runtime.shards.columns import Leaf
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.spool import SpoolWriter
-from bigdl.training.tensors import TensorShard
+from bigdl.training.batches import TensorShard
 
 ROWS = 31
 NAMES = ("a", "b", "c", "d", "e", "f", "g", "h")

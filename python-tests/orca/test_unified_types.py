@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from bigdl.common.errors import UsageError
 from bigdl.orca.data import XShards
 from bigdl.orca.learn.pytorch import Estimator
-from bigdl.training.unified import casts, form_of, in_form
+from bigdl.training.batches import casts, form_of, in_form
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROWS = 6

@@ -299,16 +299,19 @@ def test_files(tmp_path, case):
 OPTIONS = [
     (lambda e: e.set_constant_gradient_clipping(1, -1), "min should be at most max, got min=1"),
     (lambda e: e.set_constant_gradient_clipping("a", 1), "min should be a number, got 'a'"),
-    (lambda e: e.set_l2_norm_gradient_clipping(0), "clip_norm should be positive, got 0"),
-    (lambda e: e.set_l2_norm_gradient_clipping(float("nan")), "clip_norm should be a number"),
+    (lambda e: e.set_l2_norm_gradient_clipping(0), "clip_norm should be a positive number, got 0"),
+    (
+        lambda e: e.set_l2_norm_gradient_clipping(float("nan")),
+        "clip_norm should be a positive number",
+    ),
     (lambda e: e.set_tensorboard(None, "a"), "log_dir should be a text, got None"),
     (lambda e: e.get_train_summary("Loss"), "call set_tensorboard before fit"),
     (lambda e: e.get_validation_summary("Loss"), "No validation has the figure 'Loss'"),
-    (lambda e: EarlyStopping(mode="up"), 'mode should be "min" or "max", got \'up\''),
+    (lambda e: EarlyStopping(mode="up"), "mode should be one of 'min', 'max', got 'up'"),
     (lambda e: EarlyStopping(patience=0), "patience should be a positive integer, got 0"),
     (lambda e: EarlyStopping(min_delta=-1), "min_delta should be a number of at least 0, got -1"),
     (lambda e: MaxstepsCallback("3"), "max_step should be a positive integer, got '3'"),
-    (lambda e: ModelCheckpoint(interval=0), "interval should be -1 or a positive integer, got 0"),
+    (lambda e: ModelCheckpoint(interval=0), "interval should be a positive integer, got 0"),
     (lambda e: ModelCheckpoint(num_to_keep=0), "num_to_keep should be a positive integer, got 0"),
     (
         lambda e: ModelCheckpoint(by_epoch=False, monitor="val_loss"),

@@ -1,1 +1,1 @@
-"""What the fits of all frameworks share: position, checkpoints, triggers, failures, figures."""
+"""Parts of a fit that all frameworks share: position, checkpoints, triggers, failures, figures."""

@@ -21,16 +21,26 @@ import logging
 import posixpath
 import re
 import secrets
+import threading
 import time
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError, require
+from bigdl.training.figures import EpochSums
 from bigdl.training.position import Position
+from bigdl.training.state import RunningState, dumps, loads
+
+if TYPE_CHECKING:
+    from bigdl.training.batches import BatchLayout
 
 __all__ = [
+    "BackgroundWriter",
     "CheckpointDirectory",
+    "CheckpointManager",
     "Snapshot",
     "checkpoint_name",
     "file_exists",
@@ -68,7 +78,7 @@ class Snapshot:
         return Position.of(self.manifest)
 
     def pack(self) -> tuple[dict, bytes]:
-        """As one message: a JSON-able description and one blob."""
+        """Return it as one message: a JSON-able description and one blob."""
         sizes = {name: len(data) for name, data in self.files.items()}
         return {"manifest": self.manifest, "sizes": sizes}, b"".join(self.files.values())
 
@@ -129,7 +139,7 @@ class CheckpointDirectory:
         return None
 
     def is_shared(self) -> bool:
-        """Whether this machine sees what the driver created."""
+        """Return True if this machine sees what the driver created."""
         return self._fs.exists(f"{self._root}/.probe")
 
     def names(self) -> list[str]:
@@ -198,7 +208,7 @@ class CheckpointDirectory:
         return Snapshot(manifest, files)
 
     def position(self, name: str) -> Position:
-        """Where a checkpoint was taken, without reading its files."""
+        """Return the position of a checkpoint, without reading its files."""
         try:
             return Position.of(json.loads(self._fs.cat_file(f"{self._root}/{name}/{_MANIFEST}")))
         except (OSError, ValueError, TypeError) as error:
@@ -293,7 +303,7 @@ def write_bytes(url: str, data: bytes) -> None:
 
 
 def file_exists(url: str) -> bool:
-    """Whether a file is there, on any fsspec URL."""
+    """Return True if a file is there, on any fsspec URL."""
     fs, path = _open(url)
     return fs.isfile(path)
 
@@ -303,3 +313,193 @@ def remove_file(url: str) -> None:
     fs, path = _open(url)
     if fs.isfile(path):
         fs.rm_file(path)
+
+
+class BackgroundWriter:
+    """One thing at a time is written by a thread; the next one waits for it.
+
+    What it raised is raised by the next call of :meth:`start` or :meth:`wait`.
+    """
+
+    def __init__(self):
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Wait for what is being written, then write this."""
+        self.wait()
+        self._thread = threading.Thread(target=self._run, args=(write,), daemon=True)
+        self._thread.start()
+
+    def _run(self, write):
+        try:
+            write()
+        except BaseException as error:
+            self._error = error
+
+    def wait(self) -> None:
+        """Return when everything is written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+
+class CheckpointManager(ABC):
+    """Snapshots of one training; every rank has one and they act together.
+
+    Parameters
+    ----------
+    worker, sync
+        Of the program.
+    built : Built or keras.Model
+        The model and what belongs to it.
+    running : RunningState
+    batches : BatchLayout
+    directory : CheckpointDirectory, optional
+        Where rank 0 writes; without one the snapshots go to the driver.
+    inputs : list, optional
+        ``TensorShard.inputs``; kept for prediction.
+    writer : BackgroundWriter, optional
+        Writes into the directory while the training goes on.
+    """
+
+    def __init__(
+        self,
+        worker,
+        sync,
+        built: Any,
+        running: RunningState,
+        batches: BatchLayout,
+        directory: CheckpointDirectory | None,
+        inputs: list | None,
+        *,
+        writer: BackgroundWriter | None = None,
+    ):
+        self._worker, self._sync, self._built = worker, sync, built
+        self._running, self._batches, self._inputs = running, batches, inputs
+        self._writer = writer or BackgroundWriter()
+        self.directory = directory
+        self._saved: dict | None = None  # position of the newest checkpoint
+        self._name: str | None = None
+
+    def restore(self) -> tuple[Position, EpochSums]:
+        """Start from the driver's state, or from the model of rank 0: the same on every rank."""
+        snapshot = self._agree_on_start()
+        files, manifest = snapshot.files, snapshot.manifest
+        self._put_shared(files)
+        self._restore_own(files.get("rng.pt"), self._put_own)
+        position = Position.of(manifest)
+        if "windows" in manifest and manifest.get("rows") == list(self._batches.rows):
+            # they depend on the memory that was free; a run goes on with those that it had
+            self._batches = replace(self._batches, windows=manifest["windows"])
+        if not position.step or position.partial:
+            return position, EpochSums()
+        self._batches.check(manifest, self._sync.rank)
+        self._restore_own(files.get("buffers.pt"), self._running.put)
+        self._running.rows = manifest["rows_since_merge"][self._sync.rank]
+        return position, EpochSums(**manifest["sums"][self._sync.rank])
+
+    # -- what the framework keeps ----------------------------------------------------------------
+
+    @abstractmethod
+    def _initial(self) -> dict[str, bytes]:
+        """The files of a training that begins."""
+
+    @abstractmethod
+    def _shared(self) -> dict[str, bytes]:
+        """The files of what is the same on every rank."""
+
+    @abstractmethod
+    def _put_shared(self, files: dict[str, bytes]) -> None:
+        """The inverse of :meth:`_shared`, and of :meth:`_initial`."""
+
+    @abstractmethod
+    def _own(self) -> dict:
+        """Return the state that is this rank's alone."""
+
+    @abstractmethod
+    def _put_own(self, state: dict) -> None:
+        """The inverse of :meth:`_own`."""
+
+    # --------------------------------------------------------------------------------------------
+
+    @property
+    def windows(self) -> Sequence[int]:
+        """See :class:`~bigdl.training.batches.BatchLayout`."""
+        return self._batches.windows
+
+    def _agree_on_start(self) -> Snapshot:
+        doc, blob = None, None
+        if self._sync.rank == 0:
+            blob = self._worker.state()
+            if blob is None:
+                doc, blob = Snapshot(Position().to_json(), self._initial()).pack()
+            else:
+                doc = self._worker.options["snapshot"]
+            doc = json.dumps(doc).encode()
+        doc = json.loads(self._sync.broadcast(doc))
+        return Snapshot.unpack(doc, self._sync.broadcast(blob))
+
+    def _restore_own(self, data: bytes | None, restore) -> None:
+        """Give this rank what it had, if there were as many ranks."""
+        everyone = loads(data) if data else []
+        if len(everyone) == self._sync.world_size:
+            restore(everyone[self._sync.rank])
+
+    def save(self, position: Position, sums: EpochSums) -> None:
+        """Write a checkpoint or send it to the driver; a collective.
+
+        The state is copied here and written by a thread; the next checkpoint waits for it.
+        """
+        snapshot = self._take(position, sums)
+        self._saved = position.to_json()
+        if snapshot is None:
+            return
+        if self.directory is not None:
+            self._writer.start(lambda: self._write(snapshot))
+        else:
+            doc, blob = snapshot.pack()
+            self._worker.send("checkpoint", doc, blob)
+
+    def _write(self, snapshot):
+        self._name = self.directory.write(snapshot)
+
+    def finish(self, position: Position, sums: EpochSums) -> str | None:
+        """Leave the final state where the driver finds it; a collective.
+
+        Returns
+        -------
+        str or None
+            On rank 0 the name of the checkpoint in the directory; None when it was sent.
+        """
+        if self.directory is not None:
+            if self._saved != position.to_json():
+                self.save(position, sums)
+            self._writer.wait()
+            return self._name
+        snapshot = self._take(position, sums)
+        if snapshot is not None:
+            doc, blob = snapshot.pack()
+            self._worker.send("final", doc, blob)
+        return None
+
+    def _take(self, position, sums) -> Snapshot | None:
+        """The whole state, on rank 0."""
+        sync = self._sync
+        manifest = {**position.to_json(), **vars(self._batches), "inputs": self._inputs}
+        files = {"rng.pt": sync.gather(dumps(self._own()))}
+        if position.step:
+            everyone = sync.all_gather([*sums.values(), float(self._running.rows)])
+            manifest["sums"] = [EpochSums(*values[:-1]).to_json() for values in everyone]
+            manifest["rows_since_merge"] = [int(values[-1]) for values in everyone]
+            if sync.world_size > 1:
+                files["buffers.pt"] = sync.gather(dumps(self._running.own()))
+        with self._running.merged():
+            shared = self._shared() if sync.rank == 0 else {}
+        if sync.rank != 0:
+            return None
+        packed = {name: dumps([loads(d) for d in data]) for name, data in files.items()}
+        return Snapshot(manifest, packed | shared)

@@ -1,4 +1,4 @@
-"""Where a worker computes, and in which precision."""
+"""Device of a worker, and precision of its forward passes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_precision(precision) -> str:
 
 
 def precision_of(name: str, device) -> Callable[[], contextlib.AbstractContextManager]:
-    """What makes the context of a forward pass."""
+    """Return a function that makes the context of a forward pass."""
     if name == "fp32":
         return contextlib.nullcontext
     import torch

@@ -16,7 +16,7 @@ from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.spool import SpoolWriter
 from bigdl.runtime.shards.values import columns_of, grouped
-from bigdl.training.unified import form_of, in_form
+from bigdl.training.batches import form_of, in_form
 
 __all__ = ["LoaderBatches", "as_loader", "spooled"]
 
@@ -125,7 +125,7 @@ class LoaderBatches:
         return 0
 
     def has_label(self, value: float) -> bool:
-        """Whether a target may be `value`: always so, since nobody has read them."""
+        """Return True: nobody has read the targets."""
         return True
 
     def order(
@@ -142,7 +142,7 @@ class LoaderBatches:
         return self._start(self._indices(False, _SEED_OF_EVALUATION, 0), (0, 0), ranges)
 
     def _indices(self, shuffle, seed, epoch):
-        """Which samples this worker takes, in its order."""
+        """Return the samples that this worker takes, in its order."""
         if self._sampler is None:
             own = np.arange(self._rank, self._count, self._size)
             return own[permutation(self.rows, seed, epoch, self._rank)] if shuffle else own

@@ -1,4 +1,4 @@
-"""Where a training stands, and where it is to end.
+"""Position of a training, its goal, and triggers that look at it.
 
 A :class:`Position` is counted over all fits of an Estimator and is part of every checkpoint.  A
 fit can end inside an epoch (``max_steps``, or a callback that stops it).  Its figures for that
@@ -8,16 +8,32 @@ one, while a run that is resumed from the checkpoint finishes it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
-from bigdl.training.trigger import TriggerState
+from bigdl.common.checks import check_integer, check_number
+from bigdl.common.errors import UsageError
 
-__all__ = ["Goal", "Position"]
+__all__ = [
+    "EveryEpoch",
+    "Goal",
+    "MaxEpoch",
+    "MaxIteration",
+    "MaxScore",
+    "MinLoss",
+    "Position",
+    "SeveralIteration",
+    "Trigger",
+    "TriggerAnd",
+    "TriggerOr",
+    "TriggerState",
+]
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Where a fit is to end, counted from the start of the run: after an epoch or after a step.
+    """End of a fit, counted from the start of the run: after an epoch or after a step.
 
     Attributes
     ----------
@@ -37,7 +53,7 @@ class Goal:
         return position.epoch >= (self.epochs or 0)
 
     def is_begun(self, position: Position) -> bool:
-        """Whether some of this fit is done already, as in one that is resumed."""
+        """Return True if some of this fit is done already, as in one that is resumed."""
         is_within_epoch = position.step > 0 and position.partial is None
         return position.counted > self.first or is_within_epoch
 
@@ -66,7 +82,7 @@ class Goal:
 
 @dataclass
 class Position:
-    """Where a training stands.
+    """Epochs and steps that a training has done, and their figures.
 
     Attributes
     ----------
@@ -107,7 +123,7 @@ class Position:
         return self.epoch + (self.partial is not None)
 
     def after_epoch(self, loss: float | None, score: float | None) -> TriggerState:
-        """What triggers are told at the end of an epoch."""
+        """Return the state that triggers see at the end of an epoch."""
         return TriggerState(self.epoch, self.global_step, True, loss, score)
 
     def close_epoch(self, entry: dict) -> None:
@@ -140,3 +156,254 @@ class Position:
 
     def __str__(self) -> str:
         return f"epoch {self.epoch + 1}, step {self.step}" if self.global_step else "the start"
+
+
+@dataclass(frozen=True)
+class TriggerState:
+    """Epochs and steps that a training has done, and their figures.
+
+    Parameters
+    ----------
+    epoch : int
+        Number of finished epochs.
+    step : int
+        Number of optimizer steps done, of all workers together (a step on one global batch is 1).
+    epoch_finished : bool, default False
+        True if the step just done was the last one of its epoch.
+    loss : float, optional
+        Training loss of the last step, if known.
+    score : float, optional
+        Latest validation score, if there is one.
+    """
+
+    epoch: int
+    step: int
+    epoch_finished: bool = False
+    loss: float | None = None
+    score: float | None = None
+
+
+class Trigger(ABC):
+    """A yes or no after each optimizer step.
+
+    Attributes
+    ----------
+    is_reproducible : bool
+        True if the answer depends on the state alone, so that every worker finds the same. Of a
+        trigger that looks at other things (the time, say) the answer of rank 0 counts.
+    """
+
+    is_reproducible = False
+
+    @abstractmethod
+    def __call__(self, state: TriggerState) -> bool:
+        """Tell whether the trigger fires.
+
+        Parameters
+        ----------
+        state : TriggerState
+            Where the training stands after the step just done.
+
+        Returns
+        -------
+        bool
+        """
+
+    def get_trigger(self) -> Trigger:
+        """Return the trigger itself (BigDL 2.x returned an object of the JVM)."""
+        return self
+
+    @staticmethod
+    def convert_trigger(trigger: Any) -> Trigger:
+        """Accept a trigger or its name.
+
+        Parameters
+        ----------
+        trigger : Trigger or str
+            ``"everyepoch"`` in any case is :class:`EveryEpoch`.
+
+        Returns
+        -------
+        Trigger
+
+        Raises
+        ------
+        UsageError
+            If it is neither.
+        """
+        if isinstance(trigger, Trigger):
+            return trigger
+        if isinstance(trigger, str) and trigger.lower() == "everyepoch":
+            return EveryEpoch()
+        raise UsageError(
+            'a trigger is expected to be a Trigger such as EveryEpoch() or the text "everyepoch", '
+            f"got {trigger!r} ({type(trigger).__name__})"
+        )
+
+
+class EveryEpoch(Trigger):
+    """Fires at the end of each epoch."""
+
+    is_reproducible = True
+
+    def __call__(self, state: TriggerState) -> bool:
+        return state.epoch_finished
+
+
+class SeveralIteration(Trigger):
+    """Fires after every `interval` optimizer steps.
+
+    Parameters
+    ----------
+    interval : int
+        At least 1.
+
+    Raises
+    ------
+    UsageError
+        If `interval` is not a positive int.
+    """
+
+    is_reproducible = True
+
+    def __init__(self, interval: int):
+        self.interval = check_integer("interval of SeveralIteration", interval, 1)
+
+    def __call__(self, state: TriggerState) -> bool:
+        return state.step > 0 and state.step % self.interval == 0
+
+
+class MaxEpoch(Trigger):
+    """Fires once `max_epoch` epochs are finished, and from then on.
+
+    Parameters
+    ----------
+    max_epoch : int
+        At least 1.
+
+    Raises
+    ------
+    UsageError
+        If `max_epoch` is not a positive int.
+    """
+
+    is_reproducible = True
+
+    def __init__(self, max_epoch: int):
+        self.max_epoch = check_integer("max_epoch of MaxEpoch", max_epoch, 1)
+
+    def __call__(self, state: TriggerState) -> bool:
+        return state.epoch >= self.max_epoch
+
+
+class MaxIteration(Trigger):
+    """Fires once `max_iteration` optimizer steps are done, and from then on.
+
+    Parameters
+    ----------
+    max_iteration : int
+        At least 1.
+
+    Raises
+    ------
+    UsageError
+        If `max_iteration` is not a positive int.
+    """
+
+    is_reproducible = True
+
+    def __init__(self, max_iteration: int):
+        self.max_iteration = check_integer("max_iteration of MaxIteration", max_iteration, 1)
+
+    def __call__(self, state: TriggerState) -> bool:
+        return state.step >= self.max_iteration
+
+
+class MaxScore(Trigger):
+    """Fires while the latest validation score is greater than `max_score`.
+
+    Parameters
+    ----------
+    max_score : float
+        In the unit of the score.
+
+    Raises
+    ------
+    UsageError
+        If `max_score` is not a number.
+    """
+
+    is_reproducible = True
+
+    def __init__(self, max_score: float):
+        self.max_score = check_number("max_score of MaxScore", max_score)
+
+    def __call__(self, state: TriggerState) -> bool:
+        return state.score is not None and bool(state.score > self.max_score)
+
+
+class MinLoss(Trigger):
+    """Fires while the training loss is less than `min_loss`.
+
+    Parameters
+    ----------
+    min_loss : float
+        In the unit of the loss.
+
+    Raises
+    ------
+    UsageError
+        If `min_loss` is not a number.
+    """
+
+    is_reproducible = True
+
+    def __init__(self, min_loss: float):
+        self.min_loss = check_number("min_loss of MinLoss", min_loss)
+
+    def __call__(self, state: TriggerState) -> bool:
+        return state.loss is not None and bool(state.loss < self.min_loss)
+
+
+class _Combined(Trigger):
+    def __init__(self, *triggers: Trigger | str):
+        if not triggers:
+            raise UsageError(f"{type(self).__name__} expects at least one trigger, got none")
+        self.triggers = tuple(map(Trigger.convert_trigger, triggers))
+        self.is_reproducible = all(t.is_reproducible for t in self.triggers)
+
+
+class TriggerAnd(_Combined):
+    """Fires when all of its triggers do.
+
+    Parameters
+    ----------
+    *triggers : Trigger or str
+        At least one, each as in :meth:`Trigger.convert_trigger`.
+
+    Raises
+    ------
+    UsageError
+        If there is none, or one is not a trigger.
+    """
+
+    def __call__(self, state: TriggerState) -> bool:
+        return all(trigger(state) for trigger in self.triggers)
+
+
+class TriggerOr(_Combined):
+    """Fires when any of its triggers does.
+
+    Parameters
+    ----------
+    *triggers : Trigger or str
+        At least one, each as in :meth:`Trigger.convert_trigger`.
+
+    Raises
+    ------
+    UsageError
+        If there is none, or one is not a trigger.
+    """
+
+    def __call__(self, state: TriggerState) -> bool:
+        return any(trigger(state) for trigger in self.triggers)

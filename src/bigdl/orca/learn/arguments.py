@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["config_of", "location_of", "with_weight"]
+if TYPE_CHECKING:
+    from bigdl.orca.learn.layer_fit.options import LayerOptions
+
+__all__ = ["check_layer_options", "config_of", "location_of", "with_weight"]
+
+
+def check_layer_options(backend: str, given: dict[str, Any]) -> LayerOptions | None:
+    """Return the options of ``fit`` for the parameter layer; None for another backend.
+
+    Raises
+    ------
+    UsageError
+        For options that cannot work, and for any with another backend.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    if backend == "bigdl":
+        from bigdl.orca.learn.layer_fit.options import layer_options
+
+        return layer_options(given)
+    if given:
+        raise UsageError(
+            f"{', '.join(given)} of fit are for the parameter layer, this Estimator has "
+            f"backend={backend!r}; make it with backend='bigdl'"
+        )
+    return None
 
 
 def config_of(config: dict | None) -> dict:

@@ -1,4 +1,27 @@
-"""Old import path of :mod:`bigdl.training.trigger`."""
+"""Triggers of a training: when to write a checkpoint, and when to stop."""
 
-from bigdl.training.trigger import *  # noqa: F403
-from bigdl.training.trigger import __all__ as __all__
+from bigdl.training.position import (
+    EveryEpoch,
+    MaxEpoch,
+    MaxIteration,
+    MaxScore,
+    MinLoss,
+    SeveralIteration,
+    Trigger,
+    TriggerAnd,
+    TriggerOr,
+    TriggerState,
+)
+
+__all__ = [
+    "EveryEpoch",
+    "MaxEpoch",
+    "MaxIteration",
+    "MaxScore",
+    "MinLoss",
+    "SeveralIteration",
+    "Trigger",
+    "TriggerAnd",
+    "TriggerOr",
+    "TriggerState",
+]

@@ -9,27 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import pickle
 import secrets
-from collections.abc import Callable
+import socket
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from bigdl.common.errors import WorkerLost, require
 from bigdl.orca.cluster.plan import quiet
-from bigdl.orca.parameter_layer.kept import KeptStates, folder_of
 from bigdl.orca.parameter_layer.messages import Message, pack, unpack
-from bigdl.orca.parameter_layer.peers import exchanged
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step
-from bigdl.orca.parameter_layer.rank import Rank
-from bigdl.orca.parameter_layer.replicas import replica_of
+from bigdl.orca.parameter_layer.rank import Rank, replica_of
 from bigdl.orca.parameter_layer.state import RankState
 from bigdl.orca.parameter_layer.transport import Transport
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.program import job_number
 from bigdl.runtime.shards.spool import remove_spool
 
-__all__ = ["BarrierTransport"]
+__all__ = ["BarrierTransport", "StateFiles", "exchange_messages", "folder_of"]
 
 _DESCRIBE, _RUN, _GIVE = "describe", "run", "give"  # what a stage is for
 _LOST = "lost"  # the answer of ranks where the state of one is gone
@@ -93,7 +96,7 @@ class BarrierTransport(Transport):
         return [_state(arrays[0]) for _, arrays in self._asked({"stage": _GIVE})]
 
     def _asked(self, options, data=None):
-        """What the ranks answer: documents and arrays."""
+        """Return the answers of the ranks: documents and arrays."""
         found = []
         for answer in self._job.attempt({**options, "name": self._name}, data):
             (folder, doc), arrays = unpack(answer)
@@ -112,7 +115,7 @@ class BarrierTransport(Transport):
 
 @dataclass
 class GroupProgram:
-    """What a worker does in one group; shipped by the engine."""
+    """Program of a worker for one group; shipped by the engine."""
 
     training: str
     job: int
@@ -131,7 +134,7 @@ class GroupProgram:
             return self._replica(worker).describe(), []
         sync = TorchDistributedSync(worker)
         sync.start()
-        states = KeptStates(sync, folder)
+        states = StateFiles(sync, folder)
         states.keep_only(options["name"])
         steps, *given = _told(sync, worker.state())
         own = given[worker.rank] if given else states.read(options["name"])
@@ -158,22 +161,22 @@ class GroupProgram:
         with rank.sending(state):
             own = rank.weights(state)
         with rank.reading():
-            weights = exchanged(sync, [own] * self.plan.ranks)
+            weights = exchange_messages(sync, [own] * self.plan.ranks)
         pieces, state.residual = rank.gradients(replica, step, weights, state.residual)
         with rank.reading():
-            pieces = exchanged(sync, pieces)
+            pieces = exchange_messages(sync, pieces)
         found = rank.reduce(pieces)
         statistics = None
         if self.plan.needs_statistics:
             own = Message(None, [rank.statistics(found, state)])
             with rank.reading():
-                told = exchanged(sync, [own] * self.plan.ranks)
+                told = exchange_messages(sync, [own] * self.plan.ranks)
             statistics = [arrays[0] for _, arrays in map(unpack, told)]
         rank.update(step, found, state, statistics)
 
 
 def _told(sync, data) -> list:
-    """What the driver told rank 0: nothing, or the steps and perhaps all states."""
+    """Return the driver's data for rank 0: nothing, or the steps and perhaps all states."""
     data = sync.broadcast(data)
     return [None] if data is None else unpack(data)[1]
 
@@ -188,3 +191,141 @@ def _state(data) -> RankState:
     """The inverse of :func:`_message`."""
     _, (packed, *residual) = unpack(data)
     return RankState.unpack(packed, residual[0].copy() if residual else None)
+
+
+def exchange_messages(sync, messages: Sequence[Message]) -> list:
+    """Give a message to every rank. A collective.
+
+    Parameters
+    ----------
+    sync : TorchDistributedSync
+    messages : sequence of Message
+        One for each rank; the same one may go to several.
+
+    Returns
+    -------
+    list of bytes-like or Message
+        What the ranks gave, in their order: each in memory of its own, the own one as it was.
+
+    Raises
+    ------
+    PeerLost
+    """
+    own, ranks = sync.rank, sync.world_size
+    found: list = list(messages)
+    if ranks == 1:
+        return found
+    import torch
+    import torch.distributed as dist
+
+    sent = torch.tensor([len(message) for message in messages])
+    received = torch.empty_like(sent)
+    with _peers():
+        dist.all_to_all_single(received, sent)
+    written, works = {}, []
+    for distance in range(1, ranks):
+        source, target = (own - distance) % ranks, (own + distance) % ranks
+        message = messages[target]
+        if id(message) not in written:
+            written[id(message)] = torch.from_numpy(message.written())
+        incoming = torch.empty(int(received[source]), dtype=torch.uint8)
+        found[source] = incoming.numpy()
+        with _peers():
+            works.append(dist.irecv(incoming, source))
+            works.append(dist.isend(written[id(message)], target))
+    with _peers():
+        for work in works:
+            work.wait()
+    return found
+
+
+@contextlib.contextmanager
+def _peers():
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(str(error).split("\n")[0]) from error
+
+
+def folder_of(directory: str, job: int, training: str) -> str:
+    """Return the folder of a training's states below an executor's directory.
+
+    Its name is that of a spool, so what is left there is removed when another job begins.
+    """
+    return os.path.join(directory, f"bigdl-spool-{job}-state-{training}")
+
+
+class StateFiles:
+    """The states of one training, as a rank sees them. All methods are collectives.
+
+    Parameters
+    ----------
+    sync : TorchDistributedSync
+    folder : str
+        See :func:`folder_of`.
+    """
+
+    def __init__(self, sync, folder: str):
+        self._sync, self._folder = sync, folder
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        place = f"{socket.gethostname()}:{os.path.realpath(folder)}".encode()
+        self._places = [row[0] for row in sync.all_gather([float(zlib.crc32(place))])]
+
+    def keep_only(self, name: str | None) -> None:
+        """Remove all states but those of this name."""
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if name is None or not entry.name.startswith(f"{name}-"):
+                    with contextlib.suppress(FileNotFoundError):  # others do the same
+                        os.unlink(entry.path)
+
+    def read(self, name: str):
+        """The own state, bytes-like; None if that of any rank is lost."""
+        ranks, own = range(self._sync.world_size), self._sync.rank
+        here = [float(os.path.exists(self._path(name, rank))) for rank in ranks]
+        table = self._sync.all_gather(here)
+        givers = [_giver(table, rank) for rank in ranks]
+        if None in givers:
+            return None
+        if givers != list(ranks):
+            messages = [
+                self._message(name, rank) if givers[rank] == own != rank else Message(None)
+                for rank in ranks
+            ]
+            given = exchange_messages(self._sync, messages)
+            if givers[own] != own:
+                return unpack(given[givers[own]])[1][0]
+        return self._map(name, own)
+
+    def write(self, name: str, state: Message) -> None:
+        """Keep the own state, and the copies of others' that belong here."""
+        ranks, own = range(self._sync.world_size), self._sync.rank
+        state.written().tofile(self._path(name, own))
+        keepers = [self._keeper(rank) for rank in ranks]
+        if keepers == list(ranks):
+            return
+        messages = [state if rank == keepers[own] else Message(None) for rank in ranks]
+        for rank, data in enumerate(exchange_messages(self._sync, messages)):
+            if keepers[rank] == own != rank:
+                data.tofile(self._path(name, rank))
+
+    def _keeper(self, rank):
+        """Return the rank that has the copy: the next one in another place, or the rank itself."""
+        ranks = self._sync.world_size
+        following = [(rank + distance) % ranks for distance in range(1, ranks)]
+        return next((r for r in following if self._places[r] != self._places[rank]), rank)
+
+    def _message(self, name, rank):
+        return Message(None, [self._map(name, rank)])
+
+    def _map(self, name, rank):
+        return np.memmap(self._path(name, rank), np.uint8, mode="r")
+
+    def _path(self, name, rank):
+        return os.path.join(self._folder, f"{name}-{rank}")
+
+
+def _giver(table, rank):
+    """Return the rank that gives another its state: itself, or the first one that has it."""
+    candidates = [rank, *range(len(table))]
+    return next((r for r in candidates if table[r][rank]), None)

@@ -1,17 +1,136 @@
-"""What travels between ranks: a JSON-able document and arrays, in one piece of bytes.
+"""Messages between ranks: how numbers are encoded, and how documents and arrays are packed.
 
-No pickles: what arrives is data, and its numbers are views of the bytes that arrived.
+BigDL 2.x cut float32 to its upper two bytes and summed in that form, which shrinks a gradient a
+little with every worker.  Here 16 bit formats round to the nearest (ties to even), and the sum is
+made in float32 where they arrive, at the same number of bytes.
+
+A message is a JSON-able document and arrays, whole or cut in frames of a few megabytes for a
+carrier that mixes their order.  No pickles: what arrives is data, and its numbers are views of the
+bytes that arrived.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
-__all__ = ["Message", "pack", "unpack"]
+from bigdl.common.checks import check_choice
+
+__all__ = ["CODECS", "Codec", "Inbox", "Message", "codec_for", "frames_of", "pack", "unpack"]
+
+
+class Codec(ABC):
+    """Bytes of a vector of float32 and back.
+
+    Attributes
+    ----------
+    feedback : bool
+        True if a rank adds what encoding has lost to its next gradient ("1-bit SGD", Seide et
+        al. 2014).
+    weights : str
+        Name of the codec in which weights travel beside gradients in this one.
+    """
+
+    feedback = False
+    weights: str
+
+    @abstractmethod
+    def encode(self, vector: np.ndarray):
+        """The vector as something bytes-like of so many bytes; perhaps a view of it."""
+
+    @abstractmethod
+    def decode(self, data) -> np.ndarray:
+        """A vector of float32, perhaps read-only, from bytes of :meth:`encode`."""
+
+
+class _Float32(Codec):
+    weights = "fp32"
+
+    def encode(self, vector):
+        return np.ascontiguousarray(vector, dtype=np.float32).view(np.uint8)
+
+    def decode(self, data):
+        return np.frombuffer(data, np.float32)
+
+
+class _Float16(Codec):
+    weights = "fp16"
+
+    def encode(self, vector):
+        largest = np.finfo(np.float16).max
+        # an infinity would stay in the weights for ever
+        with np.errstate(over="ignore"):
+            half = vector.astype(np.float16)
+        overflown = np.isinf(half) & np.isfinite(vector)
+        if overflown.any():
+            half[overflown] = np.copysign(largest, vector[overflown]).astype(np.float16)
+        return half.tobytes()
+
+    def decode(self, data):
+        return np.frombuffer(data, np.float16).astype(np.float32)
+
+
+class _BFloat16(Codec):
+    weights = "bf16"
+
+    def encode(self, vector):
+        bits = np.ascontiguousarray(vector, dtype=np.float32).view(np.uint32)
+        odd = (bits >> np.uint32(16)) & np.uint32(1)
+        upper = ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
+        broken = np.isnan(vector)
+        if broken.any():  # rounding a nan up may give an infinity or a zero
+            upper[broken] = 0x7FC0
+        return upper.tobytes()
+
+    def decode(self, data):
+        return (np.frombuffer(data, np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+class _Int8(Codec):
+    """Integers from -127 to 127, with a scale for each block of numbers."""
+
+    feedback = True
+    weights = "bf16"
+
+    _BLOCK = 1024
+
+    def encode(self, vector):
+        blocks = -(-len(vector) // self._BLOCK)
+        padded = np.zeros(blocks * self._BLOCK, np.float32)
+        padded[: len(vector)] = vector
+        rows = padded.reshape(blocks, self._BLOCK)
+        scales = np.abs(rows).max(axis=1) / np.float32(127)
+        safe = np.where(scales > 0, scales, np.float32(1))
+        with np.errstate(invalid="ignore"):
+            whole = np.rint(rows / safe[:, None]).astype(np.int8)
+        return scales.tobytes() + whole.reshape(-1)[: len(vector)].tobytes()
+
+    def decode(self, data):
+        size = memoryview(data).nbytes
+        count = size - 4 * -(-size // (self._BLOCK + 4))
+        blocks = -(-count // self._BLOCK)
+        scales = np.frombuffer(data, np.float32, blocks)
+        values = np.frombuffer(data, np.int8, count, 4 * blocks).astype(np.float32)
+        values *= np.repeat(scales, self._BLOCK)[:count]
+        return values
+
+
+CODECS: dict[str, Codec] = {
+    "fp32": _Float32(),
+    "fp16": _Float16(),
+    "bf16": _BFloat16(),
+    "int8": _Int8(),
+}
+
+
+def codec_for(name: str) -> Codec:
+    """Return the codec of a name."""
+    return CODECS[check_choice("compression", name, CODECS)]
+
 
 _HEADER = struct.Struct("<QQ")  # bytes of the document, and of the list of arrays
 _ALIGN = 8
@@ -107,3 +226,78 @@ def _aligned(position: int) -> int:
 
 def _padding(length: int) -> bytes:
     return b"\0" * (_aligned(length) - length)
+
+
+_FRAME = struct.Struct("<cBxxIII")  # kind, line, source, number of the frame, number of frames
+_PAYLOAD = 4 << 20  # larger ones are copied more often on their way through the JVM
+
+
+def frames_of(kind: bytes, source: int, data, line: int = 0) -> Iterator[bytes]:
+    """A message as frames.
+
+    Parameters
+    ----------
+    kind : bytes
+        One character.
+    source : int
+        The rank that it is from.
+    data : bytes-like or Message
+    line : int
+        Those who do not read this line pass over it.
+    """
+    parts = data.parts if isinstance(data, Message) else [data]
+    count = max(1, -(-len(data) // _PAYLOAD))
+    for number, payload in enumerate(_payloads(parts, count)):
+        yield b"".join((_FRAME.pack(kind, line, source, number, count), *payload))
+
+
+def _payloads(parts, count) -> Iterator[list[memoryview]]:
+    """Parts of bytes cut so that each of `count` lists holds a frame's payload."""
+    views = [memoryview(part) for part in parts]
+    for _ in range(count):
+        payload, room = [], _PAYLOAD
+        while views and room:
+            payload.append(views[0][:room])
+            room -= len(payload[-1])
+            views[0] = views[0][len(payload[-1]) :]
+            if not len(views[0]):
+                views.pop(0)
+        yield payload
+
+
+class Inbox:
+    """The frames that a task is given, read to the end and put in order.
+
+    Spark fetches blocks in any order, and re-uses a Python worker only if its task has read all
+    its input.
+
+    Parameters
+    ----------
+    frames : iterable of bytes-like
+    lines : collection of int, optional
+        What is on others is passed over; default: nothing is.
+    """
+
+    def __init__(self, frames: Iterable, lines: Collection[int] | None = None):
+        self._frames: dict[bytes, dict[int, dict[int, memoryview]]] = {}
+        for frame in frames:
+            kind, line, source, number, _ = _FRAME.unpack_from(frame, 0)
+            if lines is None or line in lines:
+                payload = memoryview(frame)[_FRAME.size :]
+                self._frames.setdefault(kind, {}).setdefault(source, {})[number] = payload
+
+    def messages(self, kind: bytes) -> list:
+        """All messages of a kind, in the order of the ranks that they are from."""
+        found = self._frames.get(kind, {})
+        return [_joined(found[source]) for source in sorted(found)]
+
+    def message(self, kind: bytes):
+        """The only message of a kind, or None."""
+        found = self.messages(kind)
+        return found[0] if found else None
+
+
+def _joined(parts):
+    if len(parts) == 1:
+        return parts[0]
+    return b"".join(parts[number] for number in range(len(parts)))

@@ -13,7 +13,7 @@ import copy
 from collections.abc import Sequence
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.parameter_layer.geometry import Geometry, Segment
+from bigdl.orca.parameter_layer.plan import Geometry, Segment
 
 __all__ = ["SliceOptimizer", "check_optimizer", "cut_state", "groups_of", "joined_state"]
 

@@ -1,4 +1,4 @@
-"""Raw bytes through Spark's RDDs: pairs of an integer and bytes in the JVM, no Python pickles.
+"""Raw bytes through Spark's RDDs, and the rows of a training in them.
 
 PySpark's own ``partitionBy`` pickles batches of objects.  Here a Python task yields a key (8 bytes)
 and a value in turn, as ``PairwiseRDD`` of PySpark reads them, and the value goes through the JVM as
@@ -7,16 +7,26 @@ the byte array that it is.  Everything that reaches into PySpark's private side 
 A group of steps is dozens of RDDs, and for each of them PySpark asks the JVM some thirty questions,
 a quarter of a millisecond each, most of which have the same answer every time.  Here what does not
 change is asked once.
+
+The rows go through one shuffle to N partitions.  A task writes a partition to a memory-mapped spool
+in the executor's own directory, and what Spark caches is a *handle*: where the spool is, and on
+which executor.  Spark runs the tasks of a step where the handle is cached; when the executor is
+lost the handle is lost with it, so Spark computes it again from the shuffled rows, elsewhere, and
+with it the spool.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Pairs", "key"]
+from bigdl.common.errors import UsageError
+from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
+
+__all__ = ["Pairs", "Rows", "is_here", "key", "shards_of"]
 
 _KEY = struct.Struct(">q")
 _LINE = 33  # py4j gives Java a Long, and no Integer, only for what does not fit in 32 bits
@@ -46,7 +56,7 @@ class Pairs:
     sc : pyspark.SparkContext
     partitions : int
     are_small : bool
-        Whether the values of a partition are a few megabytes at most. Then what counts is how many
+        True if the values of a partition are a few megabytes at most. Then what counts is how many
         objects a task makes, not how often it copies bytes.
     """
 
@@ -79,13 +89,13 @@ class Pairs:
         return self._by_key(raw._jrdd.rdd(), self._for_large)
 
     def shuffled(self, pairs, task: Callable):
-        """What ``task(index, values)`` yields, each value in the partition of its key."""
+        """Return what ``task(index, values)`` yields, each value in the partition of its key."""
         # if it said that it preserves the partitioning, Spark would silently skip the shuffle
         raw = self._jvm.python_rdd(pairs, task, preserves_partitioning=False)
         return self._by_key(raw, self._serializer)
 
     def mapped(self, pairs, task: Callable):
-        """What ``task(index, values)`` yields, all of it in the partition that it runs for."""
+        """Return what ``task(index, values)`` yields, all in the partition that it runs for."""
         raw = self._jvm.python_rdd(pairs, task, preserves_partitioning=True)
         return self._jvm.pairs_of(raw).asJavaPairRDD()
 
@@ -102,7 +112,7 @@ class Pairs:
         return RDD(self._jvm.values_of(pairs), self.sc, NoOpSerializer())
 
     def on_lines(self, pairs, first: int, last: int):
-        """Those whose keys are on some lines, all from 1 on; of small ones all.
+        """Return the pairs whose keys are on some lines, all from 1 on; of small ones all.
 
         A filter costs the driver more than a task that is given too much and looks for itself.
         """
@@ -155,7 +165,7 @@ class _Jvm:
         self._given: dict[str, tuple[Any, Any]] = {}  # to functions: in Python, in the JVM
 
     def python_rdd(self, pairs, task: Callable, *, preserves_partitioning: bool):
-        """What a task makes of the values of each partition of `pairs`."""
+        """Return the RDD that a task makes of the values of each partition of `pairs`."""
         from pyspark.core.rdd import _prepare_for_python_RDD
         from pyspark.serializers import NoOpSerializer
 
@@ -185,3 +195,156 @@ class _Jvm:
             made = converter.convert(value, self._sc._gateway._gateway_client)
             known = self._given[name] = value, made
         return known[1]
+
+
+class Rows:
+    """The rows of a feed as handles in N partitions.
+
+    Parameters
+    ----------
+    cluster : SparkCluster
+    pairs : Pairs
+    feed : FeedGroup
+        Of one feed.
+    job : int
+        Number of the job, which names the spools.
+
+    Attributes
+    ----------
+    handles : JavaPairRDD
+        One frame per partition, kept by Spark.
+    """
+
+    def __init__(self, cluster, pairs: Pairs, feed, job: int):
+        self._pairs, self._close = pairs, lambda: None
+        source, reader = self._source(cluster, feed)
+        self.handles = pairs.mapped(source, _spooler(reader, job, pairs.partitions))
+        pairs.keep(self.handles)
+
+    def _source(self, cluster, feed):
+        """Pairs of cells by shard, and what reads them."""
+        from bigdl.runtime.shards.feed import PackedFeed
+        from bigdl.runtime.shards.packing import packed_reader
+
+        ((name, only),) = feed.feeds.items()
+        if isinstance(only, PackedFeed) and only.travels(cluster):
+            frame, specs, self._close = only.cells(0, self._pairs.partitions)
+            cells = frame.rdd.map(tuple)
+            return self._pairs.taken(cells, _send_cells), packed_reader([name], [specs])
+        ingest = only.prepare(cluster, self._pairs.partitions, name=name)
+        if ingest.frame is not None:
+            ingest.close()
+            raise UsageError(
+                f"A {only.kind} cannot feed transport='shuffle'; use transport='barrier'"
+            )
+        self._close = ingest.close
+        return self._pairs.tokens(), ingest.reader
+
+    def renew(self) -> None:
+        """Have the spools written again where they are needed next."""
+        self._pairs.drop(self.handles)
+        self._pairs.keep(self.handles)
+
+    def close(self) -> None:
+        """Remove the spools and what was kept."""
+
+        def remove(frames):
+            from bigdl.orca.parameter_layer.rank import close_replicas
+            from bigdl.runtime.shards.spool import remove_spool
+
+            close_replicas()
+            for frame in frames:
+                for spool in _handle(frame)["spools"].values():
+                    remove_spool(spool["path"])
+
+        try:
+            self._pairs.values(self.handles).foreachPartition(remove)
+        finally:
+            self._pairs.drop(self.handles)
+            self._close()
+
+
+def is_here(handle: dict) -> bool:
+    """Return True if this machine sees the spools of a handle."""
+    from bigdl.runtime.shards.spool import Spool
+
+    return all(Spool.from_json(doc).is_here() for doc in handle["spools"].values())
+
+
+def shards_of(handle: dict) -> dict:
+    """The shards over the spools of a handle, by name of the feed."""
+    from bigdl.runtime.intake import reopen
+
+    return reopen(handle["spools"])
+
+
+def _handle(frame) -> dict:
+    return unpack(Inbox([frame]).message(b"H"))[0]
+
+
+def _send_cells(index, cells):
+    """Cells, each under the number of its shard."""
+    for target, *place, data in cells:
+        yield key(target)
+        yield pack(place, [data])
+
+
+def _batches(frames):
+    """Cells as the record batches that a reader takes."""
+    import pyarrow as pa
+
+    from bigdl.runtime.shards.packing import CELL
+
+    names = [field.split()[0] for field in CELL.split(", ")][1:]
+    types = (pa.int32(), pa.int32(), pa.int64(), pa.string(), pa.binary())
+    for frame in frames:
+        place, (data,) = unpack(frame)
+        values = [*place, data.tobytes()]
+        arrays = [pa.array([v], t) for v, t in zip(values, types, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, names)
+
+
+def _spooler(reader, job, partitions):
+    """The task that writes the rows of a partition to spools and yields the handle."""
+
+    def write(index, frames):
+        import socket
+
+        from bigdl.runtime.causes import reported
+        from bigdl.runtime.shards.feed import SourceError
+        from bigdl.runtime.shards.spool import SpoolWriter
+        from bigdl.runtime.task import describe
+
+        directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+        directory = directories[index % len(directories)] or "/tmp"
+        writers = []
+
+        def open_spool(name, specs):
+            writers.append(SpoolWriter(directory, job, f"{name}-{index}", specs))
+            return writers[-1]
+
+        open_spool.place, open_spool.world_size = index, partitions
+        frames = (frame for frame in frames if len(frame))  # a token is empty
+        try:
+            shards = reader(_batches(frames), open_spool)
+            for _ in frames:
+                pass
+        except BaseException as error:
+            for writer in writers:
+                writer.discard()
+            if isinstance(error, SourceError | UsageError):
+                raise reported({"rank": index, **describe(error)}) from None
+            raise
+        spools = {name: shard.spool.to_json() for name, shard in shards.items()}
+        doc = {
+            "partition": index,
+            "host": socket.gethostname(),
+            "executor": directory,  # of its own
+            "version": [spool["nonce"] for spool in spools.values()],
+            "spools": spools,
+        }
+        (frame,) = frames_of(b"H", index, pack(doc))
+        yield key(index)
+        yield frame
+
+    return write

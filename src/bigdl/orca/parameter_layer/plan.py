@@ -1,12 +1,94 @@
-"""What all ranks of a training know: its plan, and the steps of a group."""
+"""Plan of a training: the flat vector of its parameters, its slices, and the steps of a group."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bigdl.orca.parameter_layer.geometry import Geometry
+from bigdl.common.errors import UsageError
 
-__all__ = ["LayerPlan", "Step"]
+__all__ = ["Geometry", "LayerPlan", "Segment", "Step", "slice_bounds"]
+
+
+def slice_bounds(total: int, ranks: int) -> list[tuple[int, int]]:
+    """Cut `total` elements in `ranks` slices; the first ``total % ranks`` have one element more.
+
+    Returns
+    -------
+    list of (start, stop)
+    """
+    if total < ranks:
+        raise UsageError(
+            f"The model has {total} trainable numbers, fewer than the {ranks} workers that would "
+            "share them; ask for fewer workers"
+        )
+    base, extra = divmod(total, ranks)
+    starts = [rank * base + min(rank, extra) for rank in range(ranks + 1)]
+    return list(itertools.pairwise(starts))
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The part of a parameter that lies in a slice.
+
+    Attributes
+    ----------
+    parameter : int
+        Its number in the flat vector's order.
+    start, stop : int
+        Elements of the slice.
+    """
+
+    parameter: int
+    start: int
+    stop: int
+
+
+class Geometry:
+    """The flat vector of some parameters and its slices.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Elements of each parameter, in order.
+    ranks : int
+
+    Attributes
+    ----------
+    total : int
+        Elements of the vector.
+    bounds : list of (int, int)
+        Of each slice.
+    """
+
+    def __init__(self, sizes: Sequence[int], ranks: int):
+        self.sizes = tuple(sizes)
+        self.offsets = [0]
+        for size in self.sizes:
+            self.offsets.append(self.offsets[-1] + size)
+        self.total = self.offsets[-1]
+        self.bounds = slice_bounds(self.total, ranks)
+
+    def segments(self, rank: int) -> list[Segment]:
+        """Return the segments of a rank's slice, in order; a parameter may be in several slices."""
+        low, high = self.bounds[rank]
+        found = []
+        for number, (start, stop) in enumerate(itertools.pairwise(self.offsets)):
+            first, last = max(start, low), min(stop, high)
+            if first < last:
+                found.append(Segment(number, first - low, last - low))
+        return found
+
+    def flatten(self, arrays):
+        """Arrays of the parameters as one vector of float32."""
+        import numpy as np
+
+        return np.concatenate([np.asarray(a, dtype=np.float32).reshape(-1) for a in arrays])
+
+    def parts(self, vector) -> list:
+        """Views of the parameters, flat, in a vector."""
+        return [vector[start:stop] for start, stop in itertools.pairwise(self.offsets)]
 
 
 @dataclass(frozen=True)
@@ -33,7 +115,7 @@ class Step:
     limit: float | None = None
 
     def rows(self, rank: int) -> int:
-        """How many rows of the batch a rank has; 0 where that is not known."""
+        """Return the number of rows of the batch that a rank has; 0 where that is not known."""
         if not self.ranges:
             return 0
         start, stop = self.ranges[rank]
@@ -42,7 +124,7 @@ class Step:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What all ranks know of a training.
+    """Everything that all ranks know of a training.
 
     Attributes
     ----------
@@ -56,7 +138,7 @@ class LayerPlan:
     compression : str
         Name of a codec.
     sums : bool
-        Whether the loss adds up over the rows instead of averaging.
+        True if the loss adds up over the rows instead of averaging.
     clamp : tuple of (float, float), optional
         Every element of the gradient is brought into this range.
     norm : float, optional
@@ -87,7 +169,7 @@ class LayerPlan:
 
     @property
     def owners(self) -> int:
-        """How many slices there are."""
+        """Number of slices."""
         return self.ranks if self.slices is None else self.slices
 
     @property
@@ -96,10 +178,10 @@ class LayerPlan:
 
     @property
     def needs_norms(self) -> bool:
-        """Whether the optimizer looks at norms of whole parameters."""
+        """True if the optimizer looks at norms of whole parameters."""
         return self.with_norms or getattr(self.optimizer, "needs_norms", False)
 
     @property
     def needs_statistics(self) -> bool:
-        """Whether ranks tell each other about their sums before the update."""
+        """True if ranks tell each other about their sums before the update."""
         return self.norm is not None or self.needs_norms

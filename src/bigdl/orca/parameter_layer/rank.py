@@ -1,33 +1,31 @@
-"""What one rank computes in a step, whoever carries the bytes from rank to rank."""
+"""Computations of one rank in a step, whoever carries the bytes from rank to rank."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from bigdl.orca.parameter_layer.buffers import merged
-from bigdl.orca.parameter_layer.codec import codec_for
-from bigdl.orca.parameter_layer.deadline import within
-from bigdl.orca.parameter_layer.geometry import Segment
-from bigdl.orca.parameter_layer.messages import Message, pack, unpack
+from bigdl.common.memory import tuned_allocator
+from bigdl.orca.parameter_layer.messages import Message, codec_for, pack, unpack
 from bigdl.orca.parameter_layer.optimizers import SliceOptimizer
-from bigdl.orca.parameter_layer.plan import LayerPlan, Step
-from bigdl.orca.parameter_layer.state import RankState
+from bigdl.orca.parameter_layer.plan import LayerPlan, Segment, Step
+from bigdl.orca.parameter_layer.state import RankState, merged
+from bigdl.orca.parameter_layer.stragglers import within
 
-__all__ = ["Contribution", "Rank", "Replica", "Sum"]
+__all__ = ["Contribution", "Rank", "Replica", "Sum", "close_replicas", "replica_of"]
 
 _BLOCK = 1 << 15  # numbers that are summed at a time: what is read twice stays in the cache
 
 
 @dataclass
 class Contribution:
-    """What a rank found out from its rows of a batch.
+    """Gradient and figures of a rank's rows of a batch.
 
     Attributes
     ----------
@@ -56,7 +54,7 @@ class Replica(Protocol):
     """A copy of the model beside its part of the rows."""
 
     def describe(self) -> dict:
-        """What the driver needs to know of the rows; JSON-able."""
+        """Return what the driver needs to know of the rows; JSON-able."""
 
     def compute(
         self, step: Step, weights: np.ndarray, buffers: dict[int, np.ndarray]
@@ -80,7 +78,7 @@ class Sum:
         Merged.
     record : dict
     is_void : bool
-        Whether the step is not made: it is discarded, or one before it in the group was.
+        True if the step is not made: it is discarded, or one before it in the group was.
     """
 
     gradient: np.ndarray
@@ -140,7 +138,7 @@ class Rank:
 
     @property
     def sends_exact_weights(self) -> bool:
-        """Whether nothing is lost of the weights that :meth:`weights` gives."""
+        """True if nothing is lost of the weights that :meth:`weights` gives."""
         return self._codec.weights == "fp32"
 
     def own_weights(self, data) -> np.ndarray:
@@ -267,7 +265,7 @@ class Rank:
         return Sum(gradient, sorted(absent), buffers, record, is_void)
 
     def _is_void(self, docs, present: int) -> bool:
-        """Whether too few have contributed for the step to be made; alike on all owners."""
+        """Return True if too few have contributed for the step to be made; alike on all owners."""
         late = sum(doc["late"] for doc in docs)
         too_few = present < (present + late) * (1 - self._plan.max_drop)
         return docs[0]["halted"] or bool(late and (too_few or not present))
@@ -364,3 +362,45 @@ def _weighted_sum(vectors, shares, length: int) -> np.ndarray:
 def _squares(values) -> float:
     wide = values.astype(np.float64)
     return float(wide @ wide)
+
+
+_open: dict[tuple, tuple[Any, Any]] = {}  # training and rank -> what it was made for, replica
+_memory = contextlib.ExitStack()
+
+
+def replica_of(training: str, rank: int, version: Any, make: Callable[[], Any]):
+    """This process' replica of a rank; those of other trainings are closed.
+
+    Parameters
+    ----------
+    training : str
+    rank : int
+    version : object
+        What it depends on; a replica of another version is made anew.
+    make : callable
+    """
+    close_replicas(except_of=training)
+    found = _open.get((training, rank))
+    if found is None or found[0] != version:
+        if found is not None:
+            del _open[training, rank]
+            _close(found[1])
+        made = make()
+        if not _open:
+            _memory.enter_context(tuned_allocator())
+        found = _open[training, rank] = version, made
+    return found[1]
+
+
+def close_replicas(except_of: str | None = None) -> None:
+    """Let go of the replicas in this process."""
+    for place in [p for p in _open if p[0] != except_of]:
+        _close(_open.pop(place)[1])
+    if not _open:
+        _memory.close()
+
+
+def _close(replica):
+    close = getattr(replica, "close", None)
+    if close is not None:
+        close()

@@ -1,4 +1,8 @@
-"""What a rank owns between two steps."""
+"""BatchNorm statistics and other buffers, which every rank makes from its own rows.
+
+They are merged after every step, so that they depend neither on the transport nor on the size of
+a group.  Only buffers that some rank has changed travel at all.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,47 @@ from bigdl.orca.parameter_layer.messages import Message, unpack
 from bigdl.orca.parameter_layer.optimizers import cut_state
 from bigdl.orca.parameter_layer.plan import LayerPlan
 
-__all__ = ["RankState", "states_of"]
+__all__ = ["RankState", "changed", "merge", "merged", "states_of"]
+
+
+def changed(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
+    """Return those of `after` that differ from `before`, to the last bit."""
+    return {
+        number: new
+        for number, (old, new) in enumerate(zip(before, after, strict=True))
+        if old.tobytes() != new.tobytes()
+    }
+
+
+def merge(values: Sequence[np.ndarray], rows: Sequence[int]) -> np.ndarray:
+    """One buffer from those of several ranks.
+
+    A floating one becomes the mean weighted by the rows of each rank, an integer one (a counter)
+    the largest.
+    """
+    first = values[0]
+    if all(value.tobytes() == first.tobytes() for value in values[1:]):
+        return first.copy()
+    if not np.issubdtype(first.dtype, np.inexact):
+        return np.maximum.reduce(values)
+    wide = np.result_type(first.dtype, np.float64)
+    total = sum(rows)
+    mean = np.zeros(first.shape, wide)
+    for value, count in zip(values, rows, strict=True):
+        mean += value.astype(wide) * (count / total)
+    return mean.astype(first.dtype)
+
+
+def merged(found: Sequence[tuple[int, Mapping[int, np.ndarray]]]) -> dict[int, np.ndarray]:
+    """All buffers that ranks have changed, given the rows and the changes of each."""
+    numbers = sorted({number for _, buffers in found for number in buffers})
+    return {
+        number: merge(
+            [buffers[number] for _, buffers in found if number in buffers],
+            [rows for rows, buffers in found if number in buffers],
+        )
+        for number in numbers
+    }
 
 
 @dataclass
@@ -31,7 +75,7 @@ class RankState:
     records : list of dict
         Times of the steps of this group, and on rank 0 what every rank had to say of its batch.
     is_halted : bool
-        Whether a step of this group was discarded: those after it are not made.
+        True if a step of this group was discarded: those after it are not made.
     """
 
     weights: np.ndarray
@@ -51,7 +95,7 @@ class RankState:
         return bool(len(self.weights))
 
     def pack(self) -> bytes:
-        """As bytes; see :meth:`message`."""
+        """Return it as bytes; see :meth:`message`."""
         return bytes(self.message())
 
     def message(self, *, with_weights: bool = True) -> Message:

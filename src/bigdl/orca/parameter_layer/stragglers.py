@@ -6,19 +6,23 @@ It is decided on the driver from the times of earlier steps; the limit travels w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Generic, TypeVar
 
+from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 
-__all__ = ["DropStragglers", "StragglerLimit"]
+__all__ = ["DropStragglers", "StragglerLimit", "within"]
 
 _RELAXED = 1.01  # of the limit, where enough was dropped
 
 
 @dataclass(frozen=True)
 class DropStragglers:
-    """When the contribution of a worker to a step is left out; names are those of BigDL 2.x.
+    """Rule by which late contributions to a step are left out; names are those of BigDL 2.x.
 
     Attributes
     ----------
@@ -39,19 +43,14 @@ class DropStragglers:
     warmup_iteration: int = 200
 
     def __post_init__(self):
-        shares = self.drop_percentage, self.max_drop_percentage
-        if not all(map(_is_number, shares)) or not 0 < shares[0] <= shares[1] <= 1:
-            raise UsageError(
-                "drop_stragglers should have 0 < drop_percentage <= max_drop_percentage <= 1, got "
-                f"drop_percentage={shares[0]!r} and max_drop_percentage={shares[1]!r}"
-            )
-        for name, least in (("batchsize", 1), ("warmup_iteration", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(
-                    f"{name} of drop_stragglers should be an integer of at least {least}, got "
-                    f"{value!r}"
-                )
+        share = check_number(
+            "drop_percentage of drop_stragglers", self.drop_percentage, most=1, above=0
+        )
+        check_number(
+            "max_drop_percentage of drop_stragglers", self.max_drop_percentage, share, most=1
+        )
+        check_integer("batchsize of drop_stragglers", self.batchsize, 1)
+        check_integer("warmup_iteration of drop_stragglers", self.warmup_iteration, 0)
 
     @classmethod
     def of(cls, value: DropStragglers | dict) -> DropStragglers:
@@ -78,7 +77,7 @@ class DropStragglers:
 
 
 class StragglerLimit:
-    """How long a contribution may take, from how long others took.
+    """Time limit of a contribution, set from the times of others.
 
     Parameters
     ----------
@@ -125,5 +124,67 @@ class StragglerLimit:
             self.seconds *= _RELAXED
 
 
-def _is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+T = TypeVar("T")
+
+
+class _Computation(Generic[T]):
+    """A call in a thread of its own."""
+
+    def __init__(self, compute: Callable[[], T]):
+        self._compute = compute
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+        threading.Thread(target=self._run, daemon=True, name="bigdl-contribution").start()
+
+    def _run(self):
+        try:
+            self._value = self._compute()
+        except BaseException as error:  # raised where the result is taken
+            self._error = error
+        finally:
+            self._done.set()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Return True if it has ended; waits for that at most so long."""
+        return self._done.wait(None if seconds is None else max(0.0, seconds))
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+_late: list[_Computation] = []  # of this process: at most one
+
+
+def within(seconds: float | None, compute: Callable[[], T]) -> T | None:
+    """Return what `compute` gives, or None if that takes longer.
+
+    Parameters
+    ----------
+    seconds : float or None
+        None waits for it, however long it takes.
+    compute : callable
+
+    Raises
+    ------
+    Exception
+        What `compute` raised, or what the late computation before it has raised since.
+    """
+    end = None if seconds is None else time.monotonic() + seconds
+    if _late:
+        if not _late[0].wait(_left(end)):
+            return None
+        _late.pop().result()
+    if end is None:
+        return compute()
+    begun = _Computation(compute)
+    if not begun.wait(_left(end)):
+        _late.append(begun)
+        return None
+    return begun.result()
+
+
+def _left(end):
+    return None if end is None else end - time.monotonic()

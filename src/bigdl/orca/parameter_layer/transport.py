@@ -1,4 +1,4 @@
-"""What a transport is, in prose.
+"""Transport: carries the bytes of one training from rank to rank.
 
 A **Transport** carries the bytes of one training from rank to rank.  It is opened on the driver
 with the rows, is given the state of every rank by :meth:`Transport.start`, and then runs groups of
@@ -28,7 +28,7 @@ class Transport(ABC):
 
     @abstractmethod
     def rows(self) -> list[dict]:
-        """What the replica of every rank says of its rows."""
+        """Return what the replica of every rank says of its rows."""
 
     @abstractmethod
     def start(self, states: Sequence[RankState]) -> None:

@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bigdl.common.errors import UsageError
 from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.shards.texts import TEXT
-from bigdl.training.batches import Batches, planned
-from bigdl.training.tensors import open_batches, open_loader, shuffle_memory
+from bigdl.training.batches import (
+    BatchLayout,
+    open_batches,
+    open_loader,
+    plan_batches,
+    shuffle_memory,
+)
 
 if TYPE_CHECKING:
     from bigdl.training.keras.evaluation import EvaluationSettings
@@ -188,7 +193,7 @@ class Rows(ABC):
         """Return a batch of one row, of zeros where the types of the columns are known."""
 
     @abstractmethod
-    def plan(self, settings: KerasFitSettings, everyone: list[dict]) -> Batches:
+    def plan(self, settings: KerasFitSettings, everyone: list[dict]) -> BatchLayout:
         """Cut the rows of all workers into batches."""
 
     def take_types(self, types: list | None, training: Rows) -> None:  # noqa: B027 - few can
@@ -262,7 +267,7 @@ class ColumnRows(Rows):
         return assembly(self._data.batch(0, 1))
 
     def plan(self, settings, everyone):
-        self._plan, batches = planned(settings, everyone)
+        self._plan, batches = plan_batches(settings, everyone)
         self.steps = self._plan.steps
         return batches
 
@@ -335,7 +340,7 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
 
     Parameters
     ----------
-    worker : Worker or bigdl.orca.learn.layer_fit.rows.Place
+    worker : Worker or bigdl.orca.learn.layer_fit.replica.Place
     shard, settings, config
         See :func:`open_rows`.
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.training.batches import Batches
+from bigdl.training.batches import BatchLayout
 from bigdl.training.keras.data import Part, Rows, with_class_weight
 
 __all__ = ["DatasetGraph", "DatasetRows", "check_elements", "shipped_dataset", "with_seeds"]
@@ -156,7 +156,7 @@ class DatasetRows(Rows):
         return tf.nest.map_structure(zeros, self._dataset.element_spec)
 
     def plan(self, settings, everyone):
-        return Batches(
+        return BatchLayout(
             seed=settings.seed,
             batch_size=settings.batch_size,
             rows=[],

@@ -9,7 +9,7 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
 from bigdl.runtime.collectives.base import GradientSync
-from bigdl.training.batches import exchange
+from bigdl.training.batches import all_gather_json
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import WorkerCallbacks
 from bigdl.training.keras.data import Assembly, build_for, open_rows
@@ -90,7 +90,7 @@ def figures_of(
     """
     merge_metrics(model, sync, initial)
     metrics = numbers_of(model.get_metrics_result())
-    names = next((each for each in exchange(sync, sorted(logs)) if each), [])
+    names = next((each for each in all_gather_json(sync, sorted(logs)) if each), [])
     if not names or set(names) <= set(metrics):
         return metrics
     figures = numbers_of(logs)
@@ -139,7 +139,7 @@ class EvaluateProgram:
         sync.start()
         data = open_rows(worker, worker.shard, settings, self.config, sync)
         data.check_end("evaluation", "num_steps", settings.num_steps)
-        known = exchange(sync, data.known)
+        known = all_gather_json(sync, data.known)
         if not sum(each["rows"] for each in known):
             raise UsageError("The data to evaluate has no rows")
         assembly = Assembly.of(

@@ -20,9 +20,10 @@ from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
-from bigdl.training.background import BackgroundWriter
-from bigdl.training.batches import Batches, exchange
+from bigdl.training.batches import BatchLayout, all_gather_json
+from bigdl.training.checkpoint import BackgroundWriter
 from bigdl.training.figures import score_of
+from bigdl.training.fit import RunSettings
 from bigdl.training.keras.backends import Packed, seed_keras
 from bigdl.training.keras.callbacks import WorkerCallbacks
 from bigdl.training.keras.data import Assembly, Part, Rows, build_for, open_rows
@@ -33,11 +34,9 @@ from bigdl.training.keras.evaluation import (
     numbers_of,
 )
 from bigdl.training.keras.reducer import WorkerSteps, check_optimizer
-from bigdl.training.keras.state import KerasKeeper, form_of, tensor_of, to_variable
-from bigdl.training.loop import WorkerLoop
+from bigdl.training.keras.state import KerasCheckpoints, form_of, tensor_of, to_variable
+from bigdl.training.loop import WorkerLoop, open_run_directory
 from bigdl.training.position import Position
-from bigdl.training.run_checkpoints import open_run
-from bigdl.training.run_settings import RunSettings
 
 __all__ = ["KerasFitProgram", "KerasFitSettings", "KerasLoop"]
 
@@ -126,22 +125,22 @@ class KerasLoop(WorkerLoop):
         seed_keras(settings.seed, self.rank + 1)
         self._steps.attach()
         self._initial_metrics = [tensor_of(v) for v in self.model.metrics_variables]
-        self._keeper = KerasKeeper(
+        self._checkpoints = KerasCheckpoints(
             worker,
             sync,
             self.model,
             self._steps.running,
             batches,
-            open_run(settings, worker, self.rank),
+            open_run_directory(settings, worker, self.rank),
             None if self._types is None else self._types[0],
             writer=writer,
         )
-        self._keeper.example = form_of(self._zero_row[0])
-        self.position, self._sums = self._keeper.restore()
-        window = (self._keeper.windows or [0] * self.size)[self.rank]
+        self._checkpoints.example = form_of(self._zero_row[0])
+        self.position, self._sums = self._checkpoints.restore()
+        window = (self._checkpoints.windows or [0] * self.size)[self.rank]
         self._data.start(self._assembly, settings, self.rank, window)
         self._epoch_steps = settings.steps_per_epoch or self._data.steps
-        self._callbacks = self._keeper.callbacks = self._open_callbacks(
+        self._callbacks = self._checkpoints.callbacks = self._open_callbacks(
             callbacks,
             epochs=settings.initial_epoch + (settings.goal.epochs or 0) - settings.goal.first,
             steps=self._epoch_steps,
@@ -154,8 +153,8 @@ class KerasLoop(WorkerLoop):
         """Train to the end; rank 0 returns where the final state is."""
         self.model.stop_training = False
         self._callbacks.list.on_train_begin()
-        if self.settings.goal.is_begun(self.position) and self._keeper.callback_numbers:
-            self._callbacks.put_numbers(self._keeper.callback_numbers)
+        if self.settings.goal.is_begun(self.position) and self._checkpoints.callback_numbers:
+            self._callbacks.put_numbers(self._checkpoints.callback_numbers)
         if self.position.partial:  # an earlier fit ended inside this epoch
             self._close_epoch(self.position.partial)
         while not self._is_over():
@@ -164,7 +163,7 @@ class KerasLoop(WorkerLoop):
             self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
         self._callbacks.list.on_train_end()
         if not self._callbacks.is_empty or getattr(self.model.optimizer, "use_ema", False):
-            self._keeper.expect_changes()
+            self._checkpoints.expect_changes()
         return self._finish()
 
     def _epoch(self):
@@ -302,7 +301,7 @@ class KerasLoop(WorkerLoop):
 
     # -- data ----------------------------------------------------------------------------------
 
-    def _prepare_data(self) -> Batches:
+    def _prepare_data(self) -> BatchLayout:
         settings, columns = self.settings, self.settings.validation
         self._data, self._validation = self._open("data"), self._open("validation")
         self._data.check_end("training", "steps_per_epoch", settings.steps_per_epoch)
@@ -310,7 +309,7 @@ class KerasLoop(WorkerLoop):
         if self._validation is not None:
             self._validation.check_end("validation", "validation_steps", columns.num_steps)
             rows = self._validation.known["rows"]
-        everyone = exchange(self.sync, {**self._data.known, "validation": rows})
+        everyone = all_gather_json(self.sync, {**self._data.known, "validation": rows})
         if not sum(each["validation"] for each in everyone):
             raise UsageError("The validation data has no rows")
         batches = self._data.plan(settings, everyone)

@@ -12,9 +12,8 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.shards.texts import TEXT
-from bigdl.training.checkpointing import StateKeeper
-from bigdl.training.running import RunningState
-from bigdl.training.state import capture_rng, dumps, loads, restore_rng
+from bigdl.training.checkpoint import CheckpointManager
+from bigdl.training.state import RunningState, capture_rng, dumps, loads, restore_rng
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from bigdl.training.keras.callbacks import WorkerCallbacks
 
 __all__ = [
-    "KerasKeeper",
+    "KerasCheckpoints",
     "RunningWeights",
     "array_of",
     "changed_by_rows",
@@ -230,8 +229,8 @@ def merge_metrics(model: Any, sync: Any, initial: list) -> None:
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
-class KerasKeeper(StateKeeper):
-    """:class:`~bigdl.training.checkpointing.StateKeeper` for a model of Keras.
+class KerasCheckpoints(CheckpointManager):
+    """:class:`~bigdl.training.checkpoint.CheckpointManager` for a model of Keras.
 
     In the place of `built` it is given the model.  Random numbers (also those of layers) and the
     metrics of the epoch that is not finished are kept of every rank, the counters of callbacks of

@@ -125,9 +125,8 @@ class PytorchBaseModel(Model):
     ):
         import torch
 
-        from bigdl.orca.learn.pytorch.buffers import Buffers
-        from bigdl.orca.learn.pytorch.gradients import Update, may_be_sparse
-        from bigdl.orca.learn.pytorch.steps import step_for
+        from bigdl.orca.learn.pytorch.forward import forward_for
+        from bigdl.orca.learn.pytorch.loop import Buffers, Update, may_be_sparse
         from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
         self.config = config
@@ -145,7 +144,7 @@ class PytorchBaseModel(Model):
             raise UsageError(
                 f"The loss creator must return a loss, it returned {type(criterion).__name__}"
             )
-        self._step = step_for(self.model, criterion)
+        self._step = forward_for(self.model, criterion)
         sparse = may_be_sparse(self.model)
         self._update = Update(self._sync, self.optimizer, sparse, sums=self._step.sums)
         self._buffers = Buffers(self.model, self._sync)
@@ -195,7 +194,7 @@ class PytorchBaseModel(Model):
     def restore(self, state):
         import torch
 
-        from bigdl.orca.learn.pytorch.buffers import Buffers
+        from bigdl.orca.learn.pytorch.loop import Buffers
 
         found = torch.load(io.BytesIO(state), map_location=self._device)
         self.model.load_state_dict(found["model"])
@@ -240,7 +239,7 @@ class PytorchBaseModel(Model):
     @property
     def _is_uneven(self) -> bool:
         """Whether the loss of a batch may be divided by something else than its rows."""
-        from bigdl.orca.learn.pytorch.steps import counts_unevenly
+        from bigdl.orca.learn.pytorch.forward import counts_unevenly
 
         return counts_unevenly(self._step.criterion)
 

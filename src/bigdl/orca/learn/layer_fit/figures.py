@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from bigdl.training.sums import EpochSums
+from bigdl.common.drawing import Scale, svg, text, write_drawing
+from bigdl.training.figures import EpochSums, loss_parts
 
-__all__ = ["PHASES", "LayerFigures"]
+__all__ = ["PHASES", "GroupPhases", "LayerFigures", "draw_phases", "phase_summaries"]
 
 PHASES = (
     "launch_s",
@@ -38,9 +41,9 @@ class LayerFigures:
     ----------
     ranks : int
     weighted : bool
-        Whether rows count their weights instead of 1.
+        True if rows count their weights instead of 1.
     sums : bool
-        Whether the loss adds up over the rows.
+        True if the loss adds up over the rows.
 
     Attributes
     ----------
@@ -102,7 +105,15 @@ class LayerFigures:
         batch_rows = sum(source["rows"] for source in sources)
         loss = counted = 0.0
         for own, source in zip(self.of_ranks, sources, strict=True):
-            parts = self._parts(source, total, batch_rows)
+            parts = loss_parts(
+                source["loss"],
+                source["counted"],
+                total,
+                source["rows"],
+                batch_rows,
+                weighted=self._weighted,
+                is_sum=self._is_sum,
+            )
             own.add(
                 *parts,
                 source["rows"],
@@ -113,15 +124,6 @@ class LayerFigures:
             )
             loss, counted = loss + parts[0], counted + parts[1]
         return [loss, counted, float(batch_rows)]
-
-    def _parts(self, source, total, batch_rows):
-        """What adds up to the loss of a batch, and what it counts."""
-        loss, counted = source["loss"], source["counted"]
-        if self._weighted:
-            return (loss if self._is_sum else loss * counted), counted
-        if not self._is_sum:
-            loss = loss * (counted / total if total else 0.0) * batch_rows
-        return loss, float(source["rows"])
 
     def mean(self) -> float | None:
         """Mean loss so far."""
@@ -166,3 +168,166 @@ class _Known:
 
     def all_gather(self, values):
         return [own.values() for own in self._sums]
+
+
+_COLUMNS = (*PHASES, "rest_s", "step_s")
+
+
+class GroupPhases:
+    """Mean seconds per step of the phases, for every group; kept in checkpoints.
+
+    Attributes
+    ----------
+    rows : list of list of float
+        Number of the group's last step, its time, and seconds of the phases, the rest and the whole
+        step.
+    """
+
+    def __init__(self):
+        self.rows: list[list[float]] = []
+
+    def add(self, step: int, seconds: Mapping[str, float]) -> None:
+        """Add a group.
+
+        Parameters
+        ----------
+        step : int
+        seconds : mapping
+            Of the phases and the whole step.
+        """
+        own = [seconds[name] for name in PHASES]
+        rest = max(0.0, seconds["step_s"] - sum(own))
+        self.rows.append([float(step), time.time(), *own, rest, seconds["step_s"]])
+
+    def take(self):
+        """All rows as a tensor."""
+        import torch
+
+        return torch.tensor(self.rows, dtype=torch.float64).reshape(-1, 2 + len(_COLUMNS))
+
+    def put(self, tensor) -> None:
+        """The inverse of :meth:`take`."""
+        # a checkpoint of another release may have had other phases
+        self.rows = tensor.tolist() if tensor.shape[1] == 2 + len(_COLUMNS) else []
+
+
+def phase_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
+    """Return ``[step, seconds, time]`` of every group, by tag.
+
+    A tag is ``"Phases/"`` and a name of :data:`PHASES`, ``"rest_s"`` (what is left of the whole
+    step) or ``"step_s"``.
+    """
+    return {
+        f"Phases/{name}": [[int(row[0]), row[column], row[1]] for row in rows]
+        for column, name in enumerate(_COLUMNS, 2)
+    }
+
+
+# -- the chart ------------------------------------------------------------------------------------
+
+_DRAWN = _COLUMNS[:-1]
+_COLOURS = (
+    "#97bbf5",
+    "#9c6b4e",
+    "#6cc5b0",
+    "#4269d0",
+    "#efb118",
+    "#ff725c",
+    "#a463f2",
+    "#3ca951",
+    "#9c9c9c",
+)
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _MARGIN = 860, 420, 70, 150, 40
+_BARS = 120  # at most: a longer training is drawn by means of several groups
+
+
+def draw_phases(rows: Sequence[Sequence[float]], path: Path) -> None:
+    """Draw one stacked bar per group: milliseconds per step.
+
+    Parameters
+    ----------
+    rows : sequence of sequence of float
+        See :class:`GroupPhases`.
+    path : Path
+        See :func:`bigdl.common.drawing.write_drawing`.
+    """
+    bars = _means(rows)
+    write_drawing(
+        path,
+        "Phases of the parameter layer",
+        as_svg=lambda: _svg(bars),
+        as_text=lambda: _table(bars),
+        on_figure=lambda figure: _with_matplotlib(figure, bars),
+    )
+
+
+def _means(rows) -> list[tuple[int, list[float]]]:
+    """Last step and milliseconds of each phase, of not too many bars."""
+    together = -(-len(rows) // _BARS)
+    bars = []
+    for first in range(0, len(rows), together):
+        own = rows[first : first + together]
+        phases = zip(*(row[2 : 2 + len(_DRAWN)] for row in own), strict=True)
+        bars.append((int(own[-1][0]), [1e3 * sum(phase) / len(own) for phase in phases]))
+    return bars
+
+
+def _svg(bars) -> str:
+    bottom, width = _HEIGHT - _MARGIN, (_WIDTH - _LEFT - _RIGHT) / len(bars)
+    up = Scale([0.0, max(sum(values) for _, values in bars)], bottom, _MARGIN)
+    marks = []
+    for value in up.ticks():
+        y = up(value)
+        marks.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="#ddd"/>')
+        marks.append(text(f"{value:.3g}", _LEFT - 6, y + 4, "end"))
+    for number, (step, values) in enumerate(bars):
+        marks += _bar(_LEFT + number * width, width * 0.9, step, values, up)
+    for number in sorted({0, len(bars) // 2, len(bars) - 1}):
+        x = _LEFT + (number + 0.45) * width
+        marks.append(text(f"{bars[number][0]}", x, bottom + 16, "middle"))
+    marks.append(text("step", (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, "middle"))
+    marks.append(text("ms per step", _LEFT, _MARGIN - 16, "end"))
+    return svg(_WIDTH, _HEIGHT, [*marks, *_legend(bottom)])
+
+
+def _bar(x, width, step, values, up) -> list[str]:
+    marks, begin = [], 0.0
+    for name, value, colour in zip(_DRAWN, values, _COLOURS, strict=True):
+        top = up(begin + value)
+        title = html.escape(f"step {step}, {_label(name)}: {value:.3g} ms")
+        marks.append(
+            f'<rect x="{x:.2f}" y="{top:.2f}" width="{width:.2f}" height="{up(begin) - top:.2f}" '
+            f'fill="{colour}"><title>{title}</title></rect>'
+        )
+        begin += value
+    return marks
+
+
+def _legend(bottom) -> list[str]:
+    marks, x = [], _WIDTH - _RIGHT + 16
+    for number, (name, colour) in enumerate(zip(_DRAWN, _COLOURS, strict=True)):
+        y = bottom - 20 * number
+        marks.append(f'<rect x="{x}" y="{y - 10}" width="12" height="12" fill="{colour}"/>')
+        marks.append(text(_label(name), x + 18, y))
+    return marks
+
+
+def _table(bars) -> str:
+    head = "".join(f"{_label(name):>16}" for name in _DRAWN)
+    lines = [f"{step:>8}" + "".join(f"{v:>16.3f}" for v in values) for step, values in bars]
+    return "\n".join([f"{'step':>8}{head}", *lines])
+
+
+def _with_matplotlib(figure, bars) -> None:
+    axes = figure.add_subplot(xlabel="step", ylabel="ms per step")
+    steps = [str(step) for step, _ in bars]
+    begin = [0.0] * len(bars)
+    for number, (name, colour) in enumerate(zip(_DRAWN, _COLOURS, strict=True)):
+        values = [own[number] for _, own in bars]
+        axes.bar(steps, values, bottom=begin, color=colour, label=_label(name))
+        begin = [low + value for low, value in zip(begin, values, strict=True)]
+    axes.legend()
+
+
+def _label(name: str) -> str:
+    return name.removesuffix("_s").replace("_", " ")

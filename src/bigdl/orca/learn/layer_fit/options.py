@@ -1,13 +1,13 @@
-"""What ``fit`` of ``backend="bigdl"`` is told about the parameter layer."""
+"""Arguments of ``fit`` that are for the parameter layer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from bigdl.common.checks import check_positive
+from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError
-from bigdl.orca.parameter_layer.codec import codec_for
+from bigdl.orca.parameter_layer.messages import codec_for
 from bigdl.orca.parameter_layer.stragglers import DropStragglers
 
 __all__ = ["LayerOptions", "layer_options"]
@@ -18,7 +18,7 @@ _SAMPLINGS = ("exact", "window")
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """How a training goes through the parameter layer.
+    """Options of a training by the parameter layer.
 
     Attributes
     ----------
@@ -61,31 +61,19 @@ class LayerOptions:
             )
 
 
-def layer_options(backend: str, given: dict[str, Any]) -> LayerOptions | None:
-    """The options that were given to ``fit``, checked; None for another backend."""
-    given = {name: value for name, value in given.items() if value is not None}
-    if backend != "bigdl":
-        if given:
-            raise UsageError(
-                f"{', '.join(given)} of fit are for the parameter layer, this Estimator has "
-                f"backend={backend!r}; make it with backend='bigdl'"
-            )
-        return None
-    transport = given.get("transport", "shuffle")
-    if transport not in _GROUPS:
-        raise UsageError(f"transport should be one of {tuple(_GROUPS)}, got {transport!r}")
-    sampling = given.get("sampling", "exact")
-    if sampling not in _SAMPLINGS:
-        raise UsageError(f"sampling should be one of {_SAMPLINGS}, got {sampling!r}")
+def layer_options(given: dict[str, Any]) -> LayerOptions:
+    """Check the options that were given to ``fit``; those that were not have their defaults."""
+    transport = check_choice("transport", given.get("transport", "shuffle"), tuple(_GROUPS))
+    sampling = check_choice("sampling", given.get("sampling", "exact"), _SAMPLINGS)
     compression = given.get("compression", "fp32")
     codec_for(compression)
-    size = check_positive("group_size", given.get("group_size", _GROUPS[transport]))
+    size = check_integer("group_size", given.get("group_size", _GROUPS[transport]), 1)
     stragglers = given.get("drop_stragglers")
     if stragglers is not None:
         stragglers = DropStragglers.of(stragglers)
     fewest = given.get("min_workers")
     if fewest is not None:
-        _check_elastic(check_positive("min_workers", fewest), transport, compression)
+        _check_elastic(check_integer("min_workers", fewest, 1), transport, compression)
     return LayerOptions(transport, size, compression, sampling, stragglers, fewest)
 
 

@@ -1,21 +1,105 @@
-"""A copy of a model in a rank of the parameter layer."""
+"""The rows of one rank of the parameter layer, from which every step takes its own."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from bigdl.orca.learn.layer_fit.rows import LayerRows, Place
-from bigdl.orca.parameter_layer.buffers import changed
+from bigdl.common.errors import UsageError
 from bigdl.orca.parameter_layer.plan import Step
 from bigdl.orca.parameter_layer.rank import Contribution
+from bigdl.orca.parameter_layer.state import changed
+from bigdl.training.batches import TensorShard
+from bigdl.training.fit import RunSettings
 from bigdl.training.state import seed_everything
 
-__all__ = ["LayerReplica"]
+__all__ = ["LayerReplica", "LayerRows", "Place"]
+
+
+@dataclass
+class Place:
+    """Rank, world size and exit functions of a replica, in place of a worker."""
+
+    rank: int
+    world_size: int
+    closers: list[Callable[[], None]] = field(default_factory=list)
+
+    def at_exit(self, close: Callable[[], None]) -> None:
+        self.closers.append(close)
+
+    def close(self) -> None:
+        """End what was to end at the exit."""
+        while self.closers:
+            self.closers.pop()()
+
+
+class LayerRows:
+    """Source of a replica's batches.
+
+    Parameters
+    ----------
+    data : TensorShard or LoaderBatches
+    settings : RunSettings
+    rank : int
+    sampling : str
+        See :class:`~bigdl.orca.learn.layer_fit.options.LayerOptions`.
+    memory : int, optional
+        Bytes that shuffled rows may take; default all rows.  A replica that is made again elsewhere
+        shuffles alike, so it must not depend on what is free.
+
+    Raises
+    ------
+    UsageError
+        If the data cannot be sampled like that.
+    """
+
+    def __init__(
+        self, data: Any, settings: RunSettings, rank: int, sampling: str, memory: int | None
+    ):
+        if sampling == "window" and not isinstance(data, TensorShard):
+            raise UsageError(
+                "sampling='window' needs rows that are side by side, and a DataLoader is read "
+                "sample by sample; leave sampling= out or pass arrays"
+            )
+        self._data, self._settings, self._rank = data, settings, rank
+        self._is_exact = sampling == "exact"
+        self._window = 0 if memory is None else data.window(memory)
+        self._order: tuple[int, Any] = (-1, None)
+
+    def describe(self) -> dict:
+        """Return what the driver needs to know of the rows; JSON-able."""
+        data = self._data
+        return {
+            "rows": data.rows,
+            "fingerprint": data.fingerprint,
+            "drop_last": bool(data.drop_last),
+            "window": self._window,
+            "inputs": data.inputs,
+        }
+
+    def batch(self, step: Step, start: int, stop: int):
+        """The columns of the rows `start`...`stop` of the epoch's order."""
+        settings, data = self._settings, self._data
+        if step.epoch != self._order[0]:
+            order = data.order(
+                settings.shuffle, settings.seed, step.epoch, self._rank, self._window, tuple
+            )
+            self._order = step.epoch, order
+        order = self._order[1]
+        if self._is_exact:
+            return data.batch(start, stop, order)
+        key = [settings.seed, step.epoch, step.number, self._rank]
+        first = int(np.random.default_rng(key).integers(data.rows))
+        places = (first + np.arange(stop - start)) % data.rows
+        if order is not None:
+            whole = order if isinstance(order, np.ndarray) else order[0 : data.rows]
+            places = whole[places]
+        return data.batch(0, stop - start, places)
 
 
 class LayerReplica(ABC):
@@ -47,7 +131,7 @@ class LayerReplica(ABC):
 
     @abstractmethod
     def _gradient(self, batch: Any, rows: int, step: Step, began: float) -> Contribution:
-        """What a batch contributes, but for what layers have changed.
+        """Return the contribution of a batch, but for what layers have changed.
 
         Parameters
         ----------
@@ -60,7 +144,7 @@ class LayerReplica(ABC):
 
     @abstractmethod
     def _running(self) -> list[np.ndarray]:
-        """What layers change besides the trained weights, as it is now."""
+        """Return what layers change besides the trained weights, as it is now."""
 
     def _batch(self, step: Step, start: int, stop: int) -> Any:
         """The rows `start`...`stop` of a step's epoch, as the model takes them."""
@@ -74,7 +158,7 @@ class LayerReplica(ABC):
     # -- what the parameter layer asks ---------------------------------------------------------
 
     def describe(self) -> dict:
-        """What the driver needs to know of the rows; JSON-able."""
+        """Return what the driver needs to know of the rows; JSON-able."""
         return self._rows.describe()
 
     def compute(

@@ -15,7 +15,7 @@ from bigdl.orca.learn.nnframes.params import ModelParams, TrainingParams
 from bigdl.orca.learn.nnframes.preprocessing import ScalarToTensor, as_preprocessing
 from bigdl.orca.learn.nnframes.storage import StageReader, StageWriter
 from bigdl.orca.learn.nnframes.training import TrainingOptions
-from bigdl.training.trigger import MaxEpoch, MaxIteration
+from bigdl.training.position import MaxEpoch, MaxIteration
 
 __all__ = ["NNEstimator", "NNModel"]
 

@@ -10,7 +10,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.nnframes.optimizers import optimizer_of
 from bigdl.orca.learn.nnframes.preprocessing import FeatureLabelPreprocessing
 from bigdl.orca.learn.nnframes.summary import TrainSummary, ValidationSummary
-from bigdl.training.trigger import EveryEpoch, Trigger
+from bigdl.training.position import EveryEpoch, Trigger
 
 __all__ = ["TrainingOptions"]
 

@@ -1,6 +1,5 @@
 """PyTorch models on distributed data."""
 
-from bigdl.orca.learn.pytorch.estimator import Estimator, PyTorchEstimator
-from bigdl.orca.learn.pytorch.training_operator import TrainingOperator
+from bigdl.orca.learn.pytorch.estimator import Estimator, PyTorchEstimator, TrainingOperator
 
 __all__ = ["Estimator", "PyTorchEstimator", "TrainingOperator"]

@@ -13,15 +13,23 @@ from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.old_keywords import take_old
 from bigdl.orca.learn.pytorch.callbacks import ModelCheckpoint
 from bigdl.orca.learn.pytorch.pytorch_estimator import PyTorchEstimator
-from bigdl.orca.learn.pytorch.training_operator import check_operator
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.device import check_precision
 
-__all__ = ["Estimator", "PyTorchEstimator"]
+__all__ = ["Estimator", "PyTorchEstimator", "TrainingOperator"]
 
 logger = logging.getLogger("bigdl.orca")
 
 _INTERVALS = {None: None, "batch": "step", "epoch": "epoch", "manual": "manual"}
+
+
+class TrainingOperator:
+    """The training step of BigDL 2.0; accepted as it is.
+
+    A step of one's own is a :class:`~bigdl.orca.learn.pytorch.callbacks.MainCallback`:
+    ``forward_batch`` became ``on_iter_forward``, ``train_batch`` that and ``on_iter_backward``, and
+    ``predict_batch`` became ``on_pred_forward``.
+    """
 
 
 class Estimator:
@@ -116,7 +124,7 @@ class Estimator:
         """
         take_old("from_torch", old, known=_ARGUMENTS)
         backend = backend_of(backend, {"torch_distributed": "ray"})
-        check_operator(training_operator_cls)
+        _check_operator(training_operator_cls)
         if scheduler_step_freq not in _INTERVALS:
             raise UsageError(
                 'scheduler_step_freq should be "batch", "epoch" or "manual", got '
@@ -170,6 +178,18 @@ class Estimator:
         if run is not None:
             return f"{run.url}/{run.newest()}"
         return ModelCheckpoint.get_latest_checkpoint(checkpoint_dir)
+
+
+def _check_operator(operator) -> None:
+    """Refuse an operator that does something of its own."""
+    if operator is None or operator is TrainingOperator:
+        return
+    name = getattr(operator, "__name__", type(operator).__name__)
+    raise UsageError(
+        f"training_operator_cls={name} cannot be used; make its forward_batch the on_iter_forward "
+        "of a MainCallback (its train_batch that and on_iter_backward) and pass it as callbacks=["
+        "...] to fit and evaluate"
+    )
 
 
 _ARGUMENTS = tuple(inspect.signature(Estimator.from_torch).parameters)

@@ -9,23 +9,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
-from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.runner import BatchesOfWorker, Runner
-from bigdl.orca.learn.pytorch.state import load_into
-from bigdl.orca.learn.pytorch.steps import step_for
+from bigdl.orca.learn.pytorch.forward import BatchColumns, forward_for
+from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
+from bigdl.orca.learn.pytorch.runner import Runner, WorkerBatches
+from bigdl.training.batches import TensorShard, open_batches
 from bigdl.training.device import device_of, move, precision_of, to_cpu, to_device
-from bigdl.training.evaluation import evaluated
-from bigdl.training.failure import FailurePolicy
+from bigdl.training.fit import FailurePolicy, run_until_done
 from bigdl.training.state import dumps, loads, seed_everything
-from bigdl.training.tensors import TensorShard, open_batches
 
 __all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_shard", "run_evaluation"]
 
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What ``evaluate`` was asked for.
+    """Arguments of ``evaluate``, as the workers get them.
 
     Attributes
     ----------
@@ -34,11 +31,11 @@ class EvaluationSettings:
     num_steps : int, optional
         Batches of each worker at most.
     per_worker : bool
-        Whether the figures of each worker are wanted too.
+        True if the figures of each worker are wanted too.
     precision : str
         ``"fp32"`` or ``"bf16"``.
     weighted : bool
-        Whether the last label column holds the weights of the rows.
+        True if the last label column holds the weights of the rows.
     """
 
     batch_size: int
@@ -51,7 +48,7 @@ class EvaluationSettings:
 
 @dataclass
 class _Tally:
-    """What one worker adds up."""
+    """Sums of one worker."""
 
     rows: int = 0
     loss: float = 0.0
@@ -212,8 +209,8 @@ class EvaluateProgram:
             self.parts.config,
             self.settings.batch_size,
         )
-        runner.val_loader = BatchesOfWorker(data, self.settings.batch_size // runner.size)
-        kind = step_for(
+        runner.val_loader = WorkerBatches(data, self.settings.batch_size // runner.size)
+        kind = forward_for(
             built.model,
             built.criterion,
             weighted=self.settings.weighted,
@@ -242,7 +239,7 @@ def run_evaluation(job, weights: bytes, metric_names, policy: FailurePolicy) -> 
 
     with job:
         try:
-            return evaluated(job, weights, policy)
+            return run_until_done(job, weights, policy)
         except NoRows:
             nothing = {"num_samples": 0, "val_loss": None, **dict.fromkeys(metric_names)}
             return {"figures": nothing, "workers": [nothing], "profile": {}}

@@ -1,56 +1,371 @@
-"""The training loop of PyTorch: one step, one epoch, one fit.
+"""The training loop of PyTorch: one update, one epoch, one fit.
 
 It knows neither which engine runs it nor what the input was: a worker gives it shards, a sync
 gives it collectives.  :class:`FitProgram` is what an engine ships.  What all ranks decide (whether
 to go on, whether to write a checkpoint) is computed from figures that are equal on all of them.
+:class:`TorchEpochs` is the part that a fit by the parameter layer has in common with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
-from bigdl.orca.learn.pytorch.batch_columns import BatchColumns
-from bigdl.orca.learn.pytorch.buffers import Buffers
 from bigdl.orca.learn.pytorch.evaluation import EvaluationSettings, evaluate_shard
-from bigdl.orca.learn.pytorch.fit_settings import FitSettings
-from bigdl.orca.learn.pytorch.gradients import Update, may_be_sparse
-from bigdl.orca.learn.pytorch.iteration import Iteration
-from bigdl.orca.learn.pytorch.keeper import TorchKeeper
-from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.runner import BatchesOfWorker
-from bigdl.orca.learn.pytorch.steps import counts_unevenly, step_for
+from bigdl.orca.learn.pytorch.forward import BatchColumns, counts_unevenly, forward_for
+from bigdl.orca.learn.pytorch.parts import Built, ModelParts
+from bigdl.orca.learn.pytorch.runner import Runner, WorkerBatches
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.training.background import BackgroundWriter
-from bigdl.training.batches import Batches, exchange, planned
-from bigdl.training.device import device_of, move, precision_of
-from bigdl.training.figures import score_of, validation_names
-from bigdl.training.loop import WorkerLoop
-from bigdl.training.run_checkpoints import open_run
-from bigdl.training.state import seed_everything
-from bigdl.training.tensors import open_batches, shuffle_memory
+from bigdl.training.batches import (
+    BatchLayout,
+    all_gather_json,
+    open_batches,
+    plan_batches,
+    shuffle_memory,
+)
+from bigdl.training.checkpoint import BackgroundWriter, CheckpointManager
+from bigdl.training.device import device_of, move, precision_of, to_device
+from bigdl.training.figures import loss_parts, score_of, validation_names
+from bigdl.training.fit import RunSettings, Training
+from bigdl.training.loop import FitLoop, WorkerLoop, open_run_directory
+from bigdl.training.state import (
+    RunningState,
+    capture_rng,
+    dumps,
+    isolated_rng,
+    loads,
+    restore_rng,
+    seed_everything,
+)
 
-__all__ = ["FitProgram", "FitSettings", "TorchLoop"]
+__all__ = [
+    "Buffers",
+    "Clipping",
+    "FitProgram",
+    "FitSettings",
+    "TorchCheckpointManager",
+    "TorchEpochs",
+    "TorchLoop",
+    "TorchTraining",
+    "Update",
+    "may_be_sparse",
+]
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """Limits of the gradients of the whole batch, so that N workers equal one.
+
+    Attributes
+    ----------
+    minimum, maximum : float or None
+        Every element is brought into this range.
+    norm : float or None
+        All gradients together are scaled down to this L2 norm, after that.
+    """
+
+    minimum: float | None = None
+    maximum: float | None = None
+    norm: float | None = None
+
+    def __call__(self, parameters) -> None:
+        """Limit the gradients of `parameters` in place."""
+        import torch
+
+        if self.minimum is not None:
+            with torch.no_grad():
+                for parameter in parameters:
+                    if parameter.grad is not None:
+                        _values(parameter).clamp_(self.minimum, self.maximum)
+        if self.norm is not None:
+            found = [_values(p) for p in parameters if p.grad is not None]
+            total = torch.nn.utils.get_total_norm(found)
+            with torch.no_grad():
+                scale = torch.clamp(self.norm / (total + 1e-6), max=1.0)
+                for gradient in found:
+                    gradient.mul_(scale)
+
+
+def _values(parameter):
+    """The elements of a gradient; of a sparse one those that it holds."""
+    if not parameter.grad.is_sparse:
+        return parameter.grad
+    parameter.grad = parameter.grad.coalesce()
+    return parameter.grad._values()
+
+
+class Update:
+    """One step of the optimizer from one batch, or from several that add up.
+
+    For each batch call :meth:`begin` and :meth:`add`, and :meth:`step` when the update is due.
+
+    Parameters
+    ----------
+    sync : GradientSync
+    optimizer : torch.optim.Optimizer
+    sparse : sequence of torch.nn.Parameter
+        Those that can have sparse gradients.
+    sums : bool
+        True if the loss adds up over samples instead of averaging.
+    clipping : Clipping
+    accumulate : int
+        Batches of an update; k batches of n rows make the update of one batch of k * n rows.
+    """
+
+    def __init__(self, sync, optimizer, sparse, *, sums, clipping=Clipping(), accumulate=1):
+        self._sync, self._optimizer, self._sparse = sync, optimizer, sparse
+        self._sums, self._clipping, self._accumulate = sums, clipping, accumulate
+        self._reset()
+
+    def _reset(self):
+        self._batches, self._weight, self._total = 0, 0.0, 0.0
+
+    def begin(self) -> None:
+        """Before the forward pass of a batch."""
+        if not self._batches:
+            self._optimizer.zero_grad()
+
+    def add(self, loss, counted: float, total: float) -> None:
+        """Compute the gradients of a batch.
+
+        Parameters
+        ----------
+        loss : tensor or None
+            None on a rank without rows.
+        counted, total : float
+            What the loss was divided by here, and over all ranks.
+        """
+        self._batches += 1
+        self._total += total
+        if loss is None:
+            return
+        if self._sums:
+            self._weight = 1.0
+            loss.backward()
+        elif self._accumulate == 1:
+            self._weight = counted / total if total else 0.0
+            loss.backward()
+        elif counted:  # the loss of a batch of ignored labels is nan
+            self._weight = 1.0
+            (loss * counted).backward()
+
+    @property
+    def is_due(self) -> bool:
+        """True if the update has all its batches."""
+        return self._batches >= self._accumulate
+
+    def step(self) -> None:
+        """Sum the gradients over the ranks, limit them and update the weights; a collective."""
+        parameters = self.parameters
+        self._sync.reduce(parameters, self._weight, self._sparse)
+        if self._accumulate > 1 and not self._sums and self._total:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.div_(self._total)
+        self._clipping(parameters)
+        self._optimizer.step()
+        self._reset()
+
+    @property
+    def parameters(self) -> list:
+        """All parameters of the optimizer, which may be given more of them later."""
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    @contextlib.contextmanager
+    def by_hand(self, counted: float, total: float) -> Iterator[None]:
+        """Within the block user code calls ``backward`` and the optimizer.
+
+        At the end of every backward pass the gradients are those of the whole batch, and a step of
+        the optimizer limits them first.
+
+        Parameters
+        ----------
+        counted, total : float
+            See :meth:`add`. The weights of the ranks' losses add up to 1, so gradients that an
+            earlier pass has summed already stay what they are.
+        """
+        weight = float(counted > 0) if self._sums else counted / total if total else 0.0
+        import torch
+
+        parameters, queued = self.parameters, False
+
+        def reduce():
+            nonlocal queued
+            queued = False
+            self._sync.reduce(parameters, weight, self._sparse)
+
+        def queue(_):
+            nonlocal queued
+            if not queued:
+                queued = True
+                torch.autograd.Variable._execution_engine.queue_callback(reduce)
+
+        hooks = [p.register_post_accumulate_grad_hook(queue) for p in parameters if p.requires_grad]
+        hooks.append(
+            self._optimizer.register_step_pre_hook(lambda *_: self._clipping(self.parameters))
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self._reset()
+
+
+def may_be_sparse(model) -> list:
+    """Parameters that get sparse gradients: a rank without rows cannot see it."""
+    return [
+        module.weight
+        for module in model.modules()
+        if getattr(module, "sparse", False) is True and hasattr(module, "weight")
+    ]
 
 
 @dataclass
-class FitProgram:
-    """A fit, as shipped to the workers."""
+class FitSettings(RunSettings):
+    """The arguments of ``fit`` as the workers get them.
 
-    parts: ModelParts
+    Attributes
+    ----------
+    label_cols : sequence of str
+        With `weight_col` its column is the last one.
+    per_worker : bool
+        True if the validation figures of each worker are wanted too.
+    accumulate : int
+        Batches of one update.
+    precision : str
+        ``"fp32"`` or ``"bf16"``.
+    weighted : bool
+        True if the last label column holds the weights of the rows.
+    summary : bool
+        True if loss, learning rate and throughput of every step are recorded.
+    """
+
+    feature_cols: Sequence[str]
+    label_cols: Sequence[str]
+    metrics: Sequence[Any] = ()
+    callbacks: Sequence[Any] = ()
+    per_worker: bool = False
+    clipping: Clipping = field(default_factory=Clipping)
+    accumulate: int = 1
+    precision: str = "fp32"
+    weighted: bool = False
+    summary: bool = False
+
+
+class Buffers(RunningState):
+    """The buffers of a module."""
+
+    def own(self) -> list:
+        """A copy of this worker's buffers."""
+        return [buffer.clone() for buffer in self._model.buffers()]
+
+    def put(self, values: list) -> None:
+        """Set this worker's buffers, e.g. to what :meth:`own` gave."""
+        for buffer, value in zip(self._model.buffers(), values, strict=True):
+            buffer.copy_(value)
+
+
+class TorchCheckpointManager(CheckpointManager):
+    """:class:`~bigdl.training.checkpoint.CheckpointManager` for the parts of a PyTorch training.
+
+    Every rank's own are its random numbers.
+    """
+
+    _built: Built
+    #: of the loop, if steps are recorded
+    summary: StepSummary | None = None
+
+    def _initial(self):
+        return {"model.pt": dumps(self._built.model.state_dict())}
+
+    def _shared(self):
+        files = self._built.files()
+        if self.summary is not None:
+            files["summary.pt"] = dumps(self.summary.take())
+        return files
+
+    def _put_shared(self, files):
+        self._built.load(files)
+        if self.summary is not None and "summary.pt" in files:
+            self.summary.put(loads(files["summary.pt"]))
+
+    def _own(self):
+        return capture_rng()
+
+    def _put_own(self, state):
+        restore_rng(state)
+
+
+class TorchEpochs(Runner, FitLoop):
+    """Epochs of a PyTorch fit: hooks, validation and figures around steps that a subclass makes."""
+
     settings: FitSettings
-    sync: Any  # class of the GradientSync
+    _built: Built
 
-    def __call__(self, worker):
-        with tuned_allocator():
-            return TorchLoop(worker, self.sync(worker), self.parts, self.settings).fit()
+    @abstractmethod
+    def _run_steps(self) -> bool:
+        """Make the steps that are left of the epoch; returns True if it is whole now."""
+
+    @abstractmethod
+    def _epoch_figures(self) -> dict | None:
+        """Return the figures of the epoch's training, or None if no step was made."""
+
+    @abstractmethod
+    def _evaluate(self) -> dict | None:
+        """Return what an evaluation of the validation data gave."""
+
+    @property
+    @abstractmethod
+    def _has_validation(self) -> bool:
+        """True if there is validation data."""
+
+    def _epoch(self) -> None:
+        position = self.position
+        self.model.train()
+        self.call("before_train_epoch")
+        is_whole = self._run_steps()
+        figures = self._epoch_figures()
+        if figures is None:  # it was stopped before the first step
+            return
+        entry = {"epoch": position.epoch + 1, "global_step": position.global_step, **figures}
+        if self._has_validation:
+            self._validate(entry)
+        self.epoch_stats, self.epoch_is_whole = entry, is_whole
+        self._end_training_epoch()
+        if not is_whole:
+            position.partial = entry
+            return
+        self._close_epoch(entry)
+        self._checkpoint_after_epoch(entry["train_loss"], score_of(entry))
+
+    def _validate(self, entry: dict) -> None:
+        self.call("before_val_epoch")
+        evaluation = self._evaluate()
+        figures = validation_names(evaluation["figures"])
+        entry.update(figures)
+        entry["profile"].update(evaluation["profile"])
+        for worker, those in zip(entry["workers"], evaluation.get("workers", ()), strict=False):
+            worker.update(validation_names(those))
+        self.epoch_stats, self.metrics_stats = entry, figures
+        self.call("after_val_epoch")
+
+    def _end_training_epoch(self) -> None:
+        self.call("after_train_epoch")
+
+    def _close_epoch(self, entry: dict) -> None:
+        super()._close_epoch(entry)
+        self._built.step_scheduler_after_epoch(self, entry)
 
 
-class TorchLoop(Iteration, WorkerLoop):
+class TorchLoop(TorchEpochs, WorkerLoop):
     """One worker's part of a fit."""
 
     def __init__(self, worker, sync, parts: ModelParts, settings: FitSettings):
@@ -63,7 +378,7 @@ class TorchLoop(Iteration, WorkerLoop):
         self.model, self.optimizer = built.model, built.optimizer
         self.criterion, self.scheduler = built.criterion, built.scheduler
         self._built = built
-        self._kind = step_for(
+        self._forward_pass = forward_for(
             self.model,
             self.criterion,
             weighted=settings.weighted,
@@ -73,7 +388,7 @@ class TorchLoop(Iteration, WorkerLoop):
             sync,
             self.optimizer,
             may_be_sparse(self.model),
-            sums=self._kind.sums,
+            sums=self._forward_pass.sums,
             clipping=settings.clipping,
             accumulate=settings.accumulate,
         )
@@ -89,26 +404,26 @@ class TorchLoop(Iteration, WorkerLoop):
         self._is_uneven = self._is_uneven or settings.weighted
         self._buffers = Buffers(self.model, sync)
         self.summary = StepSummary() if settings.summary else None
-        self._keeper = TorchKeeper(
+        self._checkpoints = TorchCheckpointManager(
             worker,
             sync,
             built,
             self._buffers,
             batches,
-            open_run(settings, worker, self.rank),
+            open_run_directory(settings, worker, self.rank),
             inputs,
             writer=writer,
         )
-        self._keeper.summary = self.summary
-        self.position, self._sums = self._keeper.restore()
+        self._checkpoints.summary = self.summary
+        self.position, self._sums = self._checkpoints.restore()
         self.first_epoch = settings.goal.first
         self.num_epochs = settings.goal.last_epoch(
             self.position, self._plan.steps, settings.accumulate
         )
         local = settings.batch_size // self.size
-        self.train_loader = BatchesOfWorker(self._data, local)
+        self.train_loader = WorkerBatches(self._data, local)
         if self._validation is not None:
-            self.val_loader = BatchesOfWorker(self._validation, local)
+            self.val_loader = WorkerBatches(self._validation, local)
 
     # -- the fit -------------------------------------------------------------------------------
 
@@ -122,37 +437,28 @@ class TorchLoop(Iteration, WorkerLoop):
         self.call("after_run")
         return self._finish()
 
-    def _epoch(self):
-        position = self.position
-        self.model.train()
-        self.call("before_train_epoch")
-        order = self._order()
+    def _run_steps(self) -> bool:
+        position, order = self.position, self._order()
         while position.step < self._plan.steps and not self._is_over():
             while not self._iteration(order):
                 pass
             if position.step < self._plan.steps:
                 self._checkpoint_in_epoch()
-        is_whole = position.step == self._plan.steps
-        if is_whole:
-            self._buffers.merge()
-        entry = self._sums.reduce(self.sync)
-        if entry is None:  # it was stopped before the first step
-            return
-        done = {"epoch": position.epoch + 1, "global_step": position.global_step}
-        entry = {**done, **entry}
-        entry["profile"]["ended_at"] = time.time()
-        if self._validation is not None:
-            self._validate(entry)
-        self.epoch_stats, self.epoch_is_whole = entry, is_whole
-        self.call("after_train_epoch")
-        if not is_whole:
-            position.partial = entry
-            return
-        self._close_epoch(entry)
-        self._checkpoint_after_epoch(entry["train_loss"], score_of(entry))
+        return position.step == self._plan.steps
 
-    def _validate(self, entry):
-        self.call("before_val_epoch")
+    def _epoch_figures(self) -> dict | None:
+        if self.position.step == self._plan.steps:
+            self._buffers.merge()
+        figures = self._sums.reduce(self.sync)
+        if figures is not None:
+            figures["profile"]["ended_at"] = time.time()
+        return figures
+
+    @property
+    def _has_validation(self) -> bool:
+        return self._validation is not None
+
+    def _evaluate(self) -> dict:
         settings = EvaluationSettings(
             self.settings.batch_size,
             self.settings.metrics,
@@ -160,23 +466,13 @@ class TorchLoop(Iteration, WorkerLoop):
             precision=self.settings.precision,
         )
         with self._buffers.merged():
-            found = evaluate_shard(self, self._kind, self._validation, self.sync, settings)
-        entry.update(validation_names(found["figures"]))
-        entry["profile"].update(found["profile"])
-        for own, figures in zip(entry["workers"], found.get("workers", ()), strict=False):
-            own.update(validation_names(figures))
-        self.epoch_stats, self.metrics_stats = entry, validation_names(found["figures"])
-        self.call("after_val_epoch")
+            return evaluate_shard(self, self._forward_pass, self._validation, self.sync, settings)
 
-    def merged_buffers(self):
+    def merged_buffers(self) -> contextlib.AbstractContextManager:
         return self._buffers.merged()
 
-    def _close_epoch(self, entry):
-        super()._close_epoch(entry)
-        self._built.step_scheduler_after_epoch(self, entry)
-
     def _is_over(self) -> bool:
-        """Whether to end here; callbacks may stop on any rank, so then the ranks ask each other."""
+        """Return True if the fit ends here; callbacks may stop it on any rank."""
         if self.settings.goal.is_reached(self.position):
             return True
         if self.callbacks and self.size > 1:
@@ -186,9 +482,101 @@ class TorchLoop(Iteration, WorkerLoop):
     def _stop(self) -> None:
         self.stop = True
 
+    # -- a batch -------------------------------------------------------------------------------
+
+    def _iteration(self, order) -> bool:
+        """One batch; returns whether it ended in an update of the weights."""
+        position = self.position
+        started = time.perf_counter()
+        start, stop, batch_rows = self._plan.batch(position.step, self.rank)
+        rows = stop - start
+        self.batch_idx = position.step
+        self.batch = self.output = self.target = self.loss = None
+        if rows:
+            self.batch = to_device(self._data.batch(start, stop, order), self.device)
+        self.call("before_train_iter")
+        self._update.begin()
+        fetched = forwarded = time.perf_counter()
+        if rows:
+            with self._precision():
+                self._forward()
+            forwarded = time.perf_counter()
+        counted, total = self._counted(rows, batch_rows)
+        position.step += 1
+        self.updated = self._backward(counted, total)
+        computed = time.perf_counter()
+        self._buffers.rows += rows
+        loss = self.loss.item() if counted and self.loss is not None else 0.0
+        parts = loss_parts(
+            loss,
+            counted,
+            total,
+            rows,
+            batch_rows,
+            weighted=self.settings.weighted,
+            is_sum=self._forward_pass.sums,
+        )
+        if self.updated:
+            position.global_step += 1
+            self._built.step_scheduler_after_update(self)
+        self._sums.add(
+            *parts,
+            rows,
+            fetch_s=fetched - started,
+            forward_s=forwarded - fetched,
+            backward_s=computed - forwarded,
+            step_s=time.perf_counter() - started,
+        )
+        if self.summary is not None:
+            self.summary.add(self, parts, batch_rows, time.perf_counter() - started, self.updated)
+        self.call("after_train_iter")
+        self.worker.progress(
+            epoch=position.epoch - self.settings.goal.first,
+            epochs=self.num_epochs - self.settings.goal.first,
+            step=position.step,
+            steps=self._plan.steps,
+            loss=self._sums.mean(),
+        )
+        return self.updated
+
+    def _forward(self):
+        self.forward_by(lambda: self._forward_pass.forward(self.batch, self.batch_idx))
+        if self.main is None:
+            self.forward()
+            return
+        self.main.on_train_forward(self)
+        if not hasattr(self.loss, "backward"):
+            raise UsageError(
+                "on_train_forward (or on_iter_forward) of the MainCallback must set runner.loss to "
+                f"a tensor, it is {type(self.loss).__name__}"
+            )
+
+    def _backward(self, counted, total) -> bool:
+        """From the loss to gradients, and to new weights if an update is due; a collective."""
+        if self.main is not None and self.main.owns_backward:
+            if self.loss is None:  # takes part in every pass without having a say
+                self.loss = sum((p * 0).sum() for p in self._update.parameters if p.requires_grad)
+            with self._update.by_hand(counted, total):
+                self.main.on_iter_backward(self)
+            if self.batch is None:
+                self.loss = None
+            return True
+        self._update.add(self.loss, counted, total)
+        if not self._update.is_due and self.position.step < self._plan.steps:
+            return False
+        self._update.step()
+        return True
+
+    def _counted(self, rows, batch_rows) -> tuple[float, float]:
+        """Return the divisors of the loss on this rank and over all of them."""
+        if not self._is_uneven:
+            return float(rows), float(batch_rows)
+        own = self._forward_pass.denominator(self.output, self.target, rows) if rows else 0.0
+        return own, sum(row[0] for row in self.sync.all_gather([own]))
+
     # -- data ----------------------------------------------------------------------------------
 
-    def _prepare_data(self) -> tuple[Batches, list | None]:
+    def _prepare_data(self) -> tuple[BatchLayout, list | None]:
         settings, shards = self.settings, self.worker.shards
         train, validation = shards["data"], shards.get("validation")
         self._data = self._open(train)
@@ -206,8 +594,8 @@ class TorchLoop(Iteration, WorkerLoop):
                 or self._data.has_label(self.criterion.ignore_index)
             ),
         }
-        everyone = exchange(self.sync, own)
-        self._plan, batches = planned(settings, everyone)
+        everyone = all_gather_json(self.sync, own)
+        self._plan, batches = plan_batches(settings, everyone)
         if not sum(e["validation"] for e in everyone):
             raise UsageError("The validation data has no rows")
         self._is_uneven = any(e["uneven"] for e in everyone)
@@ -229,6 +617,33 @@ class TorchLoop(Iteration, WorkerLoop):
             settings.seed,
             self.epochs,
             self.rank,
-            self._keeper.windows[self.rank],
+            self._checkpoints.windows[self.rank],
             lambda: (plan.batch(step, self.rank)[:2] for step in steps),
         )
+
+
+@dataclass
+class FitProgram:
+    """A fit, as shipped to the workers."""
+
+    parts: ModelParts
+    settings: FitSettings
+    sync: Any  # class of the GradientSync
+
+    def __call__(self, worker):
+        with tuned_allocator():
+            return TorchLoop(worker, self.sync(worker), self.parts, self.settings).fit()
+
+
+class TorchTraining(Training):
+    """:class:`~bigdl.training.fit.Training` of a PyTorch model."""
+
+    def _program(self, parts: ModelParts, settings):
+        return FitProgram(parts, settings, self._sync)
+
+    def weights(self, parts: ModelParts) -> bytes:
+        """The state dict of the model; before the first fit the one that it would start from."""
+        if self.snapshot is not None:
+            return self.snapshot.files["model.pt"]
+        with isolated_rng(self.seed):
+            return dumps(parts.build_model().state_dict())

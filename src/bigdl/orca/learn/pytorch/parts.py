@@ -1,8 +1,4 @@
-"""What the user hands to the Estimator, checked on the driver and built in the worker.
-
-Model, optimizer, loss and scheduler come as *creators* (functions of ``config``) or as instances.
-Instances travel together in one pickle, so an optimizer keeps pointing at its model's parameters.
-"""
+"""The state dicts of the parts of a PyTorch training."""
 
 from __future__ import annotations
 
@@ -12,12 +8,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.lightning import configured, is_lightning
-from bigdl.orca.learn.pytorch.state import load_into
+from bigdl.orca.learn.pytorch.forward import configured, is_lightning
 from bigdl.training.figures import figure_of
-from bigdl.training.state import dumps
+from bigdl.training.state import dumps, loads
 
-__all__ = ["Built", "ModelParts"]
+__all__ = ["Built", "ModelParts", "load_into"]
+
+
+def load_into(part, data: bytes, what: str = "weights", whose: str = "model") -> None:
+    """Load the bytes of a state dict into a model, optimizer or scheduler.
+
+    Raises
+    ------
+    UsageError
+        If it is the state of something else.
+    """
+    try:
+        part.load_state_dict(loads(data))
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        text = " ".join(str(error).split())
+        text = text if len(text) < 500 else f"{text[:500]}..."
+        raise UsageError(f"The {what} do not fit the {whose}: {text}") from error
 
 
 @dataclass
@@ -155,7 +166,7 @@ class ModelParts:
 
     @property
     def is_instance(self) -> bool:
-        """Whether the model is a module rather than what makes one."""
+        """True if the model is a module rather than a creator."""
         import torch
 
         return isinstance(self.model, torch.nn.Module)
@@ -246,14 +257,14 @@ class ModelParts:
 
 
 def _is_plateau(scheduler) -> bool:
-    """Whether a scheduler's ``step`` takes a figure."""
+    """Return True if a scheduler's ``step`` takes a figure."""
     from torch.optim.lr_scheduler import ReduceLROnPlateau
 
     return isinstance(scheduler, ReduceLROnPlateau) or hasattr(scheduler, "monitor")
 
 
 def _takes_config(function) -> bool:
-    """Whether a callable is ``loss(config)`` rather than a function of (output, target)."""
+    """Return True if a callable is ``loss(config)`` rather than a function of (output, target)."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # of C

@@ -1,61 +1,93 @@
-"""The PyTorch Estimator: the verbs fit and evaluate."""
+"""The PyTorch Estimator: its verbs, from fit to plots of what a fit did."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import inspect
+import os
+import pickle
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from bigdl.common.checks import check_positive
+from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed, kind_of
-from bigdl.orca.learn.arguments import with_weight
+from bigdl.orca.learn.arguments import check_layer_options, with_weight
+from bigdl.orca.learn.estimator import BaseEstimator
 from bigdl.orca.learn.old_keywords import take_old
-from bigdl.orca.learn.pytorch.arguments import (
-    check_accumulation,
-    measures_of,
-    shows_progress,
-)
+from bigdl.orca.learn.pytorch.callbacks import MainCallback, TqdmCallback
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
-from bigdl.orca.learn.pytorch.predictor import TorchPredictor
-from bigdl.orca.learn.pytorch.weighted import check_weighted
-from bigdl.training.failure import FailurePolicy
+from bigdl.orca.learn.pytorch.forward import check_weighted
+from bigdl.orca.learn.pytorch.loop import Clipping
+from bigdl.orca.learn.pytorch.model_files import full_state, read_model, snapshot_of
+from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
+from bigdl.orca.learn.pytorch.summaries import (
+    EventFiles,
+    train_summaries,
+    validation_summary,
+)
+from bigdl.training.checkpoint import (
+    find_checkpoint,
+    write_bytes,
+)
 from bigdl.training.figures import as_returned, epoch_as_returned
-from bigdl.training.trigger import EveryEpoch, Trigger
+from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
+from bigdl.training.position import EveryEpoch, Trigger
+from bigdl.training.state import dumps, isolated_rng, loads
 
 __all__ = ["PyTorchEstimator"]
 
 
-class PyTorchEstimator(TorchPredictor):
-    """A PyTorch model with the verbs of scikit-learn; made by :meth:`Estimator.from_torch`."""
+if TYPE_CHECKING:
+    from bigdl.orca.learn.prediction.shipping import Shipped
+
+_NO_MODEL = "Must provide callable function for model_creator or load a saved model."
+
+
+class PyTorchEstimator(BaseEstimator):
+    """A PyTorch model with the verbs of scikit-learn; made by :meth:`Estimator.from_torch`.
+
+    Parameters
+    ----------
+    parts : ModelParts
+    metrics, workers_per_node, use_tqdm, model_dir, log_to_driver, precision, num_to_keep, backend
+        See :meth:`Estimator.from_torch`.
+    """
 
     def __init__(
         self,
-        parts,
+        parts: ModelParts,
         *,
-        metrics=None,
-        workers_per_node=1,
-        use_tqdm=False,
-        model_dir=None,
-        log_to_driver=True,
-        precision="fp32",
-        num_to_keep=2,
-        backend="spark",
+        metrics: Any = None,
+        workers_per_node: int = 1,
+        use_tqdm: bool = False,
+        model_dir: str | None = None,
+        log_to_driver: bool = True,
+        precision: str = "fp32",
+        num_to_keep: int = 2,
+        backend: str = "spark",
     ):
         from bigdl.orca.learn.backends import sync_of
-        from bigdl.orca.learn.pytorch.layer_training import TorchLayerTraining
-        from bigdl.orca.learn.pytorch.training import TorchTraining
 
-        sync = sync_of(backend)
-        training = TorchLayerTraining if backend == "bigdl" else TorchTraining
-        super().__init__(parts, training(model_dir, sync, num_to_keep), backend, precision)
+        if backend == "bigdl":
+            from bigdl.orca.learn.pytorch.layer import TorchLayerTraining as TrainingType
+        else:
+            from bigdl.orca.learn.pytorch.loop import TorchTraining as TrainingType
+
+        self._parts, self._backend, self._precision = parts, backend, precision
+        self._sync = sync_of(backend)
+        self._training = TrainingType(model_dir, self._sync, num_to_keep)
         # refuses now what would fail later, and gives the names
-        self._metrics, self._metric_names = measures_of(metrics)
+        self._metrics, self._metric_names = _named_metrics(metrics)
         self._workers_per_node = workers_per_node
-        self._use_tqdm = use_tqdm
-        self._log_to_driver = log_to_driver
-        self._sync = sync
+        self._use_tqdm, self._log_to_driver = use_tqdm, log_to_driver
+        self._clipping = Clipping()
+        self._events: EventFiles | None = None
+        self._saved: set[str] = set()  # digests of the files that this Estimator wrote
+        self._broadcast: Shipped | None = None  # what predict has broadcast last
+        self._broadcast_fast: Shipped | None = None  # the same of an accelerated model
 
     # -- fit -----------------------------------------------------------------------------------
 
@@ -131,7 +163,7 @@ Ray also RayXShards or a ray.data.Dataset
             When to write a checkpoint; default after every epoch.
         end_trigger : Trigger, optional
             Stop before `epochs` or `max_steps` when it fires, such as ``MinLoss(0.1)`` or
-            ``MaxScore(0.9)`` (:mod:`bigdl.training.trigger`; ``TriggerOr`` and ``TriggerAnd``
+            ``MaxScore(0.9)`` (:mod:`bigdl.training.position`; ``TriggerOr`` and ``TriggerAnd``
             combine them). Loss and score, which is the first metric of the validation, are looked
             at after every epoch, the number of steps after every step.
         accumulate_grad_batches : int
@@ -185,13 +217,11 @@ Ray also RayXShards or a ray.data.Dataset
             When workers were lost more often than `max_failures` allows.
         """
         from bigdl.orca.learn.backends import is_on_ray
-        from bigdl.orca.learn.layer_fit.options import layer_options
-        from bigdl.orca.learn.layer_fit.training import Opening
-        from bigdl.orca.learn.pytorch.fit_settings import FitSettings
+        from bigdl.orca.learn.pytorch.loop import FitSettings
         from bigdl.training.position import Goal
 
         take_old("fit", old, known=_FIT)
-        layer = layer_options(
+        layer = check_layer_options(
             self._backend,
             {
                 "transport": transport,
@@ -203,7 +233,7 @@ Ray also RayXShards or a ray.data.Dataset
             },
         )
         callbacks = as_callbacks(callbacks)
-        accumulate = check_accumulation(accumulate_grad_batches, callbacks)
+        accumulate = _check_accumulation(accumulate_grad_batches, callbacks)
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
         end = None if end_trigger is None else Trigger.convert_trigger(end_trigger)
         self._need_model()
@@ -238,13 +268,13 @@ Ray also RayXShards or a ray.data.Dataset
             summary=self._events is not None,
         )
         figures = self._training.fit(
-            Opening(engine, feed, layer),
+            FitJob(engine, feed, layer),
             self._parts,
             settings,
             seed=seed,
             resume=resume,
             policy=FailurePolicy.of(max_failures, self._backend),
-            show_progress=self._use_tqdm or shows_progress(callbacks),
+            show_progress=self._use_tqdm or _shows_progress(callbacks),
         )
         self._write_events()
         return [epoch_as_returned(entry, reduce_results, profile) for entry in figures]
@@ -329,7 +359,7 @@ Ray also RayXShards or a ray.data.Dataset
         given = take_old("evaluate", old, {"validation_metrics": "metrics"}, _EVALUATE)
         metrics, names = self._metrics, self._metric_names
         if given.get("metrics") is not None:
-            metrics, names = measures_of(given["metrics"])
+            metrics, names = _named_metrics(given["metrics"])
         callbacks = as_callbacks(callbacks)
         self._need_model()
         engine = self._engine()
@@ -363,12 +393,431 @@ Ray also RayXShards or a ray.data.Dataset
         figures = as_returned(found["figures"])
         return {**figures, "profile": found["profile"]} if profile else figures
 
+    # -- predict -----------------------------------------------------------------------------
+
+    def predict(
+        self,
+        data,
+        batch_size: int = 32,
+        feature_cols: str | Sequence[str] | None = None,
+        output_cols: str | Sequence[str] | None = None,
+        profile: bool = False,
+        callbacks: Sequence[Any] | None = None,
+        *,
+        accelerate: str | os.PathLike | None = None,
+    ):
+        """`data` with predictions, lazily: all its columns, rows and their order are kept.
+
+        The precision is that of the Estimator, and a machine with GPUs computes on them; the
+        predictions are float32. With `accelerate`, the model runs in another runtime on the CPU.
+
+        Parameters
+        ----------
+        data : Spark DataFrame, SparkXShards, str, pandas DataFrame or arrays; with Ray also \
+RayXShards or a ray.data.Dataset
+            Arrays are an ndarray, or a tuple or dict of them; a str is a path of Parquet files.
+            Of one dict, array or tuple the result is the predictions alone.
+        batch_size : int
+            Rows of one forward pass.
+        feature_cols : str or list of str
+        output_cols : str or list of str, optional
+            Names for the model's outputs, one each; default one column ``prediction``, and for a
+            model that returns a dict one column per key.
+        profile : bool
+            Accepted for compatibility: nothing has run when this returns.
+        callbacks : MainCallback, optional
+            Its ``on_pred_forward`` makes the outputs; prediction calls no other hooks.
+        accelerate : str, optional
+            A method of Nano, e.g. ``"openvino_int8"``; ``"auto"`` for the fastest of several whose
+            outputs differ from the model's by at most 5 % (relative, Euclidean); or a directory
+            that ``InferenceOptimizer.save`` wrote. The model is converted, calibrated and compared
+            once, on the driver, with up to 256 rows of the first partitions; it stays as it is.
+            The tasks need the packages of the method, and for ``inductor_*`` the driver's kind of
+            processor. Another call with the same model and kind of rows converts nothing.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            With ``prediction``: float for one number per row (trailing dimensions of size 1 are
+            dropped), a dense vector for several, nested arrays for more dimensions; several
+            outputs without `output_cols` as an array of vectors.
+        """
+        from bigdl.orca.learn.backends import cluster_of
+        from bigdl.orca.learn.prediction.shards import opened, predict_any
+        from bigdl.orca.learn.pytorch.prediction import ship
+
+        self._need_model()
+        check_positive("batch_size", batch_size)
+        parts = self._parts
+        if _takes_over_prediction(callbacks):
+            _check_not_accelerated(accelerate)
+            from bigdl.orca.learn.pytorch.prediction import predicting_parts
+
+            parts = predicting_parts(parts, *as_callbacks(callbacks))
+        feature_cols = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
+        output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
+        cluster = cluster_of(self._backend, data)
+        weights = self._training.weights(self._parts)
+        data = opened(data, cluster)
+        snapshot = self._training.snapshot
+        inputs = None if snapshot is None else snapshot.manifest.get("inputs")
+        shipped = None
+        if accelerate is not None:
+            shipped, inputs = self._accelerated(
+                accelerate, data, weights, feature_cols, batch_size, inputs, cluster
+            )
+        if shipped is None:
+            shipped = ship(parts, weights, cluster.broadcaster, self._precision, self._broadcast)
+            self._broadcast = shipped
+        return predict_any(
+            data,
+            shipped,
+            self._parts.config,
+            feature_cols,
+            batch_size,
+            output_cols,
+            inputs,
+            cluster,
+        )
+
+    def _accelerated(
+        self, accelerate, data, weights, feature_cols, batch_size, inputs, cluster
+    ) -> tuple[Any, Any]:
+        """Return the accelerated model to ship, if there are rows, and the types of its inputs."""
+        from bigdl.orca.learn.prediction.shards import threads_of_task
+        from bigdl.orca.learn.pytorch.accelerated import sample_of, ship_accelerated
+
+        sample = sample_of(data, self._parts.config, feature_cols, cluster)
+        if sample is None:  # there are no rows
+            return None, inputs
+        shipped = ship_accelerated(
+            accelerate,
+            sample,
+            self._parts,
+            weights,
+            precision=self._precision,
+            batch_size=batch_size,
+            threads=threads_of_task(cluster),
+            sc=cluster.broadcaster,
+            previous=self._broadcast_fast,
+        )
+        self._broadcast_fast = shipped
+        return shipped, sample.leaves
+
+    # -- the model and its files -------------------------------------------------------------
+
+    def get_model(self):
+        """The trained model, a copy of its own on the driver.
+
+        Returns
+        -------
+        torch.nn.Module
+        """
+        self._need_model()
+        with isolated_rng(0):
+            model = self._parts.build_model()
+        load_into(model, self._training.weights(self._parts))
+        return model
+
+    def get_state_dict(self) -> dict:
+        """``epoch`` and the states of ``models``, ``optimizers`` and ``schedulers``, as lists."""
+        return full_state(self.get_model(), self._training.snapshot)
+
+    def load_state_dict(self, state_dict: dict, blocking: bool = True) -> None:
+        """Take over what :meth:`get_state_dict` gave, or the state dict of a module.
+
+        Parameters
+        ----------
+        state_dict : dict
+        blocking : bool
+            Accepted for compatibility.
+        """
+        if not isinstance(state_dict, dict):
+            raise UsageError(
+                f"state_dict should be a dict such as get_state_dict gives, got "
+                f"{type(state_dict).__name__}"
+            )
+        self._need_model()
+        self._take(snapshot_of(state_dict), self._parts, "weights in state_dict")
+
+    def save(self, path: str | None = None, entire: bool = False, **old) -> str:
+        """Write the model.
+
+        Parameters
+        ----------
+        path : str
+            A file; a local path or fsspec URL.
+        entire : bool
+            Pickle the whole module instead of its state dict.
+
+        Returns
+        -------
+        str
+            `path`.
+        """
+        path = _path("save", path, old)
+        model = self.get_model()
+        try:
+            data = dumps(model if entire else model.state_dict())
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"The module cannot be pickled ({error}); define its class in a module, or save "
+                "its weights with entire=False"
+            ) from error
+        write_bytes(path, data)
+        self._saved.add(hashlib.sha256(data).hexdigest())
+        return path
+
+    def load(self, path: str | None = None, *, trust: bool = False, **old) -> None:
+        """Read what :meth:`save` or :meth:`save_checkpoint` wrote, or a checkpoint's folder.
+
+        Parameters
+        ----------
+        path : str
+        trust : bool
+            An entire module is a pickle, which can run any code: it is read only if this Estimator
+            wrote it or with ``trust=True``.
+
+        Raises
+        ------
+        UsageError
+            If the file cannot be read, does not fit the model, or is not trusted.
+        """
+
+        def is_trusted(data):
+            return trust or hashlib.sha256(data).hexdigest() in self._saved
+
+        path = _path("load", path, old, ("path", "trust"))
+        snapshot, module = read_model(path, is_trusted)
+        parts = self._parts
+        if module is not None:
+            parts = dataclasses.replace(parts, model=module)
+        elif parts.model is None:
+            raise UsageError(_NO_MODEL)
+        self._take(snapshot, parts, f"weights in {path!r}")
+
+    def _take(self, snapshot, parts, what):
+        with isolated_rng(0):
+            model = parts.build_model()
+        load_into(model, snapshot.files["model.pt"], what)
+        self._parts = parts
+        self._training.take(snapshot)
+
+    def save_checkpoint(self, path: str | None = None, **old) -> None:
+        """Write the full state: model, optimizer, scheduler and epoch."""
+        write_bytes(_path("save_checkpoint", path, old), dumps(self.get_state_dict()))
+
+    def load_checkpoint(self, path: str | None = None, **old) -> None:
+        """Read what :meth:`save_checkpoint` wrote, or a checkpoint's folder in ``model_dir``."""
+        self.load(_path("load_checkpoint", path, old))
+
+    def load_orca_checkpoint(
+        self, path: str, version: int | None = None, prefix: str | None = None
+    ) -> None:
+        """Take over a checkpoint below a ``model_dir``.
+
+        Parameters
+        ----------
+        path : str
+            A ``model_dir``, or the folder of one run in it.
+        version : int, optional
+            Optimizer steps after which it was taken; default the newest.
+        prefix : str, optional
+            Accepted for compatibility: a checkpoint holds the optimizer.
+
+        Raises
+        ------
+        UsageError
+            If there is no such checkpoint.
+        """
+        self._need_model()
+        self._take(find_checkpoint(path, version), self._parts, f"weights in {path!r}")
+
+    def _need_model(self):
+        if self._parts.model is None:
+            raise UsageError(_NO_MODEL)
+
+    # -- gradients -----------------------------------------------------------------------------
+
+    def set_constant_gradient_clipping(self, min: float, max: float) -> None:
+        """Bring every element of the batch's gradient into a range, from the next fit on."""
+        low, high = check_number("min", min), check_number("max", max)
+        if low > high:
+            raise UsageError(f"min should be at most max, got min={min!r} and max={max!r}")
+        self._clipping = dataclasses.replace(self._clipping, minimum=low, maximum=high)
+
+    def set_l2_norm_gradient_clipping(self, clip_norm: float) -> None:
+        """Scale the batch's gradient down to an L2 norm, over all weights, from the next fit on."""
+        norm = check_number("clip_norm", clip_norm, above=0)
+        self._clipping = dataclasses.replace(self._clipping, norm=norm)
+
+    def clear_gradient_clipping(self) -> None:
+        """Leave gradients as they are."""
+        self._clipping = Clipping()
+
+    # -- summaries -----------------------------------------------------------------------------
+
+    def set_tensorboard(self, log_dir: str, app_name: str) -> None:
+        """Record every step of the following fits.
+
+        Event files for TensorBoard are written after each fit to ``<log_dir>/<app_name>/train`` and
+        ``.../validation`` if the package tensorboard is installed; the summaries need no package.
+
+        Parameters
+        ----------
+        log_dir : str
+            A local path of the driver or any fsspec URL.
+        app_name : str
+        """
+        for name, value in (("log_dir", log_dir), ("app_name", app_name)):
+            if not isinstance(value, str) or not value:
+                raise UsageError(f"{name} should be a text, got {value!r}")
+        self._events = EventFiles(f"{log_dir.rstrip('/')}/{app_name}")
+
+    def get_train_summary(self, tag: str | None = None):
+        """Return the records of the steps, after :meth:`set_tensorboard`.
+
+        Parameters
+        ----------
+        tag : str, optional
+            ``"Loss"``, ``"LearningRate"`` or ``"Throughput"`` (samples per second). With
+            ``backend="bigdl"`` also ``"Phases/compute_s"`` and other phases of the parameter layer:
+            mean seconds per step, for each group of steps. None gives all of them in a dict.
+
+        Returns
+        -------
+        list of [int, float, float]
+            Step, value and time (seconds since 1970).
+        """
+        if self._events is None:
+            raise UsageError("Steps are not recorded; call set_tensorboard before fit")
+        summaries = train_summaries(self._recorded("summary.pt"))
+        groups = self._recorded("phases.pt")
+        if groups:
+            from bigdl.orca.learn.layer_fit.figures import phase_summaries
+
+            summaries |= phase_summaries(groups)
+        return summaries if tag is None else summaries[check_choice("tag", tag, summaries)]
+
+    def get_validation_summary(self, tag: str | None = None):
+        """The figures of the validations of all fits.
+
+        Parameters
+        ----------
+        tag : str, optional
+            Name of a metric, or ``"Loss"``. None gives all of them in a dict.
+
+        Returns
+        -------
+        list of [int, float, float]
+            Step, value and time (seconds since 1970).
+        """
+        return validation_summary(self._training.position.history, tag)
+
+    def plot_phases(self, path: str | os.PathLike) -> None:
+        """Draw what the groups of the parameter layer spent their time on.
+
+        Parameters
+        ----------
+        path : str or path
+            ``.html`` or ``.svg``, or what matplotlib writes, e.g. ``.png``, if it is installed.
+
+        Raises
+        ------
+        UsageError
+            Without a fit of ``backend="bigdl"`` after :meth:`set_tensorboard`, or if the file
+            cannot be written.
+        """
+        groups = self._recorded("phases.pt")
+        if not groups:
+            raise UsageError(
+                "There are no phases to draw; call set_tensorboard, then fit with backend='bigdl'"
+            )
+        from bigdl.orca.learn.layer_fit.figures import draw_phases
+
+        draw_phases(groups, Path(path))
+
+    def _recorded(self, name: str) -> list[list[float]]:
+        snapshot = self._training.snapshot
+        data = None if snapshot is None else snapshot.files.get(name)
+        return [] if data is None else loads(data).tolist()
+
+    def _write_events(self) -> None:
+        """Write what the last fit has added."""
+        if self._events is not None:
+            self._events.write(self.get_train_summary(), self.get_validation_summary())
+
     # -- helpers -------------------------------------------------------------------------------
 
     def _engine(self, min_workers=None):
         from bigdl.orca.learn.backends import engine_of
 
         return engine_of(self._backend, self._workers_per_node, self._log_to_driver, min_workers)
+
+    def shutdown(self, force: bool = False) -> None:
+        """Let go of what prediction has broadcast; frames that were predicted stay valid.
+
+        The workers of Ray that wait for programs end, too.
+        """
+        from bigdl.orca.learn.backends import end_workers
+
+        self._broadcast = self._broadcast_fast = None
+        end_workers(self._backend)
+
+
+def _named_metrics(metrics) -> tuple[list, list[str]]:
+    """Metrics as a list of its own, and their names."""
+    from bigdl.orca.learn.metrics import Metric
+
+    given = [] if metrics is None else metrics
+    measures = list(given) if isinstance(given, list | tuple) else [given]
+    return measures, list(Metric.convert_metrics_dict(measures, backend="pytorch"))
+
+
+def _check_accumulation(batches, callbacks) -> int:
+    """``accumulate_grad_batches``, which a step of the user's own would not do."""
+    batches = check_positive("accumulate_grad_batches", batches)
+    if batches > 1 and any(isinstance(c, MainCallback) and c.owns_backward for c in callbacks):
+        raise UsageError(
+            f"accumulate_grad_batches={batches} does not go with an on_iter_backward of one's own; "
+            "accumulate there, or leave on_iter_backward as it is"
+        )
+    return batches
+
+
+def _shows_progress(callbacks) -> bool:
+    """Return True if a progress bar is shown without being asked for, or by a callback."""
+    return is_interactive() or any(isinstance(c, TqdmCallback) for c in callbacks)
+
+
+def _takes_over_prediction(callbacks) -> bool:
+    """Return True if ``callbacks=`` of predict makes the outputs."""
+    if not callbacks:
+        return False
+    given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    if not all(isinstance(c, MainCallback) for c in given):
+        raise UsageError(
+            "predict calls no callbacks but the on_pred_forward of a MainCallback; let that or the "
+            "model's forward return what you want"
+        )
+    return True
+
+
+def _check_not_accelerated(accelerate) -> None:
+    """``accelerate=`` of predict, beside a callback that makes the outputs."""
+    if accelerate is not None:
+        raise UsageError(
+            f"accelerate={accelerate!r} does not go with an on_pred_forward of one's own, which "
+            "calls the model as it is; leave one of them out"
+        )
+
+
+def _path(verb, path, old, known=("path",)) -> str:
+    """The location that a call names, by either of its names."""
+    path = take_old(verb, old, {"model_path": "path"}, known).get("path", path)
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise UsageError(f"{verb} needs the path of a file, got {path!r}")
+    return os.fspath(path)
 
 
 _FIT = tuple(inspect.signature(PyTorchEstimator.fit).parameters)

@@ -1,4 +1,4 @@
-"""What a callback sees of the worker that it is called in."""
+"""The worker's part of a fit or an evaluation, as callbacks see it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.callbacks.maincallback import MainCallback
-from bigdl.orca.learn.pytorch.callbacks.old_hooks import call_old_hooks, has_old_hooks
+from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.training.checkpoint import write_bytes
 from bigdl.training.position import Position
 from bigdl.training.state import dumps
 
-__all__ = ["BatchesOfWorker", "Runner"]
+__all__ = ["Runner", "WorkerBatches"]
 
 
 class Runner:
@@ -39,7 +38,7 @@ class Runner:
     num_steps : int or None
         Batches that an evaluation looks at.
     updated : bool
-        Whether the last batch of training ended in an update of the weights.
+        True if the last batch of training ended in an update of the weights.
     batch, batch_idx, output, target, loss
         Of the current iteration; all but `batch_idx` are None on a worker that has no rows in this
         step, and `output` is None for the training step of a LightningModule.
@@ -48,8 +47,8 @@ class Runner:
     metrics_stats : dict
         Figures of the validation that ended last.
     epoch_is_whole : bool
-        Whether the epoch that ended last has seen all rows.
-    train_loader, val_loader : BatchesOfWorker or None
+        True if the epoch that ended last has seen all rows.
+    train_loader, val_loader : WorkerBatches or None
         This worker's own batches.
     stop : bool
         Set it on any rank to end the training after the current step.
@@ -74,8 +73,8 @@ class Runner:
         self.batch = self.batch_idx = self.output = self.target = self.loss = None
         self.epoch_stats: dict = {}
         self.metrics_stats: dict = {}
-        self.train_loader: BatchesOfWorker | None = None
-        self.val_loader: BatchesOfWorker | None = None
+        self.train_loader: WorkerBatches | None = None
+        self.val_loader: WorkerBatches | None = None
         self.stop = False
         self._pocket: dict[str, Any] = {}
         self._forward_by: Callable[[], tuple] | None = None
@@ -136,7 +135,7 @@ class Runner:
         self._pocket[key] = value
 
     def get(self, key: str) -> Any:
-        """What was put under a key."""
+        """Return what was put under a key."""
         return self._pocket[self._known(key)]
 
     def update(self, key: str, value: Any) -> None:
@@ -172,7 +171,7 @@ class Runner:
         write_bytes(path, dumps(state))
 
 
-class BatchesOfWorker:
+class WorkerBatches:
     """The batches of one worker, in the order of its rows.
 
     Parameters

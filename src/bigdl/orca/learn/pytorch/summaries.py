@@ -10,16 +10,16 @@ from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.learn.old_keywords import warn_once
 from bigdl.orca.learn.pytorch.callbacks.tensorboard import upload, writer_class
 
-__all__ = ["TRAIN_TAGS", "EventFiles", "StepSummary", "train_summary", "validation_summary"]
+__all__ = ["EventFiles", "StepSummary", "train_summaries", "validation_summary"]
 
-TRAIN_TAGS = ("Loss", "LearningRate", "Throughput")
+_TRAIN_TAGS = ("Loss", "LearningRate", "Throughput")
 
 # names of BigDL 2.x for what we call otherwise
 _OLD_NAMES = {"top1accuracy": "accuracy", "aucscore": "auc"}
 
 
 class StepSummary:
-    """What the updates of a run were like; recorded by all ranks, kept in checkpoints.
+    """Records of the updates of a run; made by all ranks, kept in checkpoints.
 
     Attributes
     ----------
@@ -58,12 +58,12 @@ class StepSummary:
         self.rows = tensor.tolist()
 
 
-def train_summary(rows: list[list[float]], tag: str) -> list[list[float]]:
-    """``[step, value, time]`` of every update."""
-    if tag not in TRAIN_TAGS:
-        raise UsageError(f"tag should be one of {', '.join(TRAIN_TAGS)}, got {tag!r}")
-    column = 1 + TRAIN_TAGS.index(tag)
-    return [[int(row[0]), row[column], row[4]] for row in rows]
+def train_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
+    """Return ``[step, value, time]`` of every update, by tag."""
+    return {
+        tag: [[int(row[0]), row[column], row[4]] for row in rows]
+        for column, tag in enumerate(_TRAIN_TAGS, 1)
+    }
 
 
 def validation_summary(history: list[dict], tag: str | None):

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.learn.arguments import config_of, location_of, with_weight
+from bigdl.orca.learn.arguments import (
+    check_layer_options,
+    config_of,
+    location_of,
+    with_weight,
+)
 from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.layer_fit.figures import PHASES
 from bigdl.orca.learn.old_keywords import take_old, warn_once
@@ -23,10 +28,9 @@ from bigdl.orca.learn.tf2.feeds import (
 )
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.training.checkpoint import CheckpointDirectory
-from bigdl.training.failure import FailurePolicy
+from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
 from bigdl.training.keras.backends import backend_of_program
-from bigdl.training.progress import is_interactive
-from bigdl.training.trigger import EveryEpoch, Trigger
+from bigdl.training.position import EveryEpoch, Trigger
 
 if TYPE_CHECKING:
     import keras
@@ -312,15 +316,13 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         WorkerLost
             When workers were lost more often than `max_failures` allows.
         """
-        from bigdl.orca.learn.layer_fit.options import layer_options
-        from bigdl.orca.learn.layer_fit.training import Opening
         from bigdl.training.keras.backends import Packed
         from bigdl.training.keras.callbacks import as_callbacks
         from bigdl.training.keras.loop import EvaluationSettings, KerasFitSettings
         from bigdl.training.position import Goal
 
         take_old("fit", old, known=_FIT)
-        layer = layer_options(
+        layer = check_layer_options(
             self._backend,
             {
                 "transport": transport,
@@ -372,7 +374,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             verbose=verbose,
         )
         figures = self._training.fit(
-            Opening(engine, feed, layer),
+            FitJob(engine, feed, layer),
             (Packed.of(self._parts, callbacks), config),
             settings,
             seed=seed,
@@ -441,7 +443,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             ``validation_loss``, and ``validation_<name>`` of each compiled metric.
         """
         from bigdl.runtime.causes import NoRows
-        from bigdl.training.evaluation import evaluated
+        from bigdl.training.fit import run_until_done
         from bigdl.training.keras.backends import Packed
         from bigdl.training.keras.callbacks import as_callbacks
         from bigdl.training.keras.evaluation import EvaluateProgram, EvaluationSettings
@@ -473,7 +475,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         policy = FailurePolicy.of(max_failures, self._backend)
         with engine.open(program, feed) as job:
             try:
-                figures = evaluated(job, weights or None, policy)
+                figures = run_until_done(job, weights or None, policy)
             except NoRows:
                 raise UsageError("The data to evaluate has no rows") from None
         return {f"validation_{name}": value for name, value in figures.items()}

@@ -13,10 +13,8 @@ import numpy as np
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.layer_fit.figures import LayerFigures
-from bigdl.orca.learn.layer_fit.groups import LayerGroups, LayerRun
-from bigdl.orca.learn.layer_fit.model import LayerModel
+from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerModel, LayerRun, LayerTraining
 from bigdl.orca.learn.layer_fit.options import LayerOptions
-from bigdl.orca.learn.layer_fit.training import LayerTraining
 from bigdl.orca.learn.tf2.layer_optimizer import LayerOptimizer, check_trainable
 from bigdl.orca.learn.tf2.layer_replica import KerasReplicaProgram, running_weights
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasTraining
@@ -97,7 +95,7 @@ def _check_callbacks(callbacks: Sequence[Any]) -> None:
             )
 
 
-class KerasLayerLoop(LayerGroups):
+class KerasLayerLoop(LayerLoop):
     """A fit by the parameter layer; callbacks are called on the driver.
 
     Parameters
@@ -145,7 +143,7 @@ class KerasLayerLoop(LayerGroups):
         hooks.on_epoch_begin(number)
         self._groups_of_epoch()
         entry = self._entry()
-        if self._validate is not None and self.settings.validates_after(number + 1):
+        if self._validate_weights is not None and self.settings.validates_after(number + 1):
             entry["logs"].update(self._validation())
         if not self._callbacks.is_empty:
             states, before = self._pull(), self._layer.vector(self._layer_plan)
@@ -161,7 +159,7 @@ class KerasLayerLoop(LayerGroups):
             if isinstance(value, numbers.Real | list)
         }
         self._close_epoch(entry)
-        self._pull_triggers(entry["logs"].get("loss"), score_of(entry["logs"]))
+        self._checkpoint_after_epoch(entry["logs"].get("loss"), score_of(entry["logs"]))
 
     def _entry(self) -> dict:
         position, figures = self.position, self._figures
@@ -182,7 +180,7 @@ class KerasLayerLoop(LayerGroups):
     def _validation(self) -> dict[str, float]:
         self._pull()
         self._callbacks.list.on_test_begin()
-        figures = self._validate(dump_weights(self.model))
+        figures = self._validate_weights(dump_weights(self.model))
         self._callbacks.list.on_test_end(figures)
         return {f"val_{name}": value for name, value in figures.items()}
 
@@ -223,8 +221,8 @@ class KerasLayerLoop(LayerGroups):
         if self.position.step and not self.position.partial and _FIGURES in files:
             self._figures.put(files[_FIGURES])
 
-    def _go_back(self, error):
-        super()._go_back(error)
+    def _restart_from_latest(self, error):
+        super()._restart_from_latest(error)
         self.model.stop_training = False
         self._restore_callbacks()
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
+from bigdl.training.fit import Training
 from bigdl.training.keras.backends import Packed, backend_of_program, steps_of
 from bigdl.training.keras.data import Assembly
 from bigdl.training.keras.loop import KerasFitProgram, KerasFitSettings
 from bigdl.training.keras.state import dump_weights, put_weights
 from bigdl.training.state import isolated_rng
-from bigdl.training.training import Training
 
 if TYPE_CHECKING:
     import keras
@@ -198,7 +198,7 @@ def _may_hold(value) -> bool:
 
 
 class KerasTraining(Training):
-    """:class:`~bigdl.training.training.Training` of a Keras model."""
+    """:class:`~bigdl.training.fit.Training` of a Keras model."""
 
     def _program(self, parts: tuple[Packed, dict], settings: KerasFitSettings) -> KerasFitProgram:
         packed, config = parts

@@ -1,28 +1,80 @@
-"""Callbacks: user code at the joints of the training loop.
-
-A callback is shipped to every worker and called there with the worker's
-:class:`~bigdl.orca.learn.pytorch.runner.Runner`; what it keeps in itself stays in that worker, and
-the driver's object does not change.  The hooks of a fit come in this order::
-
-    before_run
-        before_train_epoch
-            before_train_iter  after_train_iter     for every step
-        before_val_epoch                            with validation_data
-            before_val_iter  after_val_iter         for every batch
-        after_val_epoch
-        after_train_epoch                           runner.epoch_stats is complete
-    after_run
-
-``evaluate`` calls the hooks of validation only, and ``predict`` none but ``on_pred_forward`` of a
-MainCallback.  In a training step a worker can have no rows: then ``runner.batch`` is None.
-"""
+"""The hooks of callbacks written for BigDL 2.0."""
 
 from __future__ import annotations
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.callbacks.old_hooks import OldHooks
 
-__all__ = ["Callback", "as_callbacks"]
+__all__ = [
+    "Callback",
+    "MainCallback",
+    "MaxstepsCallback",
+    "OldHooks",
+    "TqdmCallback",
+    "as_callbacks",
+    "call_old_hooks",
+    "has_old_hooks",
+]
+
+
+class OldHooks:
+    """Hooks of callbacks of BigDL 2.0; `epoch` counts the epochs that are finished."""
+
+    def on_batch_begin(self, batch):
+        """Before a training batch."""
+
+    def on_batch_end(self, batch):
+        """After a training batch."""
+
+    def on_epoch_begin(self, epoch):
+        """Before an epoch of training."""
+
+    def on_epoch_end(self, epoch):
+        """After an epoch of training."""
+
+    def on_train_begin(self):
+        """Before the first epoch of a fit."""
+
+    def on_train_end(self):
+        """After the last epoch of a fit."""
+
+    def set_model(self, model):
+        self.model = model
+
+    def set_param(self, param):
+        self.params = param
+
+    def set_trainer(self, trainer):
+        self.trainer = trainer
+
+
+_HOOKS = [name for name in vars(OldHooks) if name.startswith("on_")]
+
+
+def has_old_hooks(callback) -> bool:
+    """Return True if a callback overrides one of them."""
+    return any(
+        getattr(type(callback), name, None) is not getattr(OldHooks, name) for name in _HOOKS
+    )
+
+
+def call_old_hooks(callback, hook: str, runner) -> None:
+    """Call the old hooks that belong to a hook of today."""
+    if hook == "before_run":
+        callback.set_trainer(runner)
+        callback.set_model(runner.model)
+        callback.set_param(runner.config)
+        callback.on_train_begin()
+    elif hook == "after_run":
+        callback.on_train_end()
+    elif hook == "before_train_epoch":
+        callback.on_epoch_begin(runner.epochs)
+    elif hook == "after_train_epoch":
+        callback.on_epoch_end(runner.epochs + 1)
+    elif hook == "before_train_iter":
+        callback.on_batch_begin(runner.batch)
+    elif hook == "after_train_iter":
+        callback.on_batch_end(runner.batch)
 
 
 class Callback(OldHooks):
@@ -102,3 +154,72 @@ def as_callbacks(callbacks) -> list[Callback]:
             f"callbacks can hold one MainCallback at most, got {len(mains)}: {', '.join(mains)}"
         )
     return found
+
+
+class MainCallback(Callback):
+    """Forward pass, backward pass and learning rate; override what should happen otherwise.
+
+    A fit, an evaluation or a prediction takes at most one.  N workers still make the update of one
+    process: what ``loss.backward()`` leaves in the gradients is that of the whole batch.  The loss
+    must be a mean over the rows (with the criterion of the Estimator: whatever that is), and
+    :meth:`on_iter_backward` must call ``backward`` equally often on every worker.
+    The forward methods are not called on a worker that has no rows in a step.
+    """
+
+    def on_iter_forward(self, runner) -> None:
+        """From ``runner.batch`` to ``runner.output``, ``runner.target`` and ``runner.loss``."""
+        runner.forward()
+
+    def on_train_forward(self, runner) -> None:
+        """The forward pass of training."""
+        self.on_iter_forward(runner)
+
+    def on_val_forward(self, runner) -> None:
+        """The forward pass of validation, without gradients."""
+        self.on_iter_forward(runner)
+
+    def on_pred_forward(self, runner) -> None:
+        """From ``runner.batch`` (the features) to ``runner.output``.
+
+        The output is a tensor or ndarray of as many rows, or a list, tuple or dict of them.
+        """
+        runner.output = runner.model(*runner.batch)
+
+    def on_iter_backward(self, runner) -> None:
+        """From ``runner.loss`` to new weights."""
+        runner.optimizer.zero_grad()
+        runner.loss.backward()
+        runner.optimizer.step()
+
+    def on_lr_adjust(self, runner) -> None:
+        """At the end of an epoch, or after every update with ``scheduler_step_freq="batch"``."""
+        if runner.scheduler is not None:
+            runner.scheduler.step()
+
+    @property
+    def owns_backward(self) -> bool:
+        """True if :meth:`on_iter_backward` is the user's."""
+        return type(self).on_iter_backward is not MainCallback.on_iter_backward
+
+    @property
+    def owns_lr(self) -> bool:
+        """True if :meth:`on_lr_adjust` is the user's."""
+        return type(self).on_lr_adjust is not MainCallback.on_lr_adjust
+
+
+class MaxstepsCallback(Callback):
+    """End the training when ``runner.global_step`` is `max_step`.
+
+    ``fit(max_steps=)`` does the same for one fit and lets a run be resumed to another end.
+    """
+
+    def __init__(self, max_step: int):
+        self.max_step = check_positive("max_step", max_step)
+
+    def after_train_iter(self, runner):
+        if runner.global_step >= self.max_step:
+            runner.stop = True
+
+
+class TqdmCallback(Callback):
+    """Show a progress bar on the driver, also where nobody seems to watch; as ``use_tqdm=True``."""

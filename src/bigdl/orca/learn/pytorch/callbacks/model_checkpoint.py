@@ -1,4 +1,4 @@
-"""Files of the state, written while a training goes on."""
+"""The end of a fit that makes no progress."""
 
 from __future__ import annotations
 
@@ -6,12 +6,56 @@ import os
 import posixpath
 import re
 
+from bigdl.common.checks import check_choice, check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
-from bigdl.orca.learn.pytorch.callbacks.early_stopping import check_mode
 from bigdl.training.figures import figure_of
 
-__all__ = ["ModelCheckpoint"]
+__all__ = ["EarlyStopping", "ModelCheckpoint"]
+
+
+class EarlyStopping(Callback):
+    """End the training after `patience` epochs without a better figure.
+
+    It looks at the figures of all epochs of the fit each time, so a run that goes on from a
+    checkpoint ends where an uninterrupted one does.
+
+    Parameters
+    ----------
+    monitor : str, optional
+        A figure of an epoch, e.g. ``"train_loss"``, ``"val_loss"`` or the name of a metric.
+        Default: the validation loss, without validation the training loss.
+    patience : int
+    mode : str
+        ``"min"`` or ``"max"``: what is better.
+    min_delta : float
+        How much better it has to be.
+    """
+
+    def __init__(
+        self,
+        monitor: str | None = None,
+        patience: int = 3,
+        mode: str = "min",
+        min_delta: float = 0.0,
+    ):
+        self.monitor = monitor
+        self.patience = check_integer("patience", patience, 1)
+        self.mode = check_choice("mode", mode, ("min", "max"))
+        self.min_delta = check_number("min_delta", min_delta, 0)
+
+    def after_train_epoch(self, runner):
+        best, waited = None, 0
+        for figures in runner.history:
+            value = figure_of(figures, self.monitor, "callback EarlyStopping")
+            value = value if self.mode == "min" else -value
+            if best is None or value < best - self.min_delta:
+                best, waited = value, 0
+            else:
+                waited += 1
+        if waited >= self.patience:
+            runner.stop = True
+
 
 _FIELD = re.compile(r"\{(epoch|iter)(:[^{}]*)?\}")
 
@@ -59,20 +103,20 @@ class ModelCheckpoint(Callback):
         self.filename = self.filename or ("{epoch}" if by_epoch else "{iter}")
         if not _FIELD.search(self.filename):
             self.filename += "-{epoch}" if by_epoch else "-{iter}"
-        if (
-            isinstance(interval, bool)
-            or not isinstance(interval, int)
-            or not (interval == -1 or interval > 0)
-        ):
-            raise UsageError(f"interval should be -1 or a positive integer, got {interval!r}")
-        if num_to_keep is not None and (not isinstance(num_to_keep, int) or num_to_keep < 1):
-            raise UsageError(f"num_to_keep should be a positive integer, got {num_to_keep!r}")
+        if interval != -1:
+            check_integer("interval", interval, 1)
+        if num_to_keep is not None:
+            check_integer("num_to_keep", num_to_keep, 1)
         if monitor is not None and not by_epoch:
             raise UsageError("monitor looks at figures of an epoch; use by_epoch=True")
         if monitor is not None and num_to_keep is None:
             num_to_keep = 1
         self.save_weights_only, self.by_epoch, self.interval = save_weights_only, by_epoch, interval
-        self.num_to_keep, self.monitor, self.mode = num_to_keep, monitor, check_mode(mode)
+        self.num_to_keep, self.monitor, self.mode = (
+            num_to_keep,
+            monitor,
+            check_choice("mode", mode, ("min", "max")),
+        )
         self._written: list[str] = []
 
     @property

@@ -1,11 +1,3 @@
-"""A progress bar."""
+"""Old import path of :class:`bigdl.orca.learn.pytorch.callbacks.TqdmCallback`."""
 
-from __future__ import annotations
-
-from bigdl.orca.learn.pytorch.callbacks.base import Callback
-
-__all__ = ["TqdmCallback"]
-
-
-class TqdmCallback(Callback):
-    """Show a progress bar on the driver, also where nobody seems to watch; as ``use_tqdm=True``."""
+from bigdl.orca.learn.pytorch.callbacks.base import TqdmCallback as TqdmCallback

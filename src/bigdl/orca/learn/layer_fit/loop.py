@@ -1,34 +1,119 @@
-"""Groups of steps by the parameter layer, and the state that they leave."""
+"""The driver's own model and optimizer of a training by the parameter layer.
+
+They make no steps.  The optimizer is there for its schedule: the hyper-parameters of every step of
+a group are read off it before the group runs.  Model and optimizer get the state of the ranks when
+somebody wants to have it: a checkpoint, a validation, a callback.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from bigdl.common.errors import WorkerLost
+from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.learn.layer_fit.figures import LayerFigures
-from bigdl.orca.learn.layer_fit.model import LayerModel
 from bigdl.orca.learn.layer_fit.options import LayerOptions
+from bigdl.orca.parameter_layer.optimizers import joined_state
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step
+from bigdl.orca.parameter_layer.state import RankState, changed, states_of
 from bigdl.orca.parameter_layer.stragglers import StragglerLimit
 from bigdl.orca.parameter_layer.transport import Transport
-from bigdl.training.batches import planned
+from bigdl.runtime.causes import NoRows
+from bigdl.training.batches import plan_batches
 from bigdl.training.checkpoint import CheckpointDirectory, Snapshot
-from bigdl.training.failure import FailurePolicy
-from bigdl.training.position import Position
-from bigdl.training.run_settings import RunSettings
+from bigdl.training.figures import EpochSums
+from bigdl.training.fit import FailurePolicy, ProgressBar, RunSettings, Training, run_until_done
+from bigdl.training.loop import FitLoop
+from bigdl.training.position import Position, TriggerState
 from bigdl.training.state import dumps, loads
-from bigdl.training.sums import EpochSums
-from bigdl.training.trigger import TriggerState
 
-__all__ = ["LayerGroups", "LayerRun"]
+__all__ = ["LayerLoop", "LayerModel", "LayerRun", "LayerTraining"]
+
+
+class LayerModel(ABC):
+    """The driver's own model and optimizer of a training by the parameter layer.
+
+    Attributes
+    ----------
+    sums : bool
+        True if the loss adds up over the rows.
+    start : bytes
+        The weights at the start.
+    """
+
+    sums: bool
+    start: bytes
+    _initial: list[np.ndarray]  # what layers change, as it was at the start
+
+    # -- what a framework says -----------------------------------------------------------------
+
+    @abstractmethod
+    def plan(self, ranks: int, options: LayerOptions) -> LayerPlan:
+        """The plan of a training of this model."""
+
+    @abstractmethod
+    def hyper(self) -> tuple[dict, ...]:
+        """The hyper-parameters of the optimizer's groups for the next step."""
+
+    @abstractmethod
+    def vector(self, plan: LayerPlan) -> np.ndarray:
+        """The trained weights as they are now, in the order of the flat vector."""
+
+    @abstractmethod
+    def load(self, snapshot: Snapshot) -> None:
+        """Take over a checkpoint, of this or of another backend."""
+
+    @abstractmethod
+    def files(self) -> dict[str, bytes]:
+        """Return the files of model and optimizer in a checkpoint: the slices of all ranks."""
+
+    @abstractmethod
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """Of the trained weights."""
+
+    @abstractmethod
+    def _running(self) -> list[np.ndarray]:
+        """A copy of what layers change besides the trained weights."""
+
+    @abstractmethod
+    def _put(self, parts: Sequence[np.ndarray], running: Sequence[np.ndarray]) -> None:
+        """Set the trained weights, of which the parts are flat, and what layers change."""
+
+    @abstractmethod
+    def _optimizer_state(self) -> Mapping[int, Mapping]:
+        """The optimizer's state of every trained weight by its number."""
+
+    @abstractmethod
+    def _put_optimizer_state(self, state: Mapping[int, Mapping]) -> None:
+        """The inverse of :meth:`_optimizer_state`; what is not given stays."""
+
+    # -- the state of the ranks ----------------------------------------------------------------
+
+    def states(self, plan: LayerPlan, residuals: Sequence | None = None) -> list[RankState]:
+        """The model and optimizer as they are now, cut for the ranks of a plan."""
+        buffers = changed(self._initial, self._running())
+        return states_of(plan, self.vector(plan), self._optimizer_state(), buffers, residuals)
+
+    def take(self, states: Sequence[RankState], plan: LayerPlan) -> None:
+        """The inverse of :meth:`states`."""
+        vector = np.concatenate([state.weights for state in states])
+        running = dict(enumerate(self._initial))
+        for state in states:
+            running.update(state.buffers)
+        self._put(plan.geometry.parts(vector), list(running.values()))
+        optimizer = [state.optimizer for state in states]
+        self._put_optimizer_state(joined_state(optimizer, plan.geometry, self._shapes()))
+
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -37,7 +122,7 @@ _RESIDUALS = "residuals.pt"
 
 @dataclass
 class LayerRun:
-    """What a fit by the parameter layer works with on the driver.
+    """Everything that a fit by the parameter layer works with on the driver.
 
     Attributes
     ----------
@@ -68,7 +153,7 @@ class LayerRun:
     validate: Callable[[bytes], dict] | None = None
 
 
-class LayerGroups(ABC):
+class LayerLoop(FitLoop):
     """The driver's part of a fit by the parameter layer, but for what an epoch is.
 
     :meth:`begin` opens the rows and puts the ranks where a snapshot is; then epochs are made, of
@@ -83,13 +168,17 @@ class LayerGroups(ABC):
     ----------
     position : Position
     stop : bool
-        Whether a callback has ended the training.
+        True if a callback has ended the training.
     """
 
     def __init__(self, run: LayerRun):
         self._layer, self._layer_plan, self._transport = run.model, run.plan, run.transport
         self._options, self._cluster, self.settings = run.options, run.cluster, run.settings
-        self._policy, self._on_progress, self._validate = run.policy, run.on_progress, run.validate
+        self._policy, self._on_progress, self._validate_weights = (
+            run.policy,
+            run.on_progress,
+            run.validate,
+        )
         self.position, self.stop, self.size = Position(), False, run.plan.ranks
         self._directory = None
         if self.settings.run_url is not None:
@@ -99,9 +188,9 @@ class LayerGroups(ABC):
 
     def begin(self, start: Snapshot | None) -> None:
         """Open the rows, and bring the ranks where the fit starts."""
-        self._insist(self._open_rows)
+        self._retry_until_done(self._open_rows)
         self._is_current = True  # whether the driver's model is that of the ranks
-        self._latest = self._insist(lambda: self._begin(start))
+        self._latest = self._retry_until_done(lambda: self._begin(start))
 
     # -- what a framework says -----------------------------------------------------------------
 
@@ -129,9 +218,7 @@ class LayerGroups(ABC):
     def _put_kept(self, files: dict[str, bytes]) -> None:
         """The inverse of :meth:`_kept`."""
 
-    def _after_group(  # noqa: B027 - few want to know
-        self, steps: list[Step], seconds: float
-    ) -> None:
+    def _after_group(self, steps: list[Step], seconds: float) -> None:
         """Take note of a group that was made."""
 
     @property
@@ -158,17 +245,17 @@ class LayerGroups(ABC):
                     self._epoch()
                 return None if self._is_saved() else self._pull()
             except WorkerLost as error:
-                self._go_back(error)
+                self._restart_from_latest(error)
 
     def _finish(self, states: list | None) -> Snapshot:
         """The final state."""
         self.position.end_fit(self.settings.goal)
         if states is not None:
-            self._save(states)
+            self._keep(states)
         return self._latest
 
     def _is_saved(self) -> bool:
-        """Whether the newest snapshot is what the fit ends with."""
+        """Return True if the newest snapshot is the state that the fit ends with."""
         known = self._latest.manifest
         is_newest = known == {**known, **self.position.to_json()}
         return is_newest and self.settings.goal.is_reached(self.position)
@@ -181,20 +268,18 @@ class LayerGroups(ABC):
         position = self.position
         while position.step < self._epoch_steps and not self._is_over():
             if self._group() and position.step < self._epoch_steps:
-                self._save(self._pull())
+                self._save_checkpoint()
         return position.step == self._epoch_steps
 
     def _close_epoch(self, entry: dict) -> None:
-        """Count an epoch that is whole, with its figures."""
-        self.position.close_epoch(entry)
+        super()._close_epoch(entry)
         self._figures = self._no_figures()
 
-    def _pull_triggers(self, loss: float | None, score: float | None) -> None:
-        """Stop after an epoch, or write a checkpoint, if triggers say so."""
-        state, settings = self.position.after_epoch(loss, score), self.settings
-        self.stop = self.stop or (settings.end is not None and settings.end(state))
-        if settings.trigger is not None and settings.trigger(state):
-            self._save(self._pull())
+    def _stop(self) -> None:
+        self.stop = True
+
+    def _save_checkpoint(self) -> None:
+        self._keep(self._pull())
 
     # -- groups --------------------------------------------------------------------------------
 
@@ -253,7 +338,7 @@ class LayerGroups(ABC):
             except WorkerLost as error:
                 if not self._transport.keeps_state:
                     raise
-                self._policy.forgive(error)
+                self._policy.allow_retry(error)
                 logger.warning("%s; %s", error, consequence)
 
     def _fit_slices_to_slots(self) -> None:
@@ -286,8 +371,8 @@ class LayerGroups(ABC):
             if position.step == self._epoch_steps:
                 break
             settings, state = self.settings, TriggerState(position.epoch, position.global_step)
-            self.stop = self.stop or (settings.end is not None and settings.end(state))
-            if settings.trigger is not None and settings.trigger(state):
+            self.stop = self.stop or self._fires(settings.end, state)
+            if self._fires(settings.trigger, state):
                 return steps, True
             if self.stop or settings.goal.is_reached(position):
                 break
@@ -297,7 +382,7 @@ class LayerGroups(ABC):
 
     def _open_rows(self):
         known = self._transport.rows()
-        self._plan, self._batches = planned(self.settings, known)
+        self._plan, self._batches = plan_batches(self.settings, known)
         self._inputs = next((each["inputs"] for each in known if each["inputs"]), None)
 
     def _begin(self, snapshot: Snapshot | None) -> Snapshot:
@@ -324,7 +409,7 @@ class LayerGroups(ABC):
             self._is_current = True
         return states
 
-    def _save(self, states):
+    def _keep(self, states):
         self._latest = self._snapshot(states)
         if self._directory is not None:
             self._directory.write(self._latest)
@@ -344,9 +429,9 @@ class LayerGroups(ABC):
             files[_RESIDUALS] = dumps(kept)
         return Snapshot(manifest, files)
 
-    def _go_back(self, error: WorkerLost) -> None:
+    def _restart_from_latest(self, error: WorkerLost) -> None:
         """Start again from the newest state that is known."""
-        self._policy.forgive(error)
+        self._policy.allow_retry(error)
         logger.warning("%s; going on from %s", error, self._latest.position)
         self.stop = False  # a callback that wanted to stop is asked again
 
@@ -354,19 +439,124 @@ class LayerGroups(ABC):
             self._layer.load(self._latest)
             self._begin(self._latest)
 
-        self._insist(begin)
+        self._retry_until_done(begin)
 
-    def _insist(self, function):
+    def _retry_until_done(self, function):
         """Call until no worker is lost meanwhile, as often as the policy allows."""
         while True:
             try:
                 return function()
             except WorkerLost as error:
-                self._policy.forgive(error)
+                self._policy.allow_retry(error)
                 logger.warning("%s; trying again", error)
 
 
 def _residuals(files: dict[str, bytes]) -> list | None:
-    """What encoding had taken from the gradients of every rank."""
+    """Return what encoding had taken from the gradients of every rank."""
     data = files.get(_RESIDUALS)
     return None if data is None else [residual.numpy() for residual in loads(data)]
+
+
+class LayerTraining(Training):
+    """:class:`~bigdl.training.fit.Training` by the parameter layer.
+
+    The program of a fit does not run; a framework says what takes its place.
+    """
+
+    # -- what a framework says -----------------------------------------------------------------
+
+    @abstractmethod
+    def _unpacked(self, program: Any) -> tuple[Any, Sequence[Any]]:
+        """The parts of a program's model and its callbacks, if the parameter layer takes them."""
+
+    @abstractmethod
+    def _model(self, parts: Any, settings: RunSettings, start) -> LayerModel:
+        """The driver's own model."""
+
+    @abstractmethod
+    def _replicas(self, program: Any, parts: Any, model: LayerModel, ranks: int, sampling: str):
+        """``replicas(rank, shards)`` makes a replica in a rank."""
+
+    @abstractmethod
+    def _evaluation(self, program: Any, parts: Any, feed):
+        """The program that evaluates weights on the validation data."""
+
+    @abstractmethod
+    def _loop(self, run: LayerRun, parts: Any, callbacks: Sequence[Any]) -> LayerLoop:
+        """The loop of epochs; its method ``fit`` gives the final state."""
+
+    # ------------------------------------------------------------------------------------------
+
+    def _train(self, job, program, start, policy, show_progress):
+        options, settings, engine = job.layer, program.settings, job.engine
+        parts, callbacks = self._unpacked(program)
+        model = self._model(parts, settings, start)
+        ranks = engine.num_workers
+        options.check(ranks)
+        plan = model.plan(ranks, options)
+        replicas = self._replicas(program, parts, model, ranks, options.sampling)
+        feeds = dict(job.feed.feeds)
+        validation = feeds.pop("validation", None)
+        bar = ProgressBar(show_progress)
+        with contextlib.ExitStack() as opened:
+            opened.callback(bar.close)
+            transport = opened.enter_context(
+                _open_transport(options, engine, plan, replicas, FeedGroup(feeds))
+            )
+            validate = None
+            if validation is not None:
+                evaluation = self._evaluation(program, parts, validation)
+                validate = _validate_by(
+                    opened.enter_context(engine.open(evaluation, validation, keep_spools=True)),
+                    policy,
+                )
+            run = LayerRun(
+                model,
+                plan,
+                transport,
+                options,
+                engine.cluster,
+                settings,
+                start,
+                policy,
+                bar.update,
+                validate,
+            )
+            return self._loop(run, parts, callbacks).fit()
+
+
+def _open_transport(options: LayerOptions, engine, plan, program, feed: FeedGroup):
+    """The transport that was chosen.
+
+    Parameters
+    ----------
+    options : LayerOptions
+    engine : Engine
+    plan : LayerPlan
+    program : callable
+        ``program(rank, shards)`` makes a replica.
+    feed : FeedGroup
+        Of one feed.
+    """
+    if options.transport == "barrier":
+        from bigdl.orca.parameter_layer.barrier import BarrierTransport
+
+        return BarrierTransport(engine, plan, program, feed)
+    from bigdl.orca.parameter_layer.shuffle import ShuffleTransport
+
+    cluster = engine.cluster
+    per_node = -(-plan.ranks // max(cluster.nodes, 1))
+    threads = max(1, cluster.cores_per_node // per_node)
+    return ShuffleTransport(cluster, plan, program, feed, threads=threads)
+
+
+def _validate_by(job, policy):
+    """A function of weights that evaluates them by a job, as often as the policy allows."""
+
+    def validate(weights):
+        try:
+            return run_until_done(job, weights, policy)
+        except NoRows:
+            raise UsageError("The validation data has no rows") from None
+
+    return validate

@@ -1,0 +1,493 @@
+"""Forward passes: from a batch to output, target and loss, for plain and Lightning modules."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bigdl.common.errors import UsageError
+
+__all__ = [
+    "BatchColumns",
+    "LightningForward",
+    "PlainForward",
+    "WeightedForward",
+    "check_keywords",
+    "check_weighted",
+    "configured",
+    "forward_for",
+    "is_lightning",
+]
+
+_ELSE = "or pass a MainCallback, whose on_iter_forward takes the batch apart"
+
+
+@dataclass(frozen=True)
+class BatchColumns:
+    """Names within batches that are dicts; other batches are ``(*features, target)``.
+
+    Attributes
+    ----------
+    features : sequence of str, optional
+        Keys that become the model's arguments of the same names; default all but the targets.
+    labels : sequence of str, optional
+        Keys of the targets.
+    """
+
+    features: Sequence[str] | None = None
+    labels: Sequence[str] | None = None
+
+    def split(self, batch: Any) -> tuple[list, dict, Any]:
+        """Take a batch apart.
+
+        Returns
+        -------
+        inputs : list
+            Of the model, by position.
+        named : dict
+            Those by name.
+        target : object
+            A tuple for several label columns.
+
+        Raises
+        ------
+        UsageError
+            For a dict without the keys that are named, or without names.
+        """
+        if not isinstance(batch, Mapping):
+            *features, target = batch
+            return features, {}, target
+        if not self.labels:
+            raise UsageError(
+                f"The batches are dicts of {list(batch)}; name the keys of the targets with "
+                f"label_cols=, {_ELSE}"
+            )
+        features = self.features or [key for key in batch if key not in self.labels]
+        for key in (*features, *self.labels):
+            if key not in batch:
+                raise UsageError(f"The batches have no {key!r}; they are dicts of {list(batch)}")
+        targets = tuple(batch[key] for key in self.labels)
+        named = {key: batch[key] for key in features}
+        return [], named, targets[0] if len(targets) == 1 else targets
+
+
+def check_keywords(model, named: Mapping[str, Any]) -> None:
+    """Refuse keyword arguments that the forward of a model does not take."""
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(**named)
+    except TypeError as error:
+        raise UsageError(
+            f"The batches are dicts, so their features {list(named)} are given to the model by "
+            f"name, but its forward takes {signature} ({error}); name the keys that it takes with "
+            f"feature_cols=, {_ELSE}"
+        ) from None
+
+
+_PACKAGES = ("pytorch_lightning", "lightning", "lightning_fabric")
+
+
+def is_lightning(model) -> bool:
+    """Return True if a model is a LightningModule."""
+    return _base(model) is not None
+
+
+def _base(model):
+    return next(
+        (
+            c
+            for c in type(model).__mro__
+            if c.__name__ == "LightningModule" and c.__module__.split(".")[0] in _PACKAGES
+        ),
+        None,
+    )
+
+
+class LightningForward:
+    """``training_step`` and ``validation_step`` of a LightningModule.
+
+    They get the batch as a tuple: the feature columns, then the target; a dict as it is.
+    """
+
+    criterion = None
+    sums = False  # training_step returns the mean over its batch, as Lightning expects
+
+    def __init__(self, model, columns: BatchColumns | None = None):
+        if not getattr(model, "automatic_optimization", True):
+            raise UsageError(
+                "A LightningModule with automatic_optimization=False is not supported; return the "
+                "loss from training_step"
+            )
+        self.model = model
+        self.columns = columns or BatchColumns()
+        self._values: dict[str, float] = {}
+        model.log = self._log
+        model.log_dict = self._log_dict
+
+    def forward(self, batch, index: int):
+        """Output (None), target and loss of a training batch."""
+        found = self.model.training_step(_as_given(batch), index)
+        loss = found.get("loss") if isinstance(found, dict) else found
+        if loss is None:
+            raise UsageError(
+                "training_step returned no loss; return a tensor or a dict with the key 'loss'"
+            )
+        self._values.clear()  # only what validation logs is reported
+        return None, self._target(batch), loss
+
+    def evaluate(self, batch, index: int, *, need_output: bool):
+        """Output (only if needed), target and loss (None without ``validation_step``)."""
+        loss = None
+        if self._has("validation_step"):
+            found = self.model.validation_step(_as_given(batch), index)
+            loss = found.get("loss") if isinstance(found, dict) else found
+        if not (need_output and self._has("forward")):
+            return None, self._target(batch), loss
+        inputs, named, target = self.columns.split(batch)
+        return self.model(*inputs, **named), target, loss
+
+    def weights(self, batch):
+        """None: every row counts once."""
+        return None
+
+    def _target(self, batch):
+        """The target, which only the module knows in a dict without ``label_cols``."""
+        if isinstance(batch, Mapping) and not self.columns.labels:
+            return None
+        return self.columns.split(batch)[-1]
+
+    def denominator(self, output, target, rows: int) -> float:
+        return rows
+
+    def logged(self) -> dict[str, float]:
+        """Return what the module logged since the last call."""
+        values, self._values = self._values, {}
+        return values
+
+    def _has(self, name) -> bool:
+        return getattr(type(self.model), name) is not getattr(_base(self.model), name, None)
+
+    def _log(self, name, value, *_, **__):
+        with contextlib.suppress(TypeError, ValueError):  # e.g. a metric object: not one number
+            self._values[name] = float(value)
+
+    def _log_dict(self, dictionary, *_, **__):
+        for name, value in dictionary.items():
+            self._log(name, value)
+
+
+def _as_given(batch):
+    return batch if isinstance(batch, Mapping) else tuple(batch)
+
+
+def configured(module):
+    """Return optimizer and scheduler from ``configure_optimizers`` of a LightningModule.
+
+    Returns
+    -------
+    optimizer : torch.optim.Optimizer
+    scheduler : object or None
+    monitor : str or None
+        Name of the figure that the scheduler looks at.
+    frequency : int
+        The scheduler is stepped every so many epochs or steps.
+    interval : str
+        ``"epoch"`` or ``"step"``.
+    """
+    found = module.configure_optimizers()
+    schedulers: list = []
+    if isinstance(found, dict):
+        schedulers = [found["lr_scheduler"]] if found.get("lr_scheduler") is not None else []
+        if schedulers and not isinstance(schedulers[0], dict) and found.get("monitor"):
+            schedulers = [{"scheduler": schedulers[0], "monitor": found["monitor"]}]
+        found = found.get("optimizer")
+    elif isinstance(found, list | tuple) and len(found) == 2 and isinstance(found[0], list | tuple):
+        found, schedulers = found
+        schedulers = list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
+    if isinstance(found, list | tuple):
+        if len(found) == 1 and isinstance(found[0], dict):
+            return configured(_Returning(found[0]))
+        if len(found) != 1:
+            raise UsageError("A LightningModule with several optimizers is not supported")
+        found = found[0]
+    if len(schedulers) > 1:
+        raise UsageError("A LightningModule with several schedulers is not supported")
+    if found is None:
+        raise UsageError("configure_optimizers of the LightningModule returned no optimizer")
+    if not schedulers:
+        return found, None, None, 1, "epoch"
+    given = schedulers[0] if isinstance(schedulers[0], dict) else {"scheduler": schedulers[0]}
+    interval = given.get("interval", "epoch")
+    if interval not in ("epoch", "step"):
+        raise UsageError(
+            "A scheduler of a LightningModule must have the interval 'epoch' or 'step', got "
+            f"{interval!r}"
+        )
+    monitor, frequency = given.get("monitor"), int(given.get("frequency", 1))
+    return found, given["scheduler"], monitor, frequency, interval
+
+
+class _Returning:
+    """Stands in for a module whose ``configure_optimizers`` is known already."""
+
+    def __init__(self, found):
+        self._found = found
+
+    def configure_optimizers(self):
+        return self._found
+
+
+def forward_for(model, criterion, *, weighted: bool = False, columns: BatchColumns | None = None):
+    """The kind of step that belongs to a model, with or without weights of the rows.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    criterion : callable, optional
+    weighted : bool
+        True if the last target of a batch holds weights.
+    columns : BatchColumns, optional
+        For batches that are dicts.
+    """
+    if is_lightning(model) and criterion is None:
+        if weighted:
+            raise UsageError(
+                "weight_col needs a loss; pass loss= to Estimator.from_torch, or use the weights "
+                "in the training_step of the LightningModule"
+            )
+        return LightningForward(model, columns)
+    if weighted:
+        return WeightedForward(model, criterion, columns)
+    return PlainForward(model, criterion, columns)
+
+
+class PlainForward:
+    """``criterion(model(*features), target)``."""
+
+    def __init__(self, model, criterion, columns: BatchColumns | None = None):
+        self.model = model
+        self.criterion = criterion
+        self.columns = columns or BatchColumns()
+        #: whether the loss adds up over samples instead of averaging
+        self.sums = getattr(criterion, "reduction", "mean") == "sum"
+        self._elementwise = isinstance(criterion, _elementwise_losses())
+        self._over_classes = isinstance(criterion, _class_losses())
+
+    def forward(self, batch, index: int):
+        """Output, target and loss of a training batch."""
+        output, target = self._output(batch)
+        return output, target, self._loss(output, target)
+
+    def evaluate(self, batch, index: int, *, need_output: bool):
+        """Output, target and loss (None without a criterion) of a validation batch."""
+        output, target = self._output(batch)
+        loss = None if self.criterion is None else self._loss(output, target)
+        return output, target, loss
+
+    def weights(self, batch):
+        """The weights of a batch's rows, or None where each counts once."""
+        return None
+
+    def _output(self, batch):
+        inputs, named, target = self.columns.split(batch)
+        return self.model(*inputs, **self._accepted(named)), target
+
+    def _accepted(self, named: dict) -> dict:
+        """Keyword arguments after a look at whether the model takes them."""
+        if named:
+            check_keywords(self.model, named)
+        return named
+
+    def denominator(self, output, target, rows: int) -> float:
+        """Return the divisor of a batch's loss, up to a factor that all batches share.
+
+        That is the number of rows, except where classes have weights or labels are ignored.
+        """
+        import torch
+
+        criterion = self.criterion
+        if not counts_unevenly(criterion):
+            return rows
+        if not (isinstance(target, torch.Tensor) and isinstance(output, torch.Tensor)):
+            return rows
+        if target.ndim == output.ndim:  # class probabilities: divided by the rows
+            return rows
+        labels = target.to(torch.int64)
+        counted = labels[labels != criterion.ignore_index]
+        if criterion.weight is None:
+            return float(counted.numel())
+        return float(criterion.weight.double()[counted].sum())
+
+    def logged(self) -> dict[str, float]:
+        """Return what the module logged since the last call."""
+        return {}
+
+    def _loss(self, output, target):
+        return self._call(self.criterion, output, target)
+
+    def _call(self, criterion, output, target):
+        outputs = output if isinstance(output, list | tuple) else (output,)
+        targets = target if isinstance(target, list | tuple) else (target,)
+        if len(outputs) == len(targets) == 1:
+            targets = (self._like(targets[0], outputs[0]),)
+        return criterion(*outputs, *targets)
+
+    def _like(self, target, output):
+        """A target in the shape and dtype that the loss takes for this output.
+
+        * A target (n,) meets an output (n, 1), and the reverse: a loss over elements would
+          broadcast the two to (n, n) and be wrong without a word.
+        * Labels of integers (0, 1) are numbers of the output's dtype for a loss over elements.
+        * Labels of floats (Spark ML's 0.0, 1.0, ...) are class indices for a loss over classes.
+        """
+        import torch
+
+        if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
+            return target
+        if self._over_classes and target.is_floating_point() and target.ndim == output.ndim - 1:
+            labels = target.to(torch.int64)
+            return labels if torch.equal(labels.to(target.dtype), target) else target
+        if self._elementwise and not target.is_floating_point():
+            target = target.to(output.dtype)
+        if target.is_floating_point() and output.shape != target.shape:
+            longer, shorter = sorted((output.shape, target.shape), key=len, reverse=True)
+            if longer[: len(shorter)] == shorter and set(longer[len(shorter) :]) == {1}:
+                return target.reshape(output.shape)
+        return target
+
+
+def counts_unevenly(criterion) -> bool:
+    """Return True if a mean loss may be divided by something else than its rows."""
+    # a subclass may compute something else
+    return type(criterion) in _class_losses() and criterion.reduction == "mean"
+
+
+def _class_losses():
+    from torch import nn
+
+    return nn.CrossEntropyLoss, nn.NLLLoss
+
+
+def _elementwise_losses():
+    from torch import nn
+
+    return nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss
+
+
+# their means are not over the rows or the elements
+_OTHER_MEANS = ("CTCLoss", "AdaptiveLogSoftmaxWithLoss")
+
+
+def check_weighted(loss, metrics) -> None:
+    """Refuse a loss that cannot be taken row by row, and metrics that cannot be weighted."""
+    from torch import nn
+
+    from bigdl.orca.learn.metrics import Metric
+
+    if isinstance(loss, nn.Module):
+        _per_row(loss)
+    for name, measure in Metric.convert_metrics_dict(metrics, backend="pytorch").items():
+        if not getattr(measure, "takes_weights", False):
+            raise UsageError(
+                f"weight_col cannot weight the metric {name}, which has no notion of rows that "
+                "count more than others; leave it out, or use a metric of "
+                "bigdl.orca.learn.metrics"
+            )
+
+
+class WeightedForward(PlainForward):
+    """``sum(w * loss) / sum(w)`` over the rows; the last target of a batch is w.
+
+    Class weights and ignored labels of a loss over classes multiply w. A loss that adds up over the
+    rows becomes ``sum(w * loss)``.
+    """
+
+    def __init__(self, model, criterion, columns=None):
+        super().__init__(model, criterion, columns)
+        self._each, self.sums = _per_row(criterion)
+        self._counted = 0.0
+
+    def denominator(self, output, target, rows: int) -> float:
+        return self._counted
+
+    def weights(self, batch):
+        """The weights of a batch's rows, of shape (rows,)."""
+        import torch
+
+        *_, weights = self.columns.split(batch)[-1]
+        weights = weights.reshape(len(weights))
+        if bool((weights < 0).any()) or not bool(torch.isfinite(weights).all()):
+            raise UsageError("The column weight_col has negative numbers or none; weights are >= 0")
+        return weights
+
+    def _weighted_loss(self, output, target, weights):
+        losses = self._call(self._each, output, target)
+        rows = len(weights)
+        if losses.ndim == 0 or losses.shape[0] != rows:
+            raise UsageError(
+                f"weight_col needs a loss of every row, but with reduction='none' the loss has the "
+                f"shape {tuple(losses.shape)} for {rows} rows"
+            )
+        weights = weights.to(losses.dtype)
+        counts = self._counts(target[0] if isinstance(target, tuple) else target, losses)
+        weights = weights.reshape(rows, *[1] * (losses.ndim - 1))
+        total = (weights * losses).sum()
+        counted = (weights * counts).sum()
+        self._counted = float(counted)
+        if self.sums:
+            return total
+        return total / counted if self._counted else total * 0.0
+
+    def _counts(self, target, losses):
+        """Return the weight of every element of a loss in its mean."""
+        import torch
+
+        criterion = self.criterion
+        if getattr(criterion, "reduction", "mean") != "mean":  # over the rows, not the elements
+            return torch.full_like(losses, losses.shape[0] / max(1, losses.numel()))
+        if not counts_unevenly(criterion):
+            return torch.ones_like(losses)
+        labels = target.to(torch.int64)
+        if labels.shape != losses.shape:  # class probabilities
+            return torch.ones_like(losses)
+        kept = labels != criterion.ignore_index
+        if criterion.weight is None:
+            return kept.to(losses.dtype)
+        return torch.where(kept, criterion.weight[labels.clamp(min=0)].to(losses.dtype), 0.0)
+
+    def forward(self, batch, index: int):
+        """Output, target and loss of a training batch."""
+        inputs, named, (*targets, _) = self.columns.split(batch)
+        output = self.model(*inputs, **self._accepted(named))
+        target = targets[0] if len(targets) == 1 else tuple(targets)
+        return output, target, self._weighted_loss(output, target, self.weights(batch))
+
+    def evaluate(self, batch, index: int, *, need_output: bool):
+        """Output, target and loss of a validation batch."""
+        return self.forward(batch, index)
+
+
+def _per_row(criterion):
+    """A loss that does not reduce, and whether the given one adds up over the rows."""
+    reduction = getattr(criterion, "reduction", None)
+    known = reduction in ("mean", "sum", "batchmean")
+    if known and type(criterion).__name__ not in _OTHER_MEANS:
+        each = copy.copy(criterion)
+        each.reduction = "none"
+        return each, reduction == "sum"
+    try:
+        parameters = inspect.signature(criterion).parameters
+    except (TypeError, ValueError):
+        parameters = {}
+    if "reduction" in parameters and not known:
+        return functools.partial(criterion, reduction="none"), False
+    name = getattr(criterion, "__name__", type(criterion).__name__)
+    raise UsageError(
+        "weight_col needs a loss that can be taken row by row, that is one with a reduction such "
+        f"as torch.nn.MSELoss(), got {name}"
+    )

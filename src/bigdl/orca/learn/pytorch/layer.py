@@ -1,0 +1,414 @@
+"""The driver's own PyTorch model and optimizer of a training by the parameter layer."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError, require
+from bigdl.orca.learn.layer_fit.figures import GroupPhases, LayerFigures
+from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerModel, LayerRun, LayerTraining
+from bigdl.orca.learn.layer_fit.options import LayerOptions
+from bigdl.orca.learn.layer_fit.replica import LayerReplica
+from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
+from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
+from bigdl.orca.learn.pytorch.forward import BatchColumns, counts_unevenly, forward_for
+from bigdl.orca.learn.pytorch.loop import FitSettings, TorchEpochs, TorchTraining
+from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
+from bigdl.orca.learn.pytorch.runner import Runner
+from bigdl.orca.learn.pytorch.summaries import StepSummary
+from bigdl.orca.parameter_layer.optimizers import check_optimizer, groups_of
+from bigdl.orca.parameter_layer.plan import LayerPlan
+from bigdl.orca.parameter_layer.rank import Contribution
+from bigdl.training.batches import open_batches
+from bigdl.training.checkpoint import Snapshot
+from bigdl.training.device import precision_of
+from bigdl.training.state import dumps, isolated_rng, loads, seed_everything
+
+__all__ = [
+    "TorchLayerLoop",
+    "TorchLayerModel",
+    "TorchLayerTraining",
+    "TorchReplica",
+    "TorchReplicaProgram",
+    "check_callbacks",
+    "trained_parameters",
+]
+
+
+class TorchLayerModel(LayerModel):
+    """A PyTorch model and its optimizer.
+
+    Parameters
+    ----------
+    parts : ModelParts
+        Instances in it are copied.
+    settings : FitSettings
+    snapshot : Snapshot, optional
+        What to start from.
+    """
+
+    def __init__(self, parts: ModelParts, settings: FitSettings, snapshot: Snapshot | None):
+        cloudpickle = require("cloudpickle", "orca")
+        own = cloudpickle.loads(cloudpickle.dumps(parts))
+        own.initialize = None  # for workers
+        with isolated_rng(settings.seed):
+            self.built = own.build(training=True)
+        check_optimizer(self.built.optimizer)
+        self._parameters = trained_parameters(self.built.optimizer)
+        self._buffers = list(self.built.model.buffers())
+        self._clipping = settings.clipping
+        if snapshot is not None:
+            self.load(snapshot)
+        self.start = dumps(self.built.model.state_dict())
+        self._initial = self._running()
+        columns = BatchColumns(settings.feature_cols, settings.label_cols)
+        self.sums = forward_for(
+            self.built.model, self.built.criterion, weighted=settings.weighted, columns=columns
+        ).sums
+
+    def plan(self, ranks: int, options: LayerOptions) -> LayerPlan:
+        """The plan of a training of this model."""
+        optimizer, clipping = self.built.optimizer, self._clipping
+        clamp = None if clipping.minimum is None else (clipping.minimum, clipping.maximum)
+        return LayerPlan(
+            tuple(p.numel() for p in self._parameters),
+            groups_of(optimizer),
+            type(optimizer),
+            ranks,
+            options.compression,
+            self.sums,
+            clamp,
+            clipping.norm,
+            max_drop=options.max_drop,
+        )
+
+    def hyper(self) -> tuple[dict, ...]:
+        """The optimizer's groups as they are now, without their parameters."""
+        groups = self.built.optimizer.param_groups
+        return tuple(
+            {k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in groups
+        )
+
+    def pass_step(self) -> None:
+        """Let the optimizer count a step, without gradients; schedulers look at that."""
+        self.built.optimizer.zero_grad()
+        self.built.optimizer.step()
+
+    # -- the state of the ranks ----------------------------------------------------------------
+
+    def vector(self, plan: LayerPlan) -> np.ndarray:
+        """The parameters as they are now, in the order of the flat vector."""
+        return plan.geometry.flatten([p.detach().numpy() for p in self._parameters])
+
+    def _shapes(self):
+        return [tuple(p.shape) for p in self._parameters]
+
+    def _running(self):
+        return [buffer.numpy().copy() for buffer in self._buffers]
+
+    def _put(self, parts, running):
+        import torch
+
+        with torch.no_grad():
+            for parameter, part in zip(self._parameters, parts, strict=True):
+                parameter.copy_(torch.from_numpy(part).reshape(parameter.shape))
+            for buffer, values in zip(self._buffers, running, strict=True):
+                buffer.copy_(torch.from_numpy(np.array(values)))
+
+    def _optimizer_state(self):
+        return self.built.optimizer.state_dict()["state"]
+
+    def _put_optimizer_state(self, state):
+        for number, parameter in enumerate(self._parameters):
+            if number in state:
+                self.built.optimizer.state[parameter] = state[number]
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Take over a checkpoint, of this or of another backend."""
+        self.built.load(snapshot.files)
+
+    def files(self) -> dict[str, bytes]:
+        """Return the files of model and optimizer in a checkpoint: the slices of all ranks."""
+        return self.built.files()
+
+
+def trained_parameters(optimizer) -> list:
+    """The parameters of an optimizer, in the order of the flat vector."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+@dataclass
+class TorchReplicaProgram:
+    """Makes replicas; shipped to the ranks.
+
+    Attributes
+    ----------
+    parts : ModelParts
+    settings : FitSettings
+    model : bytes
+        State dict at the start; parameters are replaced in every step, other things are not.
+    ranks : int
+    sampling : str
+        See :class:`~bigdl.orca.learn.layer_fit.options.LayerOptions`.
+    """
+
+    parts: ModelParts
+    settings: FitSettings
+    model: bytes
+    ranks: int
+    sampling: str = "exact"
+
+    def __call__(self, rank: int, shards: dict) -> TorchReplica:
+        return TorchReplica(self, rank, shards)
+
+
+class TorchReplica(LayerReplica):
+    """A copy of a PyTorch model, and the rows of its rank.
+
+    Parameters
+    ----------
+    program : TorchReplicaProgram
+    rank : int
+    shards : dict of str to Shard
+    """
+
+    def __init__(self, program: TorchReplicaProgram, rank: int, shards: dict):
+        import torch
+
+        super().__init__(program, rank)
+        settings, config = self._settings, program.parts.config
+        seed_everything(settings.seed)  # creators may draw what is no weight
+        built = program.parts.build(training=True)
+        load_into(built.model, program.model)
+        self._model, self._criterion = built.model, built.criterion
+        self._parameters = trained_parameters(built.optimizer)
+        self._buffers = list(built.model.buffers())
+        self._initial = [buffer.numpy().copy() for buffer in self._buffers]
+        columns = BatchColumns(settings.feature_cols, settings.label_cols)
+        self._forward_pass = forward_for(
+            built.model, built.criterion, weighted=settings.weighted, columns=columns
+        )
+        self._is_uneven = settings.weighted or counts_unevenly(built.criterion)
+        self._precision = precision_of(settings.precision, torch.device("cpu"))
+        data = open_batches(
+            shards["data"],
+            settings.feature_cols,
+            settings.label_cols,
+            self._place,
+            config,
+            settings.batch_size,
+        )
+        self._read(data, config)
+
+    def _put(self, weights, running):
+        import torch
+
+        self._model.train()
+        start = 0
+        with torch.no_grad():
+            for parameter in self._parameters:
+                part = weights[start : start + parameter.numel()]
+                parameter.copy_(torch.from_numpy(part).reshape(parameter.shape))
+                start += parameter.numel()
+            for buffer, values in zip(self._buffers, running, strict=True):
+                buffer.copy_(torch.from_numpy(np.array(values)))
+        self._model.zero_grad(set_to_none=True)
+
+    def _running(self):
+        return [buffer.numpy() for buffer in self._buffers]
+
+    def _gradient(self, batch, rows, step, began):
+        with self._precision():
+            output, target, loss = self._forward_pass.forward(batch, step.number)
+        counted = float(rows)
+        if self._is_uneven:
+            counted = float(self._forward_pass.denominator(output, target, rows))
+        forwarded = time.perf_counter()
+        if counted:  # the loss of a batch of ignored labels is nan
+            loss.backward()
+        vector, absent = self._flat()
+        record = {
+            "loss": loss.item() if counted else 0.0,
+            "forward_s": forwarded - began,
+            "backward_s": time.perf_counter() - forwarded,
+        }
+        return Contribution(vector, counted, rows, absent, record=record)
+
+    def _flat(self):
+        """The flat gradient, and the parameters that have none."""
+        found, absent = np.empty(sum(p.numel() for p in self._parameters), np.float32), []
+        start = 0
+        for number, parameter in enumerate(self._parameters):
+            stop = start + parameter.numel()
+            if parameter.grad is None:
+                absent.append(number)
+                found[start:stop] = 0
+            else:
+                dense = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+                found[start:stop] = dense.detach().reshape(-1).numpy()
+            start = stop
+        return found, absent
+
+
+_OF_STEPS = ("before_train_iter", "after_train_iter", "before_iter", "after_iter")
+
+
+class TorchLayerLoop(TorchEpochs, LayerLoop):
+    """A fit by the parameter layer; what callbacks see as their runner.
+
+    Parameters
+    ----------
+    run : LayerRun
+    config : dict
+    """
+
+    def __init__(self, run: LayerRun, config: dict):
+        settings = run.settings
+        place = SimpleNamespace(rank=0, world_size=run.plan.ranks)
+        Runner.__init__(self, place, config, settings.callbacks)
+        LayerLoop.__init__(self, run)
+        self._built = built = run.model.built
+        self.model, self.optimizer = built.model, built.optimizer
+        self.criterion, self.scheduler = built.criterion, built.scheduler
+        self.device = next(self.model.parameters()).device
+        self._summary = StepSummary() if settings.summary else None
+        self._phases = GroupPhases() if settings.summary else None
+        self.begin(run.start)
+        self.first_epoch = settings.goal.first
+        self.num_epochs = settings.goal.last_epoch(self.position, self._plan.steps)
+
+    # -- the fit -------------------------------------------------------------------------------
+
+    def fit(self) -> Snapshot:
+        """Train to the end; returns the final state."""
+        self.call("before_run")
+        if self.position.partial:  # an earlier fit ended inside this epoch
+            self._close_epoch(self.position.partial)
+        states = self._train()
+        self.call("after_run")
+        return self._finish(states)
+
+    def _run_steps(self) -> bool:
+        return self._groups_of_epoch()
+
+    def _epoch_figures(self) -> dict | None:
+        figures = self._figures.entry()
+        if figures is not None and self._options.stragglers is not None:
+            figures |= self._figures.dropped
+        return figures
+
+    @property
+    def _has_validation(self) -> bool:
+        return self._validate_weights is not None
+
+    def _evaluate(self) -> dict:
+        self._pull()
+        return self._validate_weights(dumps(self.model.state_dict()))
+
+    def _end_training_epoch(self) -> None:
+        if self.callbacks:
+            self._pull()
+        super()._end_training_epoch()
+
+    @property
+    def _epochs_of_fit(self):
+        return self.num_epochs - self.settings.goal.first
+
+    def _pass_step(self):
+        self._layer.pass_step()
+        self._layer.built.step_scheduler_after_update(self)
+
+    # -- figures -------------------------------------------------------------------------------
+
+    def _no_figures(self):
+        weighted, sums = self.settings.weighted, self._layer.sums
+        return LayerFigures(self._layer_plan.ranks, weighted=weighted, sums=sums)
+
+    def _after_group(self, steps, seconds):
+        if self._summary is None:
+            return
+        first = self.position.global_step - len(steps) + 1
+        pairs = zip(steps, self._figures.rows, strict=True)
+        for number, (step, (loss, counted, rows)) in enumerate(pairs, first):
+            mean = loss / counted if counted else float("nan")
+            throughput = rows * len(steps) / seconds
+            rate = float(step.hyper[0]["lr"])
+            self._summary.rows.append([float(number), mean, rate, throughput, time.time()])
+        self._phases.add(self.position.global_step, self._figures.phases)
+
+    def _kept(self):
+        if self._summary is None:
+            return {}
+        return {
+            "summary.pt": dumps(self._summary.take()),
+            "phases.pt": dumps(self._phases.take()),
+        }
+
+    def _put_kept(self, files):
+        for kept, name in ((self._summary, "summary.pt"), (self._phases, "phases.pt")):
+            if kept is not None and name in files:
+                kept.put(loads(files[name]))
+
+
+def check_callbacks(callbacks: Sequence[Any], accumulate: int) -> None:
+    """Refuse what the steps of the parameter layer do not do."""
+    for callback in callbacks:
+        kind = type(callback)
+        hooks = [h for h in _OF_STEPS if getattr(kind, h, None) is not getattr(Callback, h)]
+        if isinstance(callback, MainCallback) or hooks:
+            what = "is a MainCallback" if not hooks else f"has {', '.join(hooks)}"
+            raise UsageError(
+                f"{kind.__name__} {what}, but the steps of backend='bigdl' run in Spark tasks that "
+                "call no callbacks; use hooks of epochs, or backend='spark'"
+            )
+    if accumulate > 1:
+        raise UsageError(
+            "accumulate_grad_batches does not go with backend='bigdl'; pass a batch_size that is "
+            f"{accumulate} times as large, which is the same update"
+        )
+
+
+class TorchLayerTraining(LayerTraining, TorchTraining):
+    """:class:`~bigdl.orca.learn.pytorch.loop.TorchTraining` by the parameter layer."""
+
+    def _unpacked(self, program):
+        settings = program.settings
+        check_callbacks(settings.callbacks, settings.accumulate)
+        return program.parts, settings.callbacks
+
+    def _model(self, parts, settings, start):
+        return TorchLayerModel(parts, settings, start)
+
+    def _replicas(self, program, parts, model, ranks, sampling):
+        settings = replace(program.settings, callbacks=(), metrics=(), trigger=None)
+        return TorchReplicaProgram(parts, settings, model.start, ranks, sampling)
+
+    def _evaluation(self, program, parts, feed):
+        settings = program.settings
+        evaluation = EvaluationSettings(
+            settings.batch_size,
+            settings.metrics,
+            per_worker=settings.per_worker,
+            precision=settings.precision,
+            weighted=settings.weighted,
+        )
+        return EvaluateProgram(
+            replace(parts, optimizer=None, scheduler_creator=None),
+            evaluation,
+            feed.feature_cols,
+            feed.label_cols,
+            (),
+            self._sync,
+        )
+
+    def _loop(self, run, parts, callbacks):
+        return TorchLayerLoop(run, parts.config)

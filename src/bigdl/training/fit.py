@@ -1,0 +1,455 @@
+"""The driver's side of a fit: its settings, its retries, its progress, and what it leaves.
+
+:class:`Training` is what an Estimator carries from one fit to the next.  After every
+:class:`~bigdl.common.errors.WorkerLost` it asks :meth:`FailurePolicy.decide`; what user code raised
+is never retried and never asked about.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bigdl.common.checks import check_integer, check_number
+from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.runtime.causes import NoRows
+from bigdl.runtime.engine import Engine, Job
+from bigdl.training.checkpoint import (
+    CheckpointDirectory,
+    Snapshot,
+    checkpoint_name,
+    read_checkpoint,
+)
+from bigdl.training.position import EveryEpoch, Goal, Position, Trigger
+
+__all__ = [
+    "Decision",
+    "FailurePolicy",
+    "FitJob",
+    "ProgressBar",
+    "RunSettings",
+    "Training",
+    "is_interactive",
+    "run_until_done",
+]
+
+
+@dataclass
+class RunSettings:
+    """Arguments of ``fit`` that do not depend on the framework, as the workers get them.
+
+    Attributes
+    ----------
+    goal : Goal
+        Where to stop; epochs and steps are counted on from fit to fit.
+    batch_size : int
+        Rows of a batch over all workers together.
+    seed : int
+    shuffle, drop_last : bool
+    trigger : Trigger or None
+        When to take a checkpoint before the end.
+    end : Trigger or None
+        When to stop before the goal. It sees losses and scores at the end of epochs only, since
+        those of a batch differ between the workers.
+    run_url : str or None
+        Folder for checkpoints; None sends them to the driver.
+    keep : int
+        How many checkpoints stay in that folder.
+    """
+
+    goal: Goal
+    batch_size: int
+    seed: int
+    shuffle: bool = field(default=True, kw_only=True)
+    drop_last: bool = field(default=False, kw_only=True)
+    trigger: Trigger | None = field(default_factory=EveryEpoch, kw_only=True)
+    end: Trigger | None = field(default=None, kw_only=True)
+    run_url: str | None = field(default=None, kw_only=True)
+    keep: int = field(default=2, kw_only=True)
+
+
+@dataclass
+class FitJob:
+    """Engine and data of a fit, which open its job.
+
+    Attributes
+    ----------
+    engine : bigdl.runtime.engine.Engine
+    feed : bigdl.orca.data.feeds.group.FeedGroup
+        ``data`` and perhaps ``validation``.
+    layer : bigdl.orca.learn.layer_fit.options.LayerOptions, optional
+        Of a fit by the parameter layer.
+    """
+
+    engine: Engine
+    feed: Any
+    layer: Any = None
+
+    def open(self, program: Callable) -> Job:
+        """Open the engine's job that runs a program on the data."""
+        return self.engine.open(program, self.feed)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Answer to a loss: to try again or not, and the reason."""
+
+    retry: bool
+    reason: str
+
+
+class FailurePolicy:
+    """Retry from the latest checkpoint, at most a number of times within a window.
+
+    Parameters
+    ----------
+    max_failures : int
+        Losses that are forgiven; 0 raises at the first.
+    window : float, optional
+        Only losses of the last `window` seconds count; None counts all of them.
+    clock : callable, optional
+        Seconds; for tests.
+    """
+
+    def __init__(
+        self,
+        max_failures: int = 3,
+        window: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        check_integer("max_failures", max_failures, 0)
+        if window is not None:
+            check_number("window", window, above=0)
+        self.max_failures = max_failures
+        self.window = window
+        self._clock = clock
+        self._losses: deque[float] = deque()
+
+    @classmethod
+    def of(cls, value: int | FailurePolicy | None, backend: str = "spark") -> FailurePolicy:
+        """A policy from what ``fit(max_failures=)`` accepts; its count starts at zero.
+
+        By default 3 losses are forgiven, with ``backend="bigdl"`` 5 within 120 seconds.
+        """
+        if value is None:
+            return cls(5, 120.0) if backend == "bigdl" else cls(3)
+        if isinstance(value, FailurePolicy):
+            return cls(value.max_failures, value.window, value._clock)
+        return cls(value)
+
+    def decide(self) -> Decision:
+        """Record one loss and say what to do about it."""
+        now = self._clock()
+        self._losses.append(now)
+        while self.window is not None and self._losses[0] < now - self.window:
+            self._losses.popleft()
+        count = len(self._losses)
+        within = "" if self.window is None else f" within {self.window:g} s"
+        if count > self.max_failures:
+            return Decision(False, f"{count} losses{within} are more than {self.max_failures}")
+        return Decision(True, f"loss {count} of {self.max_failures}{within}")
+
+    def allow_retry(self, error: WorkerLost) -> str:
+        """Record a loss, and raise it if it is one too many.
+
+        Returns
+        -------
+        str
+            Why the work may go on, for a message.
+
+        Raises
+        ------
+        WorkerLost
+            What was lost, and why that is not forgiven.
+        """
+        decision = self.decide()
+        if not decision.retry:
+            raise WorkerLost(f"{error} ({decision.reason})") from None
+        return decision.reason
+
+
+def is_interactive() -> bool:
+    """Return True if somebody watches: a terminal or a notebook."""
+    python = sys.modules.get("IPython")
+    shell = python.get_ipython() if hasattr(python, "get_ipython") else None
+    if getattr(shell, "kernel", None) is not None:  # that ipykernel is imported says nothing
+        return True
+    return bool(getattr(sys.stderr, "isatty", lambda: False)())
+
+
+class ProgressBar:
+    """Steps of a fit.
+
+    Parameters
+    ----------
+    show : bool
+        False makes every method do nothing.
+    """
+
+    def __init__(self, show: bool):
+        self._show = show
+        self._bar = None
+
+    def update(self, progress: dict) -> None:
+        """Take over what rank 0 reported.
+
+        Parameters
+        ----------
+        progress : dict
+            ``epoch`` (finished in this fit), ``epochs`` (of this fit), ``step`` (finished in this
+            epoch), ``steps`` (of an epoch), ``loss`` (a number or None).
+        """
+        if not self._show:
+            return
+        if self._bar is None:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(desc="fit", unit="step", leave=True)
+        bar = self._bar
+        bar.total = progress["epochs"] * progress["steps"]
+        bar.n = progress["epoch"] * progress["steps"] + progress["step"]
+        text = f"epoch {progress['epoch'] + 1}/{progress['epochs']}"
+        bar.set_description(text, refresh=False)
+        if progress["loss"] is not None:
+            bar.set_postfix(loss=f"{progress['loss']:.4f}", refresh=False)
+        bar.refresh()
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+logger = logging.getLogger("bigdl.orca")
+
+
+def run_until_done(job, weights: bytes | None, policy: FailurePolicy) -> dict:
+    """Run a program that evaluates until it has ended or the policy gives up.
+
+    Parameters
+    ----------
+    job : Job
+        Of the engine.
+    weights : bytes or None
+        Of the model; None for one that is built by the workers.
+    policy : FailurePolicy
+
+    Returns
+    -------
+    dict
+        The result of rank 0.
+
+    Raises
+    ------
+    NoRows
+        If there is nothing to evaluate.
+    """
+    while True:
+        try:
+            return job.attempt(state=weights)[0]
+        except WorkerLost as error:
+            logger.warning("%s; evaluating again (%s)", error, policy.allow_retry(error))
+
+
+class Training(ABC):
+    """The state that an Estimator carries from one call to the next.
+
+    Parameters
+    ----------
+    model_dir : str, optional
+        Folder for checkpoints.
+    sync : type
+        Class of the GradientSync.
+    keep : int
+        How many of the newest checkpoints stay in `model_dir`.
+
+    Attributes
+    ----------
+    snapshot : Snapshot or None
+        What the last fit or load left.
+    """
+
+    def __init__(self, model_dir: str | None, sync, keep: int = 2):
+        self.snapshot: Snapshot | None = None
+        self._model_dir = model_dir
+        self._sync, self._keep = sync, keep
+        self._seed: int | None = None
+        self._run: CheckpointDirectory | None = None  # where the checkpoints of this run are
+        self._is_resumed = False  # whether the snapshot is as `resume` found it
+        # where the last fit ended; the run that was resumed may be further
+        self._epochs = self._steps = 0
+
+    @property
+    def position(self) -> Position:
+        return Position() if self.snapshot is None else self.snapshot.position
+
+    @property
+    def seed(self) -> int:
+        """The seed of the next fit that names none; chosen at random once."""
+        if self._seed is None:
+            self._seed = secrets.randbits(31)
+        return self._seed
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Go on from a state that was loaded."""
+        self.snapshot = snapshot
+        self._seed = snapshot.manifest.get("seed", self._seed)
+        self._epochs, self._steps = self.position.counted, self.position.global_step
+
+    # -- what a framework says -----------------------------------------------------------------
+
+    @abstractmethod
+    def weights(self, parts: Any) -> bytes:
+        """The model's weights; before the first fit those that it would start from."""
+
+    @abstractmethod
+    def _program(self, parts: Any, settings: RunSettings):
+        """Return the program that the workers run."""
+
+    # -- fit -----------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        job,
+        parts: Any,
+        settings: RunSettings,
+        *,
+        seed: int | None,
+        resume: str | None,
+        policy: FailurePolicy,
+        show_progress: bool,
+    ) -> list[dict]:
+        """Train to ``settings.goal``, which counts from the end of the last fit.
+
+        Parameters
+        ----------
+        job : FitJob
+        parts : ModelParts or KerasParts
+        settings : RunSettings
+
+        Returns
+        -------
+        list of dict
+            Figures of the epochs of this fit.
+        """
+        if resume is None:
+            self._is_resumed = False
+            self._epochs, self._steps = self.position.counted, self.position.global_step
+        else:
+            self._load(resume)
+        first, goal = self._epochs, settings.goal
+        goal = Goal(
+            None if goal.epochs is None else self._epochs + goal.epochs,
+            None if goal.steps is None else self._steps + goal.steps,
+            first,
+        )
+        end = None if resume is None else self.position.end_of(goal)
+        if end is None:
+            if seed is not None:
+                self._seed = seed
+            start = self.snapshot
+            if self._is_resumed:  # goes on inside the epoch that was interrupted
+                start = Snapshot({**start.manifest, "partial": None}, start.files)
+            self._choose_run()
+            settings = replace(settings, goal=goal, seed=self.seed)
+            if self._run is not None:
+                settings = replace(settings, run_url=self._run.url, keep=self._keep)
+            elif policy.max_failures == 0:
+                settings = replace(settings, trigger=None)  # nobody would use the checkpoints
+            program = self._program(parts, settings)
+            self.snapshot = self._train(job, program, start, policy, show_progress)
+            self._is_resumed = False
+            end = self.position.counted
+        figures = self.position.figures(first, end)
+        self._epochs = end
+        self._steps = figures[-1]["global_step"] if figures else self.position.global_step
+        return figures
+
+    def _load(self, resume) -> None:
+        """Take over the checkpoint that `resume` names, if there is one."""
+        if not isinstance(resume, str):
+            raise UsageError(f'resume should be "auto" or the path of a checkpoint, got {resume!r}')
+        if resume != "auto":
+            snapshot = read_checkpoint(resume)
+            if snapshot is None:
+                raise UsageError(
+                    f'resume should be "auto" or the path of a checkpoint such as '
+                    f"Estimator.latest_checkpoint gives, got {resume!r}"
+                )
+            self._resume(snapshot)
+            self._epochs = self._steps = 0
+            return
+        if self._model_dir is None:
+            raise UsageError('resume="auto" needs model_dir= in Estimator.from_torch')
+        run = self._run or CheckpointDirectory.latest_run(self._model_dir)
+        found = run.latest() if run is not None else None
+        if found is None:
+            logger.info("No checkpoint below %s: the training starts afresh", self._model_dir)
+            return
+        name, snapshot = found
+        if self.snapshot is None or name > checkpoint_name(self.snapshot):
+            self._run = run
+            self._resume(snapshot)
+            logger.info("The training goes on from %s/%s", run.url, name)
+
+    def _resume(self, snapshot):
+        self.snapshot = snapshot
+        self._seed = snapshot.manifest.get("seed", self._seed)
+        self._is_resumed = True
+
+    def _choose_run(self) -> None:
+        """A run's folder that holds nothing beyond the state to start from."""
+        if self._model_dir is None:
+            return
+        here = "" if self.snapshot is None else checkpoint_name(self.snapshot)
+        # a fit that failed may have left checkpoints that are ahead of this one
+        if self._run is None or self._run.newest() > here:
+            self._run = CheckpointDirectory.create(self._model_dir)
+
+    def _train(self, job, program, start, policy, show_progress) -> Snapshot:
+        """Run the program from `start` until it has ended or the policy gives up."""
+        latest, final = start, None
+        bar = ProgressBar(show_progress)
+
+        def on_event(kind, value):
+            nonlocal latest, final
+            if kind == "progress":
+                bar.update(value)
+            elif kind == "message":
+                doc, blob = value
+                if doc["topic"] == "final":
+                    final = Snapshot.unpack(doc, blob)
+                else:
+                    latest = Snapshot.unpack(doc, blob)
+
+        try:
+            with job.open(program) as opened:
+                while True:
+                    options, state = {}, None
+                    if latest is not None:
+                        doc, state = latest.pack()
+                        options = {"snapshot": doc}
+                    try:
+                        results = opened.attempt(options, state, on_event)
+                        break
+                    except NoRows:
+                        raise UsageError("The training data has no rows") from None
+                    except WorkerLost as error:
+                        if self._run is not None:
+                            found = self._run.latest()
+                            latest = found[1] if found else latest
+                        reason = policy.allow_retry(error)
+                        where = Position() if latest is None else latest.position
+                        logger.warning("%s; going on from %s (%s)", error, where, reason)
+        finally:
+            bar.close()
+        name = results[0]["checkpoint"]
+        return final if name is None else self._run.read(name)
