@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.data.feeds import as_feed, kind_of
 from bigdl.orca.learn.arguments import (
     check_layer_options,
     config_of,
@@ -20,16 +21,13 @@ from bigdl.orca.learn.arguments import (
 from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.layer_fit.figures import PHASES
 from bigdl.orca.learn.old_keywords import take_old, warn_once
-from bigdl.orca.learn.tf2.feeds import (
-    as_keras_feed,
-    data_config_of,
-    kind_of_input,
-    prediction_input,
-)
 from bigdl.orca.learn.tf2.model_files import KerasFiles
+from bigdl.runtime.shards.feed import Feed
+from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
 from bigdl.training.keras.backends import backend_of_program
+from bigdl.training.keras.data import is_dataset
 from bigdl.training.position import EveryEpoch, Trigger
 
 if TYPE_CHECKING:
@@ -387,14 +385,14 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
     def _training_feed(self, data, validation_data, feature_cols, label_cols, config):
         from bigdl.orca.data.feeds.group import FeedGroup
 
-        feeds = {"data": as_keras_feed(data, feature_cols, label_cols, config)}
+        feeds = {"data": _as_keras_feed(data, feature_cols, label_cols, config)}
         if validation_data is not None:
-            if kind_of_input(validation_data) != kind_of_input(data):
+            if _kind_of_input(validation_data) != _kind_of_input(data):
                 raise UsageError(
                     "train data and validation data should be both XShards, DataFrames or of "
                     f"another kind, got {type(data).__name__} and {type(validation_data).__name__}"
                 )
-            feeds["validation"] = as_keras_feed(
+            feeds["validation"] = _as_keras_feed(
                 validation_data, feature_cols, label_cols, config, name="validation_data"
             )
         return FeedGroup(feeds), feeds["data"]
@@ -461,7 +459,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         engine = self._engine()
         config = self._data_config(data_config)
         label_cols = with_weight(label_cols, weight_col)
-        feed = as_keras_feed(data, feature_cols, label_cols, config)
+        feed = _as_keras_feed(data, feature_cols, label_cols, config)
         settings = EvaluationSettings(
             _check_batch_size(batch_size, feed),
             feed.feature_cols,
@@ -526,13 +524,13 @@ RayXShards or a ray.data.Dataset
                 warn_once(f"predict({name}=) has no effect: all rows are predicted, by tasks")
         names = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
         output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
-        data = prediction_input(data)
+        data = _prediction_input(data)
         cluster = cluster_of(self._backend, data)
         data = opened(data, cluster)
         snapshot = self._training.snapshot
         inputs = None if snapshot is None else snapshot.manifest.get("inputs")
         shipped = self._ship(names, cluster.broadcaster, threads_of_task(cluster))
-        config = data_config_of(self._parts.config)
+        config = _data_config_of(self._parts.config)
         return predict_any(data, shipped, config, names, size, output_cols, inputs, cluster)
 
     def _ship(self, names, sc, threads):
@@ -627,6 +625,65 @@ def _has_spark() -> bool:
     pyspark = sys.modules.get("pyspark")
     is_active = pyspark is not None and pyspark.SparkContext._active_spark_context is not None
     return is_active or not is_connected()
+
+
+# -- inputs: the kinds of all Estimators, and those of tf.data -----------------------------------
+
+
+def _as_keras_feed(
+    data: Any, feature_cols: Any, label_cols: Any, config: dict | None, *, name: str | None = None
+) -> Feed:
+    """Return the Feed that belongs to an input.
+
+    Parameters
+    ----------
+    data
+        What :func:`bigdl.orca.data.feeds.as_feed` takes, a ``tf.data.Dataset``, or an Orca
+        :class:`~bigdl.orca.data.tf.data.Dataset`.
+    feature_cols, label_cols, config, name
+        See there.
+    """
+    config = _data_config_of(config)
+    if is_dataset(data):
+        from bigdl.training.keras.datasets import shipped_dataset
+
+        data = shipped_dataset(data, name or "data")
+    elif _is_orca_dataset(data):
+        return data.feed(config, name=name)
+    feed = as_feed(data, feature_cols, label_cols, config, name=name)
+    if feed.label_cols is not None and not feed.label_cols:
+        raise UsageError(
+            f"label_cols is required to fit or evaluate on a {feed.kind} with feature_cols; "
+            "pass the names of the target columns"
+        )
+    return feed
+
+
+def _data_config_of(config: dict | None) -> dict | None:
+    """Return the config of a feed or a prediction: Keras has texts in its models on TensorFlow."""
+    return with_texts(config) if backend_of_program() == "tensorflow" else config
+
+
+def _kind_of_input(data: Any) -> str:
+    """Return the name of an input's type, for messages and to tell whether two are alike."""
+    if is_dataset(data):
+        return "tf.data.Dataset"
+    return "Orca Dataset" if _is_orca_dataset(data) else kind_of(data)
+
+
+def _prediction_input(data: Any) -> Any:
+    """Return an input of predict; an Orca Dataset is its XShards."""
+    if is_dataset(data):
+        raise UsageError(
+            "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
+            "pandas DataFrames and paths of Parquet files, got a tf.data.Dataset; use "
+            "get_model().predict for it"
+        )
+    return data.rows_for_predict() if _is_orca_dataset(data) else data
+
+
+def _is_orca_dataset(data: Any) -> bool:
+    return any(c.__module__ == "bigdl.orca.data.tf.data" for c in type(data).__mro__)
 
 
 _ARGUMENTS = tuple(inspect.signature(Estimator.from_keras).parameters)
