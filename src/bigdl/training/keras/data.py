@@ -97,7 +97,7 @@ class Assembly:
         if self.outputs and isinstance(target, tuple) and len(target) == len(self.outputs):
             # Keras would take a tuple for that of the keys in alphabetical order
             target = dict(zip(self.outputs, target, strict=True))
-        batch = (self.inputs(features), target)
+        batch: tuple = (self.inputs(features), target)
         batch = batch if weights is None else (*batch, weights)
         return batch if self.class_weight is None else with_class_weight(batch, self.class_weight)
 
@@ -127,10 +127,10 @@ def with_class_weight(batch: tuple, table: dict[int, float]) -> tuple:
     if labels.ndim > 1:
         labels = labels.argmax(-1) if labels.shape[-1] > 1 else labels[..., 0]
     known = {int(label): float(weight) for label, weight in table.items()}
-    found = np.vectorize(lambda label: known.get(int(label), 1.0), otypes=["float32"])(labels)
+    factors = np.vectorize(lambda label: known.get(int(label), 1.0), otypes=["float32"])(labels)
     if weights:
-        found = found * np.asarray(weights[0]).reshape(found.shape)
-    return x, y, torch.from_numpy(np.ascontiguousarray(found, "float32"))
+        factors = factors * np.asarray(weights[0]).reshape(factors.shape)
+    return x, y, torch.from_numpy(np.ascontiguousarray(factors, "float32"))
 
 
 def zero_row(inputs: list, targets: list) -> list:
@@ -139,13 +139,13 @@ def zero_row(inputs: list, targets: list) -> list:
     import torch
 
     def column(leaves):
-        found = {
+        arrays = {
             key: np.zeros((1, *shape), dtype)
             if dtype == TEXT
             else torch.zeros((1, *shape), dtype=getattr(torch, dtype))
             for key, dtype, shape in leaves
         }
-        return found.get(None, found)
+        return arrays.get(None, arrays)
 
     features = [column(leaves) for leaves in inputs]
     labels = [column(leaves) for leaves in targets]
@@ -309,7 +309,9 @@ class ColumnRows(Rows):
             yield assembly(data.batch(start, stop, order)), stop - start
 
 
-def open_rows(worker: Any, shard: Any, settings: EvaluationSettings, config: dict, sync: Any):
+def open_rows(
+    worker: Any, shard: Any, settings: EvaluationSettings, config: dict, sync: Any
+) -> Rows:
     """Return the :class:`Rows` of a shard.
 
     Parameters

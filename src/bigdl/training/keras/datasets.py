@@ -71,9 +71,9 @@ def with_seeds(graph: bytes, seed: int) -> bytes:
     """
     import tensorflow as tf
 
-    found = tf.compat.v1.GraphDef.FromString(graph)
-    nodes = {node.name: node for node in found.node}
-    for node in found.node:
+    definition = tf.compat.v1.GraphDef.FromString(graph)
+    nodes = {node.name: node for node in definition.node}
+    for node in definition.node:
         if not node.op.startswith("ShuffleDataset"):
             continue
         node.op = "ShuffleDataset"
@@ -83,7 +83,7 @@ def with_seeds(graph: bytes, seed: int) -> bytes:
         if not any(values):
             for each in seeds:
                 each.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(seed, tf.int64))
-    return found.SerializeToString()
+    return definition.SerializeToString()
 
 
 class DatasetGraph:

@@ -24,15 +24,15 @@ class EvaluationSettings:
 
     Attributes
     ----------
-    batch_size : int
-        Rows of a batch over all workers together.
+    batch_size : int or None
+        Rows of a batch over all workers together; None for a function that does without.
     feature_cols, label_cols : sequence of str or None
         With `weighted` the last label column holds the weights of the rows.
     num_steps : int, optional
         Batches of each worker at most.
     """
 
-    batch_size: int
+    batch_size: int | None
     feature_cols: Sequence[str] | None
     label_cols: Sequence[str] | None
     num_steps: int | None = None
@@ -90,7 +90,7 @@ def figures_of(
     """
     merge_metrics(model, sync, initial)
     metrics = numbers_of(model.get_metrics_result())
-    names = next((each for each in all_gather_json(sync, sorted(logs)) if each), [])
+    names: list[str] = next((each for each in all_gather_json(sync, sorted(logs)) if each), [])
     if not names or set(names) <= set(metrics):
         return metrics
     figures = numbers_of(logs)

@@ -12,6 +12,7 @@ import contextlib
 import numbers
 import resource
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,10 +36,10 @@ from bigdl.training.keras.evaluation import (
 )
 from bigdl.training.keras.reducer import WorkerSteps, check_optimizer
 from bigdl.training.keras.state import KerasCheckpoints, form_of, tensor_of, to_variable
-from bigdl.training.loop import WorkerLoop, open_run_directory
+from bigdl.training.loop import FitLoop, WorkerLoop, open_run_directory
 from bigdl.training.position import Position
 
-__all__ = ["KerasFitProgram", "KerasFitSettings", "KerasLoop"]
+__all__ = ["KerasEpochs", "KerasFitProgram", "KerasFitSettings", "KerasLoop"]
 
 
 @dataclass
@@ -96,7 +97,54 @@ class KerasFitProgram:
             return KerasLoop(worker, sync, parts, self.settings, callbacks, self.config).fit()
 
 
-class KerasLoop(WorkerLoop):
+class KerasEpochs(FitLoop):
+    """Epochs of a Keras model with callbacks, wherever their steps are made."""
+
+    model: Any
+    settings: KerasFitSettings
+    _callbacks: WorkerCallbacks
+
+    @abstractmethod
+    def _train_epoch(self, number: int) -> tuple[bool, dict]:
+        """Make what is left of an epoch.
+
+        Returns
+        -------
+        bool, dict
+            Whether the epoch is whole now, and its figures: ``logs`` and those of all frameworks.
+        """
+
+    def _begin_fit(self, callback_numbers: str) -> None:
+        """Call the hooks of the begin, and restore what callbacks had counted in this fit."""
+        self.model.stop_training = False
+        self._callbacks.list.on_train_begin()
+        if self.settings.goal.is_begun(self.position) and callback_numbers:
+            self._callbacks.put_numbers(callback_numbers)
+        if self.position.partial:  # an earlier fit ended inside this epoch
+            self._close_epoch(self.position.partial)
+
+    def _epoch(self) -> None:
+        number = self.settings.epoch_number(self.position)
+        self._callbacks.list.on_epoch_begin(number)
+        is_whole, entry = self._train_epoch(number)
+        self._end_epoch(number, dict(entry["logs"]))
+        entry["logs"] = {
+            name: value if isinstance(value, list) else float(value)
+            for name, value in self._callbacks.logs.items()
+            if isinstance(value, numbers.Real | list)
+        }
+        if not is_whole:
+            self.position.partial = entry
+            return
+        self._close_epoch(entry)
+        self._checkpoint_after_epoch(entry["logs"].get("loss"), score_of(entry["logs"]))
+
+    def _end_epoch(self, number: int, logs: dict) -> None:
+        """Call the hooks of an epoch's end."""
+        self._callbacks.list.on_epoch_end(number, logs)
+
+
+class KerasLoop(KerasEpochs, WorkerLoop):
     """One worker's part of a fit."""
 
     def __init__(
@@ -151,12 +199,7 @@ class KerasLoop(WorkerLoop):
 
     def fit(self) -> dict:
         """Train to the end; rank 0 returns where the final state is."""
-        self.model.stop_training = False
-        self._callbacks.list.on_train_begin()
-        if self.settings.goal.is_begun(self.position) and self._checkpoints.callback_numbers:
-            self._callbacks.put_numbers(self._checkpoints.callback_numbers)
-        if self.position.partial:  # an earlier fit ended inside this epoch
-            self._close_epoch(self.position.partial)
+        self._begin_fit(self._checkpoints.callback_numbers)
         while not self._is_over():
             self._epoch()
         if self.model.optimizer is not None:
@@ -166,10 +209,8 @@ class KerasLoop(WorkerLoop):
             self._checkpoints.expect_changes()
         return self._finish()
 
-    def _epoch(self):
-        position, number = self.position, self.settings.epoch_number(self.position)
-        self._callbacks.list.on_epoch_begin(number)
-        if not position.step:
+    def _train_epoch(self, number):
+        if not self.position.step:
             self.model.reset_metrics()
         is_whole, logs = self._train_batches()
         if is_whole:
@@ -178,17 +219,7 @@ class KerasLoop(WorkerLoop):
             entry = self._entry(logs)
             if self._validation is not None and self.settings.validates_after(number + 1):
                 entry["logs"].update(self._validate())
-        self._callbacks.list.on_epoch_end(number, dict(entry["logs"]))
-        entry["logs"] = {
-            name: value if isinstance(value, list) else float(value)
-            for name, value in self._callbacks.logs.items()
-            if isinstance(value, numbers.Real | list)
-        }
-        if not is_whole:
-            position.partial = entry
-            return
-        self._close_epoch(entry)
-        self._checkpoint_after_epoch(entry["logs"].get("loss"), score_of(entry["logs"]))
+        return is_whole, entry
 
     def _train_batches(self) -> tuple[bool, dict]:
         """Make the steps that are left of the epoch.
@@ -198,7 +229,8 @@ class KerasLoop(WorkerLoop):
         bool, dict
             Whether the epoch is whole now, and the last figures.
         """
-        position, logs = self.position, {}
+        position = self.position
+        logs: dict[str, Any] = {}
         if self.settings.steps_per_epoch:
             self._data.seek(0, position.global_step)
         else:
@@ -303,7 +335,9 @@ class KerasLoop(WorkerLoop):
 
     def _prepare_data(self) -> BatchLayout:
         settings, columns = self.settings, self.settings.validation
-        self._data, self._validation = self._open("data"), self._open("validation")
+        shards = self.worker.shards
+        self._data = self._open(shards["data"])
+        self._validation = self._open(shards["validation"]) if "validation" in shards else None
         self._data.check_end("training", "steps_per_epoch", settings.steps_per_epoch)
         rows = 1
         if self._validation is not None:
@@ -329,11 +363,8 @@ class KerasLoop(WorkerLoop):
 
     # -- hooks for another home of rows and callbacks ------------------------------------------
 
-    def _open(self, name: str) -> Rows | None:
-        """Return the rows of this worker's shard of that name, if there is one."""
-        shard = self.worker.shards.get(name)
-        if shard is None:
-            return None
+    def _open(self, shard: Any) -> Rows:
+        """Return the rows of one of the worker's shards."""
         return open_rows(self.worker, shard, self.settings.validation, self._config, self.sync)
 
     def _open_callbacks(self, callbacks: Sequence[Any], **params: Any) -> WorkerCallbacks:

@@ -268,11 +268,11 @@ class GradientReducer:
 
     def _sum_of_all(self, kinds, sparse, arrays) -> list:
         """The sums of what a graph has sent, in its order."""
-        given, dense, tables = iter(arrays), [], []
+        pieces, dense, tables = iter(arrays), [], []
         for kind, is_sparse in zip(kinds, sparse, strict=True):
-            values = np.asarray(next(given))
+            values = np.asarray(next(pieces))
             if is_sparse:
-                tables.append((kind, values, next(given)))
+                tables.append((kind, values, next(pieces)))
             else:
                 dense.append(values)
         sums = iter(self._sync.sum_arrays(dense, self.weight) if dense else ())
@@ -326,13 +326,13 @@ class GradientReducer:
 
     def _sum_or_zeros(self, *arrays) -> list:
         """Sum without raising: that would meet the next training of this process, too."""
-        arrays = [np.asarray(array) for array in arrays]
+        received = [np.asarray(array) for array in arrays]
         if self.failure is None:
             try:
-                return self._sync.sum_arrays(arrays, self.weight)
+                return self._sync.sum_arrays(received, self.weight)
             except BaseException as error:
                 self.failure = error
-        return [np.zeros_like(array) for array in arrays]
+        return [np.zeros_like(array) for array in received]
 
     def _parts_of(self, kinds: Sequence[tuple]) -> list[_Part]:
         key = tuple(kinds)
@@ -375,9 +375,9 @@ class GradientReducer:
             return called(self._forward, values), partial(called, self._backward)
 
         def called(function, values):
-            found = tf.numpy_function(function, [values], values.dtype, stateful=True)
-            found.set_shape(values.shape)
-            return found
+            result = tf.numpy_function(function, [values], values.dtype, stateful=True)
+            result.set_shape(values.shape)
+            return result
 
         return summed(values)
 

@@ -86,8 +86,8 @@ def optimizers_of(model: Any) -> list:
     """Return the compiled optimizer, and those that a model holds for its own training step."""
     import keras
 
-    found = [getattr(model, "optimizer", None), *vars(model).values()]
-    kept = {id(each): each for each in found if isinstance(each, keras.optimizers.Optimizer)}
+    values = [getattr(model, "optimizer", None), *vars(model).values()]
+    kept = {id(each): each for each in values if isinstance(each, keras.optimizers.Optimizer)}
     return list(kept.values())
 
 
@@ -113,17 +113,17 @@ def share_state(model: Any, sync: Any) -> None:
 
 
 def _put(variables: Sequence, values: Sequence, what, whose):
-    own = [tuple(v.shape) for v in variables]
-    given = [tuple(v.shape) for v in values]
-    if own != given:
+    shapes = [tuple(v.shape) for v in variables]
+    stored = [tuple(v.shape) for v in values]
+    if shapes != stored:
         i = next(
-            (i for i, pair in enumerate(zip(own, given, strict=False)) if len(set(pair)) > 1),
-            min(len(own), len(given)),
+            (i for i, pair in enumerate(zip(shapes, stored, strict=False)) if len(set(pair)) > 1),
+            min(len(shapes), len(stored)),
         )
-        has, got = (str(s[i]) if i < len(s) else "nothing" for s in (own, given))
+        has, got = (str(s[i]) if i < len(s) else "nothing" for s in (shapes, stored))
         raise UsageError(
-            f"The {what} do not fit the {whose}: of {len(own)} variables, number {i} has shape "
-            f"{has} in the {whose} and {got} there ({len(given)} variables)"
+            f"The {what} do not fit the {whose}: of {len(shapes)} variables, number {i} has shape "
+            f"{has} in the {whose} and {got} there ({len(stored)} variables)"
         )
     for variable, value in zip(variables, values, strict=True):
         to_variable(variable, value)
@@ -214,13 +214,13 @@ def merge_metrics(model: Any, sync: Any, initial: list) -> None:
     variables = model.metrics_variables
     if sync.world_size == 1 or not variables:
         return
-    own = [tensor_of(v) for v in variables]
+    states = [tensor_of(v) for v in variables]
     added = torch.cat(
-        [(v.double() - i.double()).reshape(-1) for v, i in zip(own, initial, strict=True)]
+        [(v.double() - i.double()).reshape(-1) for v, i in zip(states, initial, strict=True)]
     )
     sync.all_reduce(added)
     start = 0
-    for variable, value, first in zip(variables, own, initial, strict=True):
+    for variable, value, first in zip(variables, states, initial, strict=True):
         part = added[start : start + value.numel()].reshape(value.shape)
         to_variable(variable, (first.double() + part).to(value.dtype))
         start += value.numel()

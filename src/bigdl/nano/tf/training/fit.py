@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +81,8 @@ def fit_in_processes(
     verbose = 2 if arguments["verbose"] == "auto" else arguments["verbose"]
     folder = scratch_directory("bigdl-keras-fit-")
     try:
-        feed, validation = _feeds(arguments, folder)
+        feeds = _feeds(arguments, folder)
+        feed = feeds["data"]
         if not model.built:  # all processes begin with the same weights
             model(feed.first_row()[0])
         callbacks = _callbacks(arguments["callbacks"])
@@ -97,7 +98,7 @@ def fit_in_processes(
             verbose=verbose,
             trigger=None,
         )
-        job = _FitJob(packed(model), feed, validation, _pickled(callbacks), settings)
+        job = _FitJob(packed(model), feeds, _pickled(callbacks), settings)
         result = processes.run(_fit, processes.count, job)[0]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -112,12 +113,13 @@ def fit_in_processes(
     return _history(model, snapshot, settings, stopped=result["stopped"])
 
 
-def _feeds(arguments: Mapping[str, Any], folder: Path) -> tuple[Feed, Feed | None]:
+def _feeds(arguments: Mapping[str, Any], folder: Path) -> dict[str, Feed]:
     x, y, weight = arguments["x"], arguments["y"], arguments["sample_weight"]
     held_out = arguments["validation_data"]
     if arguments["validation_split"] and held_out is None:
         (x, y, weight), held_out = _split(x, y, weight, arguments["validation_split"])
-    feed = feed_of(
+    feeds: dict[str, Feed] = {}
+    feeds["data"] = feed_of(
         x,
         y,
         weight,
@@ -128,16 +130,16 @@ def _feeds(arguments: Mapping[str, Any], folder: Path) -> tuple[Feed, Feed | Non
         shuffle=arguments["shuffle"],
     )
     if held_out is None:
-        return feed, None
+        return feeds
     parts = held_out if isinstance(held_out, (tuple, list)) else (held_out,)
-    validation = feed_of(
+    feeds["validation"] = feed_of(
         *parts,
         folder=folder,
         batch_size=arguments["validation_batch_size"] or arguments["batch_size"],
         steps=arguments["validation_steps"],
         steps_argument="validation_steps",
     )
-    return feed, validation
+    return feeds
 
 
 def _split(x: Any, y: Any, weight: Any, fraction: float) -> tuple[tuple, tuple]:
@@ -160,7 +162,7 @@ def _callbacks(callbacks: Any) -> list:
 def _pickled(callbacks: list) -> bytes:
     copies = []
     for callback in callbacks:
-        twin = type(callback).__new__(type(callback))
+        twin: Any = object.__new__(type(callback))
         vars(twin).update({k: v for k, v in vars(callback).items() if k != "_model"})
         vars(twin)["_model"] = None
         copies.append(twin)
@@ -203,15 +205,15 @@ class _FitJob:
     Attributes
     ----------
     model : Parcel
-    feed, validation : Feed or None
+    feeds : dict of str to Feed
+        ``data`` and perhaps ``validation``.
     callbacks : bytes
         Pickled.
     settings : KerasFitSettings
     """
 
     model: Parcel
-    feed: Feed
-    validation: Feed | None
+    feeds: Mapping[str, Feed]
     callbacks: bytes
     settings: KerasFitSettings
 
@@ -227,9 +229,8 @@ class ProcessWorker:
     threads = None
     timeout = 1800.0
 
-    def __init__(self, rank: int, count: int):
-        self.rank, self.world_size = rank, count
-        self.shards: dict = {}
+    def __init__(self, rank: int, count: int, shards: Mapping[str, Feed] | None = None):
+        self.rank, self.world_size, self.shards = rank, count, shards or {}
         self.snapshot: Snapshot | None = None
 
     def state(self) -> None:
@@ -256,22 +257,17 @@ class ProcessSync(TorchDistributedSync):
 class _ProcessLoop(KerasLoop):
     """The loop of one process; callbacks run in that of rank 0 for all."""
 
-    def __init__(self, worker: ProcessWorker, job: _FitJob, callbacks: Sequence[Any]):
-        self._feeds = {"data": job.feed, "validation": job.validation}
-        super().__init__(worker, ProcessSync(worker), job, job.settings, callbacks, {})
-
-    def _open(self, name):
-        feed = self._feeds[name]
-        return None if feed is None else feed.open(self.sync, self.settings.seed)
+    def _open(self, shard):
+        return shard.open(self.sync, self.settings.seed)
 
     def _open_callbacks(self, callbacks, **params):
         return Rank0CallbackBridge(callbacks, self.model, self.sync, **params)
 
 
 def _fit(rank: int, count: int, job: _FitJob) -> dict[str, Any] | None:
-    worker = ProcessWorker(rank, count)
+    worker = ProcessWorker(rank, count, job.feeds)
     callbacks = pickle.loads(job.callbacks)
-    loop = _ProcessLoop(worker, job, callbacks)
+    loop = _ProcessLoop(worker, ProcessSync(worker), job, job.settings, callbacks, {})
     loop.fit()
     if rank:
         return None

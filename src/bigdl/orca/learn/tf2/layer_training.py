@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import numbers
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,11 +19,11 @@ from bigdl.orca.learn.tf2.layer_replica import KerasReplicaProgram, running_weig
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasTraining
 from bigdl.orca.parameter_layer.plan import LayerPlan
 from bigdl.training.checkpoint import Snapshot
-from bigdl.training.figures import score_of
 from bigdl.training.keras.backends import Packed
 from bigdl.training.keras.callbacks import BATCH_HOOKS, WorkerCallbacks
 from bigdl.training.keras.data import build_for
 from bigdl.training.keras.evaluation import EvaluateProgram, numbers_of
+from bigdl.training.keras.loop import KerasEpochs
 from bigdl.training.keras.reducer import loss_divisor
 from bigdl.training.keras.state import (
     array_of,
@@ -95,7 +94,7 @@ def _check_callbacks(callbacks: Sequence[Any]) -> None:
             )
 
 
-class KerasLayerLoop(LayerLoop):
+class KerasLayerLoop(KerasEpochs, LayerLoop):
     """A fit by the parameter layer; callbacks are called on the driver.
 
     Parameters
@@ -108,7 +107,7 @@ class KerasLayerLoop(LayerLoop):
         super().__init__(run)
         self.model, settings = run.model.model, run.settings
         self._callbacks: WorkerCallbacks | None = None
-        self._numbers = b""  # what callbacks had counted
+        self._numbers = ""  # what callbacks had counted
         self.begin(run.start)
         self._callbacks = WorkerCallbacks(
             callbacks,
@@ -123,43 +122,33 @@ class KerasLayerLoop(LayerLoop):
 
     def fit(self) -> Snapshot:
         """Train to the end and return the final state."""
-        hooks, optimizer = self._callbacks.list, self.model.optimizer
-        self.model.stop_training = False
-        hooks.on_train_begin()
-        if self.settings.goal.is_begun(self.position):
-            self._restore_callbacks()
-        if self.position.partial:  # an earlier fit ended inside this epoch
-            self._close_epoch(self.position.partial)
+        optimizer = self.model.optimizer
+        self._begin_fit(self._numbers)
         states = self._train()
         if not self._callbacks.is_empty or optimizer.use_ema:  # they may change weights at the end
             states = self._pull()
             optimizer.finalize_variable_values(self.model.trainable_weights)
-        hooks.on_train_end()
+        self._callbacks.list.on_train_end()
         return self._finish(states)
 
-    def _epoch(self):
-        number = self.settings.epoch_number(self.position)
-        hooks = self._callbacks.list
-        hooks.on_epoch_begin(number)
+    def _train_epoch(self, number):
         self._groups_of_epoch()
         entry = self._entry()
         if self._validate_weights is not None and self.settings.validates_after(number + 1):
             entry["logs"].update(self._validation())
-        if not self._callbacks.is_empty:
-            states, before = self._pull(), self._layer.vector(self._layer_plan)
-            hooks.on_epoch_end(number, dict(entry["logs"]))
-            if not np.array_equal(before, self._layer.vector(self._layer_plan)):
-                self._push([state.residual for state in states])
+        return True, entry
+
+    def _end_epoch(self, number, logs):
+        if self._callbacks.is_empty:
+            super()._end_epoch(number, logs)
         else:
-            hooks.on_epoch_end(number, dict(entry["logs"]))
+            states, before = self._pull(), self._layer.vector(self._layer_plan)
+            super()._end_epoch(number, logs)
+            if not np.array_equal(before, self._layer.vector(self._layer_plan)):
+                # the ranks get the weights that a callback has set
+                residuals = [state.residual for state in states]
+                self._transport.start(self._layer.states(self._layer_plan, residuals))
         self.stop = bool(self.model.stop_training)
-        entry["logs"] = {
-            name: value if isinstance(value, list) else float(value)
-            for name, value in self._callbacks.logs.items()
-            if isinstance(value, numbers.Real | list)
-        }
-        self._close_epoch(entry)
-        self._checkpoint_after_epoch(entry["logs"].get("loss"), score_of(entry["logs"]))
 
     def _entry(self) -> dict:
         position, figures = self.position, self._figures
@@ -183,10 +172,6 @@ class KerasLayerLoop(LayerLoop):
         figures = self._validate_weights(dump_weights(self.model))
         self._callbacks.list.on_test_end(figures)
         return {f"val_{name}": value for name, value in figures.items()}
-
-    def _push(self, residuals):
-        """Give the ranks the weights that a callback has set."""
-        self._transport.start(self._layer.states(self._layer_plan, residuals))
 
     # -- what the groups ask -------------------------------------------------------------------
 
@@ -217,18 +202,15 @@ class KerasLayerLoop(LayerLoop):
         return files
 
     def _put_kept(self, files):
-        self._numbers = files.get(_NUMBERS, b"")
+        self._numbers = files.get(_NUMBERS, b"").decode()
         if self.position.step and not self.position.partial and _FIGURES in files:
             self._figures.put(files[_FIGURES])
 
     def _restart_from_latest(self, error):
         super()._restart_from_latest(error)
         self.model.stop_training = False
-        self._restore_callbacks()
-
-    def _restore_callbacks(self):
         if self._numbers:
-            self._callbacks.put_numbers(self._numbers.decode())
+            self._callbacks.put_numbers(self._numbers)
 
 
 class _KerasLayerFigures(LayerFigures):

@@ -126,10 +126,10 @@ class KerasFiles(BaseEstimator):
         """What is known of the inputs, for the manifest of a snapshot."""
         snapshot = self._training.snapshot
         known = {} if snapshot is None else snapshot.manifest
-        found = {name: known[name] for name in _OF_INPUTS if known.get(name) is not None}
-        if not found and sample_input is not None:
-            found["example"] = form_of(_first_row(sample_input))
-        return found
+        inputs = {name: known[name] for name in _OF_INPUTS if known.get(name) is not None}
+        if not inputs and sample_input is not None:
+            inputs["example"] = form_of(_first_row(sample_input))
+        return inputs
 
     # -- whole models ----------------------------------------------------------------------------
 
