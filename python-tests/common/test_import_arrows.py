@@ -139,7 +139,7 @@ def test_imports_point_one_way():
         ("bigdl.orca.data.shard", "importlib.import_module('bigdl.orca.learn')"),
         ("bigdl.orca.learn.metrics", "from bigdl.orca.automl import hp"),
         ("bigdl.training.fit", "from bigdl.orca.learn.pytorch.loop import FitProgram"),
-        ("bigdl.orca.learn.tf2.loop", "from bigdl.orca.learn.pytorch import Estimator"),
+        ("bigdl.orca.learn.tf2.parts", "from bigdl.orca.learn.pytorch import Estimator"),
         ("bigdl.orca.cluster.spark", "from bigdl.nano.pytorch import Trainer"),
         ("bigdl.nano.pytorch", "from bigdl.orca import init_orca_context"),
         ("bigdl.friesian.feature", "from bigdl.orca.data import _internal"),

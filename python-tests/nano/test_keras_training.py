@@ -24,9 +24,9 @@ from bigdl.nano.tf.keras import (
 )
 from bigdl.nano.tf.keras.layers import Dense, Embedding, Flatten
 from bigdl.nano.tf.optimizers import SparseAdam
-from bigdl.nano.tf.training import spool
+from bigdl.nano.tf.training import feeds
 from bigdl.nano.tf.training.feeds import feed_of
-from bigdl.nano.tf.training.group import Group
+from bigdl.nano.tf.training.fit import ProcessSync, ProcessWorker
 
 pytestmark = pytest.mark.timeout(900)  # processes import two frameworks each
 
@@ -164,7 +164,7 @@ def x_of(value: float) -> tf.Tensor:
 
 
 def wrong_loss(model):
-    model.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="none"))
     return model
 
 
@@ -181,9 +181,9 @@ WRONG = {
         lambda m: Sequential([Dense(1)]).fit(ROWS, TARGETS, num_processes=2),
         "call compile()",
     ),
-    "sum": (
+    "no reduction": (
         lambda m: wrong_loss(m).fit(ROWS, TARGETS, num_processes=2),
-        "losses that are means over the rows",
+        "A loss has reduction='none'",
     ),
     "no end": (lambda m: m.fit(batches().repeat(), num_processes=2), "pass steps_per_epoch"),
     "rows": (
@@ -196,7 +196,7 @@ WRONG = {
     "empty": (lambda m: m.fit(iter(()), num_processes=2), "yields nothing"),
     "steps": (
         lambda m: m.fit(batches(), steps_per_epoch=0, num_processes=2),
-        "steps_per_epoch must be an int of at least 1",
+        "steps_per_epoch should be a positive integer, got 0",
     ),
     "validation without end": (
         lambda m: m.fit(batches(), validation_data=batches().repeat(), num_processes=2),
@@ -244,7 +244,7 @@ def test_data_without_end_train_and_validate_for_as_many_steps_as_are_asked_for(
 
 @pytest.mark.parametrize("kind", ["generator", "from_generator"])
 def test_python_s_data_without_end_are_given_up_and_leave_nothing(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(spool, "MOST_BATCHES", 20)
+    monkeypatch.setattr(feeds, "MAX_BATCHES", 20)
     monkeypatch.setenv(scratch.VARIABLE, str(tmp_path))
     spec = batches().element_spec
     source = {
@@ -260,7 +260,7 @@ def test_python_s_data_without_end_are_given_up_and_leave_nothing(kind, tmp_path
 
 def test_data_that_would_fill_the_disk_are_given_up(tmp_path, monkeypatch):
     monkeypatch.setenv(scratch.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(spool.shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000))
+    monkeypatch.setattr(feeds.shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000))
     with pytest.raises(UsageError, match="more than half of the free space"):
         classifier().fit(endless(), steps_per_epoch=10**9, num_processes=2)
     assert not list(tmp_path.iterdir())
@@ -282,9 +282,9 @@ def test_batches_of_several_shapes_and_of_texts_are_read_back_as_they_were(tmp_p
         ((np.arange(6).reshape(2, 3), np.array(["a", "bc"])), np.ones(2)),
         ((np.arange(4).reshape(1, 4), np.array(["longer"])), np.ones(1, np.float32)),
     ]
-    path, spec = spool.write_batches(iter(given), tmp_path)
+    path, spec = feeds.write_batches(iter(given), tmp_path)
     assert spec[0][0].shape.as_list() == [None, None]
-    found = list(spool.read_batches(path, spec).as_numpy_iterator())
+    found = list(feeds.read_batches(path, spec).as_numpy_iterator())
     for ((numbers, texts), targets), ((x, words), y) in zip(given, found, strict=True):
         assert (x.tolist(), y.tolist(), y.dtype) == (numbers.tolist(), targets.tolist(), float)
         assert [word.decode() for word in words] == texts.tolist()
@@ -298,10 +298,11 @@ class Endless(keras.utils.PyDataset):
 
 
 def test_a_pydataset_may_have_no_end(tmp_path):
-    order = {"batch_size": None, "shuffle": False, "class_weight": None, "folder": tmp_path}
-    feed = feed_of(Endless(), None, None, steps=2, epochs=2, **order)
-    shares = list(feed.shares(Group(0, 1), 0))
-    assert [int(share.batch[0][0, 0]) for share in shares] == [0, 1, 2, 3]
+    feed = feed_of(Endless(), steps=2, epochs=2, folder=tmp_path)
+    rows = feed.open(ProcessSync(ProcessWorker(0, 1)), 0)
+    rows.seek(0, 0)
+    assert [int(rows.next(wrap=False).batch[0][0, 0]) for _ in range(4)] == [0, 1, 2, 3]
+    assert not rows.next(wrap=False).total
 
 
 def test_a_fit_without_processes_is_keras_own():

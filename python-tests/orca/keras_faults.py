@@ -72,7 +72,7 @@ def fitted(disturb=None, *, config=None, **fit):
 
 
 def state_of(model) -> list[np.ndarray]:
-    from bigdl.orca.learn.tf2.state import array_of
+    from bigdl.training.keras.state import array_of
 
     return [np.array(array_of(v)) for v in (*model.weights, *model.optimizer.variables)]
 

@@ -21,12 +21,9 @@ from bigdl.orca.data import XShards
 from bigdl.orca.learn.layer_fit.loop import LayerRun
 from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.tf2 import Estimator
-from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings, KerasFitSettings
-from bigdl.orca.learn.tf2.layer_loop import KerasLayerLoop
-from bigdl.orca.learn.tf2.layer_model import KerasLayerModel
 from bigdl.orca.learn.tf2.layer_replica import KerasReplica, KerasReplicaProgram
+from bigdl.orca.learn.tf2.layer_training import KerasLayerLoop, KerasLayerModel
 from bigdl.orca.learn.tf2.parts import KerasParts
-from bigdl.orca.learn.tf2.state import array_of
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.orca.parameter_layer.optimizers import SliceOptimizer, cut_state, joined_state
 from bigdl.orca.parameter_layer.plan import Geometry
@@ -35,6 +32,9 @@ from bigdl.orca.parameter_layer.state import RankState
 from bigdl.orca.parameter_layer.transport import Transport
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.fit import FailurePolicy
+from bigdl.training.keras.evaluation import EvaluationSettings
+from bigdl.training.keras.loop import KerasFitSettings
+from bigdl.training.keras.state import array_of
 from bigdl.training.position import Goal
 
 # every process that meets Keras first imports it, which takes long on a busy machine

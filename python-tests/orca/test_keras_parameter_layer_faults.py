@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bigdl.orca.learn.tf2 import layer_training
-from bigdl.orca.learn.tf2.layer_loop import KerasLayerLoop
+from bigdl.orca.learn.tf2.layer_training import KerasLayerLoop
 
 # every process that meets Keras first imports it, which takes long on a busy machine
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]

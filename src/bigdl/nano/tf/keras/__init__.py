@@ -1,6 +1,20 @@
 """Keras models that train in several processes, and their accelerated inference."""
 
+from typing import TYPE_CHECKING
+
 from bigdl.nano.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from keras import Input
+
+    from bigdl.nano.tf.inference.optimizer import InferenceOptimizer
+    from bigdl.nano.tf.keras.models import Model, Sequential
+    from bigdl.nano.tf.training.loops import (
+        nano,
+        nano_bf16,
+        nano_multiprocessing,
+        nano_multiprocessing_loss,
+    )
 
 _HOMES = {
     "InferenceOptimizer": "bigdl.nano.tf.inference.optimizer",

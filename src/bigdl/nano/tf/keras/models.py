@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import keras
 from keras.src.models.functional import Functional  # which has no public name
@@ -11,10 +12,16 @@ from keras.src.models.functional import Functional  # which has no public name
 __all__ = ["Model", "Sequential"]
 
 
-class _Trains:
-    """What Nano adds to a class of models."""
+if TYPE_CHECKING:
+    from keras import Model as _Base
+else:
+    _Base = object
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+
+class _NanoModel(_Base):
+    """A model of Keras that trains in several processes too."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         made = super().__new__(cls, *args, **kwargs)
         # Keras wraps the method of each object, and refuses the arguments of BigDL 2.x in it.
         vars(made).pop("quantize", None)
@@ -26,24 +33,24 @@ class _Trains:
         y: Any = None,
         batch_size: int | None = None,
         epochs: int = 1,
-        verbose: Any = "auto",
-        callbacks: Any = None,
+        verbose: int | Literal["auto"] = "auto",
+        callbacks: list[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
         validation_split: float = 0.0,
         validation_data: Any = None,
         shuffle: bool = True,
-        class_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
         sample_weight: Any = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
         validation_batch_size: int | None = None,
-        validation_freq: Any = 1,
+        validation_freq: int | Iterable[int] = 1,
         max_queue_size: int = 10,
         workers: int = 1,
         use_multiprocessing: bool = False,
         num_processes: int | None = None,
-        backend: str = "multiprocessing",
-    ) -> Any:
+        backend: Literal["multiprocessing", "ray"] = "multiprocessing",
+    ) -> keras.callbacks.History:
         """Train, in this process or in several of this machine.
 
         Several processes make the steps of one: `batch_size`, or the batch of the dataset, is that
@@ -98,10 +105,7 @@ class _Trains:
             "validation_batch_size": validation_batch_size,
             "validation_freq": validation_freq,
         }
-        from bigdl.nano.tf.training.backends import check_backend
-
-        check_backend(backend)
-        if num_processes is None:
+        if num_processes is None and backend in ("multiprocessing", "ray"):
             return super().fit(**of_keras)
         from bigdl.nano.tf.training.fit import fit_in_processes, processes_of
 
@@ -132,23 +136,23 @@ class _Trains:
 
 
 @keras.saving.register_keras_serializable(package="bigdl")
-class Sequential(_Trains, keras.Sequential):
+class Sequential(_NanoModel, keras.Sequential):
     """``keras.Sequential`` with ``fit(num_processes=...)``."""
 
 
 @keras.saving.register_keras_serializable(package="bigdl")
-class FunctionalModel(_Trains, Functional):
-    """What ``Model(inputs, outputs)`` makes."""
+class FunctionalModel(_NanoModel, Functional):
+    """A functional model, as ``Model(inputs, outputs)`` makes it."""
 
 
 @keras.saving.register_keras_serializable(package="bigdl")
-class Model(_Trains, keras.Model):
+class Model(_NanoModel, keras.Model):
     """``keras.Model`` with ``fit(num_processes=...)``: to be subclassed, or of inputs and outputs.
 
     ``Model(inputs, outputs)`` is a functional model as it is in Keras.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls is Model and _is_functional(args, kwargs):
             return FunctionalModel(*args, **kwargs)
         return super().__new__(cls, *args, **kwargs)

@@ -1,7 +1,10 @@
-"""Data of a fit on the way to several processes.
+"""Data of a fit for several processes: arrays, datasets, and batches that Python makes.
 
-A feed is pickled to each process and makes the dataset of its shares there. Batches, and their
-order, are the same in all of them.
+A feed is pickled to each process, which takes its part of every batch there. Batches, and their
+order, are the same in all of them. Batches that only the caller's process can make are written to a
+file that all of them read: a record is a tensor; so many records as a batch has tensors are a
+batch. They are written one by one from Python, not by ``tf.data.Dataset.save``, which could not be
+interrupted.
 """
 
 from __future__ import annotations
@@ -9,8 +12,10 @@ from __future__ import annotations
 import abc
 import itertools
 import math
-import operator
-from collections.abc import Iterator, Mapping
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +24,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, one_line
-from bigdl.nano.acceleration.structure import flatten, is_tensor
-from bigdl.nano.tf.training.group import Group
-from bigdl.nano.tf.training.shares import Share, share_of
-from bigdl.nano.tf.training.spool import batches_of, read_batches, write_batches
+from bigdl.nano.acceleration.structure import flatten
+from bigdl.runtime.collectives.base import GradientSync
+from bigdl.training.keras.datasets import DatasetGraph, DatasetRows, with_seeds
 
 __all__ = ["ArrayFeed", "DatasetFeed", "Feed", "feed_of"]
 
-# What a graph cannot do in another process.
+MAX_BATCHES = 65_536
+"""So many batches are read of data whose end is not known."""
+
+# Operations that a graph cannot run in another process.
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
@@ -43,12 +51,47 @@ class Feed(abc.ABC):
     steps: int | None
 
     @abc.abstractmethod
-    def shares(self, group: Group, seed: int) -> tf.data.Dataset:
-        """The dataset of one process's :class:`Share` of each batch."""
+    def open(self, sync: GradientSync, seed: int) -> FeedRows:
+        """Return the batches of one process."""
 
     @abc.abstractmethod
-    def some_rows(self) -> Any:
-        """A batch of few rows, as a train step takes it."""
+    def first_row(self) -> tuple:
+        """Return a batch of one row, as a train step takes it."""
+
+
+class FeedRows(DatasetRows):
+    """The batches of a feed in one process.
+
+    Parameters
+    ----------
+    dataset : tf.data.Dataset
+    sync : GradientSync
+    first_row : tuple
+    arrays : tuple, optional
+        Nested arrays whose row numbers the dataset gives.
+    """
+
+    def __init__(
+        self, dataset: Any, sync: GradientSync, first_row: tuple, arrays: tuple | None = None
+    ):
+        super().__init__(dataset, sync)
+        self._first_row, self._arrays = first_row, arrays
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def example(self, types, assembly):
+        return self._first_row
+
+    def _check_equal(self, batch):
+        """Accept rows that differ: random operations of a pipeline draw in each process."""
+
+    def _part(self, batch):
+        part, rows = super()._part(batch)
+        if self._arrays is None:
+            return (part if isinstance(part, tuple) else (part,)), rows
+        leaves, structure = flatten(self._arrays)
+        return structure.rebuild([leaf[part.numpy()] for leaf in leaves]), rows
 
 
 @dataclass
@@ -70,31 +113,19 @@ class ArrayFeed(Feed):
     shuffle: bool
     steps: int | None = None
 
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return len(flatten(self.arrays)[0][0])
-
-    def shares(self, group: Group, seed: int) -> tf.data.Dataset:
-        leaves, structure = flatten(self.arrays)
-        tensors = [tf.convert_to_tensor(leaf) for leaf in leaves]
-        rows = self.rows
-
-        def taken(indices: Any) -> Share:
-            count = tf.shape(indices)[0]
-            first, last, mine = share_of(count, group)
-            chosen = [tf.gather(tensor, indices[first:last]) for tensor in tensors]
-            return Share(mine, count, structure.rebuild(chosen))
-
+    def open(self, sync, seed):
+        rows = len(flatten(self.arrays)[0][0])
         dataset = tf.data.Dataset.range(rows)
         if self.shuffle:
+            tf.random.set_seed(seed)
             dataset = dataset.shuffle(rows, seed=seed)
         if self.steps is not None:
             dataset = dataset.repeat()
-        dataset = dataset.batch(self.batch_size).map(taken, num_parallel_calls=1)
-        return dataset.prefetch(2)
+        opened = FeedRows(dataset.batch(self.batch_size), sync, self.first_row(), self.arrays)
+        opened.steps = math.ceil(rows / self.batch_size)
+        return opened
 
-    def some_rows(self) -> Any:
+    def first_row(self):
         leaves, structure = flatten(self.arrays)
         return structure.rebuild([leaf[:1] for leaf in leaves])
 
@@ -103,66 +134,50 @@ class ArrayFeed(Feed):
 class DatasetFeed(Feed):
     """A ``tf.data.Dataset`` of batches, as a graph or as a file of them.
 
-    Every process reads all of it and takes its rows of each batch.
-
     Attributes
     ----------
     content : bytes or str
         The graph, or the file's path.
     spec
         Of the elements.
-    weights : dict or None
-        Weight of each class.
-    first
-        The first batch.
+    row : tuple
+        A batch of one row.
     steps : int or None
     """
 
-    content: Any
+    content: bytes | str
     spec: Any
-    weights: dict | None
-    first: Any
+    row: tuple
     steps: int | None = None
 
-    def shares(self, group: Group, seed: int) -> tf.data.Dataset:
-        def taken(*element: Any) -> Share:
-            batch = _weighted(element, self.weights)
-            leaves, structure = flatten(batch)
-            count = tf.shape(leaves[0])[0]
-            first, last, mine = share_of(count, group)
-            return Share(mine, count, structure.rebuild([leaf[first:last] for leaf in leaves]))
-
-        return self._dataset(seed).map(taken, num_parallel_calls=1).prefetch(2)
-
-    def some_rows(self) -> Any:
-        leaves, structure = flatten(self.first)
-        return structure.rebuild([leaf[:1] for leaf in leaves])
-
-    def _dataset(self, seed: int) -> tf.data.Dataset:
+    def open(self, sync, seed):
         if isinstance(self.content, str):
-            return read_batches(self.content, self.spec)
-        variant = tf.raw_ops.DatasetFromGraph(graph_def=_seeded(self.content, seed))
-        return tf.data.experimental.from_variant(variant, structure=self.spec)
+            dataset = read_batches(self.content, self.spec)
+        else:
+            dataset = DatasetGraph(with_seeds(self.content, seed), self.spec, False)(None, None)
+        return FeedRows(dataset, sync, self.row)
+
+    def first_row(self):
+        return self.row
 
 
 def feed_of(
     x: Any,
-    y: Any,
-    sample_weight: Any,
+    y: Any = None,
+    sample_weight: Any = None,
     *,
-    batch_size: int | None,
-    steps: int | None,
-    epochs: int,
-    shuffle: bool,
-    class_weight: Mapping | None,
     folder: Path,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    epochs: int = 1,
+    shuffle: bool = False,
     steps_argument: str = "steps_per_epoch",
 ) -> Feed:
-    """The feed of what ``fit`` was given.
+    """Return the feed of what ``fit`` was given.
 
     Parameters
     ----------
-    x, y, sample_weight, batch_size, steps, shuffle, class_weight
+    x, y, sample_weight, batch_size, steps, shuffle
         As of ``keras.Model.fit``.
     epochs : int
         How often the data are gone through.
@@ -175,22 +190,19 @@ def feed_of(
     ------
     UsageError
         If the data are of another kind, or are not batches; if they are to be gone through to their
-        end and have none: such data of Python's are given up after
-        :data:`~bigdl.nano.tf.training.spool.MOST_BATCHES`.
+        end and have none: such data of Python's are given up after :data:`MAX_BATCHES`.
     """
-    steps = _checked(steps, steps_argument)
+    if steps is not None:
+        steps = check_positive(steps_argument, steps)
     if _is_nest(x):
-        return _array_feed(x, y, sample_weight, batch_size, steps, shuffle, class_weight)
+        return _array_feed(x, y, sample_weight, batch_size, steps, shuffle)
     if y is not None or sample_weight is not None:
         raise UsageError(
             "x is a dataset or a generator, which holds targets and weights itself; leave y and "
             "sample_weight out"
         )
-    weights = (
-        {int(key): float(value) for key, value in class_weight.items()} if class_weight else None
-    )
     if isinstance(x, tf.data.Dataset):
-        return _dataset_feed(x, steps, epochs, weights, folder, steps_argument)
+        return _dataset_feed(x, steps, epochs, folder, steps_argument)
     if isinstance(x, keras.utils.PyDataset):
         steps = steps or x.num_batches
         x = _batches_in_order(x)
@@ -200,76 +212,62 @@ def feed_of(
             f"not a {type(x).__name__}"
         )
     limit = None if steps is None else steps * epochs
-    batches = map(_as_element, batches_of(x, limit, steps_argument))
-    return _spooled(batches, None, steps, weights, folder)
+    return _spooled(map(_as_element, _limited(x, limit, steps_argument)), None, steps, folder)
 
 
-def _checked(steps: Any, argument: str) -> int | None:
-    if steps is None:
-        return None
-    try:
-        number = operator.index(steps)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise UsageError(f"{argument} must be an int of at least 1, but it is {steps!r}")
-    return number
-
-
-def _array_feed(x, y, sample_weight, batch_size, steps, shuffle, class_weight) -> ArrayFeed:
-    arrays = tuple(_as_arrays(each) for each in (x, y, sample_weight) if each is not None)
+def _array_feed(x, y, sample_weight, batch_size, steps, shuffle) -> ArrayFeed:
     if y is None and sample_weight is not None:
         raise UsageError("sample_weight needs y")
-    leaves = flatten(arrays)[0]
-    rows = {len(leaf) for leaf in leaves}
+    arrays = tuple(_as_arrays(each) for each in (x, y, sample_weight) if each is not None)
+    rows = {len(leaf) for leaf in flatten(arrays)[0]}
     if len(rows) != 1 or not next(iter(rows)):
         raise UsageError(f"x and y must hold as many rows each, but they hold {sorted(rows)}")
-    if class_weight:
-        if sample_weight is not None:
-            raise UsageError("class_weight and sample_weight cannot both be given")
-        arrays = (*arrays, _class_weights(arrays[1], class_weight))
     if not batch_size:
         batch_size = math.ceil(rows.pop() / steps) if steps else 32
     return ArrayFeed(arrays, int(batch_size), bool(shuffle), steps)
 
 
-def _dataset_feed(dataset, steps, epochs, weights, folder, steps_argument) -> Feed:
+def _dataset_feed(dataset, steps, epochs, folder, steps_argument) -> Feed:
     try:
-        variant = dataset._variant_tensor
-        graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1)
-        content = graph.numpy()
+        graph = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=dataset._variant_tensor, external_state_policy=1
+        ).numpy()
     except tf.errors.OpError as error:
         raise UsageError(f"The dataset cannot be sent: {one_line(error)}") from error
     batches = dataset.cardinality()
     if steps is None and batches == tf.data.INFINITE_CARDINALITY:
         raise UsageError(f"The dataset has no end; pass {steps_argument}")
-    if not _runs_python(content):
-        first = _first_of(dataset, weights)
-        return DatasetFeed(content, dataset.element_spec, weights, first, steps)
+    if not _runs_python(graph):
+        return DatasetFeed(graph, dataset.element_spec, _first_row(dataset), steps)
     if steps is not None:
         limit, dataset = steps * epochs, dataset.repeat()
     else:
         limit = None if batches == tf.data.UNKNOWN_CARDINALITY else int(batches)
-    elements = batches_of(iter(dataset), limit, steps_argument)
-    return _spooled(elements, dataset.element_spec, steps, weights, folder)
+    elements = _limited(iter(dataset), limit, steps_argument)
+    return _spooled(elements, dataset.element_spec, steps, folder)
 
 
-def _spooled(batches, spec, steps, weights, folder) -> DatasetFeed:
-    """A feed of batches that are made now, once."""
+def _runs_python(content: bytes) -> bool:
+    graph = tf.compat.v1.GraphDef.FromString(content)
+    nodes = itertools.chain(graph.node, *(f.node_def for f in graph.library.function))
+    return any(node.op in _PYTHON for node in nodes)
+
+
+def _spooled(batches, spec, steps, folder) -> DatasetFeed:
+    """Return a feed of batches that are made now, once."""
     path, spec = write_batches(batches, folder, spec)
     if spec is None:
         raise UsageError("The generator yields nothing; give at least one batch")
-    first = _first_of(read_batches(path, spec), weights)
-    return DatasetFeed(path, spec, weights, first, steps)
+    return DatasetFeed(path, spec, _first_row(read_batches(path, spec)), steps)
 
 
-def _first_of(dataset: tf.data.Dataset, weights: dict | None) -> Any:
+def _first_row(dataset: tf.data.Dataset) -> tuple:
     for element in dataset.take(1):
-        batch = _weighted(element if isinstance(element, tuple) else (element,), weights)
+        batch = element if isinstance(element, tuple) else (element,)
         leaves, structure = flatten(batch)
         if any(not leaf.shape.rank for leaf in leaves):
             raise UsageError("The dataset must yield batches; call batch() on it")
-        return structure.rebuild([leaf.numpy() for leaf in leaves])
+        return structure.rebuild([leaf[:1].numpy() for leaf in leaves])
     raise UsageError("The dataset holds no batch; give at least one")
 
 
@@ -282,7 +280,7 @@ def _as_element(batch: Any) -> Any:
 
 
 def _batches_in_order(data: Any) -> Iterator:
-    """Batches of a PyDataset, over and over."""
+    """Yield the batches of a PyDataset, over and over."""
     while True:
         for index in itertools.count() if data.num_batches is None else range(data.num_batches):
             yield data[index]
@@ -303,60 +301,114 @@ def _as_arrays(value: Any) -> Any:
     return structure.rebuild([np.asarray(leaf) for leaf in leaves])
 
 
-def _class_weights(y: Any, class_weight: Mapping) -> np.ndarray:
-    if not is_tensor(y):
-        raise UsageError("class_weight is for models with a single output")
-    classes = y.argmax(-1) if y.ndim > 1 and y.shape[-1] > 1 else y.reshape(len(y))
-    return np.array([class_weight.get(int(each), 1.0) for each in classes], np.float32)
+# -- batches in a file ---------------------------------------------------------------------------
 
 
-def _weighted(element: tuple, weights: dict | None) -> tuple:
-    """An element with the weights of its classes."""
-    if weights is None:
-        return element
-    if len(element) != 2:
-        raise UsageError("class_weight needs a dataset of (x, y)")
-    x, y = element
-    y = tf.convert_to_tensor(y)
-    several = y.shape.rank is not None and y.shape.rank > 1 and y.shape[-1] != 1
-    classes = tf.argmax(y, -1) if several else tf.reshape(y, [-1])
-    table = [weights.get(each, 1.0) for each in range(max(weights) + 1)]
-    beyond = tf.cast(classes, tf.int64) >= len(table)
-    found = tf.gather(table, tf.where(beyond, tf.zeros_like(classes), classes))
-    return x, y, tf.where(beyond, tf.ones_like(found), found)
+def write_batches(batches: Iterator, folder: Path, spec: Any = None) -> tuple[str, Any]:
+    """Write nested tensors.
+
+    Parameters
+    ----------
+    batches : iterator of nested tensors
+        Of the same structure. Tensors are cast to the dtypes of the first batch; where a dimension
+        is not always the same, its length is left open.
+    folder : Path
+        Where the file is made.
+    spec : nested tf.TypeSpec, optional
+        What all batches are; by default it is found out.
+
+    Returns
+    -------
+    path : str
+    spec : nested tf.TypeSpec
+
+    Raises
+    ------
+    UsageError
+        If a batch is not like the first one, or all of them take more than half of the free space.
+    """
+    file, path = tempfile.mkstemp(dir=folder)
+    os.close(file)
+    space = shutil.disk_usage(folder).free // 2
+    is_known, written = spec is not None, 0
+    with tf.io.TFRecordWriter(path) as writer:
+        for batch in batches:
+            if not is_known:
+                spec = _spec_of(batch) if spec is None else _widened(spec, batch)
+            for record in _records(batch, spec):
+                writer.write(record)
+                written += len(record)
+            if written > space:
+                raise UsageError(
+                    "The batches are written to a file before the training begins, and take more "
+                    f"than half of the free space of {folder}, {space >> 20} MiB; pass fewer "
+                    "steps, a tf.data.Dataset that runs no Python, or set TMPDIR to a larger disk"
+                )
+    return path, spec
 
 
-def _graph_of(content: bytes) -> Any:
-    from tensorflow.core.framework import graph_pb2
+def read_batches(path: str, spec: Any) -> tf.data.Dataset:
+    """Return the dataset of what :func:`write_batches` wrote."""
+    parts = tf.nest.flatten(spec, expand_composites=True)
 
-    graph = graph_pb2.GraphDef()
-    graph.ParseFromString(content)
-    return graph
-
-
-def _runs_python(content: bytes) -> bool:
-    graph = _graph_of(content)
-    nodes = itertools.chain(graph.node, *(f.node_def for f in graph.library.function))
-    return any(node.op in _PYTHON for node in nodes)
-
-
-def _seeded(content: bytes, seed: int) -> bytes:
-    """The graph with a seed for what shuffles without one, so that all processes agree."""
-    graph = _graph_of(content)
-    nodes = {node.name: node for node in graph.node}
-    for node in graph.node:
-        if "SeedGenerator" not in node.op and not node.op.startswith("Shuffle"):
-            continue
-        constants = [
-            nodes[name.split(":")[0]] for name in node.input if name.split(":")[0] in nodes
+    def batch(records: Any) -> Any:
+        tensors = [
+            tf.ensure_shape(tf.io.parse_tensor(records[place], part.dtype), part.shape)
+            for place, part in enumerate(parts)
         ]
-        seeds = [
-            each
-            for each in constants
-            if each.op == "Const"
-            and list(each.attr["value"].tensor.int64_val) in ([], [0])
-            and each.attr["value"].tensor.dtype == tf.int64.as_datatype_enum
-        ]
-        for place, each in enumerate(seeds):
-            each.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(seed + place, tf.int64))
-    return graph.SerializeToString()
+        return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
+
+    records = tf.data.TFRecordDataset(path).batch(len(parts), drop_remainder=True)
+    return records.map(batch, num_parallel_calls=1)
+
+
+def _limited(batches: Iterator, limit: int | None, argument: str) -> Iterator:
+    """Yield the first batches, at most `limit`; without a limit, `argument`, they must end."""
+    yield from itertools.islice(batches, MAX_BATCHES if limit is None else limit)
+    if limit is None and next(batches, None) is not None:
+        raise UsageError(
+            f"The data have no end that can be seen after {MAX_BATCHES} batches; pass {argument}"
+        )
+
+
+def _records(batch: Any, spec: Any) -> Iterator[bytes]:
+    parts = tf.nest.flatten(spec, expand_composites=True)
+    leaves = tf.nest.flatten(batch, expand_composites=True)
+    for leaf, part in zip(leaves, parts, strict=True):
+        tensor = tf.convert_to_tensor(leaf)
+        if tensor.dtype != part.dtype:
+            tensor = tf.cast(tensor, part.dtype)
+        yield tf.io.serialize_tensor(tensor).numpy()
+
+
+def _spec_of(batch: Any) -> Any:
+    """Return the spec of batches like this one, of any number of rows."""
+
+    def part(value: Any) -> tf.TensorSpec:
+        tensor = tf.convert_to_tensor(value)
+        return tf.TensorSpec([None, *tensor.shape[1:]][: tensor.shape.rank], tensor.dtype)
+
+    return tf.nest.map_structure(part, batch)
+
+
+def _widened(spec: Any, batch: Any) -> Any:
+    """Return the spec of both the batches so far and another one."""
+    other = _spec_of(batch)
+    try:
+        return tf.nest.map_structure(_common_spec, spec, other)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            "The batches must be nested alike, of tensors with as many dimensions, but after "
+            f"{_described(spec)} there is {_described(other)}"
+        ) from error
+
+
+def _common_spec(one: tf.TensorSpec, other: tf.TensorSpec) -> tf.TensorSpec:
+    shape = [a if a == b else None for a, b in zip(one.shape, other.shape, strict=True)]
+    if (one.dtype == tf.string) != (other.dtype == tf.string):
+        raise TypeError("text and numbers")
+    return tf.TensorSpec(shape, one.dtype)
+
+
+def _described(spec: Any) -> str:
+    return str(tf.nest.map_structure(lambda part: f"{part.dtype.name}{list(part.shape)}", spec))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import keras
@@ -17,17 +17,27 @@ import numpy as np
 from bigdl.common.errors import UsageError, one_line
 from bigdl.common.scratch import scratch_directory
 from bigdl.nano.acceleration.structure import flatten
-from bigdl.nano.tf.serialization import PackedModel, compile_arguments, packed, unpacked
-from bigdl.nano.tf.training.backends import BACKENDS, check_backend
 from bigdl.nano.tf.training.feeds import Feed, feed_of
+from bigdl.nano.tf.serialization import PackedModel, packed, unpacked
+from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+from bigdl.training.checkpoint import Snapshot
+from bigdl.training.keras.callbacks import Rank0CallbackBridge, as_callbacks
+from bigdl.training.keras.evaluation import EvaluationSettings
+from bigdl.training.keras.loop import KerasFitSettings, KerasLoop
+from bigdl.training.keras.reducer import loss_divisor
+from bigdl.training.keras.state import put_optimizers, put_weights
+from bigdl.training.position import Goal
 
-__all__ = ["fit_in_processes", "processes_of", "take_home", "weights_of"]
+if TYPE_CHECKING:
+    from bigdl.nano.pytorch.training.processes import Processes
 
-_OF_EPOCHS = ("epochs", "initial_epoch", "validation_steps", "validation_freq")
+__all__ = ["ProcessSync", "ProcessWorker", "fit_in_processes", "processes_of"]
+
+_BACKENDS = {"multiprocessing": "subprocess", "ray": "ray"}
 
 
-def processes_of(num_processes: int | None, backend: str) -> Any:
-    """The processes that a user asks for.
+def processes_of(num_processes: int | None, backend: str) -> Processes:
+    """Return the processes that a user asks for.
 
     Raises
     ------
@@ -36,11 +46,16 @@ def processes_of(num_processes: int | None, backend: str) -> Any:
     """
     from bigdl.nano.pytorch.training.processes import Processes
 
-    check_backend(backend)
-    return Processes.of(num_processes, BACKENDS[backend], None, None)
+    if backend not in _BACKENDS:
+        raise UsageError(
+            f"Backend {backend} is not implemented. Choose one of {', '.join(_BACKENDS)}."
+        )
+    return Processes.of(num_processes, _BACKENDS[backend], None, None)
 
 
-def fit_in_processes(model: Any, processes: Any, arguments: Mapping[str, Any]) -> Any:
+def fit_in_processes(
+    model: keras.Model, processes: Processes, arguments: Mapping[str, Any]
+) -> keras.callbacks.History:
     """Train a model in several processes.
 
     Parameters
@@ -60,89 +75,75 @@ def fit_in_processes(model: Any, processes: Any, arguments: Mapping[str, Any]) -
     UsageError
         If the model, the data or a callback cannot be sent, or an argument makes no sense.
     """
-    from bigdl.nano.tf.training.shares import check_losses
-
     if not getattr(model, "compiled", False):
         raise UsageError("The model is not compiled; call compile() before fit()")
-    check_losses(compile_arguments(model)["loss"])
-    room = scratch_directory("bigdl-keras-fit-")
+    loss_divisor(model)
+    verbose = 2 if arguments["verbose"] == "auto" else arguments["verbose"]
+    folder = scratch_directory("bigdl-keras-fit-")
     try:
-        feed, validation = _feeds(dict(arguments), room)
-        _build(model, feed)
+        feeds = _feeds(arguments, folder)
+        feed = feeds["data"]
+        if not model.built:  # all processes begin with the same weights
+            model(feed.first_row()[0])
         callbacks = _callbacks(arguments["callbacks"])
-        order = {
-            "model": packed(model),
-            "feed": feed,
-            "validation": validation,
-            "callbacks": _pickled(callbacks),
-            "fit": {name: arguments[name] for name in _OF_EPOCHS},
-            "verbose": 2 if arguments["verbose"] == "auto" else arguments["verbose"],
-            "seed": int(np.random.randint(2**31 - 1)),
-        }
-        home = processes.run(_fit, processes.count, order)[0]
+        settings = KerasFitSettings(
+            goal=Goal(epochs=arguments["epochs"] - arguments["initial_epoch"]),
+            batch_size=0,  # keeps gradients of embeddings sparse
+            seed=int(np.random.randint(2**31 - 1)),
+            validation=EvaluationSettings(0, None, None, arguments["validation_steps"]),
+            initial_epoch=arguments["initial_epoch"],
+            steps_per_epoch=feed.steps,
+            validation_freq=arguments["validation_freq"],
+            class_weight=arguments["class_weight"] or None,
+            verbose=verbose,
+            trigger=None,
+        )
+        job = _FitJob(packed(model), feeds, _pickled(callbacks), settings)
+        result = processes.run(_fit, processes.count, job)[0]
     finally:
-        shutil.rmtree(room, ignore_errors=True)
-    take_home(model, home["weights"], home["optimizer"])
-    for callback, state in zip(callbacks, home["callbacks"], strict=True):
-        vars(callback).update(pickle.loads(state))
-    return _history(model, home)
+        shutil.rmtree(folder, ignore_errors=True)
+    snapshot: Snapshot = result["snapshot"]
+    put_weights(model, snapshot.files["model.pt"])
+    if model.optimizer is not None:
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        put_optimizers(model, snapshot.files["optimizer.pt"])
+    for callback, attributes in zip(callbacks, result["callbacks"], strict=True):
+        vars(callback).update(pickle.loads(attributes))
+    return _history(model, snapshot, settings, stopped=result["stopped"])
 
 
-def weights_of(model: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Weights of a model, and the state of its optimizer."""
-    optimizer = getattr(model, "optimizer", None)
-    state = [np.asarray(each) for each in optimizer.variables] if optimizer else []
-    return [np.asarray(each) for each in model.weights], state
-
-
-def take_home(model: Any, weights: list[np.ndarray], state: list[np.ndarray]) -> None:
-    """Give a model weights, and its optimizer a state."""
-    model.set_weights(weights)
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or not state:
-        return
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    for variable, value in zip(optimizer.variables, state, strict=True):
-        variable.assign(value)
-
-
-def _feeds(arguments: dict[str, Any], room: Path) -> tuple[Feed, Feed | None]:
+def _feeds(arguments: Mapping[str, Any], folder: Path) -> dict[str, Feed]:
     x, y, weight = arguments["x"], arguments["y"], arguments["sample_weight"]
     held_out = arguments["validation_data"]
     if arguments["validation_split"] and held_out is None:
         (x, y, weight), held_out = _split(x, y, weight, arguments["validation_split"])
-    epochs = arguments["epochs"] - arguments["initial_epoch"]
-    feed = feed_of(
+    feeds: dict[str, Feed] = {}
+    feeds["data"] = feed_of(
         x,
         y,
         weight,
+        folder=folder,
         batch_size=arguments["batch_size"],
         steps=arguments["steps_per_epoch"],
-        epochs=epochs,
+        epochs=arguments["epochs"] - arguments["initial_epoch"],
         shuffle=arguments["shuffle"],
-        class_weight=arguments["class_weight"],
-        folder=room,
     )
     if held_out is None:
-        return feed, None
+        return feeds
     parts = held_out if isinstance(held_out, (tuple, list)) else (held_out,)
-    validation = feed_of(
-        *(*parts, None, None)[:3],
+    feeds["validation"] = feed_of(
+        *parts,
+        folder=folder,
         batch_size=arguments["validation_batch_size"] or arguments["batch_size"],
         steps=arguments["validation_steps"],
-        epochs=1,
-        shuffle=False,
-        class_weight=None,
-        folder=room,
         steps_argument="validation_steps",
     )
-    # Each evaluation begins with the first batch, so nothing is repeated.
-    return feed, replace(validation, steps=None)
+    return feeds
 
 
 def _split(x: Any, y: Any, weight: Any, fraction: float) -> tuple[tuple, tuple]:
-    """The first rows for training and the last for validation, as Keras does."""
+    """Return the first rows for training and the last for validation, as Keras does."""
     leaves, structure = flatten((x, y, weight))
     if not leaves or not 0 < fraction < 1:
         raise UsageError("validation_split must be a number from 0 to 1, and x must hold arrays")
@@ -152,105 +153,138 @@ def _split(x: Any, y: Any, weight: Any, fraction: float) -> tuple[tuple, tuple]:
     return training, structure.rebuild([part[first:] for part in parts])
 
 
-def _build(model: Any, feed: Feed) -> None:
-    """Make the weights here, so that all processes begin with the same."""
-    if not model.built:
-        model(feed.some_rows()[0])
-
-
-def _callbacks(given: Any) -> list:
-    if given is None:
-        return []
-    if isinstance(given, keras.callbacks.CallbackList):
+def _callbacks(callbacks: Any) -> list:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
         raise UsageError("callbacks must be a list of callbacks, not a CallbackList")
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+    return as_callbacks(callbacks)
 
 
 def _pickled(callbacks: list) -> bytes:
-    own = []
+    copies = []
     for callback in callbacks:
-        twin = type(callback).__new__(type(callback))
+        twin: Any = object.__new__(type(callback))
         vars(twin).update({k: v for k, v in vars(callback).items() if k != "_model"})
         vars(twin)["_model"] = None
-        own.append(twin)
+        copies.append(twin)
     try:
-        return cloudpickle.dumps(own)
+        return cloudpickle.dumps(copies)
     except Exception as error:
         raise UsageError(
             f"The callbacks cannot be sent to another process: {one_line(error)}"
         ) from error
 
 
-def _history(model: Any, home: Mapping[str, Any]) -> Any:
+def _history(model, snapshot, settings, *, stopped: bool) -> keras.callbacks.History:
+    entries = snapshot.position.figures(0, snapshot.position.counted)
     history = keras.callbacks.History()
     history.set_model(model)
-    history.set_params(home["params"])
-    history.epoch, history.history = home["epochs"], home["history"]
+    history.set_params(
+        {
+            "verbose": settings.verbose,
+            "epochs": settings.initial_epoch + settings.goal.epochs,
+            "steps": entries[-1]["steps"] if entries else None,
+        }
+    )
+    history.epoch = [settings.initial_epoch + entry["epoch"] - 1 for entry in entries]
+    history.history = {}
+    for entry in entries:
+        for name, value in entry["logs"].items():
+            history.history.setdefault(name, []).append(value)
     model.history = history
-    model.stop_training = home["stopped"]
+    model.stop_training = stopped
     return history
 
 
-# What follows runs in the other processes.
+# -- in the other processes -----------------------------------------------------------------------
 
 
-def _fit(rank: int, count: int, order: Mapping[str, Any]) -> dict[str, Any] | None:
-    from bigdl.nano.tf.training.baton import Baton
-    from bigdl.nano.tf.training.group import Group
-    from bigdl.nano.tf.training.shares import SharedTraining
+@dataclass
+class _FitJob:
+    """A fit, as sent to the processes.
 
-    # Operations that draw random numbers, a shuffle of the user's say, do it alike everywhere.
-    keras.utils.set_random_seed(order["seed"])
-    parcel: PackedModel = order["model"]
-    model = unpacked(parcel)
-    model.jit_compile = False  # XLA cannot call Python, which exchanges gradients
-    group = Group(rank, count)
-    feed, validation = order["feed"], order["validation"]
-    _make_figures(model, feed)
-    training = SharedTraining(model, group)
-    training.take_part()
-    callbacks = pickle.loads(order["callbacks"])
-    baton = Baton(callbacks if rank == 0 else [], bool(callbacks), group, training)
-    history = keras.Model.fit(
-        model,
-        feed.shares(group, order["seed"]),
-        steps_per_epoch=feed.steps,
-        shuffle=False,  # the feed has done it
-        validation_data=validation and validation.shares(group, order["seed"]),
-        callbacks=[baton],
-        verbose=order["verbose"] if rank == 0 else 0,
-        **order["fit"],
-    )
+    Attributes
+    ----------
+    model : PackedModel
+    feeds : dict of str to Feed
+        ``data`` and perhaps ``validation``.
+    callbacks : bytes
+        Pickled.
+    settings : KerasFitSettings
+    """
+
+    model: PackedModel
+    feeds: Mapping[str, Feed]
+    callbacks: bytes
+    settings: KerasFitSettings
+
+    def build(self, *, training: bool) -> keras.Model:
+        """Return the model."""
+        return unpacked(self.model)
+
+
+class ProcessWorker:
+    """One of the processes, with the face of a :class:`~bigdl.runtime.worker.Worker`."""
+
+    host = "127.0.0.1"
+    threads = None
+    timeout = 1800.0
+
+    def __init__(self, rank: int, count: int, shards: Mapping[str, Feed] | None = None):
+        self.rank, self.world_size, self.shards = rank, count, shards or {}
+        self.snapshot: Snapshot | None = None
+
+    def state(self) -> None:
+        """Return the state to start from: there is none but the model's own."""
+
+    def send(self, topic: str, doc: dict, data: bytes) -> None:
+        """Keep the final state."""
+        self.snapshot = Snapshot.unpack(doc, data)
+
+    def at_exit(self, cleanup: Callable[[], None]) -> None:
+        """Nothing outlives the process."""
+
+    def progress(self, **values: Any) -> None:
+        """Progress is shown by the process of rank 0 itself."""
+
+
+class ProcessSync(TorchDistributedSync):
+    """The process group that the processes are in already."""
+
+    def start(self) -> None:
+        self._started = True
+
+
+class _ProcessLoop(KerasLoop):
+    """The loop of one process; callbacks run in that of rank 0 for all."""
+
+    def _open(self, shard):
+        return shard.open(self.sync, self.settings.seed)
+
+    def _open_callbacks(self, callbacks, **params):
+        return Rank0CallbackBridge(callbacks, self.model, self.sync, **params)
+
+
+def _fit(rank: int, count: int, job: _FitJob) -> dict[str, Any] | None:
+    worker = ProcessWorker(rank, count, job.feeds)
+    callbacks = pickle.loads(job.callbacks)
+    loop = _ProcessLoop(worker, ProcessSync(worker), job, job.settings, callbacks, {})
+    loop.fit()
     if rank:
         return None
-    weights, state = weights_of(model)
     return {
-        "weights": weights,
-        "optimizer": state,
-        "history": history.history,
-        "epochs": history.epoch,
-        "params": history.params,
-        "stopped": bool(model.stop_training),
-        "callbacks": [_state_of(callback) for callback in callbacks],
+        "snapshot": worker.snapshot,
+        "stopped": bool(loop.model.stop_training),
+        "callbacks": [_attributes_of(callback) for callback in callbacks],
     }
 
 
-def _make_figures(model: Any, feed: Feed) -> None:
-    """Make the variables of losses and metrics, which a share's step has to know."""
-    rows = feed.some_rows()
-    model.test_on_batch(*rows)
-    model.reset_metrics()
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-
-
-def _state_of(callback: Any) -> bytes:
-    """Attributes of a callback that can go home."""
+def _attributes_of(callback: Any) -> bytes:
+    """Return the attributes of a callback that can be pickled."""
     kept = {}
     for name, value in vars(callback).items():
         if name == "_model":
             continue
-        with suppress(Exception):  # open files and the like stay behind
+        with suppress(Exception):  # not open files and the like
             pickle.loads(cloudpickle.dumps(value))
             kept[name] = value
     return cloudpickle.dumps(kept)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import shutil
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -12,10 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from bigdl.common.errors import UsageError, one_line
+from bigdl.common.scratch import scratch_directory
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.structure import flatten, is_tensor
-from bigdl.nano.tf.serialization import dumps, packed, unpacked
-from bigdl.nano.tf.training.fit import processes_of, take_home, weights_of
+from bigdl.nano.tf.training.feeds import Feed, FeedRows, feed_of
+from bigdl.nano.tf.training.fit import ProcessSync, ProcessWorker, processes_of
+from bigdl.nano.tf.serialization import PackedModel, dumps, packed, unpacked
+from bigdl.training.keras.reducer import GradientReducer
+from bigdl.training.keras.state import array_of, dump_weights, put_weights
 
 __all__ = ["nano", "nano_bf16", "nano_multiprocessing", "nano_multiprocessing_loss"]
 
@@ -148,8 +155,8 @@ class _FunctionLoss(keras.losses.Loss):
 
 
 def _merged(result: Any) -> Any:
-    # The step travels by value, with the globals that it had; this function does not.
-    return result if _crew is None else _crew.merged(result)
+    # The step is sent by value, with the globals that it had; this function is not.
+    return result if _session is None else _session.merged(result)
 
 
 def _in_bf16(value: Any) -> Any:
@@ -166,40 +173,53 @@ def _run(func: Callable, processes: Any, args: tuple, kwargs: Mapping[str, Any])
             "there should be only one keras.Model in the function parameter list, but got "
             f"{len(models)}"
         )
-    import shutil
-
-    from bigdl.common.scratch import scratch_directory
-
-    room = scratch_directory("bigdl-keras-loop-")
+    folder = scratch_directory("bigdl-keras-loop-")
     try:
-        order = (_sendable(func, args, kwargs, room), int(np.random.randint(2**31 - 1)))
-        home = processes.run(_work, processes.count, *order)[0]
+        call = _packed_call(func, args, kwargs, folder)
+        trained = processes.run(_work, processes.count, call, int(np.random.randint(2**31 - 1)))[0]
     finally:
-        shutil.rmtree(room, ignore_errors=True)
-    take_home(models[0], home["weights"], [])
-    for optimizer, state in zip(_optimizers(args), home["optimizers"], strict=True):
-        if not optimizer.built:
-            optimizer.build(models[0].trainable_variables)
-        for variable, value in zip(optimizer.variables, state, strict=True):
-            variable.assign(value)
-    return home["result"]
+        shutil.rmtree(folder, ignore_errors=True)
+    put_weights(models[0], trained["weights"])
+    for optimizer, state in zip(_optimizers(args), trained["optimizers"], strict=True):
+        _put_state(optimizer, state, models[0])
+    return trained["result"]
 
 
 def _optimizers(args: tuple) -> list:
     return [each for each in args if isinstance(each, keras.optimizers.Optimizer)]
 
 
-class _Sent:
-    """An argument that is made again where it arrives."""
+def _put_state(optimizer: Any, state: list, model: Any) -> None:
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    for variable, value in zip(optimizer.variables, state, strict=False):
+        variable.assign(value)
 
-    def __init__(self, kind: str, content: Any):
-        self.kind = kind
-        self.content = content
+
+class _PackedOptimizer:
+    """An optimizer that is made again where it arrives."""
+
+    def __init__(self, optimizer: Any):
+        self._cls, self._config = type(optimizer), optimizer.get_config()
+        self._state = [array_of(each) for each in optimizer.variables] if optimizer.built else []
+
+    def made(self, model: Any) -> Any:
+        """Return the optimizer, for the model in this process."""
+        optimizer = self._cls.from_config(self._config)
+        _put_state(optimizer, self._state, model)
+        return optimizer
 
 
-def _sendable(func: Callable, args: tuple, kwargs: Mapping[str, Any], room: Any) -> bytes:
+def _packed_call(func: Callable, args: tuple, kwargs: Mapping[str, Any], folder: Path) -> bytes:
+    def sent(value: Any) -> Any:
+        if isinstance(value, keras.Model):
+            return packed(value)
+        if isinstance(value, keras.optimizers.Optimizer):
+            return _PackedOptimizer(value)
+        return feed_of(value, folder=folder) if isinstance(value, tf.data.Dataset) else value
+
     try:
-        return dumps((func, [_sent(each, room) for each in args], dict(kwargs)))
+        return dumps((func, list(map(sent, args)), dict(kwargs)))
     except UsageError:
         raise
     except Exception as error:
@@ -208,120 +228,95 @@ def _sendable(func: Callable, args: tuple, kwargs: Mapping[str, Any], room: Any)
         ) from error
 
 
-def _sent(value: Any, room: Any) -> Any:
-    from bigdl.nano.tf.training.feeds import feed_of
-
-    if isinstance(value, keras.Model):
-        return _Sent("model", packed(value))
-    if isinstance(value, keras.optimizers.Optimizer):
-        return _Sent("optimizer", _recipe(value))
-    if isinstance(value, tf.data.Dataset):
-        common = {"batch_size": None, "steps": None, "epochs": 1, "shuffle": False}
-        return _Sent("data", feed_of(value, None, None, class_weight=None, folder=room, **common))
-    return value
+# -- in the other processes -----------------------------------------------------------------------
 
 
-def _recipe(optimizer: Any) -> tuple:
-    state = [np.asarray(each) for each in optimizer.variables] if optimizer.built else []
-    return type(optimizer), optimizer.get_config(), state
-
-
-# What follows runs in the other processes.
-
-
-def _work(rank: int, count: int, content: bytes, seed: int) -> dict[str, Any] | None:
-    global _crew
-    from bigdl.nano.tf.training.group import Group
-
+def _work(rank: int, count: int, call: bytes, seed: int) -> dict[str, Any] | None:
+    global _session
     keras.utils.set_random_seed(seed)
-    _crew = _Crew(Group(rank, count), seed)
-    func, sent, kwargs = cloudpickle.loads(content)
-    model = next(unpacked(e.content) for e in sent if isinstance(e, _Sent) and e.kind == "model")
-    args = [_crew.received(each, model) for each in sent]
+    _session = _Session(ProcessSync(ProcessWorker(rank, count)), seed)
+    func, sent, kwargs = cloudpickle.loads(call)
+    model = next(unpacked(each) for each in sent if isinstance(each, PackedModel))
+    args = tuple(_session.received(each, model) for each in sent)
+    optimizers = _optimizers(args)
+    _session.reducer.attach(model, optimizers)
     result = func(*args, **kwargs)
     if rank:
         return None
-    weights, _ = weights_of(model)
-    states = [[np.asarray(v) for v in each.variables] for each in _optimizers(tuple(args))]
-    return {"weights": weights, "optimizers": states, "result": _plain(result)}
+    states = [[array_of(variable) for variable in each.variables] for each in optimizers]
+    return {"weights": dump_weights(model), "optimizers": states, "result": _plain(result)}
 
 
-class _Crew:
-    """This process and the others, and its fraction of the rows of the batch that is under way."""
+class _Session:
+    """This process's part of the training: its batches, gradients and results."""
 
-    def __init__(self, group: Any, seed: int):
-        self._group = group
-        self._seed = seed
-        self._fraction = tf.Variable(1.0 / group.count, trainable=False)
+    def __init__(self, sync: ProcessSync, seed: int):
+        sync.start()
+        self._sync, self._seed = sync, seed
+        self.reducer = GradientReducer(sync, 0)
+        self.reducer.weight = 1.0 / sync.world_size
 
     def received(self, value: Any, model: Any) -> Any:
-        if not isinstance(value, _Sent):
-            return value
-        if value.kind == "model":
+        """Return an argument of the function as it was before it was sent."""
+        if isinstance(value, PackedModel):
             return model
-        if value.kind == "data":
-            return _Shares(self, value.content.shares(self._group, self._seed))
-        return self._optimizer(*value.content, model)
-
-    def _optimizer(self, cls: type, config: dict, state: list, model: Any) -> Any:
-        optimizer = cls.from_config(config)
-        optimizer.build(model.trainable_variables)
-        for variable, value in zip(optimizer.variables, state, strict=False):
-            variable.assign(value)
-        apply = optimizer.apply
-
-        def shared(gradients: Any, trainable_variables: Any = None) -> Any:
-            summed = self._group.sum_gradients(list(gradients), self._fraction)
-            return apply(summed, trainable_variables)
-
-        vars(optimizer)["apply"] = shared
-        return optimizer
-
-    def begin(self, share: Any) -> None:
-        self._fraction.assign(tf.cast(share.mine, tf.float32) / tf.cast(share.everyone, tf.float32))
+        if isinstance(value, _PackedOptimizer):
+            return value.made(model)
+        if isinstance(value, Feed):
+            return _Batches(self.reducer, value.open(self._sync, self._seed))
+        return value
 
     def merged(self, result: Any) -> Any:
-        """Nested results of this process as those of all."""
+        """Return nested results of this process as those of all."""
         leaves, structure = flatten(result)
-        numbers = [tf.cast(leaf, tf.float64) for leaf in leaves]
-        weighted = [
-            number * tf.cast(self._fraction, tf.float64) if leaf.dtype.is_floating else number
-            for leaf, number in zip(leaves, numbers, strict=True)
-        ]
-        if not weighted:
+        if not leaves:
             return result
-        shapes = [leaf.shape for leaf in leaves]
-        total = tf.numpy_function(
-            lambda *arrays: [a.astype(np.float64) for a in self._group.sum_arrays(arrays)],
-            weighted,
-            [tf.float64] * len(weighted),
-        )
+        are_means = [leaf.dtype.is_floating for leaf in leaves]
+
+        def summed(*arrays):
+            weight = self.reducer.weight
+            parts = [
+                array * weight if is_mean else array
+                for array, is_mean in zip(arrays, are_means, strict=True)
+            ]
+            return self._sync.sum_arrays(parts, 1.0)
+
+        sent = [tf.cast(leaf, tf.float64) for leaf in leaves]
+        sums = tf.numpy_function(summed, sent, [tf.float64] * len(sent))
         merged = []
-        for leaf, each, shape in zip(leaves, total, shapes, strict=True):
-            each.set_shape(shape)
+        for leaf, each in zip(leaves, sums, strict=True):
+            each.set_shape(leaf.shape)
             merged.append(tf.cast(each, leaf.dtype))
         return structure.rebuild(merged)
 
 
-class _Shares:
+class _Batches:
     """A dataset of this process's rows of each batch, for loops of Python."""
 
-    def __init__(self, crew: _Crew, dataset: tf.data.Dataset):
-        self._crew = crew
-        self._dataset = dataset
+    def __init__(self, reducer: GradientReducer, rows: FeedRows):
+        self._reducer, self._rows = reducer, rows
+        self._passes = itertools.count()
 
     def __iter__(self) -> Iterator:
-        for share in self._dataset:
-            self._crew.begin(share)
-            batch = share.batch
+        self._rows.seek(next(self._passes), 0)
+        while (part := self._rows.next(wrap=False)).total:
+            self._reducer.weight = part.rows / part.total
+            self._reducer.has_rows = bool(part.rows)
+            # a process without rows computes one that weighs nothing
+            batch = part.batch if part.rows else self._rows.example(None, None)
+            batch = tuple(map(_tensors, batch))
             yield batch[0] if len(batch) == 1 else batch
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self._rows)
+
+
+def _tensors(value: Any) -> Any:
+    return keras.tree.map_structure(tf.convert_to_tensor, value)
 
 
 def _plain(result: Any) -> Any:
-    """A result that can go home; None if it cannot."""
+    """Return a result that can be pickled, or None."""
     leaves, structure = flatten(result)
     try:
         result = structure.rebuild([np.asarray(leaf) for leaf in leaves]) if leaves else result
@@ -331,4 +326,4 @@ def _plain(result: Any) -> Any:
     return result
 
 
-_crew: _Crew | None = None
+_session: _Session | None = None

@@ -1,7 +1,7 @@
 """Keras models in a search.
 
 Several workers of a trial share out each batch as for PyTorch, and gradients meet where Keras hands
-them to the optimizer (:mod:`bigdl.orca.learn.tf2.reducer`).
+them to the optimizer (:mod:`bigdl.training.keras.reducer`).
 """
 
 from __future__ import annotations
@@ -205,8 +205,7 @@ class _SharedKerasModel(_KerasModel):
             batches += 1
         if not batches:
             raise UsageError("The training data has no rows")
-        self._running.merge()
-        self._running.rows = 0
+        self._steps.running.merge()
         if self.model.optimizer is not None:
             self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
 
@@ -219,77 +218,21 @@ class _SharedKerasModel(_KerasModel):
 
     def _prepare(self, example):
         """Build the model, as that of the first worker, and let gradients meet."""
-        from bigdl.orca.learn.tf2.opening import build_for
-        from bigdl.orca.learn.tf2.parts import fit_divisor
-        from bigdl.orca.learn.tf2.reducer import GradientReducer
-        from bigdl.orca.learn.tf2.running import RunningWeights
-        from bigdl.orca.learn.tf2.state import (
-            dump_optimizers,
-            dump_weights,
-            put_optimizers,
-            put_weights,
-        )
-        from bigdl.orca.learn.tf2.steps import steps_of
+        from bigdl.training.keras.data import build_for
+        from bigdl.training.keras.reducer import WorkerSteps
+        from bigdl.training.keras.state import share_state
 
         build_for(self.model, example)
-        self._divisor = fit_divisor(self.model)
-        for dump, put in ((dump_weights, put_weights), (dump_optimizers, put_optimizers)):
-            state = self._sync.broadcast(dump(self.model) if self._sync.rank == 0 else None)
-            if self._sync.rank:
-                put(self.model, state)
-        self._spread_seeds()
-        self._reducer = GradientReducer(self._sync, batch_size_of(self.config))
-        self._reducer.attach(self.model)
-        self._running = RunningWeights(self.model, self._sync)
-        self._steps = steps_of(self.model)
-
-    def _spread_seeds(self):
-        """Let random layers draw other numbers than those of the first worker."""
-        from bigdl.orca.learn.tf2.state import seed_states, tensor_of
-
-        if self._sync.rank:
-            for variable in seed_states(self.model):
-                entropy = [*(int(n) for n in tensor_of(variable).reshape(-1)), self._sync.rank]
-                drawn = np.random.SeedSequence(entropy).generate_state(variable.shape[0]) >> 1
-                variable.assign(drawn.astype("int64"))
+        steps = WorkerSteps(self.model, self._sync, batch_size_of(self.config))
+        share_state(self.model, self._sync)
+        steps.attach()
+        self._steps, self._example = steps, example
 
     def _train(self, batch: Batch):
-        """One update from a batch, of which this worker computes its part."""
+        """Make an update from a batch, of which this worker computes its part."""
         start, stop = part_of(batch.rows, self._sync.rank, self._sync.world_size)
-        rows = batch.take(start, stop) if stop > start else None
-        self._reducer.weight = self._weight(rows, stop - start, batch.rows)
-        self._reducer.has_rows = rows is not None
-        self._running.rows += stop - start
-        try:
-            if rows is None:
-                self._step_without_rows(batch)
-            else:
-                self._steps.train(rows)
-        except Exception:
-            if self._reducer.failure is not None:  # the backend has made another one of it
-                raise self._reducer.failure from None
-            raise
-
-    def _weight(self, taken, rows: int, total: int) -> float:
-        """Return the weight of this worker's loss in that of the batch."""
-        if self._divisor == "none":
-            return float(rows > 0)
-        weight, every = float(rows), float(total)
-        if self._divisor == "weights":
-            if taken is not None and taken[2] is not None:
-                weight = float(np.asarray(taken[2], "float64").sum())
-            every = sum(each for (each,) in self._sync.all_gather([weight]))
-        return weight / every if every else 0.0
-
-    def _step_without_rows(self, batch: Batch):
-        """Take part in a step without rows of one's own."""
-        from bigdl.orca.learn.tf2.running import changed_by_rows
-        from bigdl.orca.learn.tf2.state import tensor_of, to_variable
-
-        before = [(variable, tensor_of(variable)) for variable in changed_by_rows(self.model)]
-        self._steps.train(batch.take(0, 1))
-        for variable, value in before:
-            to_variable(variable, value)
+        part = batch.take(start, stop) if stop > start else None
+        self._steps.train(part, stop - start, batch.rows, self._example)
 
     def _batches(self, data, epoch: int) -> Iterator[Batch]:
         """Yield batches that take ``(x, y, weights)``."""

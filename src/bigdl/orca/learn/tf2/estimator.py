@@ -1,21 +1,44 @@
-"""Estimators for Keras."""
+"""Estimators for Keras: training, evaluation and prediction of a model on a cluster."""
 
 from __future__ import annotations
 
 import inspect
+import numbers
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.learn.arguments import config_of, location_of, take_old, warn_once
+from bigdl.orca.data.feeds import as_feed, kind_of
+from bigdl.orca.learn.arguments import (
+    check_layer_options,
+    config_of,
+    location_of,
+    with_weight,
+)
 from bigdl.orca.learn.backends import backend_of
-from bigdl.orca.learn.tf2.keras_estimator import KerasEstimator
-from bigdl.orca.learn.tf2.runtime import check_backend
+from bigdl.orca.learn.layer_fit.figures import PHASES
+from bigdl.orca.learn.arguments import take_old, warn_once
+from bigdl.orca.learn.tf2.model_files import KerasFiles
+from bigdl.runtime.shards.feed import Feed
+from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import CheckpointDirectory
+from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
+from bigdl.training.keras.backends import backend_of_program
+from bigdl.training.keras.data import is_dataset
+from bigdl.training.position import EveryEpoch, Trigger
+
+if TYPE_CHECKING:
+    import keras
+
+    from bigdl.orca.learn.tf2.parts import KerasParts
 
 __all__ = ["Estimator", "KerasEstimator"]
+
+
+_OF_LAYER = (*PHASES, "step_s", "sync_s", "bytes_per_step")
 
 
 class Estimator:
@@ -33,13 +56,13 @@ class Estimator:
         cpu_binding: bool = False,
         log_to_driver: bool = True,
         model_dir: str | None = None,
-        keras_model=None,
-        model=None,
+        keras_model: keras.Model | None = None,
+        model: keras.Model | None = None,
         custom_objects: dict | None = None,
         num_to_keep: int = 2,
-        **old,
+        **old: Any,
     ) -> KerasEstimator:
-        """An Estimator that trains a Keras model on a cluster (API of BigDL 2.x).
+        """Return an Estimator that trains a Keras model on a cluster (API of BigDL 2.x).
 
         The workers compute with the backend of Keras that the driver has: TensorFlow, torch or JAX.
 
@@ -90,7 +113,11 @@ class Estimator:
             For an argument that cannot work.
         """
         take_old("from_keras", old, known=_ARGUMENTS)
-        check_backend(backend)
+        if backend in ("bigdl", "horovod") and backend_of_program() == "jax":
+            raise UsageError(
+                f"backend={backend!r} does not train Keras models that compute with JAX; use "
+                "backend='spark' or 'ray', whose updates are the same"
+            )
         if backend is None:
             backend = "spark" if _has_spark() else "ray"
         backend = backend_of(backend, {"tf2": "ray"})
@@ -125,7 +152,7 @@ class Estimator:
 
     @staticmethod
     def latest_checkpoint(checkpoint_dir: str) -> str:
-        """The newest complete checkpoint below a ``model_dir``, or the newest file of Keras there.
+        """Return the newest complete checkpoint below a ``model_dir``, or the newest Keras file.
 
         Returns
         -------
@@ -143,25 +170,523 @@ class Estimator:
             return f"{run.url}/{run.newest()}"
         fsspec = require("fsspec", "orca")
         fs, root = fsspec.core.url_to_fs(os.fspath(checkpoint_dir))
-        found = []
-        if fs.exists(root):
-            for info in fs.ls(root, detail=True):
-                if info["type"] == "file" and info["name"].endswith((".keras", ".h5")):
-                    found.append(
-                        (str(info.get("mtime", info.get("LastModified", ""))), info["name"])
-                    )
-        if not found:
+        files = [
+            (str(info.get("mtime", info.get("LastModified", ""))), info["name"])
+            for info in (fs.ls(root, detail=True) if fs.exists(root) else ())
+            if info["type"] == "file" and info["name"].endswith((".keras", ".h5"))
+        ]
+        if not files:
             raise UsageError(f"There is no checkpoint in {checkpoint_dir!r}; pass a model_dir")
-        return fs.unstrip_protocol(max(found)[1]) if "://" in checkpoint_dir else max(found)[1]
+        newest = max(files)[1]
+        return fs.unstrip_protocol(newest) if "://" in checkpoint_dir else newest
+
+
+class KerasEstimator(KerasFiles):
+    """A Keras model with the verbs of scikit-learn; made by :meth:`Estimator.from_keras`."""
+
+    def __init__(
+        self,
+        parts: KerasParts,
+        *,
+        workers_per_node: int = 1,
+        log_to_driver: bool = True,
+        model_dir: str | None = None,
+        num_to_keep: int = 2,
+        backend: str = "spark",
+    ):
+        from bigdl.orca.learn.backends import sync_of
+        from bigdl.orca.learn.tf2.layer_training import KerasLayerTraining
+        from bigdl.orca.learn.tf2.parts import KerasTraining
+
+        self._sync = sync_of(backend)
+        training = KerasLayerTraining if backend == "bigdl" else KerasTraining
+        super().__init__(parts, training(model_dir, self._sync, num_to_keep))
+        self._backend = backend
+        self._workers_per_node = workers_per_node
+        self._log_to_driver = log_to_driver
+        self._shipped = None  # what predict has broadcast last
+
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        batch_size: int | None = 32,
+        verbose: int | str = 1,
+        callbacks: Sequence[Any] | None = None,
+        validation_data: Any = None,
+        class_weight: dict[int, float] | None = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_freq: int | Sequence[int] = 1,
+        data_config: dict | None = None,
+        feature_cols: str | Sequence[str] | None = None,
+        label_cols: str | Sequence[str] | None = None,
+        *,
+        max_failures: int | FailurePolicy | None = None,
+        seed: int | None = None,
+        resume: str | None = None,
+        checkpoint_trigger: Trigger | str | None = None,
+        weight_col: str | None = None,
+        profile: bool = False,
+        transport: str | None = None,
+        group_size: int | None = None,
+        compression: str | None = None,
+        sampling: str | None = None,
+        drop_stragglers: dict | None = None,
+        min_workers: int | None = None,
+        **old: Any,
+    ) -> dict:
+        """Train the model; another call goes on where this one ended.
+
+        Parameters
+        ----------
+        data : Spark DataFrame, SparkXShards, str, arrays, pandas DataFrame, tf.data.Dataset, \
+function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
+            A str (or a list) is the path of Parquet files, which the workers read themselves.
+            Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards
+            unless they are pandas frames. A function ``creator(config, batch_size)`` returns a
+            ``tf.data.Dataset`` in batches of that (global) size or a torch DataLoader; see
+            :mod:`bigdl.training.keras.datasets` for how workers share a dataset out.
+        epochs : int
+            The number of the last epoch, as Keras counts: so many less `initial_epoch` are made.
+        batch_size : int
+            Rows of a global batch, over all workers together. None is possible for a function that
+            does not need it.
+        verbose : int
+            0 shows no progress bar.
+        callbacks : list of keras.callbacks.Callback, optional
+            Every worker has a copy of its own. Those that write files do so on the first worker's
+            machine.
+        validation_data : optional
+            Evaluated after every epoch; of the same kind and columns as `data`.
+        class_weight : dict of int to float, optional
+        initial_epoch : int
+            Number of the first epoch, for callbacks.
+        steps_per_epoch : int, optional
+            Batches of an epoch, which go on where those of the last epoch ended; default all rows.
+        validation_steps : int, optional
+            Batches of every worker that a validation looks at; default all.
+        validation_freq : int or list of int
+            Validate after every so many epochs, or after those epochs (from 1).
+        data_config : dict, optional
+            Added to the ``config`` that functions given as data get, beside ``rank`` and ``size``.
+        feature_cols, label_cols : str or list of str
+            Columns of the model's inputs and targets. A functional model whose input is a dict
+            gets them by name, others in this order.
+        max_failures : int or FailurePolicy
+            How many losses of workers are answered by going on from the latest checkpoint; default
+            3, with ``backend="bigdl"`` 5 within 120 seconds.
+        seed : int, optional
+            Seed of weights, shuffling and dropout; kept for later fits. Default: random.
+        resume : str, optional
+            ``"auto"`` goes on from the newest checkpoint below `model_dir` (and starts afresh
+            without one): a program that was killed is just run again. A path of a checkpoint goes
+            on from that. `epochs` then counts from the start of the run.
+        checkpoint_trigger : Trigger or str, optional
+            When to write a checkpoint; default after every epoch.
+        weight_col : str, optional
+            Column of the rows' weights (``sample_weight`` of Keras).
+        profile : bool
+            Add ``profile``: per epoch, mean seconds per batch of fetching and of the step, and
+            the most memory that each worker has had, in bytes. With ``backend="bigdl"`` also the
+            phases of a step.
+        transport, group_size, compression, sampling, drop_stragglers, min_workers
+            Of ``backend="bigdl"``: how a training goes through the parameter layer; see
+            :meth:`bigdl.orca.learn.pytorch.pytorch_estimator.PyTorchEstimator.fit`.
+        **old
+            Keywords of earlier releases.
+
+        Returns
+        -------
+        dict
+            A list per figure, with an entry for each epoch, of all workers together: ``loss``, the
+            compiled metrics, and with validation ``val_loss`` and so on. Also ``epochs``, ``steps``
+            and ``verbose``. `drop_stragglers` adds ``dropped_contributions``, ``dropped_rows`` and
+            ``discarded_steps``.
+
+        Raises
+        ------
+        UsageError
+            For arguments or rows that cannot work.
+        WorkerError
+            When the model or another creator raised in a worker.
+        WorkerLost
+            When workers were lost more often than `max_failures` allows.
+        """
+        from bigdl.training.keras.backends import Packed
+        from bigdl.training.keras.callbacks import as_callbacks
+        from bigdl.training.keras.loop import EvaluationSettings, KerasFitSettings
+        from bigdl.training.position import Goal
+
+        take_old("fit", old, known=_FIT)
+        layer = check_layer_options(
+            self._backend,
+            {
+                "transport": transport,
+                "group_size": group_size,
+                "compression": compression,
+                "sampling": sampling,
+                "drop_stragglers": drop_stragglers,
+                "min_workers": min_workers,
+            },
+        )
+        self._parts.need()
+        callbacks = as_callbacks(callbacks)
+        trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
+        first = check_positive("initial_epoch", initial_epoch, minimum=0)
+        count = check_positive("epochs", epochs) - first
+        if count < 1:
+            raise UsageError(f"epochs should be more than initial_epoch={first}, got {epochs}")
+        if seed is not None:
+            check_positive("seed", seed, minimum=0)
+        for name, value in (
+            ("steps_per_epoch", steps_per_epoch),
+            ("validation_steps", validation_steps),
+        ):
+            if value is not None:
+                check_positive(name, value)
+        engine = self._engine()
+        config = self._data_config(data_config)
+        label_cols = with_weight(label_cols, weight_col)
+        feed, columns = self._training_feed(data, validation_data, feature_cols, label_cols, config)
+        batch_size = _check_batch_size(batch_size, columns)
+        settings = KerasFitSettings(
+            goal=Goal(epochs=count),
+            batch_size=batch_size,
+            seed=0,
+            validation=EvaluationSettings(
+                batch_size,
+                columns.feature_cols,
+                columns.label_cols,
+                validation_steps,
+                weight_col is not None,
+            ),
+            initial_epoch=first,
+            steps_per_epoch=steps_per_epoch,
+            validation_freq=_check_frequency(validation_freq),
+            class_weight=_check_class_weight(class_weight),
+            shuffle=bool(config.get("shuffle", True)),
+            drop_last=bool(config.get("drop_last", False)),
+            trigger=trigger,
+            verbose=verbose,
+        )
+        figures = self._training.fit(
+            FitJob(engine, feed, layer),
+            (Packed.of(self._parts, callbacks), config),
+            settings,
+            seed=seed,
+            resume=resume,
+            policy=FailurePolicy.of(max_failures, self._backend),
+            show_progress=bool(verbose) and is_interactive(),
+        )
+        return _history(figures, {"verbose": verbose, "epochs": epochs}, profile)
+
+    def _training_feed(self, data, validation_data, feature_cols, label_cols, config):
+        from bigdl.orca.data.feeds.group import FeedGroup
+
+        feeds = {"data": _as_keras_feed(data, feature_cols, label_cols, config)}
+        if validation_data is not None:
+            if _kind_of_input(validation_data) != _kind_of_input(data):
+                raise UsageError(
+                    "train data and validation data should be both XShards, DataFrames or of "
+                    f"another kind, got {type(data).__name__} and {type(validation_data).__name__}"
+                )
+            feeds["validation"] = _as_keras_feed(
+                validation_data, feature_cols, label_cols, config, name="validation_data"
+            )
+        return FeedGroup(feeds), feeds["data"]
+
+    def evaluate(
+        self,
+        data: Any,
+        batch_size: int | None = 32,
+        num_steps: int | None = None,
+        verbose: int | str = 1,
+        sample_weight: None = None,
+        callbacks: Sequence[Any] | None = None,
+        data_config: dict | None = None,
+        feature_cols: str | Sequence[str] | None = None,
+        label_cols: str | Sequence[str] | None = None,
+        *,
+        max_failures: int | FailurePolicy | None = None,
+        weight_col: str | None = None,
+        **old: Any,
+    ) -> dict:
+        """Return loss and metrics; the same figures for any number of workers.
+
+        Parameters
+        ----------
+        data : see fit
+        batch_size : int
+            Rows of a batch over all workers together.
+        num_steps : int, optional
+            Batches per worker to look at; default all.
+        verbose : int
+            Accepted for compatibility.
+        sample_weight : None
+            Of BigDL 2.x; use `weight_col`.
+        callbacks : list of keras.callbacks.Callback, optional
+        data_config : dict, optional
+        feature_cols, label_cols : str or list of str
+        max_failures : int or FailurePolicy
+        weight_col : str, optional
+            Column of the rows' weights.
+        **old
+            Keywords of earlier releases.
+
+        Returns
+        -------
+        dict
+            ``validation_loss``, and ``validation_<name>`` of each compiled metric.
+        """
+        from bigdl.runtime.causes import NoRows
+        from bigdl.training.keras.backends import Packed
+        from bigdl.training.keras.callbacks import as_callbacks
+        from bigdl.training.keras.evaluation import EvaluateProgram, EvaluationSettings
+
+        take_old("evaluate", old, known=_EVALUATE)
+        self._parts.need()
+        if sample_weight is not None:
+            raise UsageError(
+                "sample_weight cannot be shared out among the workers; put the weights in a column "
+                "and name it by weight_col="
+            )
+        if num_steps is not None:
+            check_positive("num_steps", num_steps)
+        callbacks = as_callbacks(callbacks)
+        engine = self._engine()
+        config = self._data_config(data_config)
+        label_cols = with_weight(label_cols, weight_col)
+        feed = _as_keras_feed(data, feature_cols, label_cols, config)
+        settings = EvaluationSettings(
+            _check_batch_size(batch_size, feed),
+            feed.feature_cols,
+            feed.label_cols,
+            num_steps,
+            weight_col is not None,
+        )
+        packed = Packed.of(self._parts, callbacks)
+        program = EvaluateProgram(packed, config, settings, self._training.seed, self._sync)
+        weights = self._training.weights(self._parts)
+        policy = FailurePolicy.of(max_failures, self._backend)
+        with engine.open(program, feed) as job:
+            try:
+                figures = policy.run(
+                    lambda: job.attempt(state=weights or None)[0], "evaluating again"
+                )
+            except NoRows:
+                raise UsageError("The data to evaluate has no rows") from None
+        return {f"validation_{name}": value for name, value in figures.items()}
+
+    def predict(
+        self,
+        data: Any,
+        batch_size: int | None = 32,
+        verbose: int | str = 1,
+        steps: int | None = None,
+        callbacks: Sequence[Any] | None = None,
+        data_config: dict | None = None,
+        feature_cols: str | Sequence[str] | None = None,
+        min_partition_num: int | None = None,
+        output_cols: str | Sequence[str] | None = None,
+    ) -> Any:
+        """Return `data` with predictions, lazily: all its columns, rows and their order are kept.
+
+        Parameters
+        ----------
+        data : Spark DataFrame, SparkXShards, str, pandas DataFrame or arrays; with Ray also \
+RayXShards or a ray.data.Dataset
+            Of one array, tuple or dict the result is the predictions alone.
+        batch_size : int
+            Rows of one forward pass.
+        verbose, steps, callbacks, data_config, min_partition_num
+            Accepted for compatibility: all rows are predicted where they are, later.
+        feature_cols : str or list of str
+        output_cols : str or list of str, optional
+            Names for the model's outputs, one each; default one column ``prediction``, and for a
+            model that returns a dict one column per key.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame, or in the form of the input
+            With ``prediction``: of a Spark DataFrame a float where the model gives one number
+            without a dimension per row, a dense vector for one dimension (also of one number, as
+            ``Dense(1)`` gives it), nested arrays for more; several outputs without `output_cols`
+            as an array of vectors.
+        """
+        from bigdl.orca.learn.backends import cluster_of
+        from bigdl.orca.learn.prediction.shards import opened, predict_any, threads_of_task
+
+        self._parts.need()
+        size = 32 if batch_size is None else check_positive("batch_size", batch_size)
+        for name, value in (("steps", steps), ("callbacks", callbacks)):
+            if value:
+                warn_once(f"predict({name}=) has no effect: all rows are predicted, by tasks")
+        names = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
+        output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
+        data = _prediction_input(data)
+        cluster = cluster_of(self._backend, data)
+        data = opened(data, cluster)
+        snapshot = self._training.snapshot
+        inputs = None if snapshot is None else snapshot.manifest.get("inputs")
+        shipped = self._ship(names, cluster.broadcaster, threads_of_task(cluster))
+        config = _data_config_of(self._parts.config)
+        return predict_any(data, shipped, config, names, size, output_cols, inputs, cluster)
+
+    def _ship(self, names, sc, threads):
+        """Broadcast the model, unless it is what was broadcast last."""
+        from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
+        from bigdl.orca.learn.tf2.parts import KerasSnapshot
+        from bigdl.training.keras.backends import Packed
+
+        weights = self._training.weights(self._parts)
+        if not weights:
+            raise UsageError(
+                "The model has no weights yet, since it does not know the shape of its input; fit "
+                "or load it first, or give it an Input"
+            )
+        origin = self._parts, digest_of(weights, repr((names, threads)).encode())
+        if self._shipped is None or not self._shipped.is_of(sc, *origin):
+            packed = Packed.of(self._parts)
+            snapshot = KerasSnapshot(packed, weights, names, self._parts.config, threads)
+            self._shipped = Shipped(snapshot, sc, origin)
+        return self._shipped
+
+    def shutdown(self) -> None:
+        """Free what prediction has broadcast; frames that were predicted stay valid.
+
+        The workers of Ray that wait for programs end, too.
+        """
+        from bigdl.orca.learn.backends import end_workers
+
+        self._shipped = None
+        end_workers(self._backend)
+
+    def _engine(self):
+        from bigdl.orca.learn.backends import engine_of
+
+        return engine_of(self._backend, self._workers_per_node, self._log_to_driver)
+
+    def _data_config(self, data_config) -> dict:
+        if data_config is not None and not isinstance(data_config, dict):
+            raise UsageError(f"data_config must be a dict, got {type(data_config).__name__}")
+        return {**self._parts.config, **(data_config or {})}
+
+
+def _history(figures: list[dict], params: dict, profile: bool) -> dict:
+    """Return the figures of the epochs as Keras's History has them, and what it was asked for."""
+    out: dict[str, Any] = {**params, "steps": figures[-1]["steps"] if figures else None}
+    for entry in figures:
+        for name, value in entry["logs"].items():
+            out.setdefault(name, []).append(value)
+    if profile:
+        kept = ("mean_train_epoch_s", "mean_fetch_s", "mean_fwd_s", "peak_memory_bytes")
+        names = ("epoch_s", "mean_fetch_s", "mean_step_s", "peak_memory_bytes")
+        out["profile"] = [
+            {name: entry["profile"][key] for name, key in zip(names, kept, strict=True)}
+            | {name: entry["profile"][name] for name in _OF_LAYER if name in entry["profile"]}
+            for entry in figures
+        ]
+    return out
+
+
+def _check_batch_size(batch_size: int | None, feed: Any) -> int | None:
+    """Return the rows of a batch; a function may do without."""
+    if batch_size is None and feed.kind == "DataLoader":
+        return None
+    return check_positive("batch_size", batch_size)
+
+
+def _check_class_weight(table: Any) -> dict | None:
+    """Return the weight of each class, if it is such a table."""
+    if table is None:
+        return None
+    if not isinstance(table, dict) or not all(isinstance(v, int | float) for v in table.values()):
+        raise UsageError(f"class_weight should be a dict of class to weight, got {table!r}")
+    return table
+
+
+def _check_frequency(frequency: Any) -> int | list[int]:
+    """Return after which epochs to validate."""
+    if isinstance(frequency, list | tuple | set | range) and frequency:
+        return sorted(check_positive("an epoch of validation_freq", each) for each in frequency)
+    if isinstance(frequency, numbers.Integral):
+        return check_positive("validation_freq", frequency)
+    raise UsageError(
+        "validation_freq should be a positive integer, or a list of the numbers of epochs (from "
+        f"1), got {frequency!r}"
+    )
 
 
 def _has_spark() -> bool:
-    """Whether there is a Spark, or no Ray either."""
+    """Return True if there is a Spark, or no Ray either."""
     from bigdl.orca.cluster.ray import is_connected
 
     pyspark = sys.modules.get("pyspark")
-    is_there = pyspark is not None and pyspark.SparkContext._active_spark_context is not None
-    return is_there or not is_connected()
+    is_active = pyspark is not None and pyspark.SparkContext._active_spark_context is not None
+    return is_active or not is_connected()
+
+
+# -- inputs: the kinds of all Estimators, and those of tf.data -----------------------------------
+
+
+def _as_keras_feed(
+    data: Any, feature_cols: Any, label_cols: Any, config: dict | None, *, name: str | None = None
+) -> Feed:
+    """Return the Feed that belongs to an input.
+
+    Parameters
+    ----------
+    data
+        What :func:`bigdl.orca.data.feeds.as_feed` takes, a ``tf.data.Dataset``, or an Orca
+        :class:`~bigdl.orca.data.tf.data.Dataset`.
+    feature_cols, label_cols, config, name
+        See there.
+    """
+    config = _data_config_of(config)
+    if is_dataset(data):
+        from bigdl.training.keras.datasets import shipped_dataset
+
+        data = shipped_dataset(data, name or "data")
+    elif _is_orca_dataset(data):
+        return data.feed(config, name=name)
+    feed = as_feed(data, feature_cols, label_cols, config, name=name)
+    if feed.label_cols is not None and not feed.label_cols:
+        raise UsageError(
+            f"label_cols is required to fit or evaluate on a {feed.kind} with feature_cols; "
+            "pass the names of the target columns"
+        )
+    return feed
+
+
+def _data_config_of(config: dict | None) -> dict | None:
+    """Return the config of a feed or a prediction: Keras has texts in its models on TensorFlow."""
+    return with_texts(config) if backend_of_program() == "tensorflow" else config
+
+
+def _kind_of_input(data: Any) -> str:
+    """Return the name of an input's type, for messages and to tell whether two are alike."""
+    if is_dataset(data):
+        return "tf.data.Dataset"
+    return "Orca Dataset" if _is_orca_dataset(data) else kind_of(data)
+
+
+def _prediction_input(data: Any) -> Any:
+    """Return an input of predict; an Orca Dataset is its XShards."""
+    if is_dataset(data):
+        raise UsageError(
+            "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
+            "pandas DataFrames and paths of Parquet files, got a tf.data.Dataset; use "
+            "get_model().predict for it"
+        )
+    return data.rows_for_predict() if _is_orca_dataset(data) else data
+
+
+def _is_orca_dataset(data: Any) -> bool:
+    return any(c.__module__ == "bigdl.orca.data.tf.data" for c in type(data).__mro__)
 
 
 _ARGUMENTS = tuple(inspect.signature(Estimator.from_keras).parameters)
+_FIT = tuple(inspect.signature(KerasEstimator.fit).parameters)
+_EVALUATE = tuple(inspect.signature(KerasEstimator.evaluate).parameters)

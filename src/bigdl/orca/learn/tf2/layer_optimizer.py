@@ -1,25 +1,159 @@
-"""The optimizer of a Keras model as the parameter layer knows it, and back."""
+"""Optimizers of Keras as the parameter layer knows them: the driver's own, and those of slices.
+
+Optimizers of torch differ from those of Keras in small things: where epsilon is added, what a
+velocity is multiplied by, how weights decay.  Those of slices compute what ``apply`` of Keras does,
+in the same order and in float32; the step counts from ``group["iteration"]``, which the driver
+says.  What Keras limits by the norm of whole weights is told by `norms`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.tf2 import slice_optimizers as sliced
-from bigdl.orca.learn.tf2.state import array_of, tensor_of, to_variable
+from bigdl.training.keras.state import array_of, tensor_of, to_variable
 
-__all__ = ["LayerOptimizer", "check_trainable"]
+__all__ = ["SGD", "Adagrad", "Adam", "KerasSlice", "LayerOptimizer", "RMSprop", "check_trainable"]
 
 _AVERAGE = {"average": "_model_variables_moving_average"}
 
 
+class KerasSlice(torch.optim.Optimizer, ABC):
+    """An optimizer of Keras that updates one slice of the flat vector.
+
+    Its groups have ``learning_rate``, ``iteration``, ``clipnorm``, ``weight_decay`` and
+    ``ema_momentum`` (None where there is none), ``ema_overwrite_frequency``, and what the update
+    itself needs.
+
+    Attributes
+    ----------
+    elementwise : bool
+        Tells the parameter layer that it may be cut.
+    norms : sequence of (float, float) or None
+        See :class:`bigdl.orca.parameter_layer.lars.LARS`.
+    """
+
+    elementwise = True
+    norms: Sequence[tuple[float, float]] | None = None
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One update of the weights that have a gradient."""
+        number = 0
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._step(weight, group, number)
+                if group["ema_momentum"] is not None:
+                    self._average(weight, group)
+                number += 1
+
+    def _step(self, weight, group, number):
+        gradient, most, decay = weight.grad, group["clipnorm"], group["weight_decay"]
+        if most is not None and self.norms is not None:
+            gradient = gradient * most / max(self.norms[number][1], most)
+        if decay is not None:
+            weight.sub_(weight * decay * group["learning_rate"])
+        self.update(weight, gradient, self.state[weight], group)
+
+    def _average(self, weight, group):
+        iteration, often = group["iteration"], group["ema_overwrite_frequency"]
+        momentum = group["ema_momentum"] if iteration else 0.0
+        average = _slot(self.state[weight], "average", weight)
+        average.mul_(momentum).add_(weight * (1 - momentum))
+        if often and (iteration + 1) % often == 0:
+            weight.copy_(average)
+
+    @abstractmethod
+    def update(self, weight, gradient, state: dict, group: dict) -> None:
+        """Change one weight and its state."""
+
+
+def _slot(state, name, weight, initial=0.0):
+    """Return a tensor of the state, made when it is needed first."""
+    if name not in state:
+        state[name] = torch.full_like(weight, initial)
+    return state[name]
+
+
+class SGD(KerasSlice):
+    """``keras.optimizers.SGD``: velocities are those of the weights, with the learning rate in."""
+
+    def update(self, weight, gradient, state, group):
+        moved = gradient * group["learning_rate"]
+        momentum = group["momentum"]
+        if momentum == 0:
+            weight.sub_(moved)
+            return
+        velocity = _slot(state, "momentum", weight)
+        velocity.mul_(momentum).sub_(moved)
+        weight.add_(velocity * momentum - moved if group["nesterov"] else velocity)
+
+
+class Adam(KerasSlice):
+    """``keras.optimizers.Adam`` and ``AdamW``: epsilon is the "epsilon hat" of the paper."""
+
+    def update(self, weight, gradient, state, group):
+        first, second = group["beta_1"], group["beta_2"]
+        mean = _slot(state, "momentum", weight)
+        mean.add_((gradient - mean) * (1 - first))
+        square = _slot(state, "velocity", weight)
+        square.add_((gradient.square() - square) * (1 - second))
+        if group["amsgrad"]:
+            largest = _slot(state, "velocity_hat", weight)
+            square = torch.maximum(largest, square, out=largest)
+        rate = _corrected(group["learning_rate"], first, second, group["iteration"] + 1)
+        weight.sub_(mean * rate / (square.sqrt() + group["epsilon"]))
+
+
+def _corrected(rate: float, first: float, second: float, step: int) -> float:
+    """Return the learning rate of Adam in a step; in float32, where 1 - beta is rough."""
+    one, count = np.float32(1), np.float32(step)
+    first_left = one - np.power(np.float32(first), count)
+    second_left = one - np.power(np.float32(second), count)
+    return float(np.float32(rate) * np.sqrt(second_left) / first_left)
+
+
+class Adagrad(KerasSlice):
+    """``keras.optimizers.Adagrad``: epsilon is below the root."""
+
+    def update(self, weight, gradient, state, group):
+        total = _slot(state, "accumulator", weight, group["initial_accumulator_value"])
+        total.add_(gradient.square())
+        weight.sub_(gradient * group["learning_rate"] / (total + group["epsilon"]).sqrt())
+
+
+class RMSprop(KerasSlice):
+    """``keras.optimizers.RMSprop``: epsilon is below the root."""
+
+    def update(self, weight, gradient, state, group):
+        rho = group["rho"]
+        square = _slot(state, "velocity", weight)
+        square.mul_(rho).add_(gradient.square() * (1 - rho))
+        below = square + group["epsilon"]
+        if group["centered"]:
+            mean = _slot(state, "average_gradient", weight)
+            mean.mul_(rho).add_(gradient * (1 - rho))
+            below = square - mean.square() + group["epsilon"]
+        moved = gradient * group["learning_rate"] / below.sqrt()
+        if group["momentum"] > 0:
+            velocity = _slot(state, "momentum", weight)
+            moved = velocity.mul_(group["momentum"]).add_(moved)
+        weight.sub_(moved)
+
+
 @dataclass(frozen=True)
 class _Kind:
-    """How an optimizer of Keras is cut.
+    """A class of Keras optimizers and the one that updates its slices.
 
     Attributes
     ----------
@@ -36,21 +170,21 @@ class _Kind:
 
 
 _ADAM = _Kind(
-    sliced.Adam,
+    Adam,
     ("beta_1", "beta_2", "epsilon", "amsgrad"),
     {"momentum": "_momentums", "velocity": "_velocities", "velocity_hat": "_velocity_hats"},
 )
 _KINDS = {
-    "SGD": _Kind(sliced.SGD, ("momentum", "nesterov"), {"momentum": "momentums"}),
+    "SGD": _Kind(SGD, ("momentum", "nesterov"), {"momentum": "momentums"}),
     "Adam": _ADAM,
     "AdamW": _ADAM,
     "Adagrad": _Kind(
-        sliced.Adagrad,
+        Adagrad,
         ("epsilon", "initial_accumulator_value"),
         {"accumulator": "_accumulators"},
     ),
     "RMSprop": _Kind(
-        sliced.RMSprop,
+        RMSprop,
         ("rho", "momentum", "epsilon", "centered"),
         {
             "velocity": "_velocities",
@@ -114,7 +248,7 @@ class LayerOptimizer:
         return self._optimizer._use_weight_decay(weight.value if is_inner else weight)
 
     def hyper(self) -> tuple[dict, ...]:
-        """Numbers of the next step: of the weights that decay, and of the others."""
+        """Return the numbers of the next step: of the weights that decay, and of the others."""
         optimizer = self._optimizer
         is_averaged = optimizer.use_ema
         both = {
@@ -129,7 +263,7 @@ class LayerOptimizer:
 
     @property
     def iteration(self) -> int:
-        """Steps so far."""
+        """Number of steps so far."""
         return int(array_of(self._optimizer.iterations))
 
     def pass_step(self) -> None:
@@ -137,12 +271,12 @@ class LayerOptimizer:
         self._optimizer.iterations.assign(self.iteration + 1)
 
     def state(self) -> dict[int, dict[str, Any]]:
-        """The state of every weight by its number, as tensors."""
-        found: dict[int, dict] = {}
+        """Return the state of every weight by its number, as tensors."""
+        state: dict[int, dict] = {}
         for name, held in self._slots.items():
             for number, variable in enumerate(held):
-                found.setdefault(number, {})[name] = tensor_of(variable)
-        return found
+                state.setdefault(number, {})[name] = tensor_of(variable)
+        return state
 
     def put_state(self, state: Mapping[int, Mapping[str, Any]]) -> None:
         """The inverse of :meth:`state`."""

@@ -1,4 +1,4 @@
-"""A copy of a Keras model in a rank of the parameter layer."""
+"""A copy of a Keras model in a rank of the parameter layer, which computes gradients."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import itertools
 import resource
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from bigdl.common.errors import UsageError
 from bigdl.orca.learn.layer_fit.replica import LayerReplica
-from bigdl.orca.learn.tf2.data import Assembly
-from bigdl.orca.learn.tf2.evaluation import numbers_of
-from bigdl.orca.learn.tf2.fit_settings import KerasFitSettings
-from bigdl.orca.learn.tf2.forms import form_of
-from bigdl.orca.learn.tf2.layer_gradients import GradientStep
-from bigdl.orca.learn.tf2.opening import build_for, open_columns
-from bigdl.orca.learn.tf2.parts import Packed, fit_divisor
-from bigdl.orca.learn.tf2.runtime import seed_keras
-from bigdl.orca.learn.tf2.state import array_of, put_weights, seed_states
 from bigdl.orca.parameter_layer.rank import Contribution
+from bigdl.training.keras.backends import Packed, seed_keras, steps_of
+from bigdl.training.keras.data import Assembly, build_for, is_dataset, open_data
+from bigdl.training.keras.evaluation import numbers_of
+from bigdl.training.keras.loop import KerasFitSettings
+from bigdl.training.keras.reducer import loss_divisor
+from bigdl.training.keras.state import array_of, form_of, put_weights, seed_states
 
 __all__ = ["KerasReplica", "KerasReplicaProgram", "running_weights"]
 
 
-def running_weights(model) -> list:
-    """The weights that layers change themselves, such as the averages of BatchNormalization.
+def running_weights(model: Any) -> list:
+    """Return the weights that layers change themselves, such as the averages of BatchNormalization.
 
     Those that were made to be trained and are frozen now are no such weights: they stay.
     """
@@ -80,11 +79,17 @@ class KerasReplica(LayerReplica):
         super().__init__(program, rank)
         settings, config = self._settings, program.config
         columns = settings.validation
-        data = open_columns(shards["data"], columns, config, self._place)
+        data = open_data(self._place, shards["data"], columns, config)
+        if is_dataset(data):
+            raise UsageError(
+                "backend='bigdl' reads rows by number, and a tf.data.Dataset can only be read from "
+                "its beginning; pass a DataFrame, XShards, arrays or a torch DataLoader, or use "
+                "backend='spark'"
+            )
         self._read(data, config)
         seed_keras(settings.seed)  # creators may draw what is no weight
         self._model = parts.build(training=True)
-        self._divisor = fit_divisor(self._model)
+        self._divisor = loss_divisor(self._model)
         self._assembly = Assembly.of(
             self._model,
             columns.feature_cols,
@@ -98,7 +103,7 @@ class KerasReplica(LayerReplica):
         self._example = self._assembly(data.batch(0, 1))
         build_for(self._model, self._example)
         put_weights(self._model, program.model)
-        self._step = GradientStep(self._model)
+        self._step = _GradientStep(self._model)
         self._weights = self._model.trainable_weights
         self._changing = running_weights(self._model)
         self._initial = [np.array(array_of(weight)) for weight in self._changing]
@@ -146,13 +151,13 @@ class KerasReplica(LayerReplica):
         return Contribution(self._flat(gradients), counted, rows, absent, record=record)
 
     def _counted(self, batch, rows) -> float:
-        """What the loss was divided by."""
+        """Return what the loss was divided by."""
         if self._divisor == "weights" and len(batch) > 2:
             return float(np.asarray(batch[2], "float64").sum())
         return float(rows)
 
     def _added(self) -> list[list[float]]:
-        """What the batch adds to the states of the metrics."""
+        """Return what the batch adds to the states of the metrics."""
         return [
             (array_of(variable).astype("float64") - initial).reshape(-1).tolist()
             for variable, initial in zip(
@@ -161,7 +166,7 @@ class KerasReplica(LayerReplica):
         ]
 
     def _of_its_own(self, figures) -> dict[str, float]:
-        """What a training step of the user's returned besides, or instead of, metrics."""
+        """Return what a training step of the user's returned besides, or instead of, metrics."""
         if set(figures) <= set(self._model.get_metrics_result()):
             return {}
         return {k: v for k, v in figures.items() if isinstance(v, float | int)}
@@ -175,3 +180,89 @@ class KerasReplica(LayerReplica):
                 for number, weight in enumerate(self._weights)
             ]
         )
+
+
+class _GradientStep:
+    """Runs ``train_step`` of a model and takes what it hands to the optimizer.
+
+    So losses, weights of rows, regularization and a training step of the user's own are those of
+    any other training.  The model's metrics take note of the batch; its weights stay as they are,
+    but for what its layers change themselves.
+
+    Parameters
+    ----------
+    model : keras.Model
+        Its optimizer makes no updates any more.
+    """
+
+    def __init__(self, model):
+        self._model = model
+        self._numbers = {id(weight): i for i, weight in enumerate(model.trainable_weights)}
+        self._scale = model.optimizer.loss_scale_factor
+        self._taken: list[dict[int, Any]] = []
+        object.__setattr__(model.optimizer, "apply", self._take)
+        self._steps = steps_of(self)
+
+    def __call__(self, batch) -> tuple[dict, dict[int, np.ndarray]]:
+        """Return figures and gradients of a batch.
+
+        Returns
+        -------
+        dict
+            What the step returned.
+        dict of int to ndarray
+            Gradients by the number of the weight; those that do not depend on it have none.
+        """
+        logs, gradients = self._steps.train(batch)
+        self._check()
+        scale = self._scale
+        arrays = {number: array_of(gradient) for number, gradient in gradients.items()}
+        return logs, arrays if scale is None else {n: a / scale for n, a in arrays.items()}
+
+    # -- what the steps of a backend ask a model -----------------------------------------------
+
+    @property
+    def run_eagerly(self) -> bool:
+        return self._model.run_eagerly
+
+    def train(self) -> None:
+        """Turn the training mode of torch on."""
+        self._model.train()
+
+    def train_step(self, batch) -> tuple[dict, dict]:
+        """The model's own, with the gradients."""
+        self._taken.clear()
+        logs = self._model.train_step(batch)
+        return logs, self._taken[0] if self._taken else {}
+
+    def _take(self, grads, trainable_variables=None):
+        variables = trainable_variables or self._model.trainable_weights
+        self._taken.append(
+            {
+                self._numbers.get(id(variable), -1): _dense(gradient)
+                for gradient, variable in zip(grads, variables, strict=True)
+                if gradient is not None
+            }
+        )
+
+    def _check(self):
+        """Refuse other steps; not inside of a step, where TensorFlow makes another error of it."""
+        if len(self._taken) != 1:
+            raise UsageError(
+                f"The train_step of {type(self._model).__name__} makes {len(self._taken)} updates; "
+                "backend='bigdl' makes one in a step, so use backend='spark'"
+            )
+        if -1 in self._taken[0]:
+            raise UsageError(
+                f"The train_step of {type(self._model).__name__} updates what is not a trainable "
+                "weight of the model; use backend='spark'"
+            )
+
+
+def _dense(gradient):
+    """Return a gradient, of which that of an embedding may be sparse, as a dense tensor."""
+    if type(gradient).__name__ != "IndexedSlices":
+        return gradient
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(gradient)

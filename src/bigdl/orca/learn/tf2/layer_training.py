@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from bigdl.common.checks import check_positive
-from bigdl.orca.learn.layer_fit.loop import LayerTraining
-from bigdl.orca.learn.tf2.evaluation import EvaluateProgram
-from bigdl.orca.learn.tf2.layer_loop import KerasLayerLoop, check_callbacks
-from bigdl.orca.learn.tf2.layer_model import KerasLayerModel
-from bigdl.orca.learn.tf2.layer_replica import KerasReplicaProgram
-from bigdl.orca.learn.tf2.parts import Packed
-from bigdl.orca.learn.tf2.training import KerasTraining
+from bigdl.common.errors import UsageError
+from bigdl.orca.learn.layer_fit.figures import LayerFigures
+from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerModel, LayerRun, LayerTraining
+from bigdl.orca.learn.layer_fit.options import LayerOptions
+from bigdl.orca.learn.tf2.layer_optimizer import LayerOptimizer, check_trainable
+from bigdl.orca.learn.tf2.layer_replica import KerasReplicaProgram, running_weights
+from bigdl.orca.learn.tf2.parts import KerasParts, KerasTraining
+from bigdl.orca.parameter_layer.plan import LayerPlan
+from bigdl.training.checkpoint import Snapshot
+from bigdl.training.keras.backends import Packed
+from bigdl.training.keras.callbacks import BATCH_HOOKS, WorkerCallbacks
+from bigdl.training.keras.data import build_for
+from bigdl.training.keras.evaluation import EvaluateProgram, numbers_of
+from bigdl.training.keras.loop import KerasEpochs
+from bigdl.training.keras.reducer import loss_divisor
+from bigdl.training.keras.state import (
+    array_of,
+    dump_optimizers,
+    dump_weights,
+    optimizers_of,
+    put_optimizers,
+    put_weights,
+    synchronized_layers,
+    zeros_of,
+)
 
-__all__ = ["KerasLayerTraining"]
+__all__ = ["KerasLayerLoop", "KerasLayerModel", "KerasLayerTraining"]
+
+_FIGURES, _NUMBERS = "figures.json", "callbacks.json"
 
 
 class KerasLayerTraining(LayerTraining, KerasTraining):
-    """:class:`~bigdl.orca.learn.tf2.training.KerasTraining` by the parameter layer."""
+    """:class:`~bigdl.orca.learn.tf2.parts.KerasTraining` by the parameter layer."""
 
     def _unpacked(self, program):
         parts, callbacks = program.packed.unpack()
         check_positive("batch_size", program.settings.batch_size)
-        check_callbacks(callbacks)
+        _check_callbacks(callbacks)
         return parts, callbacks
 
     def _model(self, parts, settings, start):
@@ -45,3 +70,329 @@ class KerasLayerTraining(LayerTraining, KerasTraining):
 
     def _loop(self, run, parts, callbacks):
         return KerasLayerLoop(run, callbacks)
+
+
+def _check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Refuse callbacks that want to know of single batches.
+
+    Those of Keras that write files after batches only if they are told so are fine.
+    """
+    import keras
+
+    base = keras.callbacks.Callback
+    for callback in callbacks:
+        cls = type(callback)
+        frequency = getattr(callback, "save_freq", getattr(callback, "update_freq", None))
+        if cls.__module__.startswith("keras.") and frequency == "epoch":
+            continue
+        hooks = [h for h in BATCH_HOOKS if getattr(cls, h) is not getattr(base, h)]
+        hooks += [h for h in BATCH_HOOKS if h in vars(callback)]
+        if hooks:
+            raise UsageError(
+                f"{cls.__name__} has {', '.join(hooks)}, but the steps of backend='bigdl' run in "
+                "Spark tasks that call no callbacks; use hooks of epochs, or backend='spark'"
+            )
+
+
+class KerasLayerLoop(KerasEpochs, LayerLoop):
+    """A fit by the parameter layer; callbacks are called on the driver.
+
+    Parameters
+    ----------
+    run : LayerRun
+    callbacks : sequence of keras.callbacks.Callback
+    """
+
+    def __init__(self, run: LayerRun, callbacks: Sequence[Any]):
+        super().__init__(run)
+        self.model, settings = run.model.model, run.settings
+        self._callbacks: WorkerCallbacks | None = None
+        self._numbers = ""  # what callbacks had counted
+        self.begin(run.start)
+        self._callbacks = WorkerCallbacks(
+            callbacks,
+            self.model,
+            0,
+            epochs=settings.initial_epoch + self._epochs_of_fit,
+            steps=self._epoch_steps,
+            verbose=settings.verbose,
+        )
+
+    # -- the fit -------------------------------------------------------------------------------
+
+    def fit(self) -> Snapshot:
+        """Train to the end and return the final state."""
+        optimizer = self.model.optimizer
+        self._begin_fit(self._numbers)
+        states = self._train()
+        if not self._callbacks.is_empty or optimizer.use_ema:  # they may change weights at the end
+            states = self._pull()
+            optimizer.finalize_variable_values(self.model.trainable_weights)
+        self._callbacks.list.on_train_end()
+        return self._finish(states)
+
+    def _train_epoch(self, number):
+        self._groups_of_epoch()
+        entry = self._entry()
+        if self._validate_weights is not None and self.settings.validates_after(number + 1):
+            entry["logs"].update(self._validation())
+        return True, entry
+
+    def _end_epoch(self, number, logs):
+        if self._callbacks.is_empty:
+            super()._end_epoch(number, logs)
+        else:
+            states, before = self._pull(), self._layer.vector(self._layer_plan)
+            super()._end_epoch(number, logs)
+            if not np.array_equal(before, self._layer.vector(self._layer_plan)):
+                # the ranks get the weights that a callback has set
+                residuals = [state.residual for state in states]
+                self._transport.start(self._layer.states(self._layer_plan, residuals))
+        self.stop = bool(self.model.stop_training)
+
+    def _entry(self) -> dict:
+        position, figures = self.position, self._figures
+        sums = figures.entry()
+        # a step of the user's own may return figures of its own
+        logs = figures.means() or self._layer.figures(figures.added)
+        if self._options.stragglers is not None:
+            logs |= figures.dropped
+        return {
+            "epoch": position.epoch + 1,
+            "global_step": position.global_step,
+            "num_samples": sums["num_samples"],
+            "steps": position.step,
+            "logs": logs,
+            "profile": {**sums["profile"], "peak_memory_bytes": figures.memory},
+        }
+
+    def _validation(self) -> dict[str, float]:
+        self._pull()
+        self._callbacks.list.on_test_begin()
+        figures = self._validate_weights(dump_weights(self.model))
+        self._callbacks.list.on_test_end(figures)
+        return {f"val_{name}": value for name, value in figures.items()}
+
+    # -- what the groups ask -------------------------------------------------------------------
+
+    @property
+    def _epoch_steps(self):
+        return self.settings.steps_per_epoch or self._plan.steps
+
+    def _place(self):
+        if self.settings.steps_per_epoch:  # an epoch goes on where the last one ended
+            return divmod(self.position.global_step, self._plan.steps)
+        return super()._place()
+
+    def _pass_step(self):
+        self._layer.optimizer.pass_step()
+
+    def _no_figures(self):
+        return _KerasLayerFigures(self._layer_plan.ranks, sums=self._layer.sums)
+
+    def _open_rows(self):
+        super()._open_rows()
+        known = self._transport.rows()
+        self._layer.build_for(next(each["example"] for each in known if each["example"]))
+
+    def _kept(self):
+        files = {_FIGURES: self._figures.dump()} if self.position.step else {}
+        if self._callbacks is not None:
+            files[_NUMBERS] = self._callbacks.numbers().encode()
+        return files
+
+    def _put_kept(self, files):
+        self._numbers = files.get(_NUMBERS, b"").decode()
+        if self.position.step and not self.position.partial and _FIGURES in files:
+            self._figures.put(files[_FIGURES])
+
+    def _restart_from_latest(self, error):
+        super()._restart_from_latest(error)
+        self.model.stop_training = False
+        if self._numbers:
+            self._callbacks.put_numbers(self._numbers)
+
+
+class _KerasLayerFigures(LayerFigures):
+    """:class:`~bigdl.orca.learn.layer_fit.figures.LayerFigures`, and the sums of metrics.
+
+    Parameters
+    ----------
+    ranks : int
+    sums : bool
+
+    Attributes
+    ----------
+    added : list of ndarray of float64
+        Additions of the batches so far to the states of the metrics.
+    memory : list of int
+        The most bytes that each rank's process has had.
+    """
+
+    def __init__(self, ranks: int, *, sums: bool):
+        super().__init__(ranks, weighted=False, sums=sums)
+        self.added: list[np.ndarray] = []
+        self.memory = [0] * ranks
+        self._logs: dict[str, float] = {}  # sums over rows
+        self._rows = 0
+
+    def _add_step(self, sources, seconds):
+        for rank, source in enumerate(sources):
+            if "metrics" not in source:  # it had no rows
+                continue
+            added = [np.asarray(values, np.float64) for values in source["metrics"]]
+            before = self.added or [np.zeros_like(values) for values in added]
+            self.added = [a + b for a, b in zip(before, added, strict=True)]
+            for name, value in source["logs"].items():
+                self._logs[name] = self._logs.get(name, 0.0) + value * source["rows"]
+            self._rows += source["rows"]
+            self.memory[rank] = max(self.memory[rank], source["memory"])
+        return super()._add_step(sources, seconds)
+
+    def means(self) -> dict[str, float]:
+        """Return means over the rows of what the steps returned."""
+        return {name: total / self._rows for name, total in self._logs.items()}
+
+    def dump(self) -> bytes:
+        """Return what is not in the sums of the ranks, for a checkpoint inside an epoch."""
+        added = [values.tolist() for values in self.added]
+        return json.dumps([added, self._logs, self._rows]).encode()
+
+    def put(self, data: bytes) -> None:
+        """The inverse of :meth:`dump`."""
+        added, self._logs, self._rows = json.loads(data)
+        self.added = [np.asarray(values, np.float64) for values in added]
+
+
+class KerasLayerModel(LayerModel):
+    """The driver's own Keras model and its optimizer, which callbacks may change.
+
+    Parameters
+    ----------
+    parts : KerasParts
+    seed : int
+    snapshot : Snapshot, optional
+        What to start from.
+
+    Raises
+    ------
+    UsageError
+        For a model that the parameter layer cannot train.
+
+    Attributes
+    ----------
+    model : keras.Model
+    optimizer : LayerOptimizer
+    """
+
+    def __init__(self, parts: KerasParts, seed: int, snapshot: Snapshot | None):
+        self.model = parts.build_on_driver(seed, training=True)
+        self._check()
+        self._weights = list(self.model.trainable_weights)
+        check_trainable(self._weights)
+        self.optimizer = LayerOptimizer(self.model.optimizer, self._weights)
+        self.sums = loss_divisor(self.model) == "none"
+        self._changing = running_weights(self.model)
+        if snapshot is not None:
+            self.load(snapshot)
+        self.start = dump_weights(self.model)
+        self._initial = self._running()
+
+    def _check(self):
+        model = self.model
+        if model.optimizer is None or len(optimizers_of(model)) > 1:
+            raise UsageError(
+                f"backend='bigdl' trains with the one optimizer of model.compile, {model.name} has "
+                f"{len(optimizers_of(model)) if model.optimizer else 'none there'}; use "
+                "backend='spark'"
+            )
+        if not model.built:
+            raise UsageError(
+                "backend='bigdl' needs to know the weights before it reads the rows, and the model "
+                "has none until it is told the shape of its input; give it a keras.Input, or call "
+                "model.build in the model creator"
+            )
+        for layer in synchronized_layers(model):
+            raise UsageError(
+                "With backend='bigdl' no worker waits for another inside a step, and "
+                f"BatchNormalization(synchronized=True) does, as {layer.name} is; use "
+                "backend='spark' or synchronized=False"
+            )
+
+    def build_for(self, form) -> None:
+        """Make the variables of the metrics, for batches of a form that a replica described."""
+        build_for(self.model, zeros_of(form))
+        if self.sums and self.model.losses:
+            raise UsageError(
+                "A loss with reduction='sum' does not go with regularization, which every worker "
+                "would add; use reduction='sum_over_batch_size'"
+            )
+
+    def plan(self, ranks: int, options: LayerOptions) -> LayerPlan:
+        """Return the plan of a training of this model."""
+        optimizer = self.optimizer
+        return LayerPlan(
+            tuple(int(np.prod(weight.shape)) for weight in self._weights),
+            optimizer.groups,
+            optimizer.sliced,
+            ranks,
+            options.compression,
+            self.sums,
+            optimizer.clamp,
+            optimizer.norm,
+            max_drop=options.max_drop,
+            slack=0.0,
+            with_norms=optimizer.with_norms,
+        )
+
+    def hyper(self) -> tuple[dict, ...]:
+        """Return the numbers of the optimizer for the next step."""
+        return self.optimizer.hyper()
+
+    # -- figures -------------------------------------------------------------------------------
+
+    def figures(self, added: Sequence[Sequence[float]]) -> dict:
+        """Return the figures of metrics to whose states so much was added since they were reset."""
+        model = self.model
+        model.reset_metrics()
+        for variable, values in zip(model.metrics_variables, added, strict=True):
+            value = array_of(variable)
+            more = np.asarray(values, "float64").reshape(value.shape)
+            variable.assign((value.astype("float64") + more).astype(value.dtype))
+        return numbers_of(model.get_metrics_result())
+
+    # -- the state of the ranks ----------------------------------------------------------------
+
+    def vector(self, plan: LayerPlan) -> np.ndarray:
+        """Return the trainable weights as they are now, in the order of the flat vector."""
+        return plan.geometry.flatten([array_of(weight) for weight in self._weights])
+
+    def _shapes(self):
+        return [tuple(weight.shape) for weight in self._weights]
+
+    def _running(self):
+        return [np.array(array_of(weight)) for weight in self._changing]
+
+    def _put(self, parts, running):
+        for weight, part in zip(self._weights, parts, strict=True):
+            weight.assign(part.reshape(weight.shape))
+        for weight, values in zip(self._changing, running, strict=True):
+            weight.assign(values)
+
+    def _optimizer_state(self):
+        return self.optimizer.state()
+
+    def _put_optimizer_state(self, state):
+        self.optimizer.put_state(state)
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Take over a checkpoint, of this or of another backend."""
+        put_weights(self.model, snapshot.files["model.pt"])
+        if "optimizer.pt" in snapshot.files:
+            put_optimizers(self.model, snapshot.files["optimizer.pt"])
+
+    def files(self) -> dict[str, bytes]:
+        """Return the files of a checkpoint: the model, and the optimizer's slices of all ranks."""
+        return {"model.pt": dump_weights(self.model), "optimizer.pt": dump_optimizers(self.model)}

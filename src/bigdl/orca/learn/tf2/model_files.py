@@ -1,37 +1,62 @@
 """The model of a Keras Estimator and its files.
 
-A file is what Keras writes (see :mod:`bigdl.orca.learn.tf2.formats`), a checkpoint of
-:meth:`KerasFiles.save_checkpoint`, or a folder of ``model_dir`` (see
-:mod:`bigdl.training.checkpoint`).
+A file is what Keras writes, a checkpoint of :meth:`KerasFiles.save_checkpoint`, or a folder of
+``model_dir`` (see :mod:`bigdl.training.checkpoint`).
+
+A whole model is a file of Keras (``.keras``, a zip), a file of HDF5, or a folder with a SavedModel
+for serving and a ``model.keras`` beside it.  Which one is written is told by the name, or by
+``save_format`` where the name has no suffix of its own; which one is read, by the content alone.
+
+A subclassed model makes its weights when it is first called.  A fit notes the form of a row of its
+inputs in every snapshot (as ``example``), so that the driver can make the weights too, to put those
+of the snapshot in.
 """
 
 from __future__ import annotations
 
 import os
+import posixpath
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.arguments import warn_once
 from bigdl.orca.learn.estimator import BaseEstimator
-from bigdl.orca.learn.tf2.formats import (
-    WHOLE,
-    check_place,
-    form_to_write,
-    read_weights,
-    read_whole,
-    short_names,
+from bigdl.orca.learn.arguments import warn_once
+from bigdl.orca.learn.tf2.parts import KerasParts, KerasTraining, call_on
+from bigdl.training.checkpoint import (
+    Snapshot,
+    file_exists,
+    read_bytes,
+    read_checkpoint,
+    write_bytes,
 )
-from bigdl.orca.learn.tf2.forms import first_row, form_of, tell_shapes
-from bigdl.orca.learn.tf2.runtime import backend_of_program
-from bigdl.orca.learn.tf2.state import dump_optimizers, dump_weights, put_optimizers, put_weights
-from bigdl.training.checkpoint import Snapshot, read_bytes, read_checkpoint, write_bytes
+from bigdl.training.keras.backends import backend_of_program
+from bigdl.training.keras.data import Assembly, zero_row
+from bigdl.training.keras.state import (
+    array_of,
+    dump_optimizers,
+    dump_weights,
+    form_of,
+    put_optimizers,
+    put_weights,
+    zeros_of,
+)
 from bigdl.training.position import Position
 from bigdl.training.state import dumps, loads
 
+if TYPE_CHECKING:
+    import keras
+
 __all__ = ["KerasFiles"]
+
+_WHOLE = "model.keras"  # the file of the whole model in a folder
+_SUFFIXES = {".keras": "keras", ".h5": "h5", ".hdf5": "h5"}
+_FILES = {"keras": "a file of Keras", "h5": "a file of HDF5", "tf": "a folder"}
+_HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
 
 _WEIGHTS_FORMATS = (None, "h5", "hdf5", "keras", "tf", "tensorflow")
 # of a snapshot's manifest: what the model's inputs are like
@@ -48,11 +73,11 @@ class KerasFiles(BaseEstimator):
         What is trained so far.
     """
 
-    def __init__(self, parts, training):
+    def __init__(self, parts: KerasParts, training: KerasTraining):
         self._parts, self._training = parts, training
 
-    def get_model(self, sample_input: Any = None, set_weights: bool = True):
-        """The trained model, a copy of its own on the driver, with its optimizer's state.
+    def get_model(self, sample_input: Any = None, set_weights: bool = True) -> keras.Model:
+        """Return the trained model, a copy of its own on the driver, with its optimizer's state.
 
         Parameters
         ----------
@@ -72,7 +97,7 @@ class KerasFiles(BaseEstimator):
         self._parts.need()
         model = self._parts.build_on_driver(self._training.seed)
         snapshot = self._training.snapshot if set_weights else None
-        tell_shapes(model, sample_input, {} if snapshot is None else snapshot.manifest)
+        _tell_shapes(model, sample_input, {} if snapshot is None else snapshot.manifest)
         if snapshot is None:
             return model
         if not model.built:
@@ -101,10 +126,10 @@ class KerasFiles(BaseEstimator):
         """What is known of the inputs, for the manifest of a snapshot."""
         snapshot = self._training.snapshot
         known = {} if snapshot is None else snapshot.manifest
-        found = {name: known[name] for name in _OF_INPUTS if known.get(name) is not None}
-        if not found and sample_input is not None:
-            found["example"] = form_of(first_row(sample_input))
-        return found
+        inputs = {name: known[name] for name in _OF_INPUTS if known.get(name) is not None}
+        if not inputs and sample_input is not None:
+            inputs["example"] = form_of(_first_row(sample_input))
+        return inputs
 
     # -- whole models ----------------------------------------------------------------------------
 
@@ -150,20 +175,20 @@ class KerasFiles(BaseEstimator):
             no weights yet.
         """
         filepath = _path("save", filepath)
-        form = form_to_write(filepath, save_format)
-        check_place(filepath, overwrite=overwrite, is_folder=form == "tf")
+        file_format = _format_to_write(filepath, save_format)
+        _check_place(filepath, overwrite=overwrite, is_folder=file_format == "tf")
         if signatures is not None:
             warn_once("save(signatures=) has no effect: a SavedModel has the signature serve")
         if options is not None:
             warn_once("save(options=) has no effect: the whole model is written by Keras 3")
         model = self._model_with_weights(sample_input, with_optimizer=include_optimizer)
-        if form != "tf":
-            write_bytes(filepath, _whole(model, f".{form}"))
+        if file_format != "tf":
+            write_bytes(filepath, _whole(model, f".{file_format}"))
             return filepath
         with tempfile.TemporaryDirectory() as folder:
             if backend_of_program() == "tensorflow":
                 model.export(folder, verbose=False)
-            Path(folder, WHOLE).write_bytes(_whole(model, ".keras"))
+            Path(folder, _WHOLE).write_bytes(_whole(model, ".keras"))
             _upload(folder, filepath)
         return filepath
 
@@ -202,11 +227,11 @@ class KerasFiles(BaseEstimator):
         filepath = _path("load", filepath)
         if options is not None:
             warn_once("load(options=) has no effect: the whole model is read by Keras 3")
-        data, suffix = read_whole(filepath)
+        data, suffix = _read_whole(filepath)
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder, "model" + suffix)
             local.write_bytes(data)
-            objects = {**(short_names() if suffix == ".h5" else {}), **(custom_objects or {})}
+            objects = {**(_short_names() if suffix == ".h5" else {}), **(custom_objects or {})}
             try:
                 model = keras.saving.load_model(
                     local, custom_objects=objects, compile=compile, safe_mode=not trust
@@ -262,7 +287,7 @@ class KerasFiles(BaseEstimator):
                 f'save_weights(save_format="{save_format}") has no effect: Keras 3 has one format '
                 "for weights, which load_weights reads"
             )
-        check_place(filepath, overwrite=overwrite)
+        _check_place(filepath, overwrite=overwrite)
         model = self._model_with_weights(sample_input, with_optimizer=False)
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder, "model.weights.h5")
@@ -291,7 +316,7 @@ class KerasFiles(BaseEstimator):
             of its input.
         """
         filepath = _path("load_weights", filepath)
-        data, suffix = read_weights(filepath)
+        data, suffix = _read_weights(filepath)
         model = self._model_with_weights(sample_input, with_optimizer=False)
         options = {"by_name": True} if by_name and suffix == ".h5" else {}
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -320,7 +345,7 @@ class KerasFiles(BaseEstimator):
             See :meth:`get_model`.
         """
         path = _path("save_checkpoint", path)
-        check_place(path)
+        _check_place(path)
         model = self._model_with_weights(sample_input)
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
@@ -352,7 +377,7 @@ class KerasFiles(BaseEstimator):
         if snapshot is None:
             snapshot = _read_state(path)
         model = self._parts.build_on_driver(self._training.seed)
-        row = tell_shapes(model, sample_input, snapshot.manifest)
+        row = _tell_shapes(model, sample_input, snapshot.manifest)
         if model.built:
             put_weights(model, snapshot.files["model.pt"], f"weights in {path!r}")
         if row is not None:
@@ -403,3 +428,208 @@ def _upload(folder, path):
     fs, inner = fsspec.core.url_to_fs(path)
     fs.makedirs(inner, exist_ok=True)
     fs.put(f"{folder}/", f"{inner}/", recursive=True)
+
+
+# -- shapes of subclassed models -----------------------------------------------------------------
+
+
+def _tell_shapes(model: keras.Model, sample_input: Any, known: dict) -> Any:
+    """Let a model that does not know its shapes make its weights, if a row is known.
+
+    Parameters
+    ----------
+    model : keras.Model
+    sample_input : arrays or None
+    known : dict
+        The manifest of a snapshot.
+
+    Returns
+    -------
+    arrays or None
+        The row of inputs that it was called on.
+    """
+    if model.built:
+        return None
+    if sample_input is not None:
+        row = _first_row(sample_input)
+    elif known.get("example") is not None:
+        row = zeros_of(known["example"])
+    elif known.get("inputs") is not None:  # of a checkpoint of earlier releases
+        row = _row_of(known["inputs"])
+    else:
+        return None
+    try:
+        call_on(model, row)
+    except Exception as error:  # a call of the user's own may raise anything
+        text = " ".join(str(error).split())[:600]
+        what = "rows of this form" if sample_input is None else "sample_input"
+        raise UsageError(f"The model does not take {what}: {text}") from error
+    return row
+
+
+def _first_row(sample_input: Any) -> Any:
+    """Return the first row of arrays of the user's."""
+    import keras
+
+    def first(value):
+        array = array_of(value)
+        if not array.ndim:
+            raise UsageError(
+                "sample_input should be an array of rows, or a tuple or dict of such arrays, got "
+                f"a {type(value).__name__} in it"
+            )
+        return array[:1]
+
+    return keras.tree.map_structure(first, sample_input)
+
+
+def _row_of(inputs: list) -> Any:
+    *features, _ = zero_row(inputs, [])
+    as_arrays = [
+        {k: np.asarray(v) for k, v in f.items()} if isinstance(f, dict) else np.asarray(f)
+        for f in features
+    ]
+    return Assembly().inputs(as_arrays)
+
+
+# -- formats of files ----------------------------------------------------------------------------
+
+
+def _format_to_write(filepath: str, save_format: str | None) -> str:
+    """Return ``"keras"``, ``"h5"`` or ``"tf"``, a folder.
+
+    Raises
+    ------
+    UsageError
+        For another `save_format`, or one that the suffix of `filepath` contradicts.
+    """
+    if save_format not in (None, *_FILES):
+        raise UsageError(f'save_format should be "keras", "h5" or "tf", got {save_format!r}')
+    named = _SUFFIXES.get(posixpath.splitext(filepath)[1])
+    if None not in (named, save_format) and named != save_format:
+        raise UsageError(
+            f"save_format={save_format!r} means {_FILES[save_format]} and the name {filepath!r} "
+            f"{_FILES[named]}; leave save_format out, or choose a name without this suffix"
+        )
+    return save_format or named or "tf"
+
+
+def _check_place(filepath: str, *, overwrite: bool = True, is_folder: bool = False) -> None:
+    """Refuse a path where nothing may be written, or nothing of this kind can be."""
+    import fsspec
+
+    fs, inner = fsspec.core.url_to_fs(filepath)
+    if not fs.exists(inner):
+        return
+    if not overwrite:
+        raise UsageError(f"{filepath!r} is there already; pass overwrite=True")
+    if fs.isfile(inner) == is_folder:
+        there, new = ("file", "folder") if is_folder else ("folder", "file")
+        raise UsageError(
+            f"{filepath!r} is a {there}, and a {new} was to be written; remove it, or choose "
+            "another name"
+        )
+
+
+def _read_whole(filepath: str) -> tuple[bytes, str]:
+    """Return the file of a whole model, or of the one in a folder, and the suffix for it.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    where = filepath
+    if _is_folder(filepath):
+        where = posixpath.join(filepath, _WHOLE)
+        if not file_exists(where):
+            raise UsageError(_no_model_in(filepath))
+    data = read_bytes(where)
+    suffix = _suffix_of(data)
+    if not suffix:
+        raise UsageError(
+            f"{where!r} is not a model that can be loaded: it is neither a file of Keras nor one "
+            "of HDF5"
+        )
+    return data, suffix
+
+
+def _read_weights(filepath: str) -> tuple[bytes, str]:
+    """Return the file of weights or of a whole model, and the suffix that Keras knows it by.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    if not file_exists(filepath):
+        if file_exists(f"{filepath}.index"):
+            raise UsageError(
+                f"The weights in {filepath!r} cannot be loaded: they are a checkpoint of "
+                "TensorFlow, which Keras 3 does not read; load them with tf_keras (the Keras of "
+                "TensorFlow before 2.16) and write them by save_weights to a file .weights.h5"
+            )
+        if _is_folder(filepath):
+            raise UsageError(
+                f"The weights in {filepath!r} cannot be loaded: it is a folder; use load for a "
+                "whole model and load_checkpoint for a checkpoint"
+            )
+    data = read_bytes(filepath)
+    suffix = _suffix_of(data)
+    if not suffix:
+        raise UsageError(
+            f"The weights in {filepath!r} cannot be loaded: it is neither a file of Keras nor one "
+            "of HDF5"
+        )
+    return data, suffix if suffix == ".keras" or _is_of_keras_2(data) else ".weights.h5"
+
+
+def _short_names() -> dict[str, Any]:
+    """Return losses by names that a file of HDF5 may hold and Keras does not find there."""
+    import keras
+
+    return {name: keras.losses.get(name) for name in ("mse", "mae", "mape", "msle")}
+
+
+def _suffix_of(data: bytes) -> str:
+    """Return ``.keras`` or ``.h5``, or nothing for a content of neither kind."""
+    if data.startswith(_ZIP):
+        return ".keras"
+    return ".h5" if data.startswith(_HDF5) else ""
+
+
+def _is_of_keras_2(data: bytes) -> bool:
+    """Return True for the HDF5 layout of Keras 2, which a whole model always has."""
+    import io
+
+    import h5py
+
+    try:
+        with h5py.File(io.BytesIO(data)) as file:
+            return "layer_names" in file.attrs or "model_weights" in file
+    except OSError:  # cut off; loading it tells
+        return False
+
+
+def _is_folder(filepath: str) -> bool:
+    import fsspec
+
+    # some stores take long to tell that a file is no folder
+    if file_exists(filepath):
+        return False
+    fs, inner = fsspec.core.url_to_fs(filepath)
+    return fs.isdir(inner)
+
+
+def _no_model_in(folder: str) -> str:
+    if file_exists(posixpath.join(folder, "saved_model.pb")):
+        return (
+            f"{folder!r} is a SavedModel, which Keras 3 cannot load as a model; load it with "
+            "tf_keras (the Keras of TensorFlow before 2.16), save it to a file .h5 and load that "
+            "with compile=False, or put it into a model as keras.layers.TFSMLayer, which predicts "
+            "only"
+        )
+    return (
+        f"{folder!r} is not a model that can be loaded: the folder holds no {_WHOLE}; use "
+        "load_checkpoint for a checkpoint of fit"
+    )

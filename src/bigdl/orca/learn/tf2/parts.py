@@ -1,8 +1,8 @@
-"""What the user hands to the Estimator, checked on the driver and built in the worker.
+"""The model of an Estimator: what it is made of, what is trained so far, and its copies in tasks.
 
 A model comes as a *creator* (a function of ``config``) or as a compiled instance, of which a copy
-travels.  Everything that may refer to Keras travels inside a pickle of its own, so that a worker
-can choose the backend before it unpacks it.
+is shipped.  Everything that may refer to Keras is inside a pickle of its own, so that a worker can
+choose the backend before it unpacks it.
 """
 
 from __future__ import annotations
@@ -11,56 +11,25 @@ import inspect
 import pickle
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
-from bigdl.orca.learn.tf2.runtime import backend_of_program, use_backend
+from bigdl.training.fit import Training
+from bigdl.training.keras.backends import Packed, backend_of_program, steps_of
+from bigdl.training.keras.data import Assembly
+from bigdl.training.keras.loop import KerasFitProgram, KerasFitSettings
+from bigdl.training.keras.state import dump_weights, put_weights
 from bigdl.training.state import isolated_rng
 
-__all__ = ["KerasParts", "Packed", "fit_divisor"]
+if TYPE_CHECKING:
+    import keras
+
+__all__ = ["KerasParts", "KerasSnapshot", "KerasTraining", "call_on"]
 
 _NO_MODEL = "Must provide callable function for model_creator or load a saved model."
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Objects on their way to a process where Keras may not have been imported.
-
-    Attributes
-    ----------
-    backend : str
-        Of Keras, in the driver.
-    payload : bytes
-    """
-
-    backend: str
-    payload: bytes
-
-    @classmethod
-    def of(cls, *objects) -> Packed:
-        """Pickle objects by value, so that lambdas and classes of a notebook work."""
-        import cloudpickle
-
-        try:
-            return cls(backend_of_program(), cloudpickle.dumps(objects))
-        except UsageError:
-            raise
-        except Exception as error:
-            raise UsageError(
-                "The model or a callback cannot be shipped to the workers, since it refers to "
-                f"something that cannot be pickled ({error}); create such objects inside the model "
-                "creator instead"
-            ) from error
-
-    def unpack(self, config: dict | None = None, threads: int | None = None) -> tuple:
-        """The objects, in a process that computes with the same backend."""
-        import cloudpickle
-
-        use_backend(self.backend, config, threads)
-        return cloudpickle.loads(self.payload)
 
 
 @dataclass
@@ -107,7 +76,7 @@ class KerasParts:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a model."""
+        """True if there is a model."""
         return self.creator is not None or self.archive is not None
 
     def need(self) -> None:
@@ -115,8 +84,8 @@ class KerasParts:
         if not self.is_known:
             raise UsageError(_NO_MODEL)
 
-    def with_instance(self, model, custom_objects: dict | None = None) -> KerasParts:
-        """The same with a copy of a model instead of a creator."""
+    def with_instance(self, model: keras.Model, custom_objects: dict | None = None) -> KerasParts:
+        """Return the same with a copy of a model instead of a creator."""
         import keras
 
         model = actual(model)
@@ -125,7 +94,7 @@ class KerasParts:
                 f"model must be a keras.Model, got {type(model).__module__}."
                 f"{type(model).__qualname__}"
             )
-        own = {**_custom_objects(model), **(custom_objects or {})}
+        objects = {**_custom_objects(model), **(custom_objects or {})}
         try:
             archive = pickle.dumps(model)
         except Exception as error:
@@ -133,12 +102,12 @@ class KerasParts:
                 f"The model cannot be copied ({error}); pass a function model_creator(config) that "
                 "makes it instead"
             ) from error
-        return KerasParts(None, self.compile_args, self.config, archive, own)
+        return KerasParts(None, self.compile_args, self.config, archive, objects)
 
     # -- in the process that computes ------------------------------------------------------------
 
-    def build(self, *, training: bool = False):
-        """The model, compiled unless it is for prediction alone.
+    def build(self, *, training: bool = False) -> keras.Model:
+        """Return the model, compiled unless it is for prediction alone.
 
         Raises
         ------
@@ -177,10 +146,11 @@ class KerasParts:
             )
         return model
 
-    def build_on_driver(self, seed: int, *, training: bool = False):
-        """The model as workers build it under this seed; the driver's generators stay as they are.
+    def build_on_driver(self, seed: int, *, training: bool = False) -> keras.Model:
+        """Return the model as workers build it under this seed.
 
-        Keras takes the seeds of its initializers from the module random.
+        Random generators of the driver stay as they are. Keras takes the seeds of its
+        initializers from the module random.
         """
         backend_of_program()
         state = random.getstate()
@@ -190,38 +160,11 @@ class KerasParts:
         return model
 
 
-def fit_divisor(model) -> str:
-    """What the loss of a batch is divided by: ``"rows"``, ``"weights"`` or, for sums, ``"none"``.
-
-    Raises
-    ------
-    UsageError
-        For losses that are divided by different things, or left undivided in rows.
-    """
-    import keras
-
-    found = set()
-    for loss in keras.tree.flatten(model.loss):
-        reduction = getattr(loss, "reduction", "sum_over_batch_size")
-        if reduction == "none" or reduction is None:
-            raise UsageError(
-                "A loss has reduction='none'; training needs one number, use "
-                "'sum_over_batch_size' or 'sum'"
-            )
-        found.add({"sum": "none", "mean_with_sample_weight": "weights"}.get(reduction, "rows"))
-    if len(found) > 1:
-        raise UsageError(
-            "The losses of the outputs have different reductions, which workers cannot weight "
-            "exactly; give all of them the same"
-        )
-    return found.pop() if found else "rows"
-
-
 def _custom_objects(model) -> dict[str, Any]:
-    """What is not part of Keras and named in the archive of a model."""
+    """Return what is not part of Keras and named in the archive of a model."""
     import keras
 
-    found = dict(keras.saving.get_custom_objects())
+    objects = dict(keras.saving.get_custom_objects())
     seen: set[int] = set()
 
     def visit(value):
@@ -232,9 +175,9 @@ def _custom_objects(model) -> dict[str, Any]:
             for each in value.values() if isinstance(value, dict) else value:
                 visit(each)
         elif _is_named(value):
-            thing = value if inspect.isfunction(value) else type(value)
-            if not thing.__module__.startswith("keras."):
-                found.setdefault(thing.__name__, thing)
+            definition = value if inspect.isfunction(value) else type(value)
+            if not definition.__module__.startswith("keras."):
+                objects.setdefault(definition.__name__, definition)
             if not inspect.isfunction(value):
                 visit([each for each in vars(value).values() if _may_hold(each)])
                 visit(getattr(value, "layers", None))
@@ -242,13 +185,106 @@ def _custom_objects(model) -> dict[str, Any]:
     visit(model)
     if model.compiled:
         visit([model.optimizer, model.loss, model._compile_config.config])
-    return found
+    return objects
 
 
 def _is_named(value) -> bool:
-    """Whether an archive refers to a value by a name."""
+    """Return True if an archive refers to a value by a name."""
     return inspect.isfunction(value) or hasattr(type(value), "get_config")
 
 
 def _may_hold(value) -> bool:
     return isinstance(value, dict | list | tuple) or _is_named(value)
+
+
+class KerasTraining(Training):
+    """:class:`~bigdl.training.fit.Training` of a Keras model."""
+
+    def _program(self, parts: tuple[Packed, dict], settings: KerasFitSettings) -> KerasFitProgram:
+        packed, config = parts
+        return KerasFitProgram(packed, config, settings, self._sync)
+
+    def weights(self, parts: KerasParts) -> bytes:
+        """Return the weights; before the first fit those that it would start from.
+
+        They are empty for a model that learns its input's shape from the first batch only.
+        """
+        if self.snapshot is not None:
+            return self.snapshot.files["model.pt"]
+        model = parts.build_on_driver(self.seed)
+        return dump_weights(model) if model.built else b""
+
+
+# -- prediction ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KerasSnapshot:
+    """A Keras model as :class:`~bigdl.orca.learn.prediction.shipping.Shipped` broadcasts it.
+
+    Attributes
+    ----------
+    packed : Packed
+        The parts of the model.
+    weights : bytes
+    names : sequence of str
+        Of the feature columns.
+    config : dict
+    threads : int
+        Of each task.
+    """
+
+    packed: Packed
+    weights: bytes
+    names: Sequence[str]
+    config: dict
+    threads: int
+
+    def ready(self, device: Any) -> _ReadyModel:
+        """Return the model, in a process; Keras chooses the device itself."""
+        (parts,) = self.packed.unpack(self.config, self.threads)
+        model = parts.build()
+        return _ReadyModel(model, Assembly.of(model, self.names), self.weights)
+
+
+class _ReadyModel:
+    """A model in a task; its outputs keep the shapes that Keras gives them.
+
+    Parameters
+    ----------
+    model : keras.Model
+    assembly : Assembly
+    weights : bytes
+        Loaded before the first batch, which may tell the model its shapes.
+    """
+
+    squeezes: ClassVar[bool] = False
+
+    def __init__(self, model: keras.Model, assembly: Assembly, weights: bytes):
+        self.model, self._assembly, self._weights = model, assembly, weights
+        self._steps = steps_of(model)
+        self._is_loaded = False
+        if model.built:
+            self._load()
+
+    def __call__(self, batch: list) -> Any:
+        """Return what the model returns for a batch of numpy columns, as arrays."""
+        inputs = self._assembly.inputs(batch)
+        if not self._is_loaded:
+            call_on(self.model, inputs)
+            self._load()
+        return self._steps.predict(inputs)
+
+    def _load(self):
+        put_weights(self.model, self._weights)
+        self._is_loaded = True
+
+
+def call_on(model: keras.Model, inputs: Any) -> None:
+    """Let a model make its variables by calling it on the first row of its inputs."""
+    import keras
+
+    def first(value):
+        return keras.ops.convert_to_tensor(value[:1])
+
+    model(keras.tree.map_structure(first, inputs))

@@ -20,32 +20,24 @@ are read again and dropped.
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.tf2.data import with_class_weight
-from bigdl.orca.learn.tf2.sources import Part
 from bigdl.training.batches import BatchLayout
+from bigdl.training.keras.data import Part, Rows, with_class_weight
 
-__all__ = ["DatasetGraph", "DatasetRows", "StreamSource", "is_dataset", "shipped_dataset"]
+__all__ = ["DatasetGraph", "DatasetRows", "check_elements", "shipped_dataset", "with_seeds"]
 
 _SEED = 1  # of shuffles that have none: the same on all workers
-
-
-def is_dataset(made: Any) -> bool:
-    """Whether something is a ``tf.data.Dataset``."""
-    tf = sys.modules.get("tensorflow")
-    return tf is not None and isinstance(made, tf.data.Dataset)
 
 
 # -- on the driver --------------------------------------------------------------------------------
 
 
-def shipped_dataset(dataset, name: str) -> DatasetGraph:
-    """A dataset as a function that makes it again in a worker.
+def shipped_dataset(dataset: Any, name: str) -> DatasetGraph:
+    """Return a dataset as a function that makes it again in a worker.
 
     Raises
     ------
@@ -68,30 +60,30 @@ def shipped_dataset(dataset, name: str) -> DatasetGraph:
         ) from error
     policy = dataset.options().experimental_distribute.auto_shard_policy
     is_off = policy == tf.data.experimental.AutoShardPolicy.OFF
-    return DatasetGraph(_with_seeds(graph), dataset.element_spec, is_off)
+    return DatasetGraph(with_seeds(graph, _SEED), dataset.element_spec, is_off)
 
 
-def _with_seeds(graph: bytes) -> bytes:
-    """Let every shuffle of a pipeline do the same wherever the graph is loaded.
+def with_seeds(graph: bytes, seed: int) -> bytes:
+    """Give a pipeline's shuffles the same seeds wherever it is loaded; `seed` for those without.
 
     Newer kinds of the operation keep their seeds outside of the graph, where loading it finds
     others, and a seed of (0, 0) means a random one.
     """
     import tensorflow as tf
 
-    found = tf.compat.v1.GraphDef.FromString(graph)
-    nodes = {node.name: node for node in found.node}
-    for node in found.node:
+    definition = tf.compat.v1.GraphDef.FromString(graph)
+    nodes = {node.name: node for node in definition.node}
+    for node in definition.node:
         if not node.op.startswith("ShuffleDataset"):
             continue
         node.op = "ShuffleDataset"
         del node.input[4:]
         seeds = [nodes[name] for name in node.input[2:4]]
-        values = [int(tf.make_ndarray(seed.attr["value"].tensor)) for seed in seeds]
+        values = [int(tf.make_ndarray(each.attr["value"].tensor)) for each in seeds]
         if not any(values):
-            for seed in seeds:
-                seed.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(_SEED, tf.int64))
-    return found.SerializeToString()
+            for each in seeds:
+                each.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(seed, tf.int64))
+    return definition.SerializeToString()
 
 
 class DatasetGraph:
@@ -116,50 +108,45 @@ class DatasetGraph:
 # -- in a worker ----------------------------------------------------------------------------------
 
 
-class DatasetRows:
-    """A dataset with the face of :class:`~bigdl.orca.learn.tf2.opening.ColumnRows`.
+def check_elements(dataset: Any) -> None:
+    """Refuse a dataset whose elements are no batches ``(x, y)`` or ``(x, y, weights)``."""
+    import tensorflow as tf
+
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
+        raise UsageError(
+            "The elements of a tf.data.Dataset must be (x, y) or (x, y, weights) to fit or "
+            f"evaluate, they are {spec}"
+        )
+    if any(leaf.shape.rank == 0 for leaf in tf.nest.flatten(spec)):
+        raise UsageError("The tf.data.Dataset gives single rows; end it with .batch(batch_size)")
+
+
+class DatasetRows(Rows):
+    """The batches of a ``tf.data.Dataset``.
 
     Parameters
     ----------
     dataset : tf.data.Dataset
         Of batches ``(x, y)`` or ``(x, y, weights)``.
     sync : GradientSync
-
-    Attributes
-    ----------
-    is_endless : bool
-        Whether it tells that it has no end; of many datasets that is not known.
     """
 
-    types = None
-
-    def __init__(self, dataset, sync):
+    def __init__(self, dataset: Any, sync: Any):
         import tensorflow as tf
 
-        spec = dataset.element_spec
-        if not isinstance(spec, tuple) or len(spec) not in (2, 3):
-            raise UsageError(
-                "The elements of a tf.data.Dataset must be (x, y) or (x, y, weights) to fit or "
-                f"evaluate, they are {spec}"
-            )
-        if any(leaf.shape.rank == 0 for leaf in tf.nest.flatten(spec)):
-            raise UsageError(
-                "The tf.data.Dataset gives single rows; end it with .batch(batch_size)"
-            )
         self._dataset, self._sync = dataset, sync
         policy = dataset.options().experimental_distribute.auto_shard_policy
         self._is_shared = policy != tf.data.experimental.AutoShardPolicy.OFF
         self.is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
-        self.known = {
-            "rows": 1,
-            "fingerprint": 0,
-            "drop_last": False,
-            "window": 0,
-            "types": None,
-        }
+        self.known = {"rows": 1, "fingerprint": 0, "drop_last": False, "window": 0, "types": None}
+        self._class_weight: dict | None = None
+        self._passes = 0  # that were begun
+        self._place: tuple[int, int] | None = None
+        self._iterator: Iterator = iter(())
+        self._is_checked = False
 
-    def example(self, types, assembly) -> tuple:
-        """A batch of one row of zeros."""
+    def example(self, types, assembly):
         import tensorflow as tf
 
         def zeros(spec):
@@ -168,55 +155,26 @@ class DatasetRows:
 
         return tf.nest.map_structure(zeros, self._dataset.element_spec)
 
-    def plan(self, settings, everyone) -> tuple[None, BatchLayout]:
-        """The batches are cut already."""
-        own = {"rows": [], "fingerprint": [], "shuffle": settings.shuffle}
-        return None, BatchLayout(
-            seed=settings.seed, batch_size=settings.batch_size, drop_last=settings.drop_last, **own
+    def plan(self, settings, everyone):
+        return BatchLayout(
+            seed=settings.seed,
+            batch_size=settings.batch_size,
+            rows=[],
+            fingerprint=[],
+            shuffle=settings.shuffle,
+            drop_last=settings.drop_last,
         )
 
-    def take_types(self, types, training) -> None:
-        """Values have the types that the dataset gives them."""
+    def start(self, assembly, settings, rank, window):
+        self._class_weight = settings.class_weight
 
-    def source(self, plan, assembly, settings, rank, window) -> StreamSource:
-        """The batches of a training."""
-        weights = settings.class_weight
-        return StreamSource(self._dataset, self._sync, self._is_shared, weights)
-
-    def batches(self, assembly, batch_size, world_size, most) -> Iterator[tuple[tuple, int]]:
-        """Pairs of batch and number of rows, of this worker's part."""
-        for index, batch in enumerate(self._dataset):
-            if most is not None and index >= most:
-                break
-            own, rows = _own_part(batch, self._sync, self._is_shared)
+    def batches(self, assembly, batch_size, world_size, limit):
+        for batch in self._dataset if limit is None else self._dataset.take(limit):
+            part, rows = self._part(batch)
             if rows:
-                yield own, rows
+                yield part, rows
 
-
-class StreamSource:
-    """The batches of a dataset, one after the other; see :mod:`bigdl.orca.learn.tf2.sources`.
-
-    Parameters
-    ----------
-    dataset : tf.data.Dataset
-    sync : GradientSync
-    is_shared : bool
-        Whether all workers read the same batches.
-    class_weight : dict, optional
-    """
-
-    steps = None
-
-    def __init__(self, dataset, sync, is_shared: bool, class_weight: dict | None):
-        self._dataset, self._sync = dataset, sync
-        self._is_shared, self._class_weight = is_shared, class_weight
-        self._passes = 0  # that were begun
-        self._place: tuple[int, int] | None = None
-        self._iterator: Iterator = iter(())
-        self._is_checked = False
-
-    def seek(self, number: int, step: int) -> None:
-        """Go to a batch of a pass; batches beyond its end belong to the following ones."""
+    def seek(self, number, step):
         if self._place == (number, step):
             return
         while self._passes < number:  # a dataset counts the times that it was shuffled
@@ -226,25 +184,23 @@ class StreamSource:
             self._read(wrap=True)
         self._place = number, step
 
-    def next(self, *, wrap: bool) -> Part:
-        """The next batch; at the end of a pass the first of the next one, or nothing."""
+    def next(self, *, wrap):
         batch = self._read(wrap)
-        own, rows, total = None, 0, 0
+        part, rows, total = None, 0, 0
         if batch is not None:
-            own, rows = _own_part(batch, self._sync, self._is_shared)
+            part, rows = self._part(batch)
             total = _rows(batch)
-        if self._is_shared:
-            if not self._is_checked:
-                self._check_equal(batch)
-        else:
+        if not self._is_shared:
             total = int(sum(row[0] for row in self._sync.all_gather([float(rows)])))
+        elif not self._is_checked:
+            self._check_equal(batch)
         number, step = self._place or (0, 0)
         self._place = number, step + 1
         if not rows:
             return Part(None, 0, total)
         if self._class_weight is not None:
-            own = with_class_weight(own, self._class_weight)
-        return Part(own, rows, total)
+            part = with_class_weight(part, self._class_weight)
+        return Part(part, rows, total)
 
     def _begin(self):
         self._iterator = iter(self._dataset)
@@ -264,13 +220,13 @@ class StreamSource:
         import tensorflow as tf
 
         self._is_checked = True
-        print_of = 0
+        checksum = 0
         for leaf in tf.nest.flatten(batch):
             values = np.asarray(leaf.numpy())
             if values.dtype == object:  # texts
                 values = values.astype("S")
-            print_of = zlib.crc32(values.tobytes(), print_of)
-        everyone = self._sync.all_gather([float(print_of)])
+            checksum = zlib.crc32(values.tobytes(), checksum)
+        everyone = self._sync.all_gather([float(checksum)])
         if any(row != everyone[0] for row in everyone):
             raise UsageError(
                 "The workers read different rows from the tf.data.Dataset; give its shuffle a "
@@ -278,15 +234,15 @@ class StreamSource:
                 "options.experimental_distribute.auto_shard_policy to AutoShardPolicy.OFF"
             )
 
+    def _part(self, batch) -> tuple[Any, int]:
+        """Return this worker's part of a batch and its number of rows."""
+        import tensorflow as tf
 
-def _own_part(batch, sync, is_shared) -> tuple[Any, int]:
-    import tensorflow as tf
-
-    rows = _rows(batch)
-    if not is_shared:
-        return batch, rows
-    low, high = (rows * rank // sync.world_size for rank in (sync.rank, sync.rank + 1))
-    return tf.nest.map_structure(lambda leaf: leaf[low:high], batch), high - low
+        rows, rank, size = _rows(batch), self._sync.rank, self._sync.world_size
+        if not self._is_shared:
+            return batch, rows
+        low, high = rows * rank // size, rows * (rank + 1) // size
+        return tf.nest.map_structure(lambda leaf: leaf[low:high], batch), high - low
 
 
 def _rows(batch) -> int:

@@ -2,7 +2,7 @@
 
 Like the loop of PyTorch it knows neither which engine runs it nor what the input was.  The step is
 the model's own ``train_step``; gradients meet where it hands them to the optimizer
-(:mod:`~bigdl.orca.learn.tf2.reducer`).  A rank without rows of a batch makes the step with a row of
+(:mod:`~bigdl.training.keras.reducer`).  A rank without rows of a batch makes the step with a row of
 zeros that weighs nothing, and forgets what that has done to its own state.
 """
 
@@ -12,33 +12,67 @@ import contextlib
 import numbers
 import resource
 import time
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
-from bigdl.orca.learn.tf2.callbacks import WorkerCallbacks
-from bigdl.orca.learn.tf2.data import Assembly
-from bigdl.orca.learn.tf2.evaluation import evaluate_batches, figures_of, numbers_of
-from bigdl.orca.learn.tf2.fit_settings import KerasFitSettings
-from bigdl.orca.learn.tf2.forms import form_of
-from bigdl.orca.learn.tf2.keeper import KerasKeeper
-from bigdl.orca.learn.tf2.opening import build_for, check_end, open_rows
-from bigdl.orca.learn.tf2.parts import KerasParts, Packed, fit_divisor
-from bigdl.orca.learn.tf2.reducer import GradientReducer
-from bigdl.orca.learn.tf2.running import RunningWeights, changed_by_rows
-from bigdl.orca.learn.tf2.runtime import seed_keras
-from bigdl.orca.learn.tf2.sources import Part
-from bigdl.orca.learn.tf2.state import seed_states, tensor_of, to_variable
-from bigdl.orca.learn.tf2.steps import steps_of
+from bigdl.runtime.collectives.base import GradientSync
+from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchLayout, all_gather_json
 from bigdl.training.checkpoint import BackgroundWriter
 from bigdl.training.figures import score_of
-from bigdl.training.loop import WorkerLoop, open_run_directory
+from bigdl.training.fit import RunSettings
+from bigdl.training.keras.backends import Packed, seed_keras
+from bigdl.training.keras.callbacks import WorkerCallbacks
+from bigdl.training.keras.data import Assembly, Part, Rows, build_for, open_rows
+from bigdl.training.keras.evaluation import (
+    EvaluationSettings,
+    evaluate_batches,
+    figures_of,
+    numbers_of,
+)
+from bigdl.training.keras.reducer import WorkerSteps, check_optimizer
+from bigdl.training.keras.state import KerasCheckpoints, form_of, tensor_of, to_variable
+from bigdl.training.loop import FitLoop, WorkerLoop, open_run_directory
+from bigdl.training.position import Position
 
-__all__ = ["KerasFitProgram", "KerasLoop"]
+__all__ = ["KerasEpochs", "KerasFitProgram", "KerasFitSettings", "KerasLoop"]
+
+
+@dataclass
+class KerasFitSettings(RunSettings):
+    """The arguments of ``fit``; callbacks travel with the model.
+
+    Attributes
+    ----------
+    validation : EvaluationSettings
+    initial_epoch : int
+        Number of the first epoch of this fit, for callbacks.
+    steps_per_epoch : int, optional
+        Batches of an epoch; default all rows once.
+    validation_freq : int or sequence of int
+        Validate after every so many epochs, or after those with these numbers (from 1).
+    """
+
+    validation: EvaluationSettings
+    initial_epoch: int = 0
+    steps_per_epoch: int | None = None
+    validation_freq: int | Sequence[int] = 1
+    class_weight: dict[int, float] | None = None
+    verbose: int | str = 1
+
+    def epoch_number(self, position: Position) -> int:
+        """Return the number of the current epoch, as callbacks count."""
+        return position.epoch - self.goal.first + self.initial_epoch
+
+    def validates_after(self, epoch: int) -> bool:
+        """Return True if the epoch with this number (from 1) is followed by a validation."""
+        if isinstance(self.validation_freq, int):
+            return epoch % self.validation_freq == 0
+        return epoch in self.validation_freq
 
 
 @dataclass
@@ -56,25 +90,71 @@ class KerasFitProgram:
     settings: KerasFitSettings
     sync: Any  # class of the GradientSync
 
-    def __call__(self, worker):
+    def __call__(self, worker: Worker) -> dict:
         parts, callbacks = self.packed.unpack(self.config, worker.threads)
         with tuned_allocator():
-            loop = KerasLoop(
-                worker, self.sync(worker), parts, self.settings, callbacks, self.config
-            )
-            try:
-                return loop.fit()
-            except Exception:
-                if loop.reducer.failure is not None:  # TensorFlow has made another one of it
-                    raise loop.reducer.failure from None
-                raise
+            sync = self.sync(worker)
+            return KerasLoop(worker, sync, parts, self.settings, callbacks, self.config).fit()
 
 
-class KerasLoop(WorkerLoop):
+class KerasEpochs(FitLoop):
+    """Epochs of a Keras model with callbacks, wherever their steps are made."""
+
+    model: Any
+    settings: KerasFitSettings
+    _callbacks: WorkerCallbacks
+
+    @abstractmethod
+    def _train_epoch(self, number: int) -> tuple[bool, dict]:
+        """Make what is left of an epoch.
+
+        Returns
+        -------
+        bool, dict
+            Whether the epoch is whole now, and its figures: ``logs`` and those of all frameworks.
+        """
+
+    def _begin_fit(self, callback_numbers: str) -> None:
+        """Call the hooks of the begin, and restore what callbacks had counted in this fit."""
+        self.model.stop_training = False
+        self._callbacks.list.on_train_begin()
+        if self.settings.goal.is_begun(self.position) and callback_numbers:
+            self._callbacks.put_numbers(callback_numbers)
+        if self.position.partial:  # an earlier fit ended inside this epoch
+            self._close_epoch(self.position.partial)
+
+    def _epoch(self) -> None:
+        number = self.settings.epoch_number(self.position)
+        self._callbacks.list.on_epoch_begin(number)
+        is_whole, entry = self._train_epoch(number)
+        self._end_epoch(number, dict(entry["logs"]))
+        entry["logs"] = {
+            name: value if isinstance(value, list) else float(value)
+            for name, value in self._callbacks.logs.items()
+            if isinstance(value, numbers.Real | list)
+        }
+        if not is_whole:
+            self.position.partial = entry
+            return
+        self._close_epoch(entry)
+        self._checkpoint_after_epoch(entry["logs"].get("loss"), score_of(entry["logs"]))
+
+    def _end_epoch(self, number: int, logs: dict) -> None:
+        """Call the hooks of an epoch's end."""
+        self._callbacks.list.on_epoch_end(number, logs)
+
+
+class KerasLoop(KerasEpochs, WorkerLoop):
     """One worker's part of a fit."""
 
     def __init__(
-        self, worker, sync, parts: KerasParts, settings: KerasFitSettings, callbacks, config: dict
+        self,
+        worker: Worker,
+        sync: GradientSync,
+        parts: Any,
+        settings: KerasFitSettings,
+        callbacks: Sequence[Any],
+        config: dict,
     ):
         self.worker, self.sync, self.settings = worker, sync, settings
         self.rank, self.size = sync.rank, sync.world_size
@@ -83,105 +163,81 @@ class KerasLoop(WorkerLoop):
         # creators run under one seed, so that all ranks start from the same weights
         seed_keras(settings.seed)
         self.model = parts.build(training=True)
-        _check_optimizer(self.model)
-        self._divisor = fit_divisor(self.model)
-        self.reducer = GradientReducer(sync, settings.batch_size or 0)
+        check_optimizer(self.model)
+        self._steps = WorkerSteps(self.model, sync, settings.batch_size or 0)
         writer = BackgroundWriter()
         worker.at_exit(writer.wait)  # after the sync has stopped: a peer may wait for it
         sync.start()
         seed_keras(settings.seed)  # a dataset that shuffles does so alike on all ranks
         batches = self._prepare_data()
-        if self._divisor == "none" and self.model.losses and self.size > 1:
-            raise UsageError(
-                "A loss with reduction='sum' does not go with regularization, which every worker "
-                "would add; use reduction='sum_over_batch_size'"
-            )
         seed_keras(settings.seed, self.rank + 1)
-        self._spread_seeds()
-        self.reducer.attach(self.model)
-        self._steps = steps_of(self.model)
-        self._running = RunningWeights(self.model, sync)
+        self._steps.attach()
         self._initial_metrics = [tensor_of(v) for v in self.model.metrics_variables]
-        self._checkpoints = KerasKeeper(
+        self._checkpoints = KerasCheckpoints(
             worker,
             sync,
             self.model,
-            self._running,
+            self._steps.running,
             batches,
             open_run_directory(settings, worker, self.rank),
             None if self._types is None else self._types[0],
             writer=writer,
         )
-        self._checkpoints.example = form_of(self._made_up[0])
+        self._checkpoints.example = form_of(self._zero_row[0])
         self.position, self._sums = self._checkpoints.restore()
         window = (self._checkpoints.windows or [0] * self.size)[self.rank]
-        self._source = self._data.source(self._plan, self._assembly, settings, self.rank, window)
-        self._epoch_steps = settings.steps_per_epoch or self._source.steps
-        self._callbacks = self._checkpoints.callbacks = WorkerCallbacks(
+        self._data.start(self._assembly, settings, self.rank, window)
+        self._epoch_steps = settings.steps_per_epoch or self._data.steps
+        self._callbacks = self._checkpoints.callbacks = self._open_callbacks(
             callbacks,
-            self.model,
-            self.rank,
             epochs=settings.initial_epoch + (settings.goal.epochs or 0) - settings.goal.first,
             steps=self._epoch_steps,
             verbose=settings.verbose,
         )
-        self._has_callbacks = bool(callbacks)
-        optimizer = self.model.optimizer
-        self._may_change_at_end = self._has_callbacks or getattr(optimizer, "use_ema", False)
 
     # -- the fit -------------------------------------------------------------------------------
 
     def fit(self) -> dict:
         """Train to the end; rank 0 returns where the final state is."""
-        self.model.stop_training = False
-        self._callbacks.list.on_train_begin()
-        if self.settings.goal.is_begun(self.position) and self._checkpoints.callback_numbers:
-            self._callbacks.put_numbers(self._checkpoints.callback_numbers)
-        if self.position.partial:  # an earlier fit ended inside this epoch
-            self._close_epoch(self.position.partial)
+        self._begin_fit(self._checkpoints.callback_numbers)
         while not self._is_over():
             self._epoch()
         if self.model.optimizer is not None:
             self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
         self._callbacks.list.on_train_end()
-        if self._may_change_at_end:
+        if not self._callbacks.is_empty or getattr(self.model.optimizer, "use_ema", False):
             self._checkpoints.expect_changes()
         return self._finish()
 
-    def _epoch(self):
-        position, number = self.position, self.settings.epoch_number(self.position)
-        self._callbacks.list.on_epoch_begin(number)
-        if not position.step:
+    def _train_epoch(self, number):
+        if not self.position.step:
             self.model.reset_metrics()
-        is_whole, logs = self._batches()
+        is_whole, logs = self._train_batches()
         if is_whole:
-            self._running.merge()
+            self._steps.running.merge()
         with self._metrics_kept():
             entry = self._entry(logs)
             if self._validation is not None and self.settings.validates_after(number + 1):
                 entry["logs"].update(self._validate())
-        self._callbacks.list.on_epoch_end(number, dict(entry["logs"]))
-        entry["logs"] = {
-            name: value if isinstance(value, list) else float(value)
-            for name, value in self._callbacks.noted.items()
-            if isinstance(value, numbers.Real | list)
-        }
-        if not is_whole:
-            position.partial = entry
-            return
-        self._close_epoch(entry)
-        self._checkpoint_after_epoch(entry["logs"].get("loss"), score_of(entry["logs"]))
+        return is_whole, entry
 
-    def _batches(self) -> tuple[bool, dict]:
-        """The batches that are left of the epoch: whether it is whole now, and the last figures."""
-        position, logs = self.position, {}
+    def _train_batches(self) -> tuple[bool, dict]:
+        """Make the steps that are left of the epoch.
+
+        Returns
+        -------
+        bool, dict
+            Whether the epoch is whole now, and the last figures.
+        """
+        position = self.position
+        logs: dict[str, Any] = {}
         if self.settings.steps_per_epoch:
-            self._source.seek(0, position.global_step)
+            self._data.seek(0, position.global_step)
         else:
-            self._source.seek(position.epoch, position.step)
+            self._data.seek(position.epoch, position.step)
         while position.step != self._epoch_steps:
             started = time.perf_counter()
-            part = self._source.next(wrap=bool(self.settings.steps_per_epoch))
+            part = self._data.next(wrap=bool(self.settings.steps_per_epoch))
             if not part.total:
                 if not position.step:
                     raise UsageError("The training data has no rows")
@@ -194,7 +250,7 @@ class KerasLoop(WorkerLoop):
         return True, logs
 
     def _entry(self, logs) -> dict:
-        """The figures of the epoch, the same on every rank."""
+        """Return the figures of the epoch, the same on every rank."""
         rows = int(self._sums.rows)
         figures = figures_of(self.model, logs, rows, self.sync, self._initial_metrics)
         entry = self._sums.reduce(self.sync)
@@ -217,18 +273,18 @@ class KerasLoop(WorkerLoop):
             self.size,
             settings.num_steps,
         )
-        with self._running.merged():
-            found = evaluate_batches(
+        with self._steps.running.merged():
+            figures = evaluate_batches(
                 self.model, self._steps, batches, self.sync, self._callbacks.list
             )
-        return {f"val_{name}": value for name, value in found.items()}
+        return {f"val_{name}": value for name, value in figures.items()}
 
     @contextlib.contextmanager
     def _metrics_kept(self):
         """Leave the metrics of the epoch, which may go on, as they were before the block."""
-        own = [(v, tensor_of(v)) for v in self.model.metrics_variables]
+        before = [(v, tensor_of(v)) for v in self.model.metrics_variables]
         yield
-        for variable, value in own:
+        for variable, value in before:
             to_variable(variable, value)
 
     def _is_over(self) -> bool:
@@ -238,8 +294,8 @@ class KerasLoop(WorkerLoop):
         self.model.stop_training = True
 
     def _is_stopped(self) -> bool:
-        """Whether a callback has stopped the training, on any rank; a collective."""
-        if self._has_callbacks:
+        """Return True if a callback has stopped the training, on any rank; a collective."""
+        if not self._callbacks.is_empty:
             votes = self.sync.all_gather([float(self.model.stop_training)])
             self.model.stop_training = any(vote[0] for vote in votes)
         return self.model.stop_training
@@ -250,14 +306,11 @@ class KerasLoop(WorkerLoop):
         position, number = self.position, self.position.step
         self._callbacks.list.on_train_batch_begin(number)
         started = time.perf_counter()
-        self.reducer.weight, self.reducer.has_rows = self._weight(part), bool(part.rows)
-        logs = self._steps.train(part.batch) if part.rows else self._step_along()
-        self.reducer.check()
+        logs = self._steps.train(part.batch, part.rows, part.total, self._zero_row)
         figures = numbers_of(logs)
         step_s = time.perf_counter() - started
         position.step += 1
         position.global_step += 1
-        self._running.rows += part.rows
         self._sums.add(
             0.0,
             float(part.rows),
@@ -278,42 +331,22 @@ class KerasLoop(WorkerLoop):
         )
         return logs
 
-    def _weight(self, part) -> float:
-        """The weight of this rank's loss in that of the batch."""
-        if self.size == 1:
-            return 1.0
-        if self._divisor == "none":
-            return float(part.rows > 0)
-        own, total = float(part.rows), float(part.total)
-        if self._divisor == "weights":
-            if part.rows and len(part.batch) > 2:
-                own = float(np.asarray(part.batch[2], "float64").sum())
-            total = sum(row[0] for row in self.sync.all_gather([own]))
-        return own / total if total else 0.0
-
-    def _step_along(self) -> dict:
-        """Take part in a step without rows."""
-        before = [(v, tensor_of(v)) for v in changed_by_rows(self.model)]
-        self._steps.train(self._made_up)
-        for variable, value in before:
-            to_variable(variable, value)
-        return {}
-
     # -- data ----------------------------------------------------------------------------------
 
     def _prepare_data(self) -> BatchLayout:
-        settings, shards = self.settings, self.worker.shards
-        columns = settings.validation
+        settings, columns = self.settings, self.settings.validation
+        shards = self.worker.shards
         self._data = self._open(shards["data"])
         self._validation = self._open(shards["validation"]) if "validation" in shards else None
-        check_end(self._data, "training", "steps_per_epoch", settings.steps_per_epoch)
+        self._data.check_end("training", "steps_per_epoch", settings.steps_per_epoch)
+        rows = 1
         if self._validation is not None:
-            check_end(self._validation, "validation", "validation_steps", columns.num_steps)
-        rows = 1 if self._validation is None else self._validation.known["rows"]
+            self._validation.check_end("validation", "validation_steps", columns.num_steps)
+            rows = self._validation.known["rows"]
         everyone = all_gather_json(self.sync, {**self._data.known, "validation": rows})
         if not sum(each["validation"] for each in everyone):
             raise UsageError("The validation data has no rows")
-        self._plan, batches = self._data.plan(settings, everyone)
+        batches = self._data.plan(settings, everyone)
         self._types = next((each["types"] for each in everyone if each["types"]), None)
         self._assembly = Assembly.of(
             self.model,
@@ -322,28 +355,18 @@ class KerasLoop(WorkerLoop):
             weighted=columns.weighted,
             class_weight=settings.class_weight,
         )
-        self._made_up = self._data.example(self._types, self._assembly)
-        build_for(self.model, self._made_up)
+        self._zero_row = self._data.example(self._types, self._assembly)
+        build_for(self.model, self._zero_row)
         if self._validation is not None:
             self._validation.take_types(self._types, self._data)
         return batches
 
-    def _open(self, shard):
+    # -- hooks for another home of rows and callbacks ------------------------------------------
+
+    def _open(self, shard: Any) -> Rows:
+        """Return the rows of one of the worker's shards."""
         return open_rows(self.worker, shard, self.settings.validation, self._config, self.sync)
 
-    def _spread_seeds(self):
-        """Let the random layers of every rank but the first draw other numbers."""
-        if self.rank == 0:
-            return
-        for variable in seed_states(self.model):
-            entropy = [*(int(n) for n in tensor_of(variable).reshape(-1)), self.rank]
-            drawn = np.random.SeedSequence(entropy).generate_state(variable.shape[0]) >> 1
-            variable.assign(drawn.astype("int64"))
-
-
-def _check_optimizer(model):
-    """A step of the user's own may do without the compiled optimizer."""
-    import keras
-
-    if model.optimizer is None and type(model).train_step is keras.Model.train_step:
-        raise UsageError("fit needs an optimizer; pass it to model.compile")
+    def _open_callbacks(self, callbacks: Sequence[Any], **params: Any) -> WorkerCallbacks:
+        """Return the callbacks of this worker."""
+        return WorkerCallbacks(callbacks, self.model, self.rank, **params)

@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
-from bigdl.orca.learn.tf2.data import Assembly
-from bigdl.orca.learn.tf2.fit_settings import EvaluationSettings
-from bigdl.orca.learn.tf2.opening import build_for, check_end, open_rows
-from bigdl.orca.learn.tf2.parts import Packed
-from bigdl.orca.learn.tf2.running import merge_metrics
-from bigdl.orca.learn.tf2.runtime import seed_keras
-from bigdl.orca.learn.tf2.state import array_of, put_weights, tensor_of
-from bigdl.orca.learn.tf2.steps import steps_of
+from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.batches import all_gather_json
-from bigdl.training.fit import FailurePolicy
+from bigdl.training.keras.backends import Packed, seed_keras, steps_of
+from bigdl.training.keras.callbacks import WorkerCallbacks
+from bigdl.training.keras.data import Assembly, build_for, open_rows
+from bigdl.training.keras.state import array_of, merge_metrics, put_weights, tensor_of
 
-__all__ = ["EvaluateProgram", "evaluate_batches", "figures_of", "numbers_of", "run_evaluation"]
+__all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_batches", "figures_of", "numbers_of"]
 
 
-def evaluate_batches(model, steps, batches, sync, callbacks=None) -> dict[str, float]:
-    """The figures of a model over the batches of all workers; a collective.
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """The arguments of ``evaluate``, or what ``fit`` says of its validation.
+
+    Attributes
+    ----------
+    batch_size : int or None
+        Rows of a batch over all workers together; None for a function that does without.
+    feature_cols, label_cols : sequence of str or None
+        With `weighted` the last label column holds the weights of the rows.
+    num_steps : int, optional
+        Batches of each worker at most.
+    """
+
+    batch_size: int | None
+    feature_cols: Sequence[str] | None
+    label_cols: Sequence[str] | None
+    num_steps: int | None = None
+    weighted: bool = False
+
+
+def evaluate_batches(
+    model: Any, steps: Any, batches: Iterable, sync: GradientSync, callbacks: Any = None
+) -> dict[str, float]:
+    """Return the figures of a model over the batches of all workers; a collective.
 
     Parameters
     ----------
     model : keras.Model
-    steps : TensorFlowSteps or TorchSteps
+    steps : Steps or WorkerSteps
     batches : iterable of (batch, rows)
         Of this worker.
     sync : GradientSync
@@ -50,8 +70,10 @@ def evaluate_batches(model, steps, batches, sync, callbacks=None) -> dict[str, f
     return figures
 
 
-def figures_of(model, logs: dict, rows: int, sync, initial: list) -> dict[str, float]:
-    """The figures of an epoch, merged over the workers; a collective.
+def figures_of(
+    model: Any, logs: dict, rows: int, sync: GradientSync, initial: list
+) -> dict[str, float]:
+    """Return the figures of an epoch, merged over the workers; a collective.
 
     A model whose step returns figures of its own instead of its metrics has means of them.
 
@@ -67,21 +89,20 @@ def figures_of(model, logs: dict, rows: int, sync, initial: list) -> dict[str, f
         See :func:`merge_metrics`.
     """
     merge_metrics(model, sync, initial)
-    found = numbers_of(model.get_metrics_result())
-    names = all_gather_json(sync, sorted(logs))
-    names = next((each for each in names if each), [])
-    if not names or set(names) <= set(found):
-        return found
-    own = numbers_of(logs)
-    everyone = sync.all_gather([float(rows), *(own.get(name, 0.0) for name in names)])
+    metrics = numbers_of(model.get_metrics_result())
+    names: list[str] = next((each for each in all_gather_json(sync, sorted(logs)) if each), [])
+    if not names or set(names) <= set(metrics):
+        return metrics
+    figures = numbers_of(logs)
+    everyone = sync.all_gather([float(rows), *(figures.get(name, 0.0) for name in names)])
     total = sum(row[0] for row in everyone) or 1.0
     return {
         name: sum(row[0] * row[1 + i] for row in everyone) / total for i, name in enumerate(names)
     }
 
 
-def numbers_of(logs: dict) -> dict[str, Any]:
-    """Figures as Python numbers (or lists of them)."""
+def numbers_of(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return figures as Python numbers (or lists of them)."""
 
     def number(value):
         array = array_of(value)
@@ -112,14 +133,12 @@ class EvaluateProgram:
             return self._evaluate(worker, self.sync(worker), parts, callbacks)
 
     def _evaluate(self, worker, sync, parts, callbacks):
-        from bigdl.orca.learn.tf2.callbacks import WorkerCallbacks
-
         settings = self.settings
         seed_keras(self.seed)
         model = parts.build(training=True)
         sync.start()
         data = open_rows(worker, worker.shard, settings, self.config, sync)
-        check_end(data, "evaluation", "num_steps", settings.num_steps)
+        data.check_end("evaluation", "num_steps", settings.num_steps)
         known = all_gather_json(sync, data.known)
         if not sum(each["rows"] for each in known):
             raise UsageError("The data to evaluate has no rows")
@@ -131,25 +150,6 @@ class EvaluateProgram:
         weights = sync.broadcast(worker.state() if sync.rank == 0 else None)
         if weights:
             put_weights(model, weights)
-        found = WorkerCallbacks(callbacks, model, sync.rank)
+        hooks = WorkerCallbacks(callbacks, model, sync.rank).list
         batches = data.batches(assembly, settings.batch_size, sync.world_size, settings.num_steps)
-        return evaluate_batches(model, steps_of(model), batches, sync, found.list)
-
-
-def run_evaluation(job, weights: bytes, policy: FailurePolicy) -> dict:
-    """Run an EvaluateProgram until it has ended or the policy gives up.
-
-    Parameters
-    ----------
-    job : Job
-        Of the engine; closed at the end.
-    weights : bytes
-        Empty for a model that is built by the workers.
-    """
-    from bigdl.runtime.causes import NoRows
-
-    with job:
-        try:
-            return policy.run(lambda: job.attempt(state=weights or None)[0], "evaluating again")
-        except NoRows:
-            raise UsageError("The data to evaluate has no rows") from None
+        return evaluate_batches(model, steps_of(model), batches, sync, hooks)

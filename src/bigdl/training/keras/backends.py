@@ -1,0 +1,298 @@
+"""Keras under TensorFlow, torch and JAX: the backend of a process, its seeds, and compiled steps.
+
+Steps call the model's own ``train_step``, ``test_step`` and ``predict_step``, so that a model which
+overrides them is trained as it says.
+
+Workers that compute with JAX do not form a ``jax.distributed``: its programs want as many rows on
+every process (with others they wait for ever), it takes SIGTERM to itself, and a process joins
+once, before it computes anything, while tasks of Spark and actors of Ray come back for the next
+fit.  A step is compiled for one process, and calls the GradientSync where it hands the gradients to
+the optimizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError, require
+
+__all__ = ["Packed", "Steps", "backend_of_program", "seed_keras", "steps_of", "use_backend"]
+
+_BACKENDS = ("tensorflow", "torch", "jax")
+
+
+def backend_of_program() -> str:
+    """Return the backend of Keras in the driver, which is that of the workers, too.
+
+    Raises
+    ------
+    UsageError
+        If the workers cannot train with it.
+    """
+    keras = require("keras", "tf")
+    name = keras.backend.backend()
+    if name not in _BACKENDS:
+        raise UsageError(
+            f"Keras computes with {name!r} here, which workers cannot train with; set "
+            'KERAS_BACKEND to "tensorflow", "torch" or "jax" before Keras is imported'
+        )
+    return name
+
+
+def use_backend(name: str, config: dict | None = None, threads: int | None = None) -> None:
+    """Import Keras with the driver's backend; in a worker, before anything else imports it.
+
+    Parameters
+    ----------
+    name : str
+    config : dict, optional
+        ``intra_op_parallelism`` and ``inter_op_parallelism`` of TensorFlow.
+    threads : int, optional
+        Threads of this worker.
+
+    Raises
+    ------
+    UsageError
+        If this process has imported Keras with another backend.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if "keras" not in sys.modules:
+        os.environ["KERAS_BACKEND"] = name
+    if name == "jax":
+        require("jax", "jax")
+        if threads is not None:
+            # the only thing that the CPU client of XLA asks for the size of its pools
+            os.environ.setdefault("NPROC", str(threads))
+    keras = require("keras", "tf")
+    imported = keras.backend.backend()
+    if imported != name:
+        raise UsageError(
+            f"Keras computes with {imported!r} in this worker and with {name!r} in the driver; set "
+            f"KERAS_BACKEND={name} in the environment of the workers"
+        )
+    if name != "tensorflow" or threads is None:
+        return
+    import tensorflow as tf
+
+    config = config or {}
+    with contextlib.suppress(RuntimeError):  # a process that has computed already keeps its own
+        # while one waits for the other workers another one can compute
+        tf.config.threading.set_inter_op_parallelism_threads(
+            int(config.get("inter_op_parallelism", 2))
+        )
+        tf.config.threading.set_intra_op_parallelism_threads(
+            int(config.get("intra_op_parallelism", threads))
+        )
+
+
+def seed_keras(seed: int, rank: int = 0) -> None:
+    """Seed Keras, its backend, numpy and random; ranks draw different numbers."""
+    import keras
+
+    from bigdl.training.state import seed_everything
+
+    mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+    keras.utils.set_random_seed(mixed)
+    seed_everything(seed, rank)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Objects pickled for a process where Keras may not have been imported.
+
+    Attributes
+    ----------
+    backend : str
+        Of Keras, in the driver.
+    payload : bytes
+    """
+
+    backend: str
+    payload: bytes
+
+    @classmethod
+    def of(cls, *objects: Any) -> Packed:
+        """Pickle objects by value, so that lambdas and classes of a notebook work."""
+        import cloudpickle
+
+        try:
+            return cls(backend_of_program(), cloudpickle.dumps(objects))
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                "The model or a callback cannot be shipped to the workers, since it refers to "
+                f"something that cannot be pickled ({error}); create such objects inside the model "
+                "creator instead"
+            ) from error
+
+    def unpack(self, config: dict | None = None, threads: int | None = None) -> tuple:
+        """Return the objects, in a process that computes with the same backend."""
+        import cloudpickle
+
+        use_backend(self.backend, config, threads)
+        return cloudpickle.loads(self.payload)
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+class Steps:
+    """Training, test and prediction steps of a model as they are: those of the torch backend.
+
+    Parameters
+    ----------
+    model : keras.Model
+    """
+
+    def __init__(self, model: Any):
+        self._model = model
+
+    def train(self, batch: tuple) -> dict:
+        """Make an update from ``(x, y, sample_weight)`` of tensors or arrays; return figures."""
+        self._model.train()
+        return self._model.train_step(_map(_torch_tensor, batch))
+
+    def test(self, batch: tuple) -> dict:
+        """Return the figures of a batch."""
+        import torch
+
+        self._model.eval()
+        with torch.no_grad():
+            return self._model.test_step(_map(_torch_tensor, batch))
+
+    def predict(self, inputs: Any) -> Any:
+        """Return the predictions for ``x`` as arrays."""
+        import torch
+
+        self._model.eval()
+        with torch.no_grad():
+            outputs = self._model.predict_step((_map(_torch_tensor, inputs),))
+        return _map(lambda tensor: tensor.detach().cpu().float().numpy(), outputs)
+
+
+class _TensorFlowSteps(Steps):
+    """Steps as graphs; one of each is traced for batches of any number of rows."""
+
+    def __init__(self, model: Any):
+        super().__init__(model)
+        self._functions: dict[str, Any] = {}
+        self._traced: dict[tuple, Callable] = {}
+
+    def train(self, batch):
+        return self._run("train_step", batch)
+
+    def test(self, batch):
+        return self._run("test_step", batch)
+
+    def predict(self, inputs):
+        import tensorflow as tf
+
+        outputs = self._run("predict_step", (inputs,))
+        return tf.nest.map_structure(
+            lambda value: value.numpy() if hasattr(value, "numpy") else value, outputs
+        )
+
+    def _run(self, name, batch):
+        import tensorflow as tf
+
+        batch = tf.nest.map_structure(_tf_tensor, batch)
+        if self._model.run_eagerly:
+            return getattr(self._model, name)(batch)
+        return self._trace(name, batch)(batch)
+
+    def _trace(self, name, batch):
+        import tensorflow as tf
+
+        specs = tf.nest.map_structure(_any_rows, batch)
+        key = name, repr(specs)
+        if key not in self._traced:
+            if name not in self._functions:
+                step = tf.autograph.experimental.do_not_convert(getattr(self._model, name))
+                # XLA would compile again for every number of rows
+                self._functions[name] = tf.function(lambda data: step(data), jit_compile=False)
+            self._traced[key] = self._functions[name].get_concrete_function(specs)
+        return self._traced[key]
+
+
+class _JaxSteps(Steps):
+    """Steps as JAX compiles them, one for every number of rows.
+
+    They are those that ``fit`` of Keras makes, so a model with a ``train_step(state, data)`` of its
+    own is trained as it says.
+    """
+
+    def train(self, batch):
+        model = self._model
+        model.make_train_function()
+        optimizer = () if model.optimizer is None else model.optimizer.variables
+        return self._run(model.train_function, batch, optimizer, model.metrics_variables)
+
+    def test(self, batch):
+        model = self._model
+        model.make_test_function()
+        return self._run(model.test_function, batch, model.metrics_variables)
+
+    def predict(self, inputs):
+        return self._model.predict_on_batch(_map(_array, inputs))
+
+    def _run(self, function, batch, *more: Sequence) -> dict:
+        import jax
+
+        model = self._model
+        groups = [model.trainable_variables, model.non_trainable_variables, *more]
+        # the memory of the old state is given to the new one
+        state = tuple([variable.value for variable in group] for group in groups)
+        logs, state = function(state, iter([_map(_array, batch)]))
+        jax.block_until_ready(state)  # gradients are on their way until then
+        for group, values in zip(groups, state, strict=True):
+            for variable, value in zip(group, values, strict=True):
+                variable.assign(value)
+        return logs
+
+
+def steps_of(model: Any) -> Steps:
+    """Return the steps of a model under the backend of this process."""
+    import keras
+
+    kinds = {"tensorflow": _TensorFlowSteps, "torch": Steps, "jax": _JaxSteps}
+    return kinds[keras.backend.backend()](model)
+
+
+def _map(function, value):
+    import keras
+
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else function(leaf), value)
+
+
+def _array(value: Any) -> np.ndarray:
+    return value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+
+
+def _torch_tensor(value):
+    import torch
+
+    return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(_array(value)))
+
+
+def _tf_tensor(value):
+    import tensorflow as tf
+
+    if value is None or tf.is_tensor(value):
+        return value
+    return tf.convert_to_tensor(value.numpy() if hasattr(value, "numpy") else value)
+
+
+def _any_rows(tensor):
+    import tensorflow as tf
+
+    if not isinstance(tensor, tf.Tensor):  # nothing, or a ragged or sparse tensor
+        return None if tensor is None else tf.type_spec_from_value(tensor)
+    return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)

@@ -1,0 +1,240 @@
+"""Callbacks of Keras in a worker.
+
+Every worker calls them, so that what they decide (to stop, or a learning rate) is decided
+everywhere; figures of an epoch are the same on all ranks.  Those that only write files run on rank
+0.  What they keep in numbers is part of checkpoints.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import posixpath
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from bigdl.common.errors import UsageError
+from bigdl.training.keras.state import share_state
+
+__all__ = ["BATCH_HOOKS", "Rank0CallbackBridge", "WorkerCallbacks", "as_callbacks"]
+
+_FILES, _FOLDERS = ("filepath", "filename"), ("log_dir", "backup_dir")
+_WRITERS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore", "RemoteMonitor")
+
+BATCH_HOOKS = (
+    "on_batch_begin",
+    "on_batch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+)
+"""Hooks that are called for single batches of the training."""
+
+
+def as_callbacks(callbacks: Any) -> list:
+    """Return a new list of the callbacks that a verb was given.
+
+    Raises
+    ------
+    UsageError
+        For anything else.
+    """
+    if callbacks is None:
+        return []
+    import keras
+
+    callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise UsageError(
+                f"callbacks must be a list of keras.callbacks.Callback, got {callback!r}"
+            )
+    return callbacks
+
+
+class WorkerCallbacks:
+    """The callbacks of one worker.
+
+    Parameters
+    ----------
+    callbacks : sequence of keras.callbacks.Callback
+    model : keras.Model
+    rank : int
+    **params
+        What Keras tells callbacks: ``epochs``, ``steps``, ``verbose``.
+
+    Attributes
+    ----------
+    stops_in_epoch : bool
+        Whether one of them may end the training after a batch, on any rank.
+    is_empty : bool
+        Whether there are none, on any rank.
+    logs : dict
+        The figures of the last epoch, with what callbacks have added, such as a learning rate.
+    """
+
+    def __init__(self, callbacks: Sequence[Any], model: Any, rank: int, **params: Any):
+        import keras
+
+        self._callbacks = self._on_rank(callbacks, rank)
+        self._numbered = [c for c in callbacks if not _writes_only(c)]
+        self.logs: dict[str, Any] = {}
+        self.is_empty = not callbacks
+        base = keras.callbacks.Callback
+        self.stops_in_epoch = any(
+            getattr(type(c), hook) is not getattr(base, hook)
+            for c in callbacks
+            for hook in BATCH_HOOKS
+        )
+        folders = [f for f in map(_redirect, self._callbacks) if f is not None]
+
+        def upload(*_):
+            for folder in folders:
+                folder.upload()
+
+        def end_epoch(epoch, logs):
+            self.logs = dict(logs)
+            upload()
+
+        last = keras.callbacks.LambdaCallback(on_epoch_end=end_epoch, on_train_end=upload)
+        self.list = keras.callbacks.CallbackList(
+            [*self._callbacks, last],
+            add_history=False,
+            add_progbar=False,
+            model=model,
+            **params,
+        )
+
+    def _on_rank(self, callbacks, rank) -> list:
+        """Return the callbacks that run on a rank."""
+        return [c for c in callbacks if rank == 0 or not _writes_only(c)]
+
+    def numbers(self) -> str:
+        """Return what they count and compare, as JSON."""
+        return json.dumps([_numbers(c) for c in self._numbered])
+
+    def put_numbers(self, text: str) -> None:
+        """The inverse of :meth:`numbers`, for the same callbacks."""
+        import keras
+
+        kept = json.loads(text)
+        if len(kept) != len(self._numbered):
+            return
+        for callback, (name, numbers, operations) in zip(self._numbered, kept, strict=True):
+            if name == type(callback).__name__:
+                vars(callback).update(numbers)
+                vars(callback).update({k: getattr(keras.ops, o) for k, o in operations.items()})
+
+
+class Rank0CallbackBridge(WorkerCallbacks):
+    """Callbacks that run on rank 0 alone and act on all ranks, with the history and progress bar.
+
+    At the begin of the fit and of each epoch the other ranks take over the weights and the state of
+    the optimizer, with its learning rate, of rank 0.
+
+    Parameters
+    ----------
+    callbacks : sequence of keras.callbacks.Callback
+        The same on all ranks.
+    model : keras.Model
+    sync : GradientSync
+    **params
+        See :class:`WorkerCallbacks`.
+    """
+
+    def __init__(self, callbacks: Sequence[Any], model: Any, sync: Any, **params: Any):
+        self._model, self._sync, self._verbose = model, sync, params["verbose"]
+        super().__init__(callbacks, model, sync.rank, **params)
+
+    def _on_rank(self, callbacks, rank):
+        import keras
+
+        def share(*_):
+            share_state(self._model, self._sync)
+
+        bridge = [keras.callbacks.LambdaCallback(on_train_begin=share, on_epoch_begin=share)]
+        bridge = bridge if callbacks else []
+        if rank:
+            return bridge
+        self._model.history = keras.callbacks.History()
+        bar = [keras.callbacks.ProgbarLogger()] if self._verbose else []
+        return [*callbacks, *bridge, self._model.history, *bar]
+
+
+def _writes_only(callback) -> bool:
+    """Return True for a callback that does nothing but write files."""
+    return any(
+        c.__name__ in _WRITERS and c.__module__.startswith("keras.") for c in type(callback).__mro__
+    )
+
+
+def _numbers(callback) -> tuple[str, dict, dict]:
+    """Return the class of a callback, its numbers, and its comparisons of ``keras.ops``."""
+    import keras
+
+    attributes = {key: value for key, value in vars(callback).items() if not key.startswith("_")}
+    numbers = {
+        key: value
+        for key, value in attributes.items()
+        if isinstance(value, bool | int | float | str | None)
+        and not (isinstance(value, float) and math.isnan(value))
+    }
+    operations = {
+        key: value.__name__
+        for key, value in attributes.items()
+        if inspect.isfunction(value) and getattr(keras.ops, value.__name__, None) is value
+    }
+    return type(callback).__name__, numbers, operations
+
+
+# -- files of callbacks on any fsspec URL: they are written here and uploaded --------------------
+
+
+class _RemoteFolder:
+    """A local folder whose files go to a URL.
+
+    Parameters
+    ----------
+    url : str
+    """
+
+    def __init__(self, url: str):
+        import fsspec
+
+        self._fs, self._root = fsspec.core.url_to_fs(url)
+        self._folder = tempfile.TemporaryDirectory(prefix="callback-")
+        self._times: dict[str, float] = {}  # when what was uploaded had been changed
+        self.path = self._folder.name
+
+    def upload(self) -> None:
+        """Upload the files that are new or have changed."""
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                local = os.path.join(folder, name)
+                changed = os.stat(local).st_mtime_ns
+                if self._times.get(local) == changed:
+                    continue
+                self._times[local] = changed
+                target = posixpath.join(self._root, os.path.relpath(local, self.path))
+                self._fs.makedirs(posixpath.dirname(target), exist_ok=True)
+                self._fs.put_file(local, target)
+
+
+def _redirect(callback: Any) -> _RemoteFolder | None:
+    """Let a callback that writes to a URL write to a local folder instead.
+
+    Returns
+    -------
+    _RemoteFolder or None
+        None for one that writes locally.
+    """
+    for attribute in (*_FILES, *_FOLDERS):
+        url = getattr(callback, attribute, None)
+        if isinstance(url, str) and "://" in url:
+            parent, name = posixpath.split(url) if attribute in _FILES else (url, "")
+            folder = _RemoteFolder(parent)
+            setattr(callback, attribute, os.path.join(folder.path, name))
+            return folder
+    return None

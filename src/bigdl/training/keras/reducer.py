@@ -1,0 +1,460 @@
+"""Steps that all workers make together: gradients meet between ``backward`` and the optimizer.
+
+``optimizer.apply`` of a compiled model first replaces every gradient by the sum over the ranks of
+``weight * gradient``.  So clipping, accumulation, loss scaling and averages of the weights, which
+Keras does in ``apply``, see the gradients of the whole batch, and a model with a training step of
+its own needs no change.  (``tf.distribute`` cannot do this: ``fit`` of Keras 3 fails under
+``MultiWorkerMirroredStrategy``.)
+
+With TensorFlow it is a ``tf.numpy_function`` inside the graph of the training step, with JAX an
+``io_callback`` inside the compiled step. They call the GradientSync that PyTorch uses, too, with
+the memory of the gradients, which is copied once, into the buckets that travel.
+
+``keras.layers.BatchNormalization(synchronized=True)``, which Keras has for TensorFlow, asks
+``tf.distribute`` for the moments of all replicas, and a worker is one replica to it.  Here such a
+layer sends its row count and its sums to the other workers inside the graph of the training step,
+and so do the gradients on their way back through them.  N workers normalize as one process does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+from bigdl.runtime.collectives.base import GradientSync
+from bigdl.training.keras.backends import steps_of
+from bigdl.training.keras.state import (
+    RunningWeights,
+    changed_by_rows,
+    optimizers_of,
+    seed_states,
+    synchronized_layers,
+    tensor_of,
+    to_variable,
+)
+
+__all__ = ["GradientReducer", "WorkerSteps", "check_optimizer", "loss_divisor"]
+
+_SUMMED = ("float32", "float64")  # others are widened first
+
+
+class WorkerSteps:
+    """The steps of one worker's model, of which training steps are made by all workers together.
+
+    Parameters
+    ----------
+    model : keras.Model
+        Compiled.
+    sync : GradientSync
+    batch_rows : int
+        See :class:`GradientReducer`.
+
+    Attributes
+    ----------
+    running : RunningWeights
+        What layers change besides the trained weights.
+    """
+
+    running: RunningWeights
+
+    def __init__(self, model: Any, sync: GradientSync, batch_rows: int):
+        self._model, self._sync = model, sync
+        self._divisor = loss_divisor(model)
+        self._reducer = GradientReducer(sync, batch_rows)
+
+    def attach(self) -> None:
+        """Let the optimizers of the model, whose variables are there now, ask all workers."""
+        model = self._model
+        if self._divisor == "none" and model.losses and self._sync.world_size > 1:
+            raise UsageError(
+                "A loss with reduction='sum' does not go with regularization, which every worker "
+                "would add; use reduction='sum_over_batch_size'"
+            )
+        if self._sync.rank:  # random layers of the other ranks draw other numbers
+            for variable in seed_states(model):
+                entropy = [*(int(n) for n in tensor_of(variable).reshape(-1)), self._sync.rank]
+                drawn = np.random.SeedSequence(entropy).generate_state(variable.shape[0]) >> 1
+                variable.assign(drawn.astype("int64"))
+        self._reducer.attach(model)
+        self._reducer.is_active = False
+        self._steps = steps_of(model)
+        self.test = self._steps.test
+        self.running = RunningWeights(model, self._sync)
+
+    def train(self, batch: tuple | None, rows: int, total: int, zero_row: tuple) -> dict:
+        """Make a step; a collective.
+
+        Parameters
+        ----------
+        batch : tuple or None
+            This worker's part; None without rows.
+        rows, total : int
+            Rows of `batch`, and of the parts of all workers.
+        zero_row : tuple
+            A batch of one row, with which a worker without rows takes part; it weighs nothing.
+
+        Returns
+        -------
+        dict
+            What the step of the model returned; nothing without rows.
+        """
+        reducer = self._reducer
+        reducer.weight, reducer.has_rows = self._weight(batch, rows, total), bool(rows)
+        reducer.is_active = True
+        try:
+            logs = self._steps.train(batch) if rows else self._train_without_rows(zero_row)
+        except Exception:
+            reducer.check()  # the backend has made another exception of its failure
+            raise
+        finally:
+            reducer.is_active = False
+        reducer.check()
+        self.running.rows += rows
+        return logs
+
+    def _weight(self, batch, rows, total) -> float:
+        """Return the weight of this worker's loss in that of the whole batch."""
+        if self._sync.world_size == 1:
+            return 1.0
+        if self._divisor == "none":
+            return float(rows > 0)
+        counted, whole = float(rows), float(total)
+        if self._divisor == "weights":
+            if rows and len(batch) > 2 and batch[2] is not None:
+                counted = float(np.asarray(batch[2], "float64").sum())
+            whole = sum(row[0] for row in self._sync.all_gather([counted]))
+        return counted / whole if whole else 0.0
+
+    def _train_without_rows(self, zero_row):
+        before = [(variable, tensor_of(variable)) for variable in changed_by_rows(self._model)]
+        self._steps.train(zero_row)
+        for variable, value in before:
+            to_variable(variable, value)
+        return {}
+
+
+class GradientReducer:
+    """Gives the optimizers of one worker the gradients of all.
+
+    Parameters
+    ----------
+    sync : GradientSync
+    batch_rows : int
+        Rows of a global batch: a table of far more rows keeps the gradients of an embedding sparse.
+
+    Attributes
+    ----------
+    weight : float
+        Of this rank's loss in that of the batch; 0 for a rank that takes part with zeros.
+    has_rows : bool
+        Whether this rank's rows are rows of the batch, and not made up to take part.
+    is_active : bool
+        False while others than the loop train the model, e.g. a callback: they do so alone.
+    failure : BaseException or None
+        What went wrong inside a graph, where the backend makes another exception of it.
+    """
+
+    def __init__(self, sync, batch_rows: int):
+        self._sync, self._batch_rows = sync, batch_rows
+        self._parts: dict[tuple, list[_Part]] = {}
+        self.weight = 1.0
+        self.has_rows = self.is_active = True
+        self.failure: BaseException | None = None
+
+    def attach(self, model: Any, others: Sequence = ()) -> None:
+        """Let the optimizers of a model, and others, reduce gradients before they apply them.
+
+        Layers that want the moments of the whole batch get them, too.
+        """
+        import keras
+
+        if self._sync.world_size == 1:
+            return
+        # instances keep their classes, so a file of the model tells nothing of this
+        backend = keras.backend.backend()
+        for optimizer in [*optimizers_of(model), *others]:
+            if backend == "jax":
+                # one that scales the loss looks at the gradients before it calls its ``apply``
+                apply = partial(self._stateless_apply, optimizer)
+                object.__setattr__(optimizer, "stateless_apply", apply)
+            else:
+                reduce = self._in_graph if backend == "tensorflow" else self._of_tensors
+                object.__setattr__(optimizer, "apply", partial(self._apply, optimizer, reduce))
+        for layer in synchronized_layers(model):
+            object.__setattr__(layer, "_moments", partial(self._moments, layer))
+
+    def _apply(self, optimizer, reduce, grads, trainable_variables=None):
+        """Stand for ``apply`` of an optimizer."""
+        grads = list(grads)
+        if not grads:
+            return None
+        variables = list(trainable_variables or optimizer._trainable_variables)
+        if self.is_active:
+            grads = reduce(grads, variables)
+        return type(optimizer).apply(optimizer, grads, variables)
+
+    def _stateless_apply(self, optimizer, optimizer_variables, grads, trainable_variables):
+        """Stand for ``stateless_apply`` of an optimizer."""
+        grads = self._in_step(list(grads), list(trainable_variables))
+        return type(optimizer).stateless_apply(
+            optimizer, optimizer_variables, grads, trainable_variables
+        )
+
+    def check(self) -> None:
+        """Raise what went wrong in the last step, where the step could not."""
+        if self.failure is not None:
+            raise self.failure
+
+    def _noted(self, function: Callable, *arguments: Any) -> Any:
+        """Call a function from inside a graph, and keep what it raises."""
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    # -- the torch backend -----------------------------------------------------------------------
+
+    def _of_tensors(self, gradients: Sequence, variables: Sequence) -> list:
+        parts = self._parts_of([(tuple(v.shape), v.value.dtype, v.value.device) for v in variables])
+        for part, gradient in zip(parts, gradients, strict=True):
+            part.grad = gradient
+        self._sync.reduce(parts, self.weight)
+        return [
+            part.zeros() if part.grad is None and gradient is not None else part.grad
+            for part, gradient in zip(parts, gradients, strict=True)
+        ]
+
+    # -- the TensorFlow backend ------------------------------------------------------------------
+
+    def _in_graph(self, gradients: Sequence, variables: Sequence) -> list:
+        import tensorflow as tf
+
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        sent, kinds, sparse = [], [], []
+        for i in present:
+            gradient = gradients[i]
+            if isinstance(gradient, tf.IndexedSlices) and self._stays_sparse(variables[i]):
+                sent += [_wide(gradient.values), tf.cast(gradient.indices, tf.int64)]
+                sparse.append(True)
+            else:
+                sent.append(_wide(tf.convert_to_tensor(gradient)))
+                sparse.append(False)
+            kinds.append((tuple(variables[i].shape), sent[-1 - sparse[-1]].dtype.name))
+
+        def reduce(*arrays):
+            return self._noted(self._sum_of_all, kinds, sparse, arrays)
+
+        back = tf.numpy_function(reduce, sent, [s.dtype for s in sent], stateful=True)
+        out, pieces = list(gradients), iter(back if isinstance(back, list | tuple) else [back])
+        for i, (shape, _), is_sparse in zip(present, kinds, sparse, strict=True):
+            values = next(pieces)
+            values.set_shape((None, *shape[1:]) if is_sparse else shape)
+            values = tf.cast(values, gradients[i].dtype)
+            if is_sparse:
+                indices = next(pieces)
+                indices.set_shape((None,))
+                values = tf.IndexedSlices(values, indices, tf.constant(shape, tf.int64))
+            out[i] = values
+        return out
+
+    def _stays_sparse(self, variable) -> bool:
+        """Whether few of a table's rows can be in a batch, as far as all ranks know."""
+        return variable.shape[0] > 2 * self._batch_rows
+
+    def _sum_of_all(self, kinds, sparse, arrays) -> list:
+        """The sums of what a graph has sent, in its order."""
+        pieces, dense, tables = iter(arrays), [], []
+        for kind, is_sparse in zip(kinds, sparse, strict=True):
+            values = np.asarray(next(pieces))
+            if is_sparse:
+                tables.append((kind, values, next(pieces)))
+            else:
+                dense.append(values)
+        sums = iter(self._sync.sum_arrays(dense, self.weight) if dense else ())
+        rows = iter(self._sum_of_rows(tables) if tables else ())
+        return [
+            each for is_sparse in sparse for each in (next(rows) if is_sparse else [next(sums)])
+        ]
+
+    def _sum_of_rows(self, tables) -> list[list]:
+        """The values and indices of the rows that any rank has."""
+        import torch
+
+        parts = self._parts_of(
+            [(shape, getattr(torch, dtype), None) for (shape, dtype), *_ in tables]
+        )
+        for part, (_, values, indices) in zip(parts, tables, strict=True):
+            # copied: the memory is TensorFlow's, and the sum is written to it
+            rows = torch.from_numpy(values.copy()).reshape(-1, *part.shape[1:])
+            places = torch.from_numpy(indices.copy()).reshape(1, -1)
+            part.grad = torch.sparse_coo_tensor(places, rows, part.shape, check_invariants=False)
+        self._sync.reduce(parts, self.weight, parts)
+        out = []
+        for part in parts:
+            if part.grad is None:  # the rows of all ranks weigh nothing
+                part.grad = part.zeros()
+            summed = part.grad.to_sparse(1).coalesce()
+            out.append([summed.values().numpy(), summed.indices()[0].numpy()])
+            part.grad = None
+        return out
+
+    # -- the JAX backend -------------------------------------------------------------------------
+
+    def _in_step(self, gradients: Sequence, variables: Sequence) -> list:
+        import jax
+        from jax.experimental import io_callback
+        from keras import ops
+
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        kinds = [gradients[i].dtype.name for i in present]
+        sent = [
+            gradients[i] if kind in _SUMMED else ops.cast(gradients[i], "float32")
+            for i, kind in zip(present, kinds, strict=True)
+        ]
+        forms = [jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in sent]
+        # ordered: a step with two optimizers meets the others in the same order on all ranks
+        back = io_callback(self._sum_or_zeros, forms, *sent, ordered=True)
+        out = list(gradients)
+        for i, kind, value in zip(present, kinds, back, strict=True):
+            out[i] = ops.cast(value, kind)
+        return out
+
+    def _sum_or_zeros(self, *arrays) -> list:
+        """Sum without raising: that would meet the next training of this process, too."""
+        received = [np.asarray(array) for array in arrays]
+        if self.failure is None:
+            try:
+                return self._sync.sum_arrays(received, self.weight)
+            except BaseException as error:
+                self.failure = error
+        return [np.zeros_like(array) for array in received]
+
+    def _parts_of(self, kinds: Sequence[tuple]) -> list[_Part]:
+        key = tuple(kinds)
+        if key not in self._parts:  # the same objects each time: the sync keeps buffers for them
+            self._parts[key] = [_Part(*kind) for kind in kinds]
+        return self._parts[key]
+
+    # -- moments of BatchNormalization -------------------------------------------------------------
+
+    def _moments(self, layer, inputs, mask) -> tuple[Any, Any]:
+        """Mean and variance of a layer's inputs on all workers."""
+        import tensorflow as tf
+        from keras import ops
+
+        if mask is None:
+            mean, variance = ops.moments(inputs, axes=layer._reduction_axes)
+            count = tf.size(inputs) / tf.size(mean)
+        else:
+            mean, variance = type(layer)._moments(layer, inputs, mask)
+            count = tf.reduce_sum(tf.cast(mask, tf.float64))
+        # sums of squares would cancel in the layer's own precision
+        count = tf.reshape(tf.cast(count, tf.float64), (1,))
+        own_mean = tf.reshape(tf.cast(mean, tf.float64), (-1,))
+        own_square = tf.reshape(tf.cast(variance, tf.float64), (-1,)) + own_mean**2
+        sums = self._summed_moments(tf.concat([count, count * own_mean, count * own_square], 0))
+        count, *sums = tf.split(sums, [1, tf.size(own_mean), tf.size(own_mean)])
+        both_mean, both_square = (each / count for each in sums)
+        both_variance = tf.maximum(both_square - both_mean**2, 0)
+        return tuple(
+            tf.reshape(tf.cast(new, old.dtype), tf.shape(old))
+            for new, old in ((both_mean, mean), (both_variance, variance))
+        )
+
+    def _summed_moments(self, values):
+        """The sum over all workers, with its gradient."""
+        import tensorflow as tf
+
+        @tf.custom_gradient
+        def summed(values):
+            return called(self._forward, values), partial(called, self._backward)
+
+        def called(function, values):
+            result = tf.numpy_function(function, [values], values.dtype, stateful=True)
+            result.set_shape(values.shape)
+            return result
+
+        return summed(values)
+
+    def _forward(self, values):
+        return self._noted(self._sync.sum_arrays, [values], float(self.has_rows))[0]
+
+    def _backward(self, gradient):
+        """Return the gradient of the batch's loss, as this worker's before it is weighted."""
+        weight = self.weight if self.has_rows else 0.0
+        total = self._noted(self._sync.sum_arrays, [gradient], weight)[0]
+        return total / weight if weight else np.zeros_like(total)
+
+
+class _Part:
+    """A parameter as a GradientSync knows it, without its memory."""
+
+    grad: Any = None
+
+    def __init__(self, shape, dtype, device=None):
+        import torch
+
+        self.shape, self.dtype = torch.Size(shape), dtype
+        self.device = device or torch.device("cpu")
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def zeros(self):
+        """A gradient of nothing."""
+        import torch
+
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+
+    def detach(self):
+        """Of this shape and dtype, in the memory of one element."""
+        import torch
+
+        return torch.zeros(1, dtype=self.dtype, device=self.device).expand(self.shape)
+
+
+def _wide(tensor):
+    """In a dtype that gradients are summed in."""
+    import tensorflow as tf
+
+    return tensor if tensor.dtype.name in _SUMMED else tf.cast(tensor, tf.float32)
+
+
+def loss_divisor(model) -> str:
+    """Return what the loss of a batch is divided by: ``"rows"``, ``"weights"`` or ``"none"``.
+
+    Raises
+    ------
+    UsageError
+        For losses that are divided by different things, or left undivided in rows.
+    """
+    import keras
+
+    divisors = set()
+    for loss in keras.tree.flatten(model.loss):
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        if reduction == "none" or reduction is None:
+            raise UsageError(
+                "A loss has reduction='none'; training needs one number, use "
+                "'sum_over_batch_size' or 'sum'"
+            )
+        divisors.add({"sum": "none", "mean_with_sample_weight": "weights"}.get(reduction, "rows"))
+    if len(divisors) > 1:
+        raise UsageError(
+            "The losses of the outputs have different reductions, which workers cannot weight "
+            "exactly; give all of them the same"
+        )
+    return divisors.pop() if divisors else "rows"
+
+
+def check_optimizer(model):
+    """Refuse a model without an optimizer, unless a training step of the user's does without."""
+    import keras
+
+    if model.optimizer is None and type(model).train_step is keras.Model.train_step:
+        raise UsageError("fit needs an optimizer; pass it to model.compile")

@@ -1,0 +1,290 @@
+"""The state of a Keras model: taken, merged over the workers, stored and restored.
+
+Files load by torch with ``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+from bigdl.runtime.shards.texts import TEXT
+from bigdl.training.checkpoint import CheckpointManager
+from bigdl.training.state import RunningState, capture_rng, dumps, loads, restore_rng
+
+if TYPE_CHECKING:
+    import torch
+
+    from bigdl.training.keras.callbacks import WorkerCallbacks
+
+__all__ = [
+    "KerasCheckpoints",
+    "RunningWeights",
+    "array_of",
+    "changed_by_rows",
+    "dump_optimizers",
+    "dump_weights",
+    "form_of",
+    "merge_metrics",
+    "optimizers_of",
+    "put_optimizers",
+    "put_weights",
+    "seed_states",
+    "share_state",
+    "synchronized_layers",
+    "tensor_of",
+    "to_variable",
+    "zeros_of",
+]
+
+
+def array_of(value: Any) -> np.ndarray:
+    """Return a variable or tensor of any backend, or a number, as an array."""
+    value = getattr(value, "value", value)  # of a variable of Keras
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    return value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+
+
+def tensor_of(variable: Any) -> torch.Tensor:
+    """Return a copy of a variable as a tensor of torch, on the CPU."""
+    import torch
+
+    array = np.array(array_of(variable))
+    if array.dtype.name == "bfloat16":  # numpy has no such type of its own
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def to_variable(variable: Any, tensor: torch.Tensor) -> None:
+    """Set a variable to the value of a tensor."""
+    import torch
+
+    variable.assign((tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy())
+
+
+def dump_weights(model: Any) -> bytes:
+    """Return the weights of a model, in its own order."""
+    return dumps({"weights": [tensor_of(weight) for weight in model.weights]})
+
+
+def put_weights(model: Any, data: bytes, what: str = "weights") -> None:
+    """Load what :func:`dump_weights` gave into a model that has its variables.
+
+    Raises
+    ------
+    UsageError
+        If they are those of another model.
+    """
+    _put(model.weights, loads(data)["weights"], what, "model")
+
+
+def optimizers_of(model: Any) -> list:
+    """Return the compiled optimizer, and those that a model holds for its own training step."""
+    import keras
+
+    values = [getattr(model, "optimizer", None), *vars(model).values()]
+    kept = {id(each): each for each in values if isinstance(each, keras.optimizers.Optimizer)}
+    return list(kept.values())
+
+
+def dump_optimizers(model: Any) -> bytes:
+    """Return the states of all optimizers of a model."""
+    states = [[tensor_of(v) for v in optimizer.variables] for optimizer in optimizers_of(model)]
+    return dumps({"optimizers": states})
+
+
+def put_optimizers(model: Any, data: bytes) -> None:
+    """Load what :func:`dump_optimizers` gave into optimizers that have their variables."""
+    states = loads(data)["optimizers"]
+    for optimizer, values in zip(optimizers_of(model), states, strict=False):
+        _put(optimizer.variables, values, "optimizer's state", "optimizer")
+
+
+def share_state(model: Any, sync: Any) -> None:
+    """Give a model the weights and the optimizers' states of rank 0; a collective."""
+    for dump, put in ((dump_weights, put_weights), (dump_optimizers, put_optimizers)):
+        state = sync.broadcast(dump(model) if sync.rank == 0 else None)
+        if sync.rank:
+            put(model, state)
+
+
+def _put(variables: Sequence, values: Sequence, what, whose):
+    shapes = [tuple(v.shape) for v in variables]
+    stored = [tuple(v.shape) for v in values]
+    if shapes != stored:
+        i = next(
+            (i for i, pair in enumerate(zip(shapes, stored, strict=False)) if len(set(pair)) > 1),
+            min(len(shapes), len(stored)),
+        )
+        has, got = (str(s[i]) if i < len(s) else "nothing" for s in (shapes, stored))
+        raise UsageError(
+            f"The {what} do not fit the {whose}: of {len(shapes)} variables, number {i} has shape "
+            f"{has} in the {whose} and {got} there ({len(stored)} variables)"
+        )
+    for variable, value in zip(variables, values, strict=True):
+        to_variable(variable, value)
+
+
+def seed_states(model: Any) -> list:
+    """Return the variables that the random layers of a model draw their numbers from."""
+    weights = {id(weight) for weight in model.weights}
+    return [v for v in model.variables if id(v) not in weights]
+
+
+def form_of(batch: Any) -> Any:
+    """Return the structure, dtypes and shapes of a batch, JSON-able; see :func:`zeros_of`."""
+    if batch is None:
+        return None
+    if isinstance(batch, dict):
+        return {"dict": {name: form_of(each) for name, each in batch.items()}}
+    if isinstance(batch, list | tuple):
+        return {"tuple": [form_of(each) for each in batch]}
+    array = array_of(batch)
+    is_text = array.dtype.kind in "OSU"
+    return {"dtype": f"{TEXT}1" if is_text else array.dtype.name, "shape": list(array.shape)}
+
+
+def zeros_of(form: Any) -> Any:
+    """Return a batch of zeros, or of empty texts, of a form that :func:`form_of` gave."""
+    if form is None:
+        return None
+    if "dict" in form:
+        return {name: zeros_of(each) for name, each in form["dict"].items()}
+    if "tuple" in form:
+        return tuple(zeros_of(each) for each in form["tuple"])
+    return np.zeros(form["shape"], form["dtype"])
+
+
+# -- what every worker makes from its own rows ---------------------------------------------------
+
+
+def synchronized_layers(model: Any) -> list:
+    """Return the layers of a model, at any depth, that want the moments of all workers."""
+    import keras
+
+    return [
+        layer
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
+    ]
+
+
+class RunningWeights(RunningState):
+    """The weights of a model that are not trained, such as the averages of BatchNormalization."""
+
+    def own(self) -> list:
+        """Return a copy of this worker's."""
+        return [tensor_of(weight) for weight in self._model.non_trainable_weights]
+
+    def put(self, values: list) -> None:
+        """Set this worker's, e.g. to what :meth:`own` gave."""
+        for weight, value in zip(self._model.non_trainable_weights, values, strict=True):
+            to_variable(weight, value)
+
+
+def changed_by_rows(model: Any) -> list:
+    """Return the metrics and running weights that a step changes by the worker's own rows.
+
+    Those of layers whose moments are of all workers are not among them.
+    """
+    shared = {id(v) for layer in synchronized_layers(model) for v in layer.non_trainable_variables}
+    variables = [*model.metrics_variables, *model.non_trainable_variables]
+    return [variable for variable in variables if id(variable) not in shared]
+
+
+def merge_metrics(model: Any, sync: Any, initial: list) -> None:
+    """Make the metrics of a model those of the rows of all workers; a collective.
+
+    The state of a metric is what its rows add to the state that it has after ``reset_state``, so
+    the states of several workers add up.
+
+    Parameters
+    ----------
+    model : keras.Model
+    sync : GradientSync
+    initial : list of tensor
+        Of ``model.metrics_variables``, when they were reset.
+    """
+    import torch
+
+    variables = model.metrics_variables
+    if sync.world_size == 1 or not variables:
+        return
+    states = [tensor_of(v) for v in variables]
+    added = torch.cat(
+        [(v.double() - i.double()).reshape(-1) for v, i in zip(states, initial, strict=True)]
+    )
+    sync.all_reduce(added)
+    start = 0
+    for variable, value, first in zip(variables, states, initial, strict=True):
+        part = added[start : start + value.numel()].reshape(value.shape)
+        to_variable(variable, (first.double() + part).to(value.dtype))
+        start += value.numel()
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+
+class KerasCheckpoints(CheckpointManager):
+    """:class:`~bigdl.training.checkpoint.CheckpointManager` for a model of Keras.
+
+    In the place of `built` it is given the model.  Random numbers (also those of layers) and the
+    metrics of the epoch that is not finished are kept of every rank, the counters of callbacks of
+    rank 0.
+    """
+
+    _built: Any
+    #: those of the loop, once they are made
+    callbacks: WorkerCallbacks | None = None
+    #: the form of a row of the model's inputs, from which a subclassed model makes its weights
+    example: Any = None
+    #: counters of the callbacks of the interrupted run
+    callback_numbers: str = ""
+
+    def expect_changes(self) -> None:
+        """Write the state at the end, even if a checkpoint of this position was written."""
+        self._saved = None
+
+    def _take(self, position, sums):
+        snapshot = super()._take(position, sums)
+        if snapshot is not None:
+            snapshot.manifest["example"] = self.example
+        return snapshot
+
+    def _initial(self):
+        # an instance may come with an optimizer that has made steps already
+        return self._shared()
+
+    def _shared(self):
+        model = self._built
+        files = {"model.pt": dump_weights(model), "optimizer.pt": dump_optimizers(model)}
+        if self.callbacks is not None:
+            files["callbacks.json"] = self.callbacks.numbers().encode()
+        return files
+
+    def _put_shared(self, files):
+        put_weights(self._built, files["model.pt"])
+        if "optimizer.pt" in files:
+            put_optimizers(self._built, files["optimizer.pt"])
+        self.callback_numbers = files.get("callbacks.json", b"").decode()
+
+    def _own(self):
+        model = self._built
+        return {
+            "rng": capture_rng(),
+            "seeds": [tensor_of(v) for v in seed_states(model)],
+            "metrics": [tensor_of(v) for v in model.metrics_variables],
+        }
+
+    def _put_own(self, state):
+        restore_rng(state["rng"])
+        for variables, key in (
+            (seed_states(self._built), "seeds"),
+            (self._built.metrics_variables, "metrics"),
+        ):
+            for variable, value in zip(variables, state[key], strict=True):
+                to_variable(variable, value)
