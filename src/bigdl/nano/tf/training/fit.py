@@ -17,8 +17,8 @@ import numpy as np
 from bigdl.common.errors import UsageError, one_line
 from bigdl.common.scratch import scratch_directory
 from bigdl.nano.acceleration.structure import flatten
-from bigdl.nano.tf.training.feeds import Feed, feed_of
 from bigdl.nano.tf.serialization import PackedModel, packed, unpacked
+from bigdl.nano.tf.training.feeds import Feed, feed_of
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.training.checkpoint import Snapshot
 from bigdl.training.keras.callbacks import Rank0CallbackBridge, as_callbacks

@@ -18,9 +18,9 @@ from bigdl.common.errors import UsageError, one_line
 from bigdl.common.scratch import scratch_directory
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.structure import flatten, is_tensor
+from bigdl.nano.tf.serialization import PackedModel, dumps, packed, unpacked
 from bigdl.nano.tf.training.feeds import Feed, FeedRows, feed_of
 from bigdl.nano.tf.training.fit import ProcessSync, ProcessWorker, processes_of
-from bigdl.nano.tf.serialization import PackedModel, dumps, packed, unpacked
 from bigdl.training.keras.reducer import GradientReducer
 from bigdl.training.keras.state import array_of, dump_weights, put_weights
 

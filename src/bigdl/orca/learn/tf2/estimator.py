@@ -16,11 +16,12 @@ from bigdl.orca.learn.arguments import (
     check_layer_options,
     config_of,
     location_of,
+    take_old,
+    warn_once,
     with_weight,
 )
 from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.layer_fit.figures import PHASES
-from bigdl.orca.learn.arguments import take_old, warn_once
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.runtime.shards.feed import Feed
 from bigdl.runtime.shards.texts import with_texts

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.estimator import BaseEstimator
 from bigdl.orca.learn.arguments import warn_once
+from bigdl.orca.learn.estimator import BaseEstimator
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasTraining, call_on
 from bigdl.training.checkpoint import (
     Snapshot,
