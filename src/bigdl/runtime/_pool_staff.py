@@ -105,6 +105,7 @@ class Worker:
     def __init__(self, stage: int, rank: int, seat: Seat, lifeline: int):
         self.stage = stage
         self.rank = rank
+        self.pending = 0  # messages that it has not answered
         self._ended = False
         self.line, theirs = socket.socketpair()
         environ, header = worker_environ({})
@@ -127,11 +128,13 @@ class Worker:
             )
 
     def ask(self, message: Message) -> None:
+        self.pending += 1
         send(self.line, 0, message)
 
     def hear(self) -> tuple[bool, Message]:
         """Whether the call succeeded, and what came of it; EOFError if the worker is gone."""
         kind, message = receive(self.line)
+        self.pending -= 1
         return kind == RESULT, message
 
     def hang_up(self) -> None:
@@ -149,11 +152,15 @@ class Worker:
         self._ended = True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(grace)
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in the kernel
+            self.process.wait(_GRACE)
+
+    def kill(self) -> None:
+        """Kill the worker and its own children; the line then says that it is gone."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()  # it may have left its group
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in the kernel
-            self.process.wait(_GRACE)
 
     def loss(self, stage: str) -> WorkerLost:
         """Why a worker that has hung up is gone; it is ended for sure."""

@@ -7,7 +7,7 @@ alone decides about retries, for which lost actors are replaced.
 
 from __future__ import annotations
 
-from bigdl.common.checks import check_integer
+from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.engines.ray_job import RayJob
@@ -59,9 +59,8 @@ class RayEngine(Engine):
         check_integer("channel_port", channel_port, 0, 65535)
         if min_workers is not None:
             check_integer("min_workers", min_workers, 1)
-        for name, value in (("timeout", timeout), ("patience", patience)):
-            if not value > 0:
-                raise UsageError(f"{name} should be a positive number of seconds, got {value!r}")
+        check_number("timeout", timeout, above=0)
+        check_number("patience", patience, above=0)
         self.cluster = cluster or RayCluster.from_active()
         self.workers_per_node = workers_per_node
         self.min_workers = min_workers

@@ -20,6 +20,7 @@ from bigdl.runtime.task import TaskSpec
 
 if TYPE_CHECKING:
     from bigdl.orca.engines.ray import RayEngine
+    from bigdl.runtime.shards.feed import Ingest
 
 __all__ = ["RayJob"]
 
@@ -42,6 +43,8 @@ class RayJob(ChannelJob):
         self, engine: RayEngine, fn, feed, num_workers: int, threads: int, keep_spools: bool
     ):
         super().__init__(num_workers)
+        self._ingest: Ingest | None = None
+        self._has_input = feed is not None
         program = pickled(fn)
         self._engine = engine
         self._feed = feed

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 
-from bigdl.common.checks import check_integer
+from bigdl.common.checks import check_choice, check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.engines.spark_job import SparkJob
@@ -69,10 +69,8 @@ class SparkEngine(Engine):
     ):
         check_integer("workers_per_node", workers_per_node, 1)
         check_integer("channel_port", channel_port, 0, 65535)
-        if not timeout > 0:
-            raise UsageError(f"timeout should be a positive number of seconds, got {timeout!r}")
-        if rendezvous not in _RENDEZVOUS:
-            raise UsageError(f"rendezvous should be one of {_RENDEZVOUS}, got {rendezvous!r}")
+        check_number("timeout", timeout, above=0)
+        check_choice("rendezvous", rendezvous, _RENDEZVOUS)
         self.cluster = cluster or SparkCluster.from_active()
         self.workers_per_node = workers_per_node
         self._port = channel_port

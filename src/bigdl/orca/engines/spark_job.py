@@ -23,6 +23,7 @@ from bigdl.runtime.task import TaskSpec
 
 if TYPE_CHECKING:
     from bigdl.orca.engines.spark import SparkEngine
+    from bigdl.runtime.shards.feed import Ingest
 
 __all__ = ["SparkJob"]
 
@@ -40,6 +41,8 @@ class SparkJob(ChannelJob):
         self, engine: SparkEngine, fn, feed, num_workers: int, threads: int, keep_spools: bool
     ):
         super().__init__(num_workers)
+        self._ingest: Ingest | None = None
+        self._has_input = feed is not None
         program = pickled(fn)
         self._engine = engine
         self._sc, self._spark = engine.cluster.sc, engine.cluster.spark

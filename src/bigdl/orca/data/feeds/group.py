@@ -28,6 +28,10 @@ class FeedGroup(Feed):
         first = next(iter(self.feeds.values()))
         self.feature_cols, self.label_cols = first.feature_cols, first.label_cols
 
+    def check_local(self) -> None:
+        for feed in self.feeds.values():
+            feed.check_local()
+
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         if len(self.feeds) == 1:
             ((only, feed),) = self.feeds.items()

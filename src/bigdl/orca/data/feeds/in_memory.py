@@ -76,14 +76,16 @@ class ArrayFeed(PackedFeed):
         arrays = [np.ascontiguousarray(array[rank::num_workers]) for array in self._arrays]
         return len(range(rank, self.rows, num_workers)), self._leaves, arrays
 
+    def check_local(self) -> None:
+        """Accept: the workers read files that the driver writes."""
+
     def travels(self, cluster) -> bool:
         return not cluster.is_local
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         if self.travels(cluster):
             return prepare_packed({name: self}, num_workers)
-        # PySpark's own folder goes with the application, also when this process is killed
-        folder = tempfile.mkdtemp(dir=getattr(cluster.sc, "_temp_dir", None), prefix="arrays-")
+        folder = tempfile.mkdtemp(dir=cluster.temp_dir, prefix="arrays-")
         try:
             files = [
                 [self._write(folder, rank, i, num_workers) for i in range(len(self._arrays))]

@@ -130,12 +130,16 @@ class _PartitionFeed(Feed):
     def partitions(self) -> list:
         """References of the partitions: lists of shards, or a shard each."""
 
+    def check_local(self) -> None:
+        raise UsageError(
+            f"{self.name or 'data'} is a {self.kind}, which the workers of Spark and of "
+            'backend="local" cannot read; use Estimator.from_torch(backend="ray"), or convert it '
+            "first"
+        )
+
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         if not isinstance(cluster, RayCluster):
-            raise UsageError(
-                f"{self.name or 'data'} is a {self.kind}, which the workers of Spark cannot read; "
-                'use Estimator.from_torch(backend="ray"), or convert it first'
-            )
+            self.check_local()
         import ray
 
         chunks = _chunks(*self._named, self._dtypes)

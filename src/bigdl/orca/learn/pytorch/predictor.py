@@ -23,13 +23,15 @@ class TorchPredictor(EstimatorOptions):
     training : TorchTraining
         What is trained so far.
     backend : str
+    workers_per_node : int
     precision : str
         ``"fp32"`` or ``"bf16"``.
     """
 
-    def __init__(self, parts, training, backend: str, precision: str):
+    def __init__(self, parts, training, backend: str, workers_per_node: int, precision: str):
         super().__init__(parts, training)
-        self._backend, self._precision = backend, precision
+        self._backend, self._workers_per_node = backend, workers_per_node
+        self._precision = precision
         self._shipped = None  # what predict has broadcast last
         self._shipped_fast = None  # the same of an accelerated model
 
@@ -94,7 +96,7 @@ RayXShards or a ray.data.Dataset
             parts = predicting_parts(parts, *as_callbacks(callbacks))
         feature_cols = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
         output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
-        cluster = cluster_of(self._backend, data)
+        cluster = cluster_of(self._backend, data, self._workers_per_node)
         weights = self._training.weights(self._parts)
         data = opened(data, cluster)
         snapshot = self._training.snapshot
@@ -122,7 +124,6 @@ RayXShards or a ray.data.Dataset
         self, accelerate, data, weights, feature_cols, batch_size, inputs, cluster
     ) -> tuple[Any, Any]:
         """What to ship instead of the model, if anything, and what is known of the inputs."""
-        from bigdl.orca.learn.prediction.shards import threads_of_task
         from bigdl.orca.learn.pytorch.accelerated import ship_accelerated
         from bigdl.orca.learn.pytorch.sampling import sample_of
 
@@ -136,7 +137,7 @@ RayXShards or a ray.data.Dataset
             weights,
             precision=self._precision,
             batch_size=batch_size,
-            threads=threads_of_task(cluster),
+            threads=cluster.threads_per_task,
             sc=cluster.broadcaster,
             previous=self._shipped_fast,
         )
@@ -146,7 +147,7 @@ RayXShards or a ray.data.Dataset
     def shutdown(self, force: bool = False) -> None:
         """Let go of what prediction has broadcast; frames that were predicted stay valid.
 
-        The workers of Ray that wait for programs end, too.
+        The workers of Ray, or of this machine, that wait for programs end, too.
         """
         from bigdl.orca.learn.backends import end_workers
 

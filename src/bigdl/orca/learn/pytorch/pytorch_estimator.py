@@ -49,10 +49,10 @@ class PyTorchEstimator(TorchPredictor):
 
         sync = sync_of(backend)
         training = TorchLayerTraining if backend == "bigdl" else TorchTraining
-        super().__init__(parts, training(model_dir, sync, num_to_keep), backend, precision)
+        training = training(model_dir, sync, num_to_keep)
+        super().__init__(parts, training, backend, workers_per_node, precision)
         # refuses now what would fail later, and gives the names
         self._metrics, self._metric_names = measures_of(metrics)
-        self._workers_per_node = workers_per_node
         self._use_tqdm = use_tqdm
         self._log_to_driver = log_to_driver
         self._sync = sync

@@ -46,8 +46,8 @@ class KerasEstimator(KerasPredictor):
 
         self._sync = sync_of(backend)
         training = KerasLayerTraining if backend == "bigdl" else KerasTraining
-        super().__init__(parts, training(model_dir, self._sync, num_to_keep), backend)
-        self._workers_per_node = workers_per_node
+        training = training(model_dir, self._sync, num_to_keep)
+        super().__init__(parts, training, backend, workers_per_node)
         self._log_to_driver = log_to_driver
 
     # -- fit -----------------------------------------------------------------------------------

@@ -23,11 +23,12 @@ class KerasPredictor(KerasFiles):
     training : KerasTraining
         What is trained so far.
     backend : str
+    workers_per_node : int
     """
 
-    def __init__(self, parts, training, backend: str):
+    def __init__(self, parts, training, backend: str, workers_per_node: int):
         super().__init__(parts, training)
-        self._backend = backend
+        self._backend, self._workers_per_node = backend, workers_per_node
         self._shipped = None  # what predict has broadcast last
 
     def predict(
@@ -67,7 +68,7 @@ RayXShards or a ray.data.Dataset
             as an array of vectors.
         """
         from bigdl.orca.learn.backends import cluster_of
-        from bigdl.orca.learn.prediction.shards import opened, predict_any, threads_of_task
+        from bigdl.orca.learn.prediction.shards import opened, predict_any
 
         self._parts.need()
         size = 32 if batch_size is None else check_positive("batch_size", batch_size)
@@ -77,11 +78,11 @@ RayXShards or a ray.data.Dataset
         names = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
         output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
         data = prediction_input(data)
-        cluster = cluster_of(self._backend, data)
+        cluster = cluster_of(self._backend, data, self._workers_per_node)
         data = opened(data, cluster)
         snapshot = self._training.snapshot
         inputs = None if snapshot is None else snapshot.manifest.get("inputs")
-        shipped = self._ship(names, cluster.broadcaster, threads_of_task(cluster))
+        shipped = self._ship(names, cluster.broadcaster, cluster.threads_per_task)
         config = data_config_of(self._parts.config)
         return predict_any(data, shipped, config, names, size, output_cols, inputs, cluster)
 
@@ -107,7 +108,7 @@ RayXShards or a ray.data.Dataset
     def shutdown(self) -> None:
         """Let go of what prediction has broadcast; frames that were predicted stay valid.
 
-        The workers of Ray that wait for programs end, too.
+        The workers of Ray, or of this machine, that wait for programs end, too.
         """
         from bigdl.orca.learn.backends import end_workers
 
