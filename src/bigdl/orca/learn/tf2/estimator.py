@@ -66,7 +66,8 @@ class Estimator:
             ``"tf2"``): actors of Ray, which live from one call to the next. ``"horovod"``:
             gradients meet by Horovod. ``"bigdl"``: synchronous SGD on ordinary Spark jobs
             (:mod:`bigdl.orca.parameter_layer`), for the optimizers SGD, Adam, AdamW, Adagrad
-            and RMSprop. Results are the same. Default: Ray if that is what
+            and RMSprop. ``"local"``: processes of this machine, without Spark or Ray, for inputs
+            that need neither. Results are the same. Default: Ray if that is what
             ``init_orca_context(runtime="ray")`` has started, else Spark.
         cpu_binding : bool
             Accepted for compatibility: workers get threads of their own, not cores.
