@@ -20,18 +20,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_integer, check_number
+from bigdl.common.environment import scratch_home
 from bigdl.common.errors import WorkerError, WorkerLost
-from bigdl.common.scratch import scratch_home
-from bigdl.runtime._pool_staff import Seat, Worker, encoded, opened
-from bigdl.runtime.attempts import ChannelJob, WorkerCalls
-from bigdl.runtime.causes import user_error, worker_lost
 from bigdl.runtime.channel import Address, Channel, Line
 from bigdl.runtime.engine import Engine, Job
+from bigdl.runtime.jobs import (
+    PROCESS_ENDED,
+    CalledJob,
+    WorkerCalls,
+    active_jobs,
+    interruptible,
+    job_number,
+    pickled,
+    user_error,
+    worker_lost,
+)
 from bigdl.runtime.launch import cause_of_end, worker_shares
-from bigdl.runtime.program import active_jobs, job_number, pickled
-from bigdl.runtime.stage import Watch, interruptible
+from bigdl.runtime.pool import CpuSlot, Worker, encoded, opened
 from bigdl.runtime.task import TaskSpec, attempt_task, execute
-from bigdl.runtime.uplink import Uplink, decode
+from bigdl.runtime.worker import Uplink, decode
 
 if TYPE_CHECKING:
     from bigdl.runtime.shards.feed import Feed, Ingest
@@ -39,7 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["LocalEngine", "LocalMachine", "LocalProcesses"]
 
 _LOOPBACK = "127.0.0.1"
-_ENDED = "its Python process ended unexpectedly", "their Python processes ended unexpectedly"
 _EXIT_S = 2.0  # seconds that a process gets to end once it has hung up
 
 
@@ -215,7 +221,7 @@ def _answers(workers: list[Worker], calls: list[tuple]) -> list:
         try:
             succeeded, message = worker.hear()
         except EOFError:
-            error = error or worker_lost([], *_ENDED)
+            error = error or worker_lost([], *PROCESS_ENDED)
             continue
         except BaseException:
             for each in workers:
@@ -234,7 +240,7 @@ def _answers(workers: list[Worker], calls: list[tuple]) -> list:
 # -- jobs -----------------------------------------------------------------------------------------
 
 
-class LocalJob(ChannelJob):
+class LocalJob(CalledJob):
     """One program on processes of this machine; made by :meth:`LocalEngine.open`."""
 
     def __init__(
@@ -249,47 +255,25 @@ class LocalJob(ChannelJob):
         super().__init__(num_workers)
         self._resources = contextlib.ExitStack()
         try:
-            spec = _spec(self._resources, engine, fn, feed, num_workers, threads, keep_spools)
+            spec, self._ingest = _prepared(
+                self._resources, engine, fn, feed, num_workers, threads, keep_spools
+            )
             self._channel = Channel(_LOOPBACK, engine.port)
             self._resources.callback(self._channel.close)
         except BaseException:
             self.close()
             raise
-        self._has_input = feed is not None
         self._threads = threads
         self._spec = replace(spec, address=self._channel.address)
 
-    def attempt(self, options=None, state=None, on_event=None) -> list:
-        while True:
-            results = self._attempt(options or {}, state, on_event)
-            if results is not None:
-                return results
+    @contextlib.contextmanager
+    def _calls(self, line):
+        with _processes.lend(self.num_workers, self._threads) as workers:
+            yield LocalCalls(workers, line)
 
     def close(self) -> None:
         self._remove_spools()
         self._resources.close()
-
-    def _attempt(self, options, state, on_event):
-        """Results in rank order, or None when the input must be read again."""
-        line = self._open_line(options, state)
-        spec = self._spec
-        if self._spools is not None:
-            spec = replace(spec, reader=None, spools=tuple(self._spools))
-        with interruptible(), _processes.lend(self.num_workers, self._threads) as workers:
-            calls = LocalCalls(workers, line)
-            watch = Watch(line, calls, on_event)
-            calls.run(spec, self._attempts, watch.poll)
-        self._note_end(line, watch)
-        results = self._answers(line, watch)
-        if results is not None:
-            return results
-        outcomes = {kind: detail for _, kind, detail in calls.outcomes.values()}
-        if "nospool" in outcomes and not calls.lost:
-            self._spools = None
-            return None
-        keys = [f"who/{place}" for place in sorted(calls.lost)]
-        lost = [line.get_json(key) for key in keys if line.has(key)]
-        raise worker_lost(lost, *(_ENDED if calls.lost else [next(iter(outcomes.values()))]))
 
 
 class LocalCalls(WorkerCalls):
@@ -320,7 +304,7 @@ class LocalCalls(WorkerCalls):
                 succeeded, message = worker.hear()
             except EOFError:
                 worker.end(grace=_EXIT_S)
-                yield place, WorkerLost(_ENDED[0])
+                yield place, WorkerLost(PROCESS_ENDED[0])
                 continue
             answer = opened(message)
             yield place, answer if succeeded else (place, "failed", f"{answer[0]}: {answer[1]}")
@@ -347,7 +331,7 @@ class InProcessJob(Job):
     ):
         self._resources = contextlib.ExitStack()
         try:
-            self._spec = _spec(self._resources, engine, fn, feed, num_workers, threads, True)
+            self._spec, _ = _prepared(self._resources, engine, fn, feed, num_workers, threads, True)
         except BaseException:
             self.close()
             raise
@@ -379,7 +363,7 @@ class InProcessJob(Job):
         return [uplink.result]
 
     def close(self) -> None:
-        from bigdl.runtime.shards.spool import remove_spool
+        from bigdl.runtime.shards.shard import remove_spool
 
         for spool in (getattr(self, "_spools", None) or {}).values():
             remove_spool(spool["path"])
@@ -422,8 +406,10 @@ class InProcessUplink(Uplink):
         self.error = doc
 
 
-def _spec(resources, engine, fn, feed, num_workers, threads, keep_spools) -> TaskSpec:
-    """What the workers are told; what it takes is freed by `resources`."""
+def _prepared(
+    resources, engine, fn, feed, num_workers, threads, keep_spools
+) -> tuple[TaskSpec, Ingest | None]:
+    """What the workers are told, and their input; `resources` frees what it takes."""
     program = pickled(fn)
     number = resources.enter_context(job_number())
     ingest: Ingest | None = None
@@ -431,7 +417,7 @@ def _spec(resources, engine, fn, feed, num_workers, threads, keep_spools) -> Tas
         feed.check_local()
         ingest = feed.prepare(engine.cluster, num_workers)
         resources.callback(ingest.close)
-    return TaskSpec(
+    spec = TaskSpec(
         address=None,
         job=number,
         active_jobs=active_jobs(),
@@ -445,6 +431,7 @@ def _spec(resources, engine, fn, feed, num_workers, threads, keep_spools) -> Tas
         keep_spools=keep_spools,
         reader=ingest.reader if ingest else None,
     )
+    return spec, ingest
 
 
 # -- processes ------------------------------------------------------------------------------------
@@ -460,7 +447,7 @@ class LocalProcesses:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._idle: list[tuple[Seat, Worker]] = []
+        self._idle: list[tuple[CpuSlot, Worker]] = []
         self._lifeline: tuple[int, int] | None = None
         self._owner = os.getpid()
 
@@ -473,19 +460,19 @@ class LocalProcesses:
         WorkerLost
             When a process does not start.
         """
-        seats = [
-            Seat(tuple(cores), threads or share) for cores, share in worker_shares(number, None)
+        slots = [
+            CpuSlot(tuple(cores), threads or share) for cores, share in worker_shares(number, None)
         ]
         workers: list[Worker] = []
         try:
-            for seat in seats:
-                workers.append(self._take(seat, len(workers)))
+            for slot in slots:
+                workers.append(self._take(slot, len(workers)))
             for worker in workers:
                 if worker.pending:
                     _await_start(worker)
             yield workers
         finally:
-            self._give_back(zip(seats, workers, strict=False))
+            self._give_back(zip(slots, workers, strict=False))
 
     def close(self) -> None:
         """End the processes that wait for work."""
@@ -498,18 +485,18 @@ class LocalProcesses:
         for _, worker in idle:
             worker.end(grace=1.0)
 
-    def _take(self, seat: Seat, rank: int) -> Worker:
+    def _take(self, slot: CpuSlot, rank: int) -> Worker:
         with self._lock:
             if os.getpid() != self._owner:  # a forked child has processes of its own
                 self._idle, self._lifeline, self._owner = [], None, os.getpid()
             for i, (place, worker) in enumerate(self._idle):
-                if place == seat and worker.process.poll() is None:
+                if place == slot and worker.process.poll() is None:
                     del self._idle[i]
                     worker.rank = rank
                     return worker
             if self._lifeline is None:
                 self._lifeline = os.pipe()
-            worker = Worker(0, rank, seat, self._lifeline[0])
+            worker = Worker(0, rank, slot, self._lifeline[0])
         message = encoded(_serve_calls, "The local worker")
         worker.ask(message)
         message.close()
@@ -517,12 +504,12 @@ class LocalProcesses:
         return worker
 
     def _give_back(self, workers) -> None:
-        for seat, worker in workers:
+        for slot, worker in workers:
             if worker.pending:  # interrupted in the middle of a call
                 worker.end()
             else:
                 with self._lock:
-                    self._idle.append((seat, worker))
+                    self._idle.append((slot, worker))
 
 
 def _await_start(worker: Worker) -> None:

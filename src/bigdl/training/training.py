@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from bigdl.common.errors import UsageError, WorkerLost
-from bigdl.runtime.causes import NoRows
+from bigdl.runtime.jobs import NoRows
 from bigdl.training.checkpoint import (
     CheckpointDirectory,
     Snapshot,

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bigdl.common.errors import WorkerLost
-from bigdl.runtime._pool_staff import Seat, Staff, Stage, TaskError, Worker, encoded, opened
 from bigdl.runtime.launch import worker_shares
+from bigdl.runtime.pool import CpuSlot, Stage, TaskError, Worker, WorkerManager, encoded, opened
 from bigdl.tuning._by_name import optuna
 from bigdl.tuning.lost import mark, propose_again
 
@@ -51,10 +51,10 @@ class Crew:
         count: int,
         cores: Sequence[Iterable[int]] | None = None,
     ):
-        seats = [Seat(tuple(share), threads) for share, threads in worker_shares(count, cores)]
+        seats = [CpuSlot(tuple(share), threads) for share, threads in worker_shares(count, cores)]
         make = functools.partial(_TrialRunner, study, objective)
         self._study = study
-        self._staff = Staff([Stage("the search", make, seats)], TaskError)
+        self._staff = WorkerManager([Stage("the search", make, seats)], TaskError)
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._proposed_again: list[int] = []
@@ -65,14 +65,14 @@ class Crew:
         try:
             self._staff.fill()
         except BaseException:
-            self._staff.dismiss()
+            self._staff.end()
             raise
         for worker in self._staff.everyone():
             self._idle.put(worker)
         return self
 
     def __exit__(self, *exception) -> None:
-        self._staff.dismiss()
+        self._staff.end()
 
     def __call__(self, trial: Any) -> Any:
         """Run one trial in a process that is free; Optuna calls this in several threads."""

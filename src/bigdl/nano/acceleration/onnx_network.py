@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.cpu import core_count, topology
+from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError, require
-from bigdl.common.scratch import scratch_directory
 
 __all__ = ["OnnxFile", "OnnxNetwork", "runtime_error"]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, one_line
-from bigdl.common.scratch import scratch_home
 from bigdl.nano.acceleration.accuracy import keep_accuracy
 from bigdl.nano.acceleration.method import Method, Source
 from bigdl.nano.acceleration.onnx_network import OnnxFile, OnnxNetwork, runtime_error

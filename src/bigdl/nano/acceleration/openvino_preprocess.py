@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, require
-from bigdl.common.scratch import scratch_home
 from bigdl.nano.openvino.network import port_name, read_network, reason, reshaped
 
 __all__ = ["half_weights", "preprocessed", "wants_half_weights"]

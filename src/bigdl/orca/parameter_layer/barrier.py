@@ -26,8 +26,8 @@ from bigdl.orca.parameter_layer.replicas import replica_of
 from bigdl.orca.parameter_layer.state import RankState
 from bigdl.orca.parameter_layer.transport import Transport
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
-from bigdl.runtime.program import job_number
-from bigdl.runtime.shards.spool import remove_spool
+from bigdl.runtime.jobs import job_number
+from bigdl.runtime.shards.shard import remove_spool
 
 __all__ = ["BarrierTransport"]
 

@@ -21,6 +21,7 @@ from bigdl.common.errors import WorkerLost, require
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import user_import_path
+from bigdl.orca.cluster.spark_calls import SparkCall, job_error
 from bigdl.orca.parameter_layer.frames import Inbox, frames_of
 from bigdl.orca.parameter_layer.messages import unpack
 from bigdl.orca.parameter_layer.pairs import Pairs, key
@@ -34,9 +35,7 @@ from bigdl.orca.parameter_layer.tasks import (
     Tasks,
 )
 from bigdl.orca.parameter_layer.transport import Transport
-from bigdl.runtime.causes import job_error, user_error
-from bigdl.runtime.program import job_number
-from bigdl.runtime.stage import SparkCall
+from bigdl.runtime.jobs import job_number, user_error
 
 __all__ = ["ShuffleTransport"]
 

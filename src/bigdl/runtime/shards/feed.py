@@ -47,7 +47,7 @@ class Ingest:
         where the workers get at the rows by themselves.
     reader : callable
         ``reader(batches, open_spool) -> dict[str, Shard]``; picklable, runs in the worker, where
-        ``open_spool(name, specs)`` gives it a :class:`~bigdl.runtime.shards.spool.SpoolWriter`,
+        ``open_spool(name, specs)`` gives it a :class:`~bigdl.runtime.shards.shard.SpoolWriter`,
         and ``open_spool.place`` and ``open_spool.world_size`` say which worker it is.
     close : callable
         Frees what was persisted for the time of the call; safe to call twice.
@@ -87,7 +87,7 @@ class Feed(ABC):
 
 
 class PackedFeed(Feed):
-    """A Feed whose rows can travel in cells (:mod:`~bigdl.runtime.shards.packing`), alone or
+    """A Feed whose rows can travel in cells (:mod:`~bigdl.orca.data.feeds.packing`), alone or
     together with those of others."""
 
     def check_local(self) -> None:

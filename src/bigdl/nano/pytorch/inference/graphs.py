@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from bigdl.common.cpu import isa_flags
+from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError, first_line
-from bigdl.common.scratch import scratch_directory
 from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.pytorch.inference.inputs import ForwardInputs
 from bigdl.nano.pytorch.inference.source import FlatModule

@@ -12,7 +12,7 @@ from bigdl.common.cpu import topology
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.inference.travel import ready_in_worker
 from bigdl.runtime.launch import worker_shares
-from bigdl.runtime.pool import Seat, Stage, TaskError, WorkerPool
+from bigdl.runtime.pool import CpuSlot, Stage, TaskError, WorkerPool
 
 __all__ = ["Pipeline", "StageError"]
 
@@ -106,7 +106,7 @@ class Pipeline:
     def __exit__(self, *exception) -> None:
         self.close()
 
-    def _maker(self, stage: Callable, seats: list[Seat]) -> Callable[[], Callable]:
+    def _maker(self, stage: Callable, seats: list[CpuSlot]) -> Callable[[], Callable]:
         if isinstance(stage, torch.nn.Module):
             return ready_in_worker(stage, min(seat.threads for seat in seats), self)
         # A function of this module would make a worker that needs no torch import it.
@@ -139,7 +139,7 @@ def _check_count(name: str, option: str, value: Any) -> None:
         raise UsageError(f"{option} of stage {name!r} must be a positive int, not {value!r}")
 
 
-def _seats(options: Sequence[Mapping[str, int]]) -> list[list[Seat]]:
+def _seats(options: Sequence[Mapping[str, int]]) -> list[list[CpuSlot]]:
     """Where the workers of each stage run."""
     counts = [each.get("worker_num", 1) for each in options]
     wanted = [
@@ -149,7 +149,7 @@ def _seats(options: Sequence[Mapping[str, int]]) -> list[list[Seat]]:
     ]
     shares = iter(worker_shares(len(wanted), _cores(wanted)))
     return [
-        [Seat(tuple(cores), threads) for cores, threads in (next(shares) for _ in range(count))]
+        [CpuSlot(tuple(cores), threads) for cores, threads in (next(shares) for _ in range(count))]
         for count in counts
     ]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError
-from bigdl.common.scratch import scratch_directory
 from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
 from bigdl.nano.pytorch.inference.context import InferenceContext, Settings, settings_of
 from bigdl.runtime.messages import encode

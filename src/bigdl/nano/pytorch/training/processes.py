@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from bigdl.common.cpu import usable_cores
+from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError, WorkerError, require
 from bigdl.common.memory import glibc_tunables, tune_allocator
-from bigdl.common.scratch import scratch_directory
 from bigdl.nano.pytorch.patching.state import Patches
 from bigdl.nano.runtime.keeping import release_memory
 from bigdl.nano.runtime.tuning import tuned_fit

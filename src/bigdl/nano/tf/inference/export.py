@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, one_line, require
-from bigdl.common.scratch import scratch_home
 from bigdl.nano.acceleration.options import BuildOptions
 from bigdl.nano.acceleration.quiet import quiet
 

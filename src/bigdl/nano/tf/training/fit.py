@@ -14,8 +14,8 @@ import cloudpickle
 import keras
 import numpy as np
 
+from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError, one_line
-from bigdl.common.scratch import scratch_directory
 from bigdl.nano.acceleration.structure import flatten
 from bigdl.nano.tf.compiled import compile_arguments
 from bigdl.nano.tf.training.backends import BACKENDS, check_backend

@@ -168,7 +168,7 @@ def _run(func: Callable, processes: Any, args: tuple, kwargs: Mapping[str, Any])
         )
     import shutil
 
-    from bigdl.common.scratch import scratch_directory
+    from bigdl.common.environment import scratch_directory
 
     room = scratch_directory("bigdl-keras-loop-")
     try:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import plan as spark_plan
+from bigdl.orca.data.feeds.packing import packed_reader
 from bigdl.runtime.shards.feed import Feed, Ingest, PackedFeed
-from bigdl.runtime.shards.packing import packed_reader
 
 __all__ = ["FeedGroup", "combined", "prepare_packed"]
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.group import prepare_packed
+from bigdl.orca.data.feeds.packing import cell_table, rows_packer
 from bigdl.runtime.shards.columns import float_dtype
 from bigdl.runtime.shards.feed import Ingest, PackedFeed, SourceError
-from bigdl.runtime.shards.packing import cell_table, rows_packer
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.runtime.shards.values import columns_of, grouped

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.data.feeds.arrow_types import arrow_type_of, densified, spark_type
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
-from bigdl.runtime.shards.arrow_types import arrow_type_of, densified, spark_type
 from bigdl.runtime.shards.columns import ColumnSpec, column_spec, decode, float_dtype
 from bigdl.runtime.shards.feed import Feed, Ingest, SourceError
 from bigdl.runtime.shards.shard import Shard

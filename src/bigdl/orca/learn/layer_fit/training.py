@@ -13,7 +13,7 @@ from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.learn.layer_fit.groups import LayerGroups, LayerRun
 from bigdl.orca.learn.layer_fit.model import LayerModel
 from bigdl.orca.learn.layer_fit.options import LayerOptions
-from bigdl.runtime.causes import NoRows
+from bigdl.runtime.jobs import NoRows
 from bigdl.training.evaluation import evaluated
 from bigdl.training.progress import ProgressBar
 from bigdl.training.run_settings import RunSettings

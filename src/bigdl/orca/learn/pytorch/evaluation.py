@@ -238,7 +238,7 @@ def run_evaluation(job, weights: bytes, metric_names, policy: FailurePolicy) -> 
     metric_names : iterable of str
         For a table without rows, whose figures are None.
     """
-    from bigdl.runtime.causes import NoRows
+    from bigdl.runtime.jobs import NoRows
 
     with job:
         try:

@@ -147,7 +147,7 @@ def run_evaluation(job, weights: bytes, policy: FailurePolicy) -> dict:
     weights : bytes
         Empty for a model that is built by the workers.
     """
-    from bigdl.runtime.causes import NoRows
+    from bigdl.runtime.jobs import NoRows
 
     with job:
         try:
