@@ -10,7 +10,6 @@ import pytest
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import (
     available_memory,
-    cgroup_memory_limit,
     freeze_modules,
     glibc_tunables,
     memory_usage,
@@ -214,27 +213,6 @@ def test_memory_usage_of_no_process_says_so():
 
 
 # --- limits
-
-
-def test_no_control_group_means_no_limit(tmp_path):
-    assert cgroup_memory_limit(tmp_path) is None
-
-
-def test_limit_of_v2_is_the_lowest_on_the_way_to_the_root(machine):
-    groups = {"pod/memory.max": "4294967296\n", "pod/main/memory.max": "max\n"}
-    assert cgroup_memory_limit(machine(v2(**groups))) == 4 << 30
-
-
-def test_limit_of_v1_ignores_the_figure_that_means_none(machine):
-    files = {
-        "proc/self/mountinfo": "31 30 0:27 / /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n",
-        "proc/self/cgroup": "4:memory:/job\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9223372036854771712\n",
-    }
-    assert cgroup_memory_limit(machine(files)) is None
-    files["sys/fs/cgroup/memory/job/memory.limit_in_bytes"] = "1073741824\n"
-    assert cgroup_memory_limit(machine(files)) == 1 << 30
 
 
 def test_available_memory_is_what_the_tightest_group_has_left_with_its_cache(machine):

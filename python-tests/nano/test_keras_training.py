@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bigdl.common import scratch
+from bigdl.common import environment as scratch
 from bigdl.common.errors import UsageError
 from bigdl.nano.tf.keras import (
     Input,

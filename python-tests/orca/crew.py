@@ -16,10 +16,8 @@ from bigdl.runtime.channel import Channel, Inbox
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.launch import launch
 from bigdl.runtime.shards.columns import ColumnSpec, Leaf
-from bigdl.runtime.shards.shard import Shard
-from bigdl.runtime.shards.spool import SpoolWriter
-from bigdl.runtime.uplink import ChannelUplink
-from bigdl.runtime.worker import Worker
+from bigdl.runtime.shards.shard import Shard, SpoolWriter
+from bigdl.runtime.worker import ChannelUplink, Worker
 
 
 class Crew:

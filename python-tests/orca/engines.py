@@ -1,8 +1,10 @@
 """The ways in which workers run and their gradients meet, for tests that all of them must pass."""
 
 import importlib.util
+import itertools
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import rays
 
@@ -17,17 +19,50 @@ def with_horovod(*cases):
 
 @dataclass(frozen=True)
 class Way:
-    """A backend of an Estimator, and whether its workers are Ray's."""
+    """A backend of an Estimator, and what its engine can do.
+
+    Attributes
+    ----------
+    backend : str
+    on_ray : bool
+        Whether its workers are Ray's.
+    reads_spark : bool
+        Whether they can read Spark DataFrames.
+    has_slots : bool
+        Whether the number of workers is limited.
+    """
 
     backend: str
     on_ray: bool
+    reads_spark: bool = True
+    has_slots: bool = True
 
     def engine(self, **options):
         """The engine; of two workers unless told otherwise."""
-        from bigdl.orca.engine import RayEngine, SparkEngine
+        from bigdl.orca.engine import LocalEngine, RayEngine, SparkEngine
 
         options = {"workers_per_node": 2, **options}
+        if self.backend == "local":
+            return LocalEngine(**options)
         return (RayEngine if self.on_ray else SparkEngine)(**options)
+
+    def data(self, frame):
+        """A Spark DataFrame of columns ``x`` and ``y``, or arrays of which each of two workers gets
+        the rows, in the order, that it would have of the frame."""
+        if self.reads_spark:
+            return frame
+        sources = frame.rdd.glom().collect()
+        rows = [
+            [
+                row
+                for number, source in enumerate(sources)
+                for i, row in enumerate(source)
+                if (i + number) % 2 == rank
+            ]
+            for rank in (0, 1)
+        ]
+        mixed = [row for pair in itertools.zip_longest(*rows) for row in pair if row is not None]
+        return {name: np.array([row[name] for row in mixed]) for name in "xy"}
 
     def prepare(self):
         """Have a Ray beside Spark, or none where the backend would take it."""
@@ -37,9 +72,15 @@ class Way:
             rays.stop_ray()
 
 
-ENGINES = [pytest.param(Way("spark", False), id="spark"), pytest.param(Way("ray", True), id="ray")]
+LOCAL = Way("local", False, reads_spark=False, has_slots=False)
+ENGINES = [
+    pytest.param(Way("spark", False), id="spark"),
+    pytest.param(Way("ray", True), id="ray"),
+    pytest.param(LOCAL, id="local"),
+]
 WAYS = [
     ENGINES[0],
+    ENGINES[2],
     *with_horovod(("horovod-on-spark", Way("horovod", False))),
     ENGINES[1],
     *with_horovod(("horovod-on-ray", Way("horovod", True))),

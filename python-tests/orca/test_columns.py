@@ -25,8 +25,7 @@ from bigdl.runtime.shards.columns import (
     unified_spec,
 )
 from bigdl.runtime.shards.feed import SourceError
-from bigdl.runtime.shards.shard import Shard
-from bigdl.runtime.shards.spool import SpoolWriter
+from bigdl.runtime.shards.shard import Shard, SpoolWriter
 
 TYPES = """
     flag boolean, tiny tinyint, small smallint, plain int, long bigint, real float, wide double,

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.cluster.spark_calls import job_error
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
 from bigdl.orca.engine import SparkEngine
-from bigdl.orca.engines import spark_job
-from bigdl.runtime.causes import job_error
+from bigdl.orca.engines import spark
 from bigdl.runtime.channel import Channel
-from bigdl.runtime.intake import match
+from bigdl.runtime.task import match
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_large_results_come_back(engine):
 
 def test_too_large_a_result_is_one_sentence(engine):
     def program(worker):
-        from bigdl.runtime import uplink
+        from bigdl.runtime import worker as uplink
 
         uplink.RESULT_LIMIT = 1 << 20
         try:
@@ -363,7 +363,7 @@ def test_a_driver_that_workers_cannot_reach_is_named(engine, monkeypatch):
                 port = probe.getsockname()[1]
             self.address = self.address.__class__("127.0.0.1", port, self.address.prefix)
 
-    monkeypatch.setattr(spark_job, "Channel", Elsewhere)
+    monkeypatch.setattr(spark, "Channel", Elsewhere)
     expected = r"^The worker on \S+ cannot connect to the driver at 127.0.0.1:\d+ .*channel_port="
     with pytest.raises(UsageError, match=expected) as error:
         engine.run(lambda worker: 0, num_workers=2)
@@ -474,7 +474,7 @@ def test_a_stage_that_spark_runs_again_is_void(orca_spark, engine, tmp_path):
         job._channel.line(1).set_json("options", {})
         engine.cluster.sc.setLocalProperty("bigdl.attempt", "1")
         stage = orca_spark.range(0, 2, 1, 2).mapInArrow(
-            spark_job._task(job._spec), spark_job._ROWS, barrier=True
+            spark._task(job._spec), spark._ROWS, barrier=True
         )
         rows = stage.repartition(1).collect()
         engine.cluster.sc.setLocalProperty("bigdl.attempt", None)

@@ -19,6 +19,7 @@ from engines import slow_on_ray
 from torch import nn
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
+from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.trigger import EveryEpoch, SeveralIteration
@@ -107,7 +108,10 @@ def shards_of(way, feed):
 def test_workers_equal_one_process(orca_spark, way, sizes, optimizer, dtype, tolerance, shuffle):
     config = {"dtype": dtype, "shuffle": shuffle}
     frame = in_partitions(orca_spark, rows_of(sizes, dtype=dtype))
-    feed = SparkDataFrameFeed(frame, ["x"], ["y"], config, balance=False)
+    if way.reads_spark:
+        feed = SparkDataFrameFeed(frame, ["x"], ["y"], config, balance=False)
+    else:
+        feed = as_feed(way.data(frame), ["x"], ["y"], config)
     shards = shards_of(way, feed)
     assert sum(len(shard["y"]) for shard in shards) == sum(sizes)
     est = estimator(way, dtype, optimizer=optimizer, config=config)
@@ -121,7 +125,7 @@ def test_workers_equal_one_process(orca_spark, way, sizes, optimizer, dtype, tol
 
 def test_the_number_of_workers_does_not_matter(orca_spark, way):
     """Without shuffling; the figures of an evaluation are the same in any case."""
-    frame = in_partitions(orca_spark, rows_of([20, 3, 7]))
+    frame = way.data(in_partitions(orca_spark, rows_of([20, 3, 7])))
     found, figures = [], []
     for workers in (1, 2):
         est = estimator(way, workers=workers, config={"shuffle": False}, metrics=["mae"])
@@ -134,7 +138,7 @@ def test_the_number_of_workers_does_not_matter(orca_spark, way):
 
 
 def test_every_way_gives_the_same_weights(orca_spark, way, undisturbed):
-    data = faults.frame(orca_spark)
+    data = way.data(faults.frame(orca_spark))
     assert faults.fit(faults.estimator(backend=way.backend), data) == undisturbed
 
 
@@ -154,7 +158,7 @@ def test_predict_keeps_rows_columns_and_order(orca_spark, way):
 
 
 def test_a_run_that_was_cut_in_two_equals_one_that_was_not(orca_spark, way, undisturbed, tmp_path):
-    data, directory = faults.frame(orca_spark), str(tmp_path / "model")
+    data, directory = way.data(faults.frame(orca_spark)), str(tmp_path / "model")
     first = faults.estimator(backend=way.backend, model_dir=directory)
     assert faults.fit(first, data, epochs=1) != undisturbed
     second = faults.estimator(backend=way.backend, model_dir=directory)
@@ -168,11 +172,11 @@ def test_what_the_model_raises_is_raised(orca_spark, way):
 
     est = faults.estimator(backend=way.backend, model=lambda config: Broken(3, 1))
     with pytest.raises(WorkerError, match="ZeroDivisionError: in the model"):
-        faults.fit(est, faults.frame(orca_spark))
+        faults.fit(est, way.data(faults.frame(orca_spark)))
 
 
 def test_rows_that_do_not_fit_the_model_are_one_sentence(orca_spark, way):
-    frame = orca_spark.range(8).selectExpr("array(1.0D) as x", "string(id) as y")
+    frame = way.data(orca_spark.range(8).selectExpr("array(1.0D) as x", "string(id) as y"))
     with pytest.raises(UsageError, match="y") as error:
         faults.fit(faults.estimator(backend=way.backend), frame)
     assert "\n" not in str(error.value)
@@ -200,13 +204,14 @@ def test_killed_worker_changes_nothing(
     est = faults.estimator(backend=way.backend, model_dir=directory)
     attempts = faults.Attempts(tmp_path / "attempts")
     kill = faults.Kill(tmp_path / "killed", rank, step)
-    data = faults.frame(orca_spark, log)
+    data = way.data(faults.frame(orca_spark, log))
     found = faults.fit(est, data, attempts, kill, checkpoint_trigger=trigger)
     assert found == undisturbed
     every = 5 if isinstance(trigger, SeveralIteration) else PER_EPOCH
     # the callback comes before the checkpoint of its step
     assert attempts.starts() == [0, (step - 1) // every * every]
-    assert faults.times_computed(log) == [1] * faults.SOURCES
+    if way.reads_spark:
+        assert faults.times_computed(log) == [1] * faults.SOURCES
 
 
 @pytest.mark.fault
@@ -214,14 +219,15 @@ def test_killed_worker_changes_nothing(
 def test_all_workers_killed_twice_change_nothing(orca_spark, way, undisturbed, tmp_path, log):
     kills = [faults.Kill(tmp_path / f"killed-{rank}", rank, 17, times=2) for rank in (0, 1)]
     attempts = faults.Attempts(tmp_path / "attempts")
-    data = faults.frame(orca_spark, log)
+    data = way.data(faults.frame(orca_spark, log))
     est = faults.estimator(backend=way.backend)
     found = faults.fit(est, data, attempts, *kills, checkpoint_trigger=SeveralIteration(4))
     assert found == undisturbed
     # whether the second one lives long enough to be killed too is chance
     assert set(attempts.starts()) == {0, 16}
     assert len(attempts.starts()) >= 3
-    assert faults.times_computed(log) == [1] * faults.SOURCES
+    if way.reads_spark:
+        assert faults.times_computed(log) == [1] * faults.SOURCES
 
 
 @pytest.mark.fault
@@ -235,7 +241,7 @@ def test_lost_spool_is_made_again(orca_spark, way, undisturbed, tmp_path):
 
     kill = LoseSpoolAndDie(tmp_path / "killed", 1, 20)
     attempts = faults.Attempts(tmp_path / "attempts")
-    data = faults.frame(orca_spark)
+    data = way.data(faults.frame(orca_spark))
     assert faults.fit(faults.estimator(backend=way.backend), data, attempts, kill) == undisturbed
     assert attempts.starts() == [0, PER_EPOCH]
     assert faults.spools((tmp_path / "local").resolve()) == []
@@ -248,7 +254,9 @@ def test_more_losses_than_forgiven_raise(orca_spark, way, tmp_path, max_failures
     kill = faults.Kill(tmp_path / "killed", 1, 2, times=9)
     est = faults.estimator(backend=way.backend)
     with pytest.raises(WorkerLost, match=r"^Worker 1 \(process \d+ on 127.0.0.1\) was lost: ") as e:
-        faults.fit(est, faults.frame(orca_spark), kill, max_failures=max_failures, epochs=1)
+        faults.fit(
+            est, way.data(faults.frame(orca_spark)), kill, max_failures=max_failures, epochs=1
+        )
     assert "its Python process ended unexpectedly" in str(e.value)
     assert f"{max_failures + 1} losses are more than {max_failures}" in str(e.value)
     assert "\n" not in str(e.value)
@@ -258,7 +266,7 @@ def test_more_losses_than_forgiven_raise(orca_spark, way, tmp_path, max_failures
 @pytest.mark.fault
 @slow_on_ray
 def test_worker_killed_in_evaluate_changes_nothing(orca_spark, way, tmp_path):
-    data = faults.frame(orca_spark)
+    data = way.data(faults.frame(orca_spark))
     est = faults.estimator(backend=way.backend, metrics=["mse"])
     faults.fit(est, data, epochs=1)
     expected = est.evaluate(data, **COLUMNS)
@@ -289,6 +297,6 @@ def test_paused_worker_is_waited_for(orca_spark, way, undisturbed, tmp_path):
     attempts = faults.Attempts(tmp_path / "attempts")
     started = time.monotonic()
     est = faults.estimator(backend=way.backend)
-    assert faults.fit(est, faults.frame(orca_spark), attempts, pause) == undisturbed
+    assert faults.fit(est, way.data(faults.frame(orca_spark)), attempts, pause) == undisturbed
     assert attempts.starts() == [0]
     assert time.monotonic() - started > 8

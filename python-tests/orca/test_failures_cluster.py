@@ -9,7 +9,7 @@ from bigdl.common.errors import WorkerLost
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
 from bigdl.orca.engine import SparkEngine
-from bigdl.orca.engines import spark, spark_job
+from bigdl.orca.engines import spark
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.runtime.channel import Address, Channel
 
@@ -131,7 +131,7 @@ def test_workers_meet_at_rank_0(local_cluster, monkeypatch, rendezvous):
         total = sync.all_gather([float(worker.shard.column("x").sum())])
         return [worker.rank, sum(t[0] for t in total)]
 
-    monkeypatch.setattr(spark_job, "Channel", Elsewhere)
+    monkeypatch.setattr(spark, "Channel", Elsewhere)
     monkeypatch.setattr(spark, "_unreachable", set())
     frame = local_cluster.range(0, 40, 1, 4).selectExpr("double(id) as x")
     engine = SparkEngine(rendezvous=rendezvous)

@@ -20,8 +20,8 @@ from torch.utils.data import (
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed
-from bigdl.runtime.intake import reopen
-from bigdl.runtime.shards.spool import SpoolWriter
+from bigdl.runtime.shards.shard import SpoolWriter
+from bigdl.runtime.task import reopen
 from bigdl.training.batches import open_batches
 from bigdl.training.loading import LoaderBatches, as_loader
 

@@ -14,7 +14,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed
 from bigdl.runtime.shards.batches import WindowedOrder
 from bigdl.runtime.shards.feed import SourceError
-from bigdl.runtime.shards.spool import SpoolWriter, describe_difference
+from bigdl.runtime.shards.shard import SpoolWriter, describe_difference
 from bigdl.runtime.shards.values import columns_of, grouped, named_by_shard
 
 X = np.arange(12.0).reshape(6, 2)

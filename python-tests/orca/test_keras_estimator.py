@@ -607,7 +607,11 @@ NOTHING = {"model_creator": None}
 WRONG = {
     "no model": (NOTHING, {}, "Must provide callable function for model_creator"),
     "batch_size in config": ({"config": {"batch_size": 4}}, {}, "do not specify batch_size"),
-    "backend": ({"backend": "mpi"}, {}, "Only horovod, ray and spark .*, or backend='bigdl'"),
+    "backend": (
+        {"backend": "mpi"},
+        {},
+        "Only horovod, .*backend='bigdl'.*backend='local'",
+    ),
     "cpu binding": ({"cpu_binding": True}, {}, "cpu_binding should not be True"),
     "an instance": ({"model_creator": 3}, {}, "must be a function model_creator"),
     "no model instance": ({**NOTHING, "model": 3}, {}, "must be a keras.Model"),

@@ -12,8 +12,7 @@ from bigdl.orca.learn.pytorch import Estimator as TorchEstimator
 from bigdl.orca.learn.tf2 import Estimator
 from bigdl.runtime.shards.columns import Leaf, column_spec, decode
 from bigdl.runtime.shards.feed import SourceError
-from bigdl.runtime.shards.shard import Shard
-from bigdl.runtime.shards.spool import SpoolWriter
+from bigdl.runtime.shards.shard import Shard, SpoolWriter
 from bigdl.runtime.shards.texts import text_array
 from bigdl.runtime.shards.values import columns_of
 

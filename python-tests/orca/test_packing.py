@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigdl.runtime.shards import packing
+from bigdl.orca.data.feeds import packing
+from bigdl.orca.data.feeds.packing import packed_reader, packer
 from bigdl.runtime.shards.columns import ColumnSpec
 from bigdl.runtime.shards.feed import SourceError
-from bigdl.runtime.shards.packing import packed_reader, packer
-from bigdl.runtime.shards.spool import SpoolWriter
+from bigdl.runtime.shards.shard import SpoolWriter
 
 SPECS = [
     ColumnSpec("id", "plain", "int64", 0, "bigint"),

@@ -14,13 +14,12 @@ from pyspark.sql.types import DataType, StructType
 
 from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.cluster.spark import SparkCluster
-from bigdl.orca.data.feeds import as_feed
+from bigdl.orca.data.feeds import as_feed, packing
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
 from bigdl.orca.engines.spark import SparkEngine
-from bigdl.runtime.shards import packing
 from bigdl.runtime.shards.columns import Leaf
-from bigdl.runtime.shards.spool import SpoolWriter
+from bigdl.runtime.shards.shard import SpoolWriter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

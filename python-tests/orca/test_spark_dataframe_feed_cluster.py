@@ -10,12 +10,11 @@ import pytest
 from pyspark.sql import functions as F
 
 from bigdl.common.errors import UsageError, WorkerError
-from bigdl.orca.data.feeds import as_feed
+from bigdl.orca.data.feeds import as_feed, packing
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.engines.spark import SparkEngine
-from bigdl.runtime.shards import packing
 from bigdl.runtime.shards.columns import Leaf
-from bigdl.runtime.shards.spool import SpoolWriter
+from bigdl.runtime.shards.shard import SpoolWriter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import memory_usage
-from bigdl.runtime.shards import spool as spool_module
+from bigdl.runtime.shards import shard as spool_module
 from bigdl.runtime.shards.columns import ColumnSpec, Leaf
 from bigdl.runtime.shards.feed import SourceError
-from bigdl.runtime.shards.shard import Shard
-from bigdl.runtime.shards.spool import (
+from bigdl.runtime.shards.shard import (
+    Shard,
     Spool,
     SpoolWriter,
     remove_spool,

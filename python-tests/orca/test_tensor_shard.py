@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from bigdl.runtime.shards.columns import Leaf
-from bigdl.runtime.shards.shard import Shard
-from bigdl.runtime.shards.spool import SpoolWriter
+from bigdl.runtime.shards.shard import Shard, SpoolWriter
 from bigdl.training.batches import TensorShard
 
 ROWS = 31

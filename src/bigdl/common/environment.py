@@ -1,11 +1,18 @@
-"""Environment variables that hold for a while."""
+"""Environment variables that hold for a while, and the directory for files of a process.
+
+Such files are gone when their process ends. A process that may be killed is given a directory by
+the one that would kill it, which removes what is left there; all others use the system's directory
+for temporary files.
+"""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
-__all__ = ["EnvContext", "set_variables"]
+__all__ = ["VARIABLE", "EnvContext", "scratch_directory", "scratch_home", "set_variables"]
 
 
 class EnvContext:
@@ -43,3 +50,27 @@ def set_variables(variables: Mapping[str, object | None]) -> dict[str, str | Non
         else:
             os.environ[name] = str(value)
     return before
+
+
+VARIABLE = "BIGDL_SCRATCH_DIR"
+"""Environment variable that names the directory."""
+
+
+def scratch_home() -> str | None:
+    """The directory for such files, as the `dir` of :mod:`tempfile`'s functions."""
+    return os.environ.get(VARIABLE) or None
+
+
+def scratch_directory(prefix: str) -> Path:
+    """A new, empty directory, which the caller removes.
+
+    Parameters
+    ----------
+    prefix : str
+        Begin of its name.
+
+    Returns
+    -------
+    Path
+    """
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=scratch_home()))

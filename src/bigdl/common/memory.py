@@ -18,7 +18,6 @@ from bigdl.common.errors import UsageError
 __all__ = [
     "MemoryUsage",
     "available_memory",
-    "cgroup_memory_limit",
     "freeze_modules",
     "glibc_tunables",
     "memory_usage",
@@ -243,23 +242,6 @@ def memory_usage(pid: int | None = None, *, rollup: bool = False) -> MemoryUsage
         shared=status.get("RssShmem", 0),
         proportional=sums.get("Pss"),
     )
-
-
-def cgroup_memory_limit(root: str | Path = "/") -> int | None:
-    """Memory limit of this process's control group and all its ancestors.
-
-    Parameters
-    ----------
-    root : str or Path
-        Directory in which ``proc`` and ``sys`` lie.
-
-    Returns
-    -------
-    int or None
-        Bytes; None if there is no limit.
-    """
-    limits = (_group_limit(directory) for directory in cgroup_directories("memory", root))
-    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def available_memory(root: str | Path = "/") -> int:

@@ -15,18 +15,303 @@ worker that is lost is replaced at the next run.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import pickle
 import selectors
+import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from bigdl.common.cpu import THREAD_VARIABLES
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
-from bigdl.runtime._pool_staff import Seat, Staff, Stage, TaskError, Worker, encoded, opened
-from bigdl.runtime.messages import Message
+from bigdl.runtime._pool_main import RESULT
+from bigdl.runtime.launch import cause_of_end, worker_environ
+from bigdl.runtime.messages import Message, decode, encode, receive, send
 
-__all__ = ["Seat", "Stage", "TaskError", "WorkerPool"]
+__all__ = [
+    "CpuSlot",
+    "Stage",
+    "TaskError",
+    "Worker",
+    "WorkerManager",
+    "WorkerPool",
+    "encoded",
+    "opened",
+]
+
+_GRACE = 2.0  # seconds that a worker has to end by itself
+
+
+@dataclass(frozen=True)
+class CpuSlot:
+    """Where a worker runs.
+
+    Attributes
+    ----------
+    cores : tuple of int
+        Logical cores that it is pinned to.
+    threads : int
+        Threads of its OpenMP and BLAS libraries.
+    """
+
+    cores: tuple[int, ...]
+    threads: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Workers that hold the same function.
+
+    Attributes
+    ----------
+    name : str
+        For messages.
+    make : callable
+        Called once in each worker without arguments; returns the function of one item. It travels
+        by ``cloudpickle``; the arrays and tensors in it are mapped by all workers, so that they
+        are in memory once until somebody writes to them.
+    slots : sequence of CpuSlot
+        One worker runs on each.
+    """
+
+    name: str
+    make: Callable[[], Callable[[Any], Any]]
+    slots: Sequence[CpuSlot]
+
+
+class TaskError(WorkerError):
+    """The function of a stage raised an exception.
+
+    Attributes
+    ----------
+    stage : str
+        Name of the stage.
+    item : int or None
+        Position of the item; None if the function could not be made.
+    rank : int
+        Number of the worker in its stage.
+    kind, traceback : str
+        Class name and the worker's own traceback of the exception.
+    original : Exception or None
+        The exception, if it could travel.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        item: int | None,
+        rank: int,
+        kind: str,
+        traceback: str,
+        original: BaseException | None = None,
+    ):
+        super().__init__(rank, kind, traceback)
+        self.stage = stage
+        self.item = item
+        self.original = original
+
+    def __reduce__(self):
+        content = (self.stage, self.item, self.rank, self.kind, self.traceback)
+        return type(self), content
+
+
+class Worker:
+    """The parent's view of one worker."""
+
+    def __init__(self, stage: int, rank: int, slot: CpuSlot, lifeline: int):
+        self.stage = stage
+        self.rank = rank
+        self.pending = 0  # messages that it has not answered
+        self._ended = False
+        self.line, theirs = socket.socketpair()
+        environ, header = worker_environ({})
+        environ |= dict.fromkeys(THREAD_VARIABLES, str(slot.threads))
+        order = {
+            "parent": os.getpid(),
+            "line": theirs.fileno(),
+            "lifeline": lifeline,
+            "cores": list(slot.cores),
+            "header": header,
+        }
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "bigdl.runtime._pool_main", json.dumps(order)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno(), lifeline],
+                env=environ,
+                # The terminal's Ctrl-C is for the parent.
+                process_group=0,
+            )
+
+    def ask(self, message: Message) -> None:
+        self.pending += 1
+        send(self.line, 0, message)
+
+    def hear(self) -> tuple[bool, Message]:
+        """Whether the call succeeded, and what came of it; EOFError if the worker is gone."""
+        kind, message = receive(self.line)
+        self.pending -= 1
+        return kind == RESULT, message
+
+    def hang_up(self) -> None:
+        """Let the worker end by itself."""
+        # Also where a forked process holds the socket too, which close() alone would not reach.
+        with contextlib.suppress(OSError):
+            self.line.shutdown(socket.SHUT_RDWR)
+        self.line.close()
+
+    def end(self, grace: float = 0.0) -> None:
+        """End the worker and its own children; again does nothing."""
+        self.hang_up()
+        if self._ended:
+            return  # its process id may be another's by now
+        self._ended = True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(grace)
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in the kernel
+            self.process.wait(_GRACE)
+
+    def kill(self) -> None:
+        """Kill the worker and its own children; the line then says that it is gone."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()  # it may have left its group
+
+    def loss(self, stage: str) -> WorkerLost:
+        """Why a worker that has hung up is gone; it is ended for sure."""
+        self.end(_GRACE)
+        cause = cause_of_end(self.process.returncode or 0)
+        return WorkerLost(f"worker {self.rank} of {stage} {cause}; the next call starts a new one")
+
+
+class WorkerManager:
+    """All workers of a pool, and what it takes to replace them."""
+
+    def __init__(self, stages: Sequence[Stage], error: type[TaskError]):
+        self._error = error
+        self.names = [stage.name for stage in stages]
+        self._slots = [list(stage.slots) for stage in stages]
+        self._owner = os.getpid()
+        self.workers: list[list[Worker]] = [[] for _ in stages]
+        self._functions: list[Message] = []
+        try:
+            for stage in stages:
+                self._functions.append(encoded(stage.make, f"The function of {stage.name}"))
+        except BaseException:
+            self._close_functions()
+            raise
+        self._lifeline = os.pipe()
+
+    def everyone(self) -> Iterator[Worker]:
+        return (worker for rank in self.workers for worker in rank)
+
+    def fill(self) -> None:
+        """Start the workers that are missing, and wait until they are ready."""
+        fresh = []
+        try:
+            # Their interpreters start at the same time, and load their functions so.
+            for stage, slots in enumerate(self._slots):
+                for rank in range(len(slots)):
+                    if self._is_missing(stage, rank):
+                        fresh.append(self._start(stage, rank))
+            for worker in fresh:
+                self._await(worker)
+        except BaseException:
+            for worker in fresh:
+                worker.end()
+            raise
+
+    def replace(self, worker: Worker) -> Worker:
+        """Another worker in the place of one that is gone."""
+        worker.end()
+        worker = self._start(worker.stage, worker.rank)
+        try:
+            self._await(worker)
+        except BaseException:
+            worker.end()
+            raise
+        return worker
+
+    def task_error(self, worker: Worker, item: int | None, content: tuple) -> TaskError:
+        """The exception for what a worker said of its failure."""
+        kind, text, pickled = content
+        original = None
+        if pickled is not None:
+            with contextlib.suppress(Exception):  # its class may be found in the worker only
+                original = pickle.loads(pickled)
+        stage = self.names[worker.stage]
+        error = self._error(stage, item, worker.rank, kind, text, original)
+        error.__cause__ = original
+        return error
+
+    def end(self) -> None:
+        """End all workers."""
+        if os.getpid() != self._owner:
+            return  # a forked child has no say here
+        for worker in self.everyone():
+            worker.hang_up()
+        deadline = time.monotonic() + _GRACE
+        for worker in self.everyone():
+            worker.end(max(0.0, deadline - time.monotonic()))
+        for end in self._lifeline:
+            os.close(end)
+        self._close_functions()
+
+    def _close_functions(self) -> None:
+        for function in self._functions:
+            function.close()
+
+    def _is_missing(self, stage: int, rank: int) -> bool:
+        worker = self.workers[stage][rank] if rank < len(self.workers[stage]) else None
+        if worker is not None and worker.process.poll() is not None:
+            worker.end()
+            worker = None
+        return worker is None
+
+    def _start(self, stage: int, rank: int) -> Worker:
+        worker = Worker(stage, rank, self._slots[stage][rank], self._lifeline[0])
+        self.workers[stage][rank : rank + 1] = [worker]
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `_await` will say why
+            worker.ask(self._functions[stage])
+        return worker
+
+    def _await(self, worker: Worker) -> None:
+        stage = self.names[worker.stage]
+        try:
+            succeeded, message = worker.hear()
+        except EOFError:
+            raise worker.loss(stage) from None
+        content = opened(message)
+        if not succeeded:
+            raise self.task_error(worker, None, content)
+
+
+def encoded(value: Any, what: str) -> Message:
+    """A message, or an error that says what could not be sent."""
+    try:
+        return encode(value)
+    except Exception as error:
+        raise UsageError(f"{what} cannot be sent to a worker: {error}") from error
+
+
+def opened(message: Message) -> Any:
+    """The object in a message that is not needed any more."""
+    try:
+        return decode(message)
+    finally:
+        message.close()
+
 
 _AHEAD = 2  # items per worker that may wait before a stage
 _END = object()
@@ -57,18 +342,18 @@ class WorkerPool:
 
     def __init__(self, stages: Sequence[Stage], error: type[TaskError] = TaskError):
         self._lock = threading.Lock()
-        self._staff = Staff(stages, error)
-        self._dismiss = weakref.finalize(self, self._staff.dismiss)
+        self._manager = WorkerManager(stages, error)
+        self._end_workers = weakref.finalize(self, self._manager.end)
         try:
-            self._staff.fill()
+            self._manager.fill()
         except BaseException:
-            self._dismiss()
+            self._end_workers()
             raise
 
     @property
     def pids(self) -> list[list[int]]:
         """Process ids of the workers of each stage."""
-        return [[worker.process.pid for worker in rank] for rank in self._staff.workers]
+        return [[worker.process.pid for worker in rank] for rank in self._manager.workers]
 
     def run(self, items: Iterable[Any]) -> list[Any]:
         """Send items through all stages.
@@ -95,10 +380,10 @@ class WorkerPool:
             If the pool is closed, or an item cannot be pickled.
         """
         with self._lock:
-            if not self._dismiss.alive:
+            if not self._end_workers.alive:
                 raise UsageError("The workers were closed; make a new object to go on")
-            self._staff.fill()
-            run = _Run(self._staff)
+            self._manager.fill()
+            run = _Run(self._manager)
             try:
                 return run.results(iter(items))
             finally:
@@ -107,7 +392,7 @@ class WorkerPool:
     def close(self) -> None:
         """End the workers; again does nothing."""
         with self._lock:
-            self._dismiss()
+            self._end_workers()
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -119,15 +404,15 @@ class WorkerPool:
 class _Run:
     """The way of some items through the stages."""
 
-    def __init__(self, staff: Staff):
-        self._staff = staff
-        self._waiting: list[deque[tuple[int, Message]]] = [deque() for _ in staff.workers]
-        self._idle = [deque(workers) for workers in staff.workers]
+    def __init__(self, manager: WorkerManager):
+        self._manager = manager
+        self._waiting: list[deque[tuple[int, Message]]] = [deque() for _ in manager.workers]
+        self._idle = [deque(workers) for workers in manager.workers]
         self._busy: dict[Worker, int] = {}
         self._done: dict[int, Any] = {}
         self._failures: list[tuple[int, BaseException]] = []
         self._selector = selectors.DefaultSelector()
-        for worker in staff.everyone():
+        for worker in manager.everyone():
             self._selector.register(worker.line, selectors.EVENT_READ, worker)
 
     def results(self, items: Iterator[Any]) -> list[Any]:
@@ -178,7 +463,7 @@ class _Run:
     def _has_room(self, stage: int) -> bool:
         if stage == len(self._waiting):
             return True
-        return len(self._waiting[stage]) < _AHEAD * len(self._staff.workers[stage])
+        return len(self._waiting[stage]) < _AHEAD * len(self._manager.workers[stage])
 
     def _give(self, worker: Worker, item: int, message: Message) -> None:
         self._busy[worker] = item
@@ -194,7 +479,7 @@ class _Run:
     def _replaced(self, worker: Worker) -> Worker | None:
         self._selector.unregister(worker.line)
         try:
-            worker = self._staff.replace(worker)
+            worker = self._manager.replace(worker)
         except (WorkerError, WorkerLost) as error:
             self._fail(-1, error)
             return None
@@ -217,7 +502,7 @@ class _Run:
             except EOFError:
                 del self._busy[worker]
                 self._selector.unregister(worker.line)
-                self._fail(item, worker.loss(self._staff.names[worker.stage]))
+                self._fail(item, worker.loss(self._manager.names[worker.stage]))
                 continue
             # Only now: an interrupt in the middle of an answer must find the worker busy.
             del self._busy[worker]
@@ -226,7 +511,7 @@ class _Run:
 
     def _take(self, worker: Worker, item: int, succeeded: bool, message: Message) -> None:
         if not succeeded:
-            self._fail(item, self._staff.task_error(worker, item, opened(message)))
+            self._fail(item, self._manager.task_error(worker, item, opened(message)))
         elif self._failures:
             message.close()
         elif worker.stage + 1 < len(self._waiting):

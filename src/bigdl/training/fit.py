@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
-from bigdl.runtime.causes import NoRows
 from bigdl.runtime.engine import Engine, Job
+from bigdl.runtime.jobs import NoRows
 from bigdl.training.checkpoint import (
     CheckpointDirectory,
     Snapshot,

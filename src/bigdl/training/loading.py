@@ -13,8 +13,7 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.runtime.shards.batches import permutation
 from bigdl.runtime.shards.feed import SourceError
-from bigdl.runtime.shards.shard import Shard
-from bigdl.runtime.shards.spool import SpoolWriter
+from bigdl.runtime.shards.shard import Shard, SpoolWriter
 from bigdl.runtime.shards.values import columns_of, grouped
 from bigdl.training.batches import form_of, in_form
 

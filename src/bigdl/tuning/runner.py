@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, WorkerLost, require
-from bigdl.runtime._pool_staff import Seat, Staff, Stage, TaskError, Worker, encoded, opened
 from bigdl.runtime.launch import worker_shares
 from bigdl.runtime.messages import Message
+from bigdl.runtime.pool import CpuSlot, Stage, TaskError, Worker, WorkerManager, encoded, opened
 from bigdl.tuning.study import is_in_memory, propose_again, record_process
 
 if TYPE_CHECKING:
@@ -186,10 +186,10 @@ class TrialPool:
         count: int,
         cores: Sequence[Iterable[int]] | None = None,
     ):
-        seats = [Seat(tuple(share), threads) for share, threads in worker_shares(count, cores)]
+        seats = [CpuSlot(tuple(share), threads) for share, threads in worker_shares(count, cores)]
         make = functools.partial(_TrialProcess, study, objective)
         self._study = study
-        self._staff = Staff([Stage("the search", make, seats)], TaskError)
+        self._staff = WorkerManager([Stage("the search", make, seats)], TaskError)
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         self._interrupted = threading.Event()
         self._retries: list[int] = []
@@ -200,14 +200,14 @@ class TrialPool:
         try:
             self._staff.fill()
         except BaseException:
-            self._staff.dismiss()
+            self._staff.end()
             raise
         for worker in self._staff.everyone():
             self._idle.put(worker)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._staff.dismiss()
+        self._staff.end()
 
     def __call__(self, trial: Trial) -> float | Sequence[float]:
         """Run one trial in a free process; Optuna calls this in several threads."""

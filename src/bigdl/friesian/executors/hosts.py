@@ -105,13 +105,13 @@ class LocalWorkers(Host):
     """
 
     def __init__(self, workers: int | None = None):
-        from bigdl.runtime.pool import Seat, Stage, WorkerPool
+        from bigdl.runtime.pool import CpuSlot, Stage, WorkerPool
 
         cores = sorted(os.sched_getaffinity(0))
         if workers is not None and (type(workers) is not int or workers < 1):
             raise UsageError(f"workers should be an integer from 1 on, got {workers!r}")
         self.workers = workers or len(cores)
-        seats = [Seat((cores[i % len(cores)],), 1) for i in range(self.workers)]
+        seats = [CpuSlot((cores[i % len(cores)],), 1) for i in range(self.workers)]
         self._pool = WorkerPool([Stage("the pipeline", _Caller, seats)])
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.cpu import core_count, topology
+from bigdl.common.environment import scratch_directory, scratch_home
 from bigdl.common.errors import UsageError, one_line, require
-from bigdl.common.scratch import scratch_directory, scratch_home
 from bigdl.nano.acceleration.accuracy import keep_accuracy
 from bigdl.nano.acceleration.method import Method, Source
 from bigdl.nano.acceleration.onnx_quantization import (

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, require
-from bigdl.common.scratch import scratch_home
 from bigdl.nano.acceleration.accuracy import keep_accuracy
 from bigdl.nano.acceleration.method import Method, Source
 from bigdl.nano.acceleration.options import BuildOptions

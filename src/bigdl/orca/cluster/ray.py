@@ -132,6 +132,11 @@ class RayCluster:
         return f"{context.get_job_id()}-{context.get_node_id()[:16]}"
 
     @property
+    def threads_per_task(self) -> int:
+        """CPUs of a task that predicts."""
+        return 1
+
+    @property
     def broadcaster(self) -> Broadcaster:
         """What sends bytes to all tasks; the same object as long as this process is connected."""
         global _broadcaster

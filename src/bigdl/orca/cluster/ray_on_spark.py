@@ -134,7 +134,7 @@ def _command(address, cores, object_store_memory, extra_params) -> list[str]:
 
 def _start_nodes(cluster: SparkCluster, nodes: int, order: dict) -> list[str]:
     """Start a node on as many executors; returns where that failed, and why."""
-    from bigdl.runtime.stage import SparkCall
+    from bigdl.orca.cluster.spark_calls import SparkCall
 
     def start(batches):
         import pyarrow as pa

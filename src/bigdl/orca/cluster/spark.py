@@ -73,6 +73,16 @@ class SparkCluster:
         return SparkSession.builder.getOrCreate()
 
     @property
+    def temp_dir(self) -> str | None:
+        """PySpark's own folder: it goes with the application, also when this process is killed."""
+        return getattr(self.sc, "_temp_dir", None)
+
+    @property
+    def threads_per_task(self) -> int:
+        """Cores that the cluster gives to a task."""
+        return int(self.sc.getConf().get("spark.task.cpus", "1"))
+
+    @property
     def broadcaster(self) -> SparkContext:
         """What sends bytes to all tasks."""
         return self.sc

@@ -166,7 +166,7 @@ def start_stores(cluster: RayCluster) -> None:
 
 
 def cells_to_ray(frame, cluster: RayCluster, num_workers: int) -> list[list]:
-    """Compute a DataFrame of cells (:mod:`bigdl.runtime.shards.packing`) into Ray.
+    """Compute a DataFrame of cells (:mod:`bigdl.orca.data.feeds.packing`) into Ray.
 
     Returns
     -------
@@ -246,6 +246,6 @@ def _in_order(side) -> list:
 
 def _run(sc, job: Callable):
     """Run a Spark job that Ctrl-C can end."""
-    from bigdl.runtime.stage import SparkCall
+    from bigdl.orca.cluster.spark_calls import SparkCall
 
     return SparkCall(sc, job).wait()

@@ -3,5 +3,6 @@
 from bigdl.orca.engines.ray import RayEngine
 from bigdl.orca.engines.spark import SparkEngine
 from bigdl.runtime.engine import Engine, Job
+from bigdl.runtime.local import LocalEngine
 
-__all__ = ["Engine", "Job", "RayEngine", "SparkEngine"]
+__all__ = ["Engine", "Job", "LocalEngine", "RayEngine", "SparkEngine"]

@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.runtime.causes import reported
+from bigdl.orca.cluster.spark_calls import reported
 from bigdl.runtime.channel import Address, Line, Unreachable, listen
 from bigdl.runtime.task import TaskSpec, attempt_task, describe, task_environment
-from bigdl.runtime.uplink import Uplink, decode
-from bigdl.runtime.watcher import captured
+from bigdl.runtime.worker import Uplink, captured, decode
 
 __all__ = ["execute", "read"]
 

@@ -3,18 +3,378 @@
 The same programs run on the same :mod:`~bigdl.runtime.channel` as on Spark, and what a worker
 does is the same code.  Ray starts and ends processes and says which one died; a FailurePolicy
 alone decides about retries, for which lost actors are replaced.
+
+Actors live from their first program to the end of Ray (or :meth:`RayPool.close`), so a fit, an
+evaluation and a prediction find torch imported.  They hold no CPU of Ray's while they wait: the
+CPUs of a program are reserved by a placement group for as long as it runs, and its bundles say on
+which nodes its workers are.  So idle workers never keep another program, a Ray task of the user or
+a Ray dataset from running.
 """
 
 from __future__ import annotations
 
-from bigdl.common.checks import check_integer
-from bigdl.common.errors import UsageError
-from bigdl.orca.cluster.ray import RayCluster
-from bigdl.orca.engines.ray_job import RayJob
-from bigdl.orca.engines.ray_pool import RayPool
-from bigdl.runtime.engine import Engine
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
-__all__ = ["RayEngine"]
+from bigdl.common.checks import check_integer, check_number
+from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.orca.cluster.ray import RayCluster
+from bigdl.orca.cluster.spark import user_import_path
+from bigdl.runtime.channel import Channel, Line
+from bigdl.runtime.engine import Engine
+from bigdl.runtime.jobs import (
+    CalledJob,
+    NoWay,
+    WorkerCalls,
+    active_jobs,
+    interruptible,
+    job_number,
+    lost_workers,
+    pickled,
+    worker_lost,
+)
+from bigdl.runtime.task import TaskSpec
+
+__all__ = ["NoRoom", "RayEngine", "RayJob", "RayPool", "RayWorker"]
+
+logger = logging.getLogger("bigdl.orca")
+
+_START_S = 120.0  # seconds in which a process must be up
+_INTERRUPT_S = 0.1  # seconds in which Ctrl-C is seen
+_ELASTIC_S = 30.0  # seconds in which Ray must notice that a node is gone
+
+_AWAY = "its node went away", "their nodes went away"
+_NODE_DIED = "node has died"  # as Ray says it
+
+
+class NoRoom(Exception):
+    """Ray has no room for the workers, because nodes were lost.
+
+    Attributes
+    ----------
+    room : int
+        How many workers it has room for.
+    """
+
+    def __init__(self, room: int):
+        super().__init__(room)
+        self.room = room
+
+
+class RayWorker:
+    """The class of the actors."""
+
+    def __init__(self, directory: str):
+        import torch  # noqa: F401 - takes seconds, and every program needs it
+
+        self._directory = directory
+
+    def pid(self) -> int:
+        """Answers once the process is up."""
+        return os.getpid()
+
+    def run(self, spec, attempt: int, place: int) -> tuple[int, str, str]:
+        """Run one task of a job; see :func:`bigdl.runtime.task.execute`."""
+        from bigdl.runtime.channel import Unreachable
+        from bigdl.runtime.task import execute
+
+        directory = os.path.join(own_directory(), self._directory)
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        try:
+            return execute(spec, attempt, iter(()), place, directory)
+        except Unreachable as error:
+            return place, "unreachable", f"{os.uname().nodename} cannot connect to {error}"
+
+
+def own_directory() -> str:
+    """Ray's own directory on this node, which goes with Ray's session."""
+    import tempfile
+
+    from ray import _private
+
+    node = getattr(getattr(_private, "worker", None), "_global_node", None)
+    return node.get_session_dir_path() if node is not None else tempfile.gettempdir()
+
+
+class RayPool:
+    """The actors of one connection to Ray; get it by :meth:`of`."""
+
+    _lock = threading.Lock()
+    _pools: dict[str, RayPool] = {}  # noqa: RUF012 - of this process, by connection
+
+    def __init__(self, session: str):
+        self._directory = f"bigdl-{session}"
+        self._idle: dict[str, list] = {}  # by node
+        self._own = threading.Lock()
+
+    @classmethod
+    def of(cls, cluster: RayCluster) -> RayPool:
+        """The pool of a cluster; what belonged to connections that ended is forgotten."""
+        session = cluster.session
+        with cls._lock:
+            if session not in cls._pools:
+                cls._pools = {session: cls(session)}
+            return cls._pools[session]
+
+    @contextlib.contextmanager
+    def lend(self, number: int, cores: int, patience: float) -> Iterator[list]:
+        """Reserve CPUs for a number of workers and lend their actors.
+
+        Parameters
+        ----------
+        number : int
+        cores : int
+            Of every worker.
+        patience : float
+            Seconds to wait for CPUs that others use.
+
+        Yields
+        ------
+        list of actors
+
+        Raises
+        ------
+        UsageError
+            When others do not give the CPUs back.
+        NoRoom
+            When the nodes are too few, or too small.
+        WorkerLost
+            When a process does not start.
+        """
+        group = _reserve(number, cores, patience)
+        actors: list[tuple[str, Any]] = []
+        try:
+            for node in _nodes_of(group, number):
+                actors.append((node, self._take(node)))
+            self._await_start(actors)
+            yield [actor for _, actor in actors]
+        finally:
+            self._give_back(actors)
+            _release(group)
+
+    def close(self) -> None:
+        """End the idle workers."""
+        with self._own:
+            idle, self._idle = self._idle, {}
+        for actors in idle.values():
+            for actor in actors:
+                kill(actor)
+
+    def _take(self, node: str):
+        with self._own:
+            if self._idle.get(node):
+                return self._idle[node].pop()
+        return self._start(node)
+
+    def _start(self, node: str):
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        actor = ray.remote(RayWorker).options(num_cpus=0, scheduling_strategy=strategy)
+        return actor.remote(self._directory)
+
+    def _await_start(self, actors: list[tuple[str, Any]]) -> None:
+        """Wait until all actors answer; those that are gone are replaced in the list."""
+        import ray
+
+        end = time.monotonic() + _START_S
+        answers = [actor.pid.remote() for _, actor in actors]
+        for place, (node, _) in enumerate(actors):
+            while True:
+                try:
+                    ray.get(answers[place], timeout=_INTERRUPT_S)
+                    break
+                except ray.exceptions.GetTimeoutError:
+                    if time.monotonic() > end:
+                        raise WorkerLost(
+                            f"A worker on node {node} did not start within {_START_S:g} s"
+                        ) from None
+                except ray.exceptions.RayActorError as error:
+                    if time.monotonic() > end:
+                        raise WorkerLost(f"A worker could not be started: {error}") from None
+                    actor = self._start(node)
+                    actors[place] = node, actor
+                    answers[place] = actor.pid.remote()
+                    time.sleep(_INTERRUPT_S)
+
+    def _give_back(self, actors):
+        with self._own:
+            for node, actor in actors:
+                self._idle.setdefault(node, []).append(actor)
+
+
+def kill(actor) -> None:
+    """End an actor's process."""
+    import ray
+
+    with contextlib.suppress(Exception):
+        ray.kill(actor)
+
+
+def _reserve(number, cores, patience):
+    """A placement group of a bundle for every worker, spread over the nodes."""
+    from ray.util import placement_group
+
+    group = placement_group([{"CPU": cores}] * number, strategy="SPREAD")
+    end = time.monotonic() + patience
+    cluster = RayCluster.from_active()
+    try:
+        while not group.wait(_INTERRUPT_S):
+            room = cluster.room(cores)
+            if time.monotonic() < end:
+                continue
+            if room < number:
+                raise NoRoom(room)
+            raise UsageError(
+                f"{number} workers of {cores} CPUs were asked for, but others use too many of "
+                f"Ray's {cluster.slots()} CPUs; wait for them, or ask for fewer workers"
+            )
+    except BaseException:
+        _release(group)
+        raise
+    return group
+
+
+def _nodes_of(group, number) -> list[str]:
+    from ray.util import placement_group_table
+
+    places = placement_group_table(group)["bundles_to_node_id"]
+    return [places[index] for index in range(number)]
+
+
+def _release(group):
+    from ray.util import remove_placement_group
+
+    with contextlib.suppress(Exception):  # Ray may be gone
+        remove_placement_group(group)
+
+
+class RayJob(CalledJob):
+    """One program on actors; made by :meth:`RayEngine.open`."""
+
+    def __init__(
+        self, engine: RayEngine, fn, feed, num_workers: int, threads: int, keep_spools: bool
+    ):
+        super().__init__(num_workers)
+        program = pickled(fn)
+        self._engine = engine
+        self._feed = feed
+        self._resources = contextlib.ExitStack()
+        try:
+            number = self._resources.enter_context(job_number())
+            self._prepare()
+            self._channel = Channel(engine.cluster.driver_host, engine.port)
+            self._resources.callback(self._channel.close)
+        except BaseException:
+            self.close()
+            raise
+        self._spec = TaskSpec(
+            address=self._channel.address,
+            job=number,
+            active_jobs=active_jobs(),
+            world_size=num_workers,
+            threads=threads,
+            timeout=engine.timeout,
+            is_local=True,  # what a program prints comes by the channel, not by Ray's logs too
+            log_to_driver=engine.log_to_driver,
+            import_path=tuple(user_import_path()),
+            program=program,
+            keep_spools=keep_spools,
+            reader=self._ingest.reader if self._ingest else None,
+        )
+
+    def _prepare(self):
+        if self._feed is None:
+            return
+        from bigdl.orca.data.feeds.on_ray import prepare_on_ray
+
+        with interruptible():
+            self._ingest = prepare_on_ray(self._feed, self._engine.cluster, self.num_workers)
+        self._resources.callback(self._ingest.close)
+
+    def _attempt(self, options, state, on_event):
+        try:
+            return super()._attempt(options, state, on_event)
+        except NoRoom as error:
+            self._shrink(error.room)
+            return None
+
+    def _shrink(self, room: int):
+        """Go on with as many workers as there is room for, if that is enough."""
+        least = self._engine.min_workers
+        if least is None or room < least:
+            raise WorkerLost(
+                f"{self.num_workers if least is None else least} workers are needed but the "
+                f"cluster can only run {room} tasks at once since nodes were lost"
+            ) from None
+        logger.warning("Nodes were lost: %d of %d workers go on", room, self.num_workers)
+        self.num_workers, self._spools = room, None
+        self._prepare()
+        reader = self._ingest.reader if self._ingest else None
+        self._spec = replace(self._spec, world_size=room, reader=reader)
+
+    def close(self) -> None:
+        self._remove_spools()
+        self._spec = None  # the input in Ray's object store is freed with the last reference
+        self._ingest = None
+        self._resources.close()
+
+    @contextlib.contextmanager
+    def _calls(self, line):
+        engine = self._engine
+        # nodes may come back, but who can go on with fewer does not wait long
+        is_elastic = engine.min_workers is not None and self._attempts > 1
+        patience = min(engine.patience, _ELASTIC_S) if is_elastic else engine.patience
+        with engine.pool.lend(self.num_workers, self._spec.threads, patience) as actors:
+            yield RayCalls(actors, line)
+
+    def _failure(self, line, calls, outcomes):
+        if "unreachable" in outcomes:
+            return NoWay(
+                f"The worker on {outcomes['unreachable']}; open that port of the driver for the "
+                "workers (channel_port= makes it a fixed one)"
+            )
+        if any(_NODE_DIED in str(error) for error in calls.lost.values()):
+            return worker_lost(lost_workers(line, calls), *_AWAY)
+        return super()._failure(line, calls, outcomes)
+
+
+class RayCalls(WorkerCalls):
+    """One call of every one of some actors."""
+
+    def __init__(self, actors: list, line: Line):
+        super().__init__(len(actors), line)
+        self._actors = actors
+        self._places: dict[Any, int] = {}  # of the calls that run
+
+    def _submit(self, spec, attempt):
+        import ray
+
+        shared = ray.put(spec)
+        for place, actor in enumerate(self._actors):
+            self._places[actor.run.remote(shared, attempt, place)] = place
+
+    def _ended(self, timeout):
+        import ray
+
+        calls = list(self._places)
+        done, _ = ray.wait(calls, num_returns=len(calls), timeout=timeout)
+        for call in done:
+            place = self._places.pop(call)
+            try:
+                yield place, ray.get(call)
+            except ray.exceptions.RayActorError as error:
+                yield place, error
+
+    def _kill(self, place):
+        kill(self._actors[place])
 
 
 class RayEngine(Engine):
@@ -59,9 +419,8 @@ class RayEngine(Engine):
         check_integer("channel_port", channel_port, 0, 65535)
         if min_workers is not None:
             check_integer("min_workers", min_workers, 1)
-        for name, value in (("timeout", timeout), ("patience", patience)):
-            if not value > 0:
-                raise UsageError(f"{name} should be a positive number of seconds, got {value!r}")
+        check_number("timeout", timeout, above=0)
+        check_number("patience", patience, above=0)
         self.cluster = cluster or RayCluster.from_active()
         self.workers_per_node = workers_per_node
         self.min_workers = min_workers

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.data.feeds import kind_of
 from bigdl.runtime.engine import Engine
 
+if TYPE_CHECKING:
+    from bigdl.orca.cluster.ray import RayCluster
+    from bigdl.orca.cluster.spark import SparkCluster
+    from bigdl.runtime.local import LocalMachine
+
 __all__ = ["backend_of", "cluster_of", "end_workers", "engine_of", "is_on_ray", "sync_of"]
 
-_BACKENDS = ("spark", "bigdl", "ray", "horovod")
+_BACKENDS = ("spark", "bigdl", "ray", "horovod", "local")
 _OF_SPARK = ("Spark DataFrame", "SparkXShards")
 
 
@@ -33,7 +38,8 @@ def backend_of(given: str, old_names: Mapping[str, str]) -> str:
     if backend not in _BACKENDS:
         raise UsageError(
             f"Only horovod, ray and spark backends are supported for now, got backend: {given!r}; "
-            "use one of them, or backend='bigdl' (the parameter layer on Spark), which is another"
+            "use one of them, backend='bigdl' (the parameter layer on Spark), or backend='local' "
+            "(processes of this machine)"
         )
     if backend == "ray":
         require("ray", "ray")
@@ -82,29 +88,40 @@ def engine_of(
         from bigdl.orca.engines.ray import RayEngine
 
         return RayEngine(RayCluster.of_program(), min_workers=min_workers, **options)
+    if backend == "local":
+        from bigdl.runtime.local import LocalEngine
+
+        return LocalEngine(**options)
     from bigdl.orca.engines.spark import SparkEngine
 
     return SparkEngine(**options)
 
 
-def cluster_of(backend: str, data: Any):
-    """Where `data` is predicted: what Spark has, by Spark.
-
-    Returns
-    -------
-    SparkCluster or RayCluster
-    """
+def cluster_of(
+    backend: str, data: Any, workers_per_node: int
+) -> SparkCluster | RayCluster | LocalMachine:
+    """Where `data` is predicted: what Spark has, by Spark."""
     from bigdl.orca.cluster.ray import RayCluster
     from bigdl.orca.cluster.spark import SparkCluster
 
-    on_ray = is_on_ray(backend) and kind_of(data) not in _OF_SPARK
-    return RayCluster.of_program() if on_ray else SparkCluster.from_active()
+    if kind_of(data) not in _OF_SPARK:
+        if is_on_ray(backend):
+            return RayCluster.of_program()
+        if backend == "local":
+            from bigdl.runtime.local import LocalMachine
+
+            return LocalMachine(workers_per_node)
+    return SparkCluster.from_active()
 
 
 def end_workers(backend: str) -> None:
     """End the workers that wait for programs."""
     from bigdl.orca.cluster.ray import is_connected
 
+    if backend == "local":
+        from bigdl.runtime.local import LocalEngine
+
+        LocalEngine().shutdown()
     if backend in ("ray", "horovod") and is_connected():
         from bigdl.orca.engines.ray import RayEngine
 

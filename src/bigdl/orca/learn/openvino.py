@@ -250,7 +250,7 @@ class OpenvinoEstimator(BaseEstimator):
             For arguments that cannot work.
         """
         from bigdl.orca.cluster.spark import SparkCluster
-        from bigdl.orca.learn.prediction.shards import opened, predict_any, threads_of_task
+        from bigdl.orca.learn.prediction.shards import opened, predict_any
 
         check_positive("batch_size", batch_size)
         cluster = SparkCluster.from_active()
@@ -258,7 +258,7 @@ class OpenvinoEstimator(BaseEstimator):
         if isinstance(data, list):
             data = tuple(data)
         names = None if input_cols is None else names_of(input_cols)
-        network = self._network.for_call(names, config, threads_of_task(cluster))
+        network = self._network.for_call(names, config, cluster.threads_per_task)
         outputs = None if output_cols is None else names_of(output_cols)
         if outputs is None and len(network.outputs) > 1 and kind_of(data) == "Spark DataFrame":
             outputs = list(network.outputs)

@@ -29,8 +29,8 @@ from bigdl.orca.parameter_layer.state import RankState
 from bigdl.orca.parameter_layer.transport import Transport
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.engine import PeerLost
-from bigdl.runtime.program import job_number
-from bigdl.runtime.shards.spool import remove_spool
+from bigdl.runtime.jobs import job_number
+from bigdl.runtime.shards.shard import remove_spool
 
 if TYPE_CHECKING:
     from bigdl.orca.data.feeds.group import FeedGroup

@@ -229,8 +229,8 @@ class Rows:
 
     def _source(self, cluster, feed):
         """Pairs of cells by shard, and what reads them."""
+        from bigdl.orca.data.feeds.packing import packed_reader
         from bigdl.runtime.shards.feed import PackedFeed
-        from bigdl.runtime.shards.packing import packed_reader
 
         ((name, only),) = feed.feeds.items()
         if isinstance(only, PackedFeed) and only.travels(cluster):
@@ -256,7 +256,7 @@ class Rows:
 
         def remove(frames):
             from bigdl.orca.parameter_layer.rank import close_replicas
-            from bigdl.runtime.shards.spool import remove_spool
+            from bigdl.runtime.shards.shard import remove_spool
 
             close_replicas()
             for frame in frames:
@@ -272,14 +272,14 @@ class Rows:
 
 def is_here(handle: dict) -> bool:
     """Return True if this machine sees the spools of a handle."""
-    from bigdl.runtime.shards.spool import Spool
+    from bigdl.runtime.shards.shard import Spool
 
     return all(Spool.from_json(doc).is_here() for doc in handle["spools"].values())
 
 
 def shards_of(handle: dict) -> dict:
     """The shards over the spools of a handle, by name of the feed."""
-    from bigdl.runtime.intake import reopen
+    from bigdl.runtime.task import reopen
 
     return reopen(handle["spools"])
 
@@ -299,7 +299,7 @@ def _batches(frames):
     """Cells as the record batches that a reader takes."""
     import pyarrow as pa
 
-    from bigdl.runtime.shards.packing import CELL
+    from bigdl.orca.data.feeds.packing import CELL
 
     names = [field.split()[0] for field in CELL.split(", ")][1:]
     types = (pa.int32(), pa.int32(), pa.int64(), pa.string(), pa.binary())
@@ -316,9 +316,9 @@ def _spooler(reader, job, partitions):
     def write(index, frames):
         import socket
 
-        from bigdl.runtime.causes import reported
+        from bigdl.orca.cluster.spark_calls import reported
         from bigdl.runtime.shards.feed import SourceError
-        from bigdl.runtime.shards.spool import SpoolWriter
+        from bigdl.runtime.shards.shard import SpoolWriter
         from bigdl.runtime.task import describe
 
         directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")

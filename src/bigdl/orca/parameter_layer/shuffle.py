@@ -35,15 +35,14 @@ from bigdl.common.errors import WorkerLost, require
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import user_import_path
+from bigdl.orca.cluster.spark_calls import SparkCall, job_error
 from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
 from bigdl.orca.parameter_layer.pairs import Pairs, Rows, is_here, key, shards_of
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step
 from bigdl.orca.parameter_layer.rank import Rank, Sum, replica_of
 from bigdl.orca.parameter_layer.state import RankState
 from bigdl.orca.parameter_layer.transport import Transport
-from bigdl.runtime.causes import job_error, user_error
-from bigdl.runtime.program import job_number
-from bigdl.runtime.stage import SparkCall
+from bigdl.runtime.jobs import job_number, user_error
 
 if TYPE_CHECKING:
     from bigdl.orca.cluster.spark import SparkCluster

@@ -16,7 +16,7 @@ from socketserver import TCPServer
 
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import MissingExtraError, UsageError
-from bigdl.runtime.collectives.collective import CollectiveSync, bytes_tensor, interface_of
+from bigdl.runtime.collectives.base import CollectiveSync, bytes_tensor, interface_of
 from bigdl.runtime.collectives.flat import GradientGroups
 from bigdl.runtime.engine import PeerLost
 

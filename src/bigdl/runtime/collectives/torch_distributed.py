@@ -7,7 +7,7 @@ import os
 from datetime import timedelta
 
 from bigdl.common.environment import EnvContext
-from bigdl.runtime.collectives.collective import CollectiveSync, bytes_tensor, interface_of
+from bigdl.runtime.collectives.base import CollectiveSync, bytes_tensor, interface_of
 from bigdl.runtime.collectives.flat import GradientGroups
 from bigdl.runtime.engine import PeerLost
 

@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bigdl.common.errors import UsageError
+
 __all__ = ["Feed", "Ingest", "PackedFeed", "SourceError"]
 
 
@@ -45,7 +47,7 @@ class Ingest:
         where the workers get at the rows by themselves.
     reader : callable
         ``reader(batches, open_spool) -> dict[str, Shard]``; picklable, runs in the worker, where
-        ``open_spool(name, specs)`` gives it a :class:`~bigdl.runtime.shards.spool.SpoolWriter`,
+        ``open_spool(name, specs)`` gives it a :class:`~bigdl.runtime.shards.shard.SpoolWriter`,
         and ``open_spool.place`` and ``open_spool.world_size`` say which worker it is.
     close : callable
         Frees what was persisted for the time of the call; safe to call twice.
@@ -76,14 +78,23 @@ class Feed(ABC):
     #: what messages call the input itself, e.g. "validation_data"
     name: str | None = None
 
+    def check_local(self) -> None:  # noqa: B027 - most inputs can be read anywhere
+        """Raise a UsageError if processes that have neither Spark nor Ray cannot read the input."""
+
     @abstractmethod
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         """Check the input and describe how `num_workers` tasks get its rows."""
 
 
 class PackedFeed(Feed):
-    """A Feed whose rows can travel in cells (:mod:`~bigdl.runtime.shards.packing`), alone or
+    """A Feed whose rows can travel in cells (:mod:`~bigdl.orca.data.feeds.packing`), alone or
     together with those of others."""
+
+    def check_local(self) -> None:
+        raise UsageError(
+            f'{self.name or "data"} is a {self.kind}, which backend="local" cannot read; pass a '
+            'path of Parquet files, arrays or a pandas DataFrame, or use backend="spark"'
+        )
 
     @abstractmethod
     def cells(

@@ -1,15 +1,390 @@
-"""A shard: the rows of one worker, as columns over memory-mapped files."""
+"""A shard: the rows of one worker, as columns over the memory-mapped files of a spool.
+
+A spool is the columns of one shard in one local directory, written once.
+
+Rows arrive in chunks.  A chunk has a place ``(source partition, sequence number)`` given to it
+before anything moved, and the finished spool is in the order of these places whatever the order of
+arrival was.  A column is one file of contiguous values (an Arrow buffer without its frames), so
+that a batch is one slice and a shuffled batch is one gather, and the memory is the page cache's.
+
+A spool lives under the engine's local directory, which goes with the application, in a folder
+named after the job and the shard.  It is removed at the end of the job, and what dead processes
+left is removed when the next job starts.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
+import mmap
 import os
+import re
+import resource
+import secrets
+import shutil
+import zlib
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.runtime.shards.spool import Spool
+from bigdl.runtime.shards.columns import ColumnSpec, Leaf
+from bigdl.runtime.shards.feed import SourceError
+from bigdl.runtime.shards.texts import TEXT, is_text, widened
 
-__all__ = ["LOADER_FILE", "LoaderShard", "Shard", "open_shard"]
+__all__ = [
+    "LOADER_FILE",
+    "LoaderShard",
+    "Shard",
+    "Spool",
+    "SpoolWriter",
+    "open_shard",
+    "remove_spool",
+    "remove_stale_spools",
+]
+
+_PREFIX = "bigdl-spool-"
+_NAME = re.compile(rf"{_PREFIX}(?P<job>[0-9]+)-.+")
+_META = "spool.json"
+_PART = 16 << 20  # bytes that are widened at a time
+_SAMPLE = 4096  # bytes of each chunk and array that the fingerprint looks at
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # from mman.h of Linux
+_SPARE_FILES = 256  # for everything that a process opens besides its spools
+
+
+@dataclass
+class Spool:
+    """What is known of a finished spool; travels as JSON.
+
+    Attributes
+    ----------
+    path : str
+        The directory.
+    nonce : str
+        Written into the directory too: a path that was re-used by somebody else is not this spool.
+    rows : int
+    leaves : list of Leaf
+        The arrays, in the order of the files ``0.bin``, ``1.bin``, ...  If the whole input had no
+        row, the lengths of its arrays are not known and given as 0.
+    fingerprint : int
+        Checksum over the places, sizes and samples of the chunks, to tell whether two runs saw the
+        same rows in the same order.
+    columns : list of str
+        Names of the columns, also of a map column of which no key is known.
+    """
+
+    path: str
+    nonce: str
+    rows: int
+    leaves: list[Leaf] = field(default_factory=list)
+    fingerprint: int = 0
+    columns: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, doc: dict) -> Spool:
+        leaves = [Leaf.from_json(x) for x in doc["leaves"]]
+        return cls(**{**doc, "leaves": leaves})
+
+    def is_here(self) -> bool:
+        """Whether this machine sees the spool, complete."""
+        try:
+            with open(os.path.join(self.path, _META)) as file:
+                return json.load(file)["nonce"] == self.nonce
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def arrays(self) -> list[np.ndarray]:
+        """The columns as arrays over private maps of the files; writing to them copies a page."""
+        _allow_files(len(self.leaves))
+        return [
+            _map(os.path.join(self.path, f"{i}.bin"), leaf, self.rows)
+            for i, leaf in enumerate(self.leaves)
+        ]
+
+
+def _map(path, leaf, rows):
+    shape = (rows, *leaf.shape)
+    if rows == 0 or 0 in shape:
+        return np.empty(shape, leaf.dtype)
+    with open(path, "rb") as file:
+        # Private and writable: torch shares it without a copy, the file never changes.  Without
+        # a reserve, since the kernel would refuse one for a file larger than its memory.
+        pages = mmap.mmap(
+            file.fileno(),
+            0,
+            flags=mmap.MAP_PRIVATE | _NORESERVE,
+            prot=mmap.PROT_READ | mmap.PROT_WRITE,
+        )
+    return np.frombuffer(pages, leaf.dtype).reshape(shape)
+
+
+class SpoolWriter:
+    """Write the chunks of one shard.
+
+    Parameters
+    ----------
+    root : str
+        Local directory of the engine.
+    job : int
+        Number of the job; jobs of one driver are numbered upwards.
+    name : str
+        Name of the feed and shard within the job.
+    specs : sequence of ColumnSpec
+        Empty for rows that name their columns themselves.
+    """
+
+    def __init__(self, root: str, job: int, name: str, specs: list[ColumnSpec]):
+        self._specs = specs
+        self._nonce = secrets.token_hex(8)
+        self.path = os.path.join(root, f"{_PREFIX}{job}-{name}-{self._nonce}")
+        os.makedirs(self.path, mode=0o700)
+        self._leaves: list[Leaf] | None = None
+        self._files: list = []
+        self._chunks: list[tuple[int, int, int, int]] = []  # source, sequence, rows, checksum
+        self._expected = 0
+        self.rows = 0
+
+    def expect(self, rows: int) -> None:
+        """Say before the first chunk how many rows there will be: the disk gets ready for them.
+
+        Files of a known size are written about twice as fast.
+        """
+        self._expected = rows
+
+    def append(
+        self, source: int, sequence: int, rows: int, leaves: list[Leaf], arrays: list
+    ) -> None:
+        """Add one chunk; one without rows says what the others look like.
+
+        Parameters
+        ----------
+        source, sequence : int
+            Its place in the order of the whole input.
+        rows : int
+        leaves : list of Leaf
+        arrays : list of buffers
+            C-contiguous values of each leaf.
+        """
+        if self._leaves is None:
+            self._open(leaves)
+        elif leaves != self._leaves:
+            self._take_widths(leaves)
+        if rows == 0:
+            return
+        checksum = 0
+        for i, array in enumerate(arrays):
+            own, given = self._leaves[i].dtype, leaves[i].dtype
+            view = _bytes_of(array)
+            checksum = zlib.crc32(view[:_SAMPLE], checksum)  # the same whatever else is here
+            if own != given:
+                view = _bytes_of(widened(array, given, own))
+            self._write(self._files[i], view)
+        self._chunks.append((source, sequence, rows, checksum))
+        self.rows += rows
+
+    def adopt(self, rows: int, leaves: list[Leaf], paths: list[str]) -> None:
+        """Take files of values as they are, instead of chunks; they must not change any more.
+
+        Parameters
+        ----------
+        rows : int
+        leaves : list of Leaf
+        paths : list of str
+            A file for each leaf, shared where the file system can.
+        """
+        self._leaves, self.rows = list(leaves), rows
+        checksum = 0
+        for i, path in enumerate(paths):
+            own = os.path.join(self.path, f"{i}.bin")
+            try:
+                os.link(path, own)
+            except OSError:  # another file system, or one without links
+                shutil.copyfile(path, own)
+            with open(own, "rb") as file:
+                checksum = zlib.crc32(file.read(_SAMPLE), checksum)
+        self._chunks.append((0, 0, rows, checksum))
+
+    def finish(self) -> Spool:
+        """Put the chunks in order, close the files and return the description."""
+        for file in self._files:
+            file.close()
+        leaves = self._leaves
+        if leaves is None:
+            leaves = [
+                Leaf(spec.name, None, spec.dtype, (0,) * spec.ndim)
+                for spec in self._specs
+                if spec.kind == "plain"
+            ]
+        ordered = sorted(self._chunks)
+        if self._chunks != ordered:
+            for i, leaf in enumerate(leaves):
+                _reorder(os.path.join(self.path, f"{i}.bin"), leaf, self._chunks)
+        # not the sum of the checksums: it would be the same for rows that changed places
+        fingerprint = zlib.crc32(json.dumps(ordered).encode()) if ordered else 0
+        columns = [spec.name for spec in self._specs] or _columns(leaves)
+        spool = Spool(self.path, self._nonce, self.rows, leaves, fingerprint, columns)
+        with open(os.path.join(self.path, _META), "w") as file:
+            json.dump(spool.to_json(), file)
+        return spool
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        for file in self._files:
+            file.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _open(self, leaves):
+        _allow_files(len(leaves))
+        self._leaves = list(leaves)
+        self._files = [
+            open(os.path.join(self.path, f"{i}.bin"), "wb", buffering=0)  # noqa: SIM115
+            for i in range(len(leaves))
+        ]
+        for file, leaf in zip(self._files, leaves, strict=True):
+            size = self._expected * _width(leaf)
+            if size:
+                with contextlib.suppress(OSError):  # a file system that cannot, or a full disk
+                    os.posix_fallocate(file.fileno(), 0, size)
+
+    def _take_widths(self, leaves):
+        """Make room for wider texts; nothing else may differ from what is here."""
+        for i, (own, given) in enumerate(zip(self._leaves, leaves, strict=False)):
+            both_texts = is_text(own.dtype) and is_text(given.dtype)
+            if both_texts and np.dtype(given.dtype).itemsize > np.dtype(own.dtype).itemsize:
+                self._widen(i, given.dtype)
+        if [_of_any_width(leaf) for leaf in leaves] != [_of_any_width(x) for x in self._leaves]:
+            raise SourceError(describe_difference(self._leaves, leaves))
+
+    def _widen(self, i, dtype):
+        leaf, old = self._leaves[i], self._files[i]
+        old.close()
+        self._leaves[i] = replace(leaf, dtype=dtype)
+        self._files[i] = open(old.name + ".new", "wb", buffering=0)  # noqa: SIM115
+        width = _width(leaf)
+        with open(old.name, "rb") as source:
+            left = self.rows * width
+            while left:
+                part = source.read(min(left, max(1, _PART // width) * width))
+                self._write(self._files[i], _bytes_of(widened(part, leaf.dtype, dtype)))
+                left -= len(part)
+        os.replace(old.name + ".new", old.name)
+
+    def _write(self, file, view):
+        try:
+            while view:  # the system may take less than it was given
+                view = view[file.write(view) :]
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise UsageError(
+                f"The disk of {os.path.dirname(self.path)} is full after {self.rows} rows of a "
+                "worker's input; point spark.local.dir to a larger one"
+            ) from error
+
+
+def _bytes_of(values) -> memoryview:
+    return memoryview(np.frombuffer(values, np.uint8))  # cast() knows no texts
+
+
+def _of_any_width(leaf) -> Leaf:
+    return replace(leaf, dtype=TEXT) if is_text(leaf.dtype) else leaf
+
+
+def _columns(leaves) -> list[str]:
+    """The columns that some arrays are of."""
+    names = [x.column if isinstance(x.column, tuple) else (x.column,) for x in leaves]
+    return list(dict.fromkeys(name for each in names for name in each))
+
+
+def _allow_files(more: int) -> None:
+    """Raise this process's own limit of open files: each array takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + more + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UsageError(
+            f"The input has {more} arrays, more than the files that a process may open here "
+            f"({hard}); assemble its columns into fewer ones first, e.g. with VectorAssembler"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _width(leaf) -> int:
+    """Bytes of a row."""
+    return int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
+
+
+def _reorder(path, leaf, chunks):
+    width = _width(leaf)
+    offsets = np.concatenate([[0], np.cumsum([chunk[2] for chunk in chunks])])
+    with open(path, "rb") as source, open(path + ".new", "wb") as target:
+        for i in sorted(range(len(chunks)), key=lambda i: chunks[i][:2]):
+            start, left = int(offsets[i]) * width, chunks[i][2] * width
+            while left:
+                sent = os.sendfile(target.fileno(), source.fileno(), start, left)
+                if sent == 0:
+                    raise OSError(f"{path} is shorter than its chunks")
+                start, left = start + sent, left - sent
+    os.replace(path + ".new", path)
+
+
+def describe_difference(expected: list[Leaf], given: list[Leaf]) -> str:
+    """One sentence about how two chunks of one input differ: in the lengths of arrays, in dtypes,
+    in columns or in the keys of a map."""
+    shapes = {(leaf.column, leaf.key): leaf.shape for leaf in expected}
+    others = {(leaf.column, leaf.key): leaf.shape for leaf in given}
+    unlike = [place for place in shapes if place in others and shapes[place] != others[place]]
+    if unlike:
+        lengths = [" x ".join(map(str, each[unlike[0]])) for each in (shapes, others)]
+        return (
+            f"Column '{unlike[0][0]}' holds arrays of different lengths ({lengths[0]} and "
+            f"{lengths[1]}); pad or cut them to one length first"
+        )
+    if shapes.keys() == others.keys():
+        dtypes = {(leaf.column, leaf.key): _spoken(leaf.dtype) for leaf in expected}
+        other = next(x for x in given if dtypes[x.column, x.key] != _spoken(x.dtype))
+        return (
+            f"Column '{other.column}' is {dtypes[other.column, other.key]} in some of the data and "
+            f"{_spoken(other.dtype)} in the rest; give all of it one dtype first"
+        )
+    (column, key), *_ = sorted(shapes.keys() ^ others.keys(), key=str)
+    if key is None:
+        return (
+            f"Not all of the data has the same columns: {_columns(expected)} and "
+            f"{_columns(given)}; give all of it the same ones, of the same dtypes"
+        )
+    return (
+        f"Column '{column}' is a map whose keys differ between rows (not all have '{key}'); give "
+        "every row the same keys"
+    )
+
+
+def _spoken(dtype: str) -> str:
+    return "text" if is_text(dtype) else dtype
+
+
+def remove_spool(path: str) -> None:
+    """Remove a spool's directory, if `path` is one."""
+    if _NAME.fullmatch(os.path.basename(path)):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_stale_spools(root: str, job: int, active: set[int]) -> None:
+    """Remove the spools of jobs before `job` that were not active when it was submitted."""
+    try:
+        names = os.listdir(root)
+    except OSError:
+        return
+    for name in names:
+        found = _NAME.fullmatch(name)
+        if found and int(found["job"]) < job and int(found["job"]) not in active:
+            shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+
 
 LOADER_FILE = "loader.pkl"
 """Name of the file of a spool that holds a pickled loader."""

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from bigdl.common.cpu import usable_cores
+from bigdl.common.environment import VARIABLE as SCRATCH
 from bigdl.common.errors import BigDLError, UsageError, WorkerLost, one_line
 from bigdl.common.memory import available_memory, memory_usage
-from bigdl.common.scratch import VARIABLE as SCRATCH
 from bigdl.nano.acceleration.method import ORIGINAL
 from bigdl.nano.acceleration.search.trial import Bench, Plan, Trial, try_method
-from bigdl.runtime.pool import Seat, Stage, WorkerPool
+from bigdl.runtime.pool import CpuSlot, Stage, WorkerPool
 
 __all__ = ["Limits", "search"]
 
@@ -94,7 +94,7 @@ class Isolated:
         show: bool,
     ):
         self._memory_limit = memory_limit
-        self._seats = [Seat(tuple(usable_cores()), threads)]
+        self._seats = [CpuSlot(tuple(usable_cores()), threads)]
         self._bench_file = directory / "bench.pkl"
         self._stage_file = directory / "stage"
         self._log = None if show else directory / "output.log"

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, require
-from bigdl.common.scratch import scratch_home
 from bigdl.nano.acceleration.openvino import preprocessed
 from bigdl.nano.acceleration.options import BuildOptions
 from bigdl.nano.acceleration.quiet import quiet

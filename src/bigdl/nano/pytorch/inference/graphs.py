@@ -17,8 +17,8 @@ from typing import Any, Self
 import torch
 
 from bigdl.common.cpu import isa_flags
+from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError, first_line
-from bigdl.common.scratch import scratch_directory
 from bigdl.nano.acceleration.method import Method
 from bigdl.nano.acceleration.options import BuildOptions
 from bigdl.nano.acceleration.quiet import quiet

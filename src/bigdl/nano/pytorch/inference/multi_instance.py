@@ -17,7 +17,7 @@ from bigdl.nano.pytorch.inference.accelerated import context_of
 from bigdl.nano.pytorch.inference.serialization import ready_in_worker
 from bigdl.nano.utils.common import schedule_workers
 from bigdl.runtime.launch import worker_shares
-from bigdl.runtime.pool import Seat, Stage, TaskError, WorkerPool
+from bigdl.runtime.pool import CpuSlot, Stage, TaskError, WorkerPool
 
 __all__ = ["ForwardError", "to_multi_instance"]
 
@@ -45,11 +45,11 @@ class MultiInstanceModel(torch.nn.Module):
     ----------
     model : Module
         The model.
-    seats : sequence of Seat
+    seats : sequence of CpuSlot
         Cores of its processes; with one or none, the model runs in this process.
     """
 
-    def __init__(self, model: torch.nn.Module, seats: Sequence[Seat]):
+    def __init__(self, model: torch.nn.Module, seats: Sequence[CpuSlot]):
         super().__init__()
         self.model = model
         self.training = False
@@ -165,7 +165,7 @@ def to_multi_instance(
             f"but it lists those of {len(cpu_for_each_process)}"
         )
     shares = worker_shares(num_processes, cpu_for_each_process)
-    return MultiInstanceModel(model, [Seat(tuple(cores), threads) for cores, threads in shares])
+    return MultiInstanceModel(model, [CpuSlot(tuple(cores), threads) for cores, threads in shares])
 
 
 def _called(make: Callable[[], torch.nn.Module]) -> Callable[[tuple], Any]:

@@ -13,7 +13,7 @@ from bigdl.common.cpu import topology
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.inference.serialization import ready_in_worker
 from bigdl.runtime.launch import worker_shares
-from bigdl.runtime.pool import Seat, Stage, TaskError, WorkerPool
+from bigdl.runtime.pool import CpuSlot, Stage, TaskError, WorkerPool
 
 __all__ = ["Pipeline", "StageError"]
 
@@ -107,7 +107,7 @@ class Pipeline:
     def __exit__(self, *exception) -> None:
         self.close()
 
-    def _maker(self, stage: Callable, seats: list[Seat]) -> Callable[[], Callable]:
+    def _maker(self, stage: Callable, seats: list[CpuSlot]) -> Callable[[], Callable]:
         if isinstance(stage, torch.nn.Module):
             return ready_in_worker(stage, min(seat.threads for seat in seats), self)
         # A function of this module would make a worker that needs no torch import it.
@@ -135,7 +135,7 @@ def _checked(stage: Any) -> tuple[str, Callable, Mapping[str, int]]:
     return str(name), function, options
 
 
-def _seats(options: Sequence[Mapping[str, int]]) -> list[list[Seat]]:
+def _seats(options: Sequence[Mapping[str, int]]) -> list[list[CpuSlot]]:
     """Return the cores of each worker of each stage."""
     counts = [each.get("worker_num", 1) for each in options]
     wanted = [
@@ -145,7 +145,7 @@ def _seats(options: Sequence[Mapping[str, int]]) -> list[list[Seat]]:
     ]
     shares = iter(worker_shares(len(wanted), _cores(wanted)))
     return [
-        [Seat(tuple(cores), threads) for cores, threads in (next(shares) for _ in range(count))]
+        [CpuSlot(tuple(cores), threads) for cores, threads in (next(shares) for _ in range(count))]
         for count in counts
     ]
 

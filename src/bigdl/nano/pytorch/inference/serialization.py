@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 import torch
 
 import bigdl.nano.pytorch.methods  # noqa: F401 - defines the classes of saved models
+from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError
-from bigdl.common.scratch import scratch_directory
 from bigdl.nano.acceleration.saved import (
     META_FILE,
     directory_of,

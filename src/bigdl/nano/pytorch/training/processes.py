@@ -29,9 +29,9 @@ import torch.distributed as dist
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.cpu import core_count, usable_cores
+from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost, require
 from bigdl.common.memory import glibc_tunables, tune_allocator
-from bigdl.common.scratch import scratch_directory
 from bigdl.nano.pytorch.patching import Patches
 from bigdl.nano.pytorch.training.options import check_bool
 from bigdl.nano.runtime import release_memory, tuned_fit

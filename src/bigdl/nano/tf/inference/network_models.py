@@ -15,8 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, one_line, require
-from bigdl.common.scratch import scratch_home
 from bigdl.nano.acceleration.keywords import refuse_inapplicable
 from bigdl.nano.acceleration.onnxruntime import (
     OnnxFile,

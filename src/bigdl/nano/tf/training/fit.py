@@ -14,8 +14,8 @@ import cloudpickle
 import keras
 import numpy as np
 
+from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError, one_line
-from bigdl.common.scratch import scratch_directory
 from bigdl.nano.acceleration.structure import flatten
 from bigdl.nano.tf.serialization import PackedModel, packed, unpacked
 from bigdl.nano.tf.training.feeds import Feed, feed_of

@@ -14,8 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError, one_line
-from bigdl.common.scratch import scratch_directory
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.structure import flatten, is_tensor
 from bigdl.nano.tf.serialization import PackedModel, dumps, packed, unpacked

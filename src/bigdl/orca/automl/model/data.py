@@ -310,7 +310,7 @@ def _on_this_machine(feed, on_close) -> SavedRows:
 
 def _read(reader, features, labels, name) -> Rows:
     """Return the rows of an ingest for one worker; runs in a task of Ray."""
-    from bigdl.runtime.shards.spool import SpoolWriter
+    from bigdl.runtime.shards.shard import SpoolWriter
 
     with tempfile.TemporaryDirectory(prefix="bigdl-rows-") as folder:
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import plan as spark_plan
+from bigdl.orca.data.feeds.packing import packed_reader
 from bigdl.runtime.shards.feed import Feed, Ingest, PackedFeed
-from bigdl.runtime.shards.packing import packed_reader
 
 __all__ = ["FeedGroup", "combined", "prepare_packed"]
 
@@ -27,6 +27,10 @@ class FeedGroup(Feed):
         self.feeds = dict(feeds)
         first = next(iter(self.feeds.values()))
         self.feature_cols, self.label_cols = first.feature_cols, first.label_cols
+
+    def check_local(self) -> None:
+        for feed in self.feeds.values():
+            feed.check_local()
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         if len(self.feeds) == 1:

@@ -15,9 +15,9 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.group import prepare_packed
+from bigdl.orca.data.feeds.packing import cell_table, rows_packer
 from bigdl.runtime.shards.columns import float_dtype
 from bigdl.runtime.shards.feed import Ingest, PackedFeed, SourceError
-from bigdl.runtime.shards.packing import cell_table, rows_packer
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.runtime.shards.values import columns_of, grouped
@@ -76,14 +76,16 @@ class ArrayFeed(PackedFeed):
         arrays = [np.ascontiguousarray(array[rank::num_workers]) for array in self._arrays]
         return len(range(rank, self.rows, num_workers)), self._leaves, arrays
 
+    def check_local(self) -> None:
+        """Accept: the workers read files that the driver writes."""
+
     def travels(self, cluster) -> bool:
         return not cluster.is_local
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         if self.travels(cluster):
             return prepare_packed({name: self}, num_workers)
-        # PySpark's own folder goes with the application, also when this process is killed
-        folder = tempfile.mkdtemp(dir=getattr(cluster.sc, "_temp_dir", None), prefix="arrays-")
+        folder = tempfile.mkdtemp(dir=cluster.temp_dir, prefix="arrays-")
         try:
             files = [
                 [self._write(folder, rank, i, num_workers) for i in range(len(self._arrays))]

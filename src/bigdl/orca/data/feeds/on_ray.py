@@ -2,7 +2,7 @@
 
 Arrays are put there as one block for each worker.  XShards and datasets of Ray, whose partitions
 are there already, are cut by a Ray task per partition in a block of cells
-(:mod:`~bigdl.runtime.shards.packing`) for each worker.  Spark's tasks pack the same cells and put
+(:mod:`~bigdl.orca.data.feeds.packing`) for each worker.  Spark's tasks pack the same cells and put
 them there themselves (:mod:`bigdl.orca.data.ray_exchange`).  Loaders and paths of files travel as
 they are.  So only rows that the driver has go through the driver, and a shard is the same whatever
 engine reads it.
@@ -17,9 +17,9 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.data.feeds.group import FeedGroup, combined
 from bigdl.orca.data.feeds.in_memory import ArrayFeed
+from bigdl.orca.data.feeds.packing import cell_table, packed_reader, rows_packer
 from bigdl.runtime.shards.columns import float_dtype
 from bigdl.runtime.shards.feed import Feed, Ingest, PackedFeed, SourceError
-from bigdl.runtime.shards.packing import cell_table, packed_reader, rows_packer
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.runtime.shards.values import columns_of, grouped
@@ -130,12 +130,16 @@ class _PartitionFeed(Feed):
     def partitions(self) -> list:
         """References of the partitions: lists of shards, or a shard each."""
 
+    def check_local(self) -> None:
+        raise UsageError(
+            f"{self.name or 'data'} is a {self.kind}, which the workers of Spark and of "
+            'backend="local" cannot read; use Estimator.from_torch(backend="ray"), or convert it '
+            "first"
+        )
+
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         if not isinstance(cluster, RayCluster):
-            raise UsageError(
-                f"{self.name or 'data'} is a {self.kind}, which the workers of Spark cannot read; "
-                'use Estimator.from_torch(backend="ray"), or convert it first'
-            )
+            self.check_local()
         import ray
 
         chunks = _chunks(*self._named, self._dtypes)

@@ -14,20 +14,23 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.data.feeds.arrow_types import arrow_type_of, densified, spark_type
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
-from bigdl.runtime.shards.arrow_types import arrow_type_of, densified, spark_type
 from bigdl.runtime.shards.columns import ColumnSpec, column_spec, decode, float_dtype
 from bigdl.runtime.shards.feed import Feed, Ingest, SourceError
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.runtime.shards.values import grouped
 
-__all__ = ["ParquetFeed"]
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["ParquetFeed", "read_pandas"]
 
 _FOOTERS = 16  # files whose footers are read at a time
 _BATCH_BYTES = 512 << 10  # of a record batch, about
@@ -130,6 +133,15 @@ def filesystem_of(url: str):
     fsspec = require("fsspec", "orca")
     found, path = fsspec.core.url_to_fs(url)
     return pa_fs.PyFileSystem(pa_fs.FSSpecHandler(found)), path
+
+
+def read_pandas(urls: Sequence[str]) -> pandas.DataFrame:
+    """All rows of Parquet files, in the order in which workers read them."""
+    import pyarrow as pa
+
+    fragments, schema = _open([os.fspath(url) for url in urls])
+    tables = [fragment.to_table(schema=schema) for fragment in fragments]
+    return pa.concat_tables(tables).to_pandas()
 
 
 def _open(urls):

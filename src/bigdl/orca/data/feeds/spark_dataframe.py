@@ -7,7 +7,7 @@ ways lead to exactly N shards, since a barrier stage accepts no ``coalesce``:
     A cached frame of N near-equal partitions is read as it is, inside the barrier stage.
 *packed*
     Otherwise an ordinary stage converts the rows, cuts every record batch in N parts and packs
-    each part in cells (:mod:`~bigdl.runtime.shards.packing`), which Spark's shuffle moves.  The
+    each part in cells (:mod:`~bigdl.orca.data.feeds.packing`), which Spark's shuffle moves.  The
     shards are equal to one row per source partition.
 
 Every chunk carries (source partition, sequence number) from before the exchange, and the spool is
@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import plan as spark_plan
 from bigdl.orca.data.feeds.group import prepare_packed
+from bigdl.orca.data.feeds.packing import CELL, packer
 from bigdl.runtime.shards.columns import (
     column_spec,
     decode_batch,
@@ -30,7 +31,6 @@ from bigdl.runtime.shards.columns import (
     unified_spec,
 )
 from bigdl.runtime.shards.feed import Ingest, PackedFeed
-from bigdl.runtime.shards.packing import CELL, packer
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.texts import takes_texts
 

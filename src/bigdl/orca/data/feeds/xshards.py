@@ -1,7 +1,7 @@
 """XShards -> shards of columns.
 
 The elements of the RDD are converted to arrays where they are and travel in the cells of
-:mod:`~bigdl.runtime.shards.packing`, so that every worker gets its part of the rows whatever the
+:mod:`~bigdl.orca.data.feeds.packing`, so that every worker gets its part of the rows whatever the
 shards' number and sizes are, and nothing goes through the driver.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from bigdl.common.memory import freeze_modules
 from bigdl.orca.data.feeds.group import prepare_packed
+from bigdl.orca.data.feeds.packing import CELL, rows_packer
 from bigdl.runtime.shards.columns import float_dtype
 from bigdl.runtime.shards.feed import Ingest, PackedFeed
-from bigdl.runtime.shards.packing import CELL, rows_packer
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.runtime.shards.values import columns_of, grouped
 

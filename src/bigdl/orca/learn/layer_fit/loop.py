@@ -28,7 +28,7 @@ from bigdl.orca.parameter_layer.plan import LayerPlan, Step
 from bigdl.orca.parameter_layer.state import RankState, changed, states_of
 from bigdl.orca.parameter_layer.stragglers import StragglerLimit
 from bigdl.orca.parameter_layer.transport import Transport
-from bigdl.runtime.causes import NoRows
+from bigdl.runtime.jobs import NoRows
 from bigdl.training.batches import plan_batches
 from bigdl.training.checkpoint import CheckpointDirectory, Snapshot
 from bigdl.training.figures import EpochSums

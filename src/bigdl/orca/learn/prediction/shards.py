@@ -18,6 +18,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.learn.prediction.dataframe import predict_dataframe, run_model
+from bigdl.runtime.local import LocalMachine
 from bigdl.runtime.shards.columns import float_dtype
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import takes_texts
@@ -30,7 +31,6 @@ __all__ = [
     "predict_ray",
     "predictor",
     "rows_of_columns",
-    "threads_of_task",
 ]
 
 
@@ -51,7 +51,7 @@ def predict_any(
     data : pyspark.sql.DataFrame, SparkXShards, str, pandas.DataFrame or arrays
     shipped, config, feature_cols, batch_size, output_cols, known
         See :func:`~bigdl.orca.learn.prediction.dataframe.predict_dataframe`.
-    cluster : SparkCluster or RayCluster
+    cluster : SparkCluster, RayCluster or LocalMachine
 
     Raises
     ------
@@ -60,7 +60,7 @@ def predict_any(
     """
     data = opened(data, cluster)
     kind = kind_of(data)
-    threads = threads_of_task(cluster)
+    threads = cluster.threads_per_task
     if kind == "Spark DataFrame":
         return predict_dataframe(
             data, shipped, config, feature_cols, batch_size, output_cols, known, threads
@@ -86,7 +86,8 @@ def predict_any(
 
 
 def opened(data: Any, cluster) -> Any:
-    """`data`, with the DataFrame (or Ray Dataset) of the files instead of paths of Parquet."""
+    """`data`, with the DataFrame (or Ray Dataset) of the files instead of paths of Parquet: a
+    pandas frame where there is no cluster."""
     if kind_of(data) != "path":
         return data
     paths = [os.fspath(p) for p in (data if isinstance(data, list | tuple) else [data])]
@@ -94,14 +95,11 @@ def opened(data: Any, cluster) -> Any:
         from bigdl.orca.data.ray_dataset import parquet_dataset
 
         return parquet_dataset(paths)
+    if isinstance(cluster, LocalMachine):
+        from bigdl.orca.data.feeds.parquet import read_pandas
+
+        return read_pandas(paths)
     return cluster.spark.read.parquet(*paths)
-
-
-def threads_of_task(cluster) -> int:
-    """How many cores the cluster gives to a task."""
-    if isinstance(cluster, RayCluster):
-        return 1
-    return int(cluster.sc.getConf().get("spark.task.cpus", "1"))
 
 
 def _predict_frame(frame, predict, cluster):

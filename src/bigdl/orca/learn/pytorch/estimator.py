@@ -84,7 +84,8 @@ class Estimator:
             Ray, which live from one call to the next. ``"horovod"``: gradients meet by Horovod, on
             the actors of the Ray that the program is connected to, else on Spark's tasks.
             ``"bigdl"``: weights, gradients and the optimizer's state are cut in slices that meet in
-            ordinary Spark jobs (:mod:`bigdl.orca.parameter_layer`).
+            ordinary Spark jobs (:mod:`bigdl.orca.parameter_layer`). ``"local"``: processes of this
+            machine, without Spark or Ray, for inputs that need neither.
         config : dict, optional
             Passed to every creator. ``dtype`` ("float32", "float64"), ``shuffle`` (True) and
             ``drop_last`` (False) apply to the input; ``batch_size`` is refused.

@@ -249,7 +249,7 @@ def run_evaluation(
     metric_names : iterable of str
         For a table without rows, whose figures are None.
     """
-    from bigdl.runtime.causes import NoRows
+    from bigdl.runtime.jobs import NoRows
 
     with job:
         try:

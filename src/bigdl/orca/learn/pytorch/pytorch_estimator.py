@@ -457,7 +457,7 @@ RayXShards or a ray.data.Dataset
             parts = predicting_parts(parts, *as_callbacks(callbacks))
         feature_cols = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
         output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
-        cluster = cluster_of(self._backend, data)
+        cluster = cluster_of(self._backend, data, self._workers_per_node)
         weights = self._training.weights(self._parts)
         data = opened(data, cluster)
         snapshot = self._training.snapshot
@@ -485,7 +485,6 @@ RayXShards or a ray.data.Dataset
         self, accelerate, data, weights, feature_cols, batch_size, inputs, cluster
     ) -> tuple[Any, Any]:
         """Return the accelerated model to ship, if there are rows, and the types of its inputs."""
-        from bigdl.orca.learn.prediction.shards import threads_of_task
         from bigdl.orca.learn.pytorch.accelerated import sample_of, ship_accelerated
 
         sample = sample_of(data, self._parts.config, feature_cols, cluster)
@@ -498,7 +497,7 @@ RayXShards or a ray.data.Dataset
             weights,
             precision=self._precision,
             batch_size=batch_size,
-            threads=threads_of_task(cluster),
+            threads=cluster.threads_per_task,
             sc=cluster.broadcaster,
             previous=self._shipped_fast,
         )
@@ -758,7 +757,7 @@ RayXShards or a ray.data.Dataset
     def shutdown(self, force: bool = False) -> None:
         """Release what prediction has broadcast; frames that were predicted stay valid.
 
-        The workers of Ray that wait for programs end, too.
+        The workers of Ray, or of this machine, that wait for programs end, too.
         """
         from bigdl.orca.learn.backends import end_workers
 

@@ -89,7 +89,8 @@ class Estimator:
             ``"tf2"``): actors of Ray, which live from one call to the next. ``"horovod"``:
             gradients meet by Horovod. ``"bigdl"``: synchronous SGD on ordinary Spark jobs
             (:mod:`bigdl.orca.parameter_layer`), for the optimizers SGD, Adam, AdamW, Adagrad
-            and RMSprop. Results are the same. Default: Ray if that is what
+            and RMSprop. ``"local"``: processes of this machine, without Spark or Ray, for inputs
+            that need neither. Results are the same. Default: Ray if that is what
             ``init_orca_context(runtime="ray")`` has started, else Spark.
         cpu_binding : bool
             Accepted for compatibility: workers get threads of their own, not cores.
@@ -441,7 +442,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         dict
             ``validation_loss``, and ``validation_<name>`` of each compiled metric.
         """
-        from bigdl.runtime.causes import NoRows
+        from bigdl.runtime.jobs import NoRows
         from bigdl.training.keras.backends import Packed
         from bigdl.training.keras.callbacks import as_callbacks
         from bigdl.training.keras.evaluation import EvaluateProgram, EvaluationSettings
@@ -517,7 +518,7 @@ RayXShards or a ray.data.Dataset
             as an array of vectors.
         """
         from bigdl.orca.learn.backends import cluster_of
-        from bigdl.orca.learn.prediction.shards import opened, predict_any, threads_of_task
+        from bigdl.orca.learn.prediction.shards import opened, predict_any
 
         self._parts.need()
         size = 32 if batch_size is None else check_positive("batch_size", batch_size)
@@ -527,11 +528,11 @@ RayXShards or a ray.data.Dataset
         names = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
         output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
         data = _prediction_input(data)
-        cluster = cluster_of(self._backend, data)
+        cluster = cluster_of(self._backend, data, self._workers_per_node)
         data = opened(data, cluster)
         snapshot = self._training.snapshot
         inputs = None if snapshot is None else snapshot.manifest.get("inputs")
-        shipped = self._ship(names, cluster.broadcaster, threads_of_task(cluster))
+        shipped = self._ship(names, cluster.broadcaster, cluster.threads_per_task)
         config = _data_config_of(self._parts.config)
         return predict_any(data, shipped, config, names, size, output_cols, inputs, cluster)
 
@@ -557,7 +558,7 @@ RayXShards or a ray.data.Dataset
     def shutdown(self) -> None:
         """Free what prediction has broadcast; frames that were predicted stay valid.
 
-        The workers of Ray that wait for programs end, too.
+        The workers of Ray, or of this machine, that wait for programs end, too.
         """
         from bigdl.orca.learn.backends import end_workers
 

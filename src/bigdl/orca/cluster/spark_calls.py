@@ -1,0 +1,171 @@
+"""Calls that run Spark jobs, and the errors that a failed job means, without JVM frames."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bigdl.common.errors import BigDLError, WorkerError
+from bigdl.runtime.jobs import LOOK_S, PROCESS_ENDED, NoWay, interruptible, user_error, worker_lost
+
+__all__ = ["JobCancelled", "SparkCall", "job_error", "reported", "unreachable"]
+
+logger = logging.getLogger("bigdl.orca")
+
+
+_CANCEL_S = 10.0  # seconds that a cancelled job gets to end
+
+
+class SparkCall:
+    """A call that runs Spark jobs, in a thread of its own.
+
+    The calling thread only waits: Ctrl-C never hits it in the middle of a conversation with the
+    JVM. The jobs carry a tag, so that they can be cancelled and no others.
+    """
+
+    def __init__(self, sc, call: Callable[[], Any]):
+        self._sc, self._call = sc, call
+        self._tag = f"bigdl-{secrets.token_hex(6)}"
+        self.done = threading.Event()
+        self.cancelled = threading.Event()
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def wait(
+        self, poll: Callable[[], None] = lambda: None, stop: Callable[[], None] = lambda: None
+    ):
+        """Start, call `poll` until the end, and return what the call returned or raise its error.
+
+        `stop` is called before the jobs are cancelled, on Ctrl-C above all.
+        """
+        from pyspark import InheritableThread
+
+        with interruptible():
+            try:
+                InheritableThread(target=self._run, daemon=True).start()
+                while not self.done.wait(LOOK_S):
+                    poll()
+            except BaseException:
+                self.cancelled.set()
+                stop()
+                self._end()
+                raise
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def _run(self):
+        try:
+            self._sc.addJobTag(self._tag)
+            self.value = self._call()
+        except BaseException as error:  # raised in the calling thread
+            self.error = error
+        finally:
+            with contextlib.suppress(Exception):
+                self._sc.removeJobTag(self._tag)
+            self.done.set()
+
+    def cancel(self) -> None:
+        """Cancel the jobs that run now."""
+        with contextlib.suppress(Exception):
+            self._sc.cancelJobsWithTag(self._tag)
+
+    def _end(self):
+        end = time.monotonic() + _CANCEL_S
+        while not self.done.is_set() and time.monotonic() < end:
+            self.cancel()  # again and again: a call may be between two of its jobs
+            self.done.wait(0.2)
+        if not self.done.is_set():
+            logger.warning("Spark did not end a job within %g s after its cancellation", _CANCEL_S)
+
+
+class JobCancelled(BigDLError, RuntimeError):
+    """Somebody else cancelled our Spark job, or stopped the SparkContext."""
+
+
+_AWAY = "its executor went away", "their executors went away"
+
+
+_INPUT = "its input went away with an executor", "their input went away with an executor"
+
+
+_BROKE = "its connection broke", "their connections broke"
+
+
+_LOST = (  # what Spark says, and what it means for one worker and for several
+    (r"Python worker (exited|keepalive|faulthandler)", PROCESS_ENDED),
+    (r"ExecutorLostFailure|executor.* (was )?lost|worker lost", _AWAY),
+    (r"Executor heartbeat timed out|Remote RPC client disassociated", _AWAY),
+    (r"FetchFailed|MetadataFetchFailed", _INPUT),
+    (r"Connection reset|Broken pipe", _BROKE),
+)
+
+
+_CANCELLED = re.compile(r"cancelled|SparkContext was shut down|SparkContext is stopped")
+
+
+_TRACEBACK = re.compile(
+    r"(Traceback \(most recent call last\):.*?)(?=\n\s*at [\w.$]+[(/]|\Z)", re.DOTALL
+)
+
+
+_UNREACHABLE = "bigdl-unreachable:"
+
+
+_REPORT = "bigdl-report:"
+
+
+def unreachable(host: str, reason: str) -> RuntimeError:
+    """What a task raises that cannot tell the driver in another way; see :func:`job_error`."""
+    return RuntimeError(_UNREACHABLE + json.dumps([host, reason]) + "\n")
+
+
+def reported(doc: dict) -> RuntimeError:
+    """A report as what a task raises; see :func:`job_error`."""
+    return RuntimeError(_REPORT + json.dumps(doc) + "\n")
+
+
+def job_error(error: BaseException, vanished: list[dict]) -> BaseException:
+    """A lost worker, the input's own failure, or what else ended a Spark job.
+
+    Parameters
+    ----------
+    error : exception
+        What Spark raised.
+    vanished : list of dict
+        Rank, pid and host of the workers that did not end by themselves.
+    """
+    if isinstance(error, BigDLError):
+        return error
+    text = str(error)
+    if _REPORT in text:
+        return user_error(_marked(text, _REPORT))
+    if _UNREACHABLE in text:
+        host, reason = _marked(text, _UNREACHABLE)
+        return NoWay(
+            f"The worker on {host} cannot connect to the driver at {reason}; open that port for "
+            "the workers (channel_port= makes it a fixed one), set spark.driver.host to an "
+            'address of the driver that they can reach, or pass rendezvous="rank0"'
+        )
+    found = _TRACEBACK.search(text)
+    if found is None:
+        for pattern, reasons in _LOST:
+            if re.search(pattern, text, re.IGNORECASE):
+                return worker_lost(vanished, *reasons)
+        if _CANCELLED.search(text):
+            return JobCancelled("The Spark job was cancelled before it was done")
+    cause = (found.group(1) if found else text.split("\n\tat ")[0]).strip()
+    failure = WorkerError(-1, type(error).__name__, cause)
+    failure.args = (f"The input could not be computed:\n{cause}",)
+    return failure
+
+
+def _marked(text, mark):
+    return json.loads(text.partition(mark)[2].partition("\n")[0])

@@ -1,0 +1,428 @@
+"""The driver's side of a job, whatever engine runs it.
+
+A job has a number and a program that travels by value.  The attempts of a :class:`ChannelJob` each
+have a line of the driver's channel; its :class:`Watch` passes on what the workers say, and
+:class:`WorkerCalls` runs the attempt where workers are processes that can be called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost, require
+from bigdl.runtime.channel import Channel, Inbox, Line
+from bigdl.runtime.engine import Job
+from bigdl.runtime.task import TaskSpec
+from bigdl.runtime.worker import decode
+
+if TYPE_CHECKING:
+    from bigdl.runtime.shards.feed import Ingest
+
+__all__ = [
+    "LOOK_S",
+    "PROCESS_ENDED",
+    "CalledJob",
+    "Cancellable",
+    "ChannelJob",
+    "NoRows",
+    "NoWay",
+    "Watch",
+    "WorkerCalls",
+    "active_jobs",
+    "interruptible",
+    "job_number",
+    "lost_workers",
+    "pickled",
+    "settle",
+    "user_error",
+    "vanished",
+    "worker_lost",
+]
+
+_lock = threading.Lock()
+_numbers = itertools.count()
+_active: set[int] = set()
+
+
+@contextlib.contextmanager
+def job_number() -> Iterator[int]:
+    """A number among the jobs of this driver, whose spools stay until the end of the block."""
+    with _lock:
+        number = next(_numbers)
+        _active.add(number)
+    try:
+        yield number
+    finally:
+        with _lock:
+            _active.discard(number)
+
+
+def active_jobs() -> tuple[int, ...]:
+    """The numbers of the jobs whose spools are in use."""
+    with _lock:
+        return tuple(sorted(_active))
+
+
+def pickled(fn: Callable) -> bytes:
+    """A program by value, so that lambdas and classes of a notebook work.
+
+    Raises
+    ------
+    UsageError
+        If it is no function, or refers to something that cannot be pickled.
+    """
+    cloudpickle = require("cloudpickle", "orca")
+    if not callable(fn):
+        raise UsageError(f"fn should be a function of a worker, got {type(fn).__name__}")
+    try:
+        return cloudpickle.dumps(fn)
+    except Exception as error:
+        raise UsageError(
+            f"The program cannot be shipped to the workers, since it refers to something that "
+            f"cannot be pickled ({error}); create such objects inside the function instead"
+        ) from error
+
+
+class NoRows(UsageError):
+    """The input of a job has no rows at all."""
+
+
+class NoWay(UsageError):
+    """Workers cannot open a connection to the driver."""
+
+
+def user_error(doc: dict) -> BigDLError:
+    """The error that a worker reported."""
+    if doc["usage"]:
+        return UsageError(doc["message"])
+    return WorkerError(doc["rank"], doc["kind"], doc["traceback"])
+
+
+def worker_lost(vanished: list[dict], reason: str, reason_of_several: str = "") -> WorkerLost:
+    """Who was lost, as far as it is known, and why."""
+    if not vanished:
+        return WorkerLost(f"A worker was lost: {reason}")
+    who = " and ".join(f"{w['rank']} (process {w['pid']} on {w['host']})" for w in vanished[:3])
+    if len(vanished) == 1:
+        return WorkerLost(f"Worker {who} was lost: {reason}")
+    if len(vanished) > 3:
+        who += f" and {len(vanished) - 3} more"
+    return WorkerLost(f"Workers {who} were lost: {reason_of_several or reason}")
+
+
+logger = logging.getLogger("bigdl.orca")
+
+LOOK_S = 0.05  # seconds between two looks of the driver
+_GRACE_S = 1.0  # seconds that workers get to end by themselves after the first error
+
+
+@contextlib.contextmanager
+def interruptible():
+    """Let Ctrl-C raise KeyboardInterrupt here, and nothing else.
+
+    PySpark's own handler cancels every job of the application, from inside whatever call the main
+    thread is in. A handler that somebody else installed stays.
+    """
+    handler = None
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGINT)
+    if getattr(handler, "__module__", None) != "pyspark.core.context":
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+class Cancellable(Protocol):
+    """What runs the workers of an attempt."""
+
+    def cancel(self) -> None:
+        """End the workers that still run."""
+
+
+class Watch:
+    """What the driver sees of the workers of one attempt.
+
+    Attributes
+    ----------
+    errors : list of dict
+        What the workers reported.
+    """
+
+    def __init__(self, line: Line, call: Cancellable, on_event: Callable[[str, Any], None] | None):
+        self._line, self._call = line, call
+        self._on_event = on_event or (lambda kind, value: None)
+        self.errors: list[dict] = []
+        self._logs, self._errors = Inbox(line, "logs"), Inbox(line, "errors")
+        self._messages = Inbox(line, "messages", data=True)
+        self._failed_at: float | None = None
+        self._shown = None
+
+    def poll(self, *, final: bool = False) -> None:
+        """Pass on what has come; stop the others once a worker has failed."""
+        for doc, _ in self._logs.take(final=final):
+            for text in doc["lines"]:
+                print(f"[worker {doc['rank']}] {text}", flush=True)
+        for message in self._messages.take(final=final):
+            self._on_event("message", message)
+        if self._line.has("progress/0"):
+            progress = self._line.get_json("progress/0")
+            if progress != self._shown:
+                self._shown = progress
+                self._on_event("progress", progress)
+        self.errors += [doc for doc, _ in self._errors.take(final=final)]
+        if not final:
+            self._stop_others()
+
+    def _stop_others(self):
+        """End those that wait for a peer which will not come, or compute without end."""
+        if self._failed_at is None and self._line.count("failed"):
+            self._failed_at = time.monotonic()
+        if self._failed_at is None:
+            return
+        waited = time.monotonic() - self._failed_at
+        if waited > _GRACE_S:
+            self._line.set("abort", "another worker failed")
+        if waited > 2 * _GRACE_S:  # one that cannot look for the order: native code keeps the GIL
+            self._call.cancel()
+            self._failed_at = float("inf")
+
+    @property
+    def first_error(self) -> dict | None:
+        """The cause: what the worker reported that failed before all others."""
+        return min(self.errors, key=lambda doc: doc["place"], default=None)
+
+
+def settle(line: Line, world_size: int, patience: float = 3.0) -> None:
+    """Wait for the survivors of a failed stage to leave, all but those that died."""
+    end = time.monotonic() + patience
+    while (left := vanished(line, world_size)) and time.monotonic() < end:
+        if len(left) == 1:
+            end = min(end, time.monotonic() + 0.3)
+        time.sleep(LOOK_S)
+
+
+def vanished(line: Line, world_size: int) -> list[dict]:
+    """Rank, pid and host of the workers that came and did not leave."""
+    return [
+        line.get_json(f"who/{place}")
+        for place in range(world_size)
+        if line.has(f"who/{place}") and not line.has(f"left/{place}")
+    ]
+
+
+_END_S = 5.0  # seconds that workers get to end when they are told to
+_NOTICE_S = 2.0  # seconds that survivors get to notice that a peer went away
+
+PROCESS_ENDED = (
+    "its Python process ended unexpectedly",
+    "their Python processes ended unexpectedly",
+)
+"""Why one worker was lost, and why several were."""
+
+
+class ChannelJob(Job):
+    """A job whose attempts each have a line of the channel, and whose spools outlive an attempt.
+
+    An engine's job calls :meth:`_open_line` before its workers start, :meth:`_note_end` when none
+    is left, then :meth:`_answers`; what it means that there are none, the engine knows.
+    """
+
+    def __init__(self, num_workers: int):
+        self.num_workers = num_workers
+        self._channel: Channel | None = None
+        self._ingest: Ingest | None = None
+        self._attempts = 0
+        self._spools: list[dict] | None = None  # by rank, once all are known
+        self._lines: list[Line] = []
+
+    def _open_line(self, options: dict, state: bytes | None) -> Line:
+        """The line of the next attempt, with what the workers are told."""
+        self._attempts += 1
+        line = self._channel.line(self._attempts)
+        self._lines.append(line)
+        line.set_json("options", options)
+        if state is not None:
+            line.put_bytes("state", state)
+        return line
+
+    def _note_end(self, line: Line, watch: Watch) -> None:
+        """Take what the workers of an attempt have left."""
+        watch.poll(final=True)
+        line.delete_bytes("state")
+        if self._spools is None and self._ingest is not None:
+            made = self._spools_of(line)
+            if len(made) == self.num_workers:
+                self._spools = [made[rank] for rank in range(self.num_workers)]
+
+    def _answers(self, line: Line, watch: Watch) -> list | None:
+        """Results in rank order; None if they are not complete.
+
+        Raises
+        ------
+        UsageError, WorkerError
+            The first error that a worker reported.
+        """
+        ranks = range(self.num_workers)
+        if watch.first_error is not None:
+            raise user_error(watch.first_error) from None
+        if not line.has(*(f"result/{rank}/kind" for rank in ranks)):
+            return None
+        return [
+            decode(line.get(f"result/{rank}/kind").decode(), line.take_bytes(f"result/{rank}"))
+            for rank in ranks
+        ]
+
+    def _spools_of(self, line: Line) -> dict[int, dict]:
+        """Spools that the workers of one attempt made, by their place."""
+        keys = {place: f"spool/{place}" for place in range(self.num_workers)}
+        return {place: line.get_json(key) for place, key in keys.items() if line.has(key)}
+
+    def _remove_spools(self) -> None:
+        """Remove what is left of them on this machine; workers on others removed theirs."""
+        from bigdl.runtime.shards.shard import remove_spool
+
+        lines, self._lines = self._lines, []
+        with contextlib.suppress(Exception):
+            for doc in (d for line in lines for d in self._spools_of(line).values()):
+                for spool in doc.values():
+                    remove_spool(spool["path"])
+
+
+class WorkerCalls(ABC):
+    """One call of every worker process of an attempt, for engines whose workers are called.
+
+    Attributes
+    ----------
+    outcomes : dict of int to tuple
+        What the workers returned, by their place.
+    lost : dict of int to exception
+        The workers that died.
+    """
+
+    def __init__(self, num_workers: int, line: Line):
+        self._num_workers, self._line = num_workers, line
+        self.outcomes: dict[int, tuple[int, str, str]] = {}
+        self.lost: dict[int, BaseException] = {}
+
+    @abstractmethod
+    def _submit(self, spec: TaskSpec, attempt: int) -> None:
+        """Start :func:`~bigdl.runtime.task.execute` on every worker."""
+
+    @abstractmethod
+    def _ended(self, timeout: float) -> Iterable[tuple[int, tuple[int, str, str] | BaseException]]:
+        """Wait for calls to end; place and outcome of each, or what says that its process died."""
+
+    @abstractmethod
+    def _kill(self, place: int) -> None:
+        """End a worker's process."""
+
+    def run(self, spec: TaskSpec, attempt: int, poll: Callable[[], None]) -> None:
+        """Run a task on every worker and call `poll` until all have ended."""
+        try:
+            self._submit(spec, attempt)
+            lost_at = None
+            while self._is_running:
+                self._take(LOOK_S)
+                if self.lost and lost_at is None:
+                    lost_at = time.monotonic()
+                if lost_at is not None and time.monotonic() - lost_at > _NOTICE_S:
+                    self._stop("another worker was lost")
+                    lost_at = float("inf")
+                poll()
+        except BaseException:
+            self._stop("stopped by the driver")
+            raise
+
+    def cancel(self) -> None:
+        """End the workers that have not returned."""
+        for place in range(self._num_workers):
+            if place not in self.outcomes:
+                self._kill(place)
+
+    @property
+    def _is_running(self) -> bool:
+        return len(self.outcomes) + len(self.lost) < self._num_workers
+
+    def _take(self, timeout: float) -> None:
+        for place, outcome in self._ended(timeout):
+            if not isinstance(outcome, BaseException):
+                self.outcomes[place] = outcome
+            elif self._line.has("abort"):  # it ended as it was told
+                self.outcomes[place] = place, "aborted", str(outcome)
+            else:
+                self.lost[place] = outcome
+
+    def _stop(self, why: str) -> None:
+        """End the workers: by themselves if they can."""
+        with contextlib.suppress(Exception):
+            self._line.set("abort", why)
+        with contextlib.suppress(Exception):
+            end = time.monotonic() + _END_S
+            while self._is_running and time.monotonic() < end:
+                self._take(LOOK_S)
+        self.cancel()
+
+
+class CalledJob(ChannelJob):
+    """A job whose workers are processes that are called by :class:`WorkerCalls`."""
+
+    _spec: TaskSpec
+
+    @abstractmethod
+    def _calls(self, line: Line) -> contextlib.AbstractContextManager[WorkerCalls]:
+        """The calls of an attempt; the workers are there for the time of the block."""
+
+    def attempt(
+        self,
+        options: dict | None = None,
+        state: bytes | None = None,
+        on_event: Callable[[str, Any], None] | None = None,
+    ) -> list:
+        while True:
+            results = self._attempt(options or {}, state, on_event)
+            if results is not None:
+                return results
+
+    def _attempt(self, options, state, on_event) -> list | None:
+        """Results in rank order, or None when the input must be read again."""
+        line = self._open_line(options, state)
+        with interruptible(), self._calls(line) as calls:
+            spec = self._spec
+            if self._spools is not None:
+                spec = replace(spec, reader=None, spools=tuple(self._spools))
+            watch = Watch(line, calls, on_event)
+            calls.run(spec, self._attempts, watch.poll)
+        self._note_end(line, watch)
+        results = self._answers(line, watch)
+        if results is not None:
+            return results
+        outcomes = {kind: detail for _, kind, detail in calls.outcomes.values()}
+        if "nospool" in outcomes and not calls.lost:
+            logger.info("The spooled input is gone; it is read again")
+            self._spools = None
+            return None
+        raise self._failure(line, calls, outcomes)
+
+    def _failure(self, line: Line, calls: WorkerCalls, outcomes: dict[str, str]) -> Exception:
+        """The error of an attempt that has no result of every rank."""
+        reason = PROCESS_ENDED if calls.lost else (next(iter(outcomes.values())),)
+        return worker_lost(lost_workers(line, calls), *reason)
+
+
+def lost_workers(line: Line, calls: WorkerCalls) -> list[dict]:
+    """Rank, pid and host of the workers that died, as far as they had said so."""
+    keys = [f"who/{place}" for place in sorted(calls.lost)]
+    return [line.get_json(key) for key in keys if line.has(key)]
