@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+import uuid
 from pathlib import Path
 
 import psutil
@@ -16,7 +18,7 @@ from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
 from bigdl.orca.cluster import spark as spark_module
-from bigdl.orca.cluster.launch import local_properties
+from bigdl.orca.cluster.launch import local_properties, loopback_properties
 from bigdl.orca.cluster.spark import SparkCluster
 
 # The programs below start JVMs of their own; they need not run fast for long.
@@ -151,6 +153,19 @@ def test_users_conf_wins_over_the_properties_of_local_mode():
     assert properties["spark.driver.memory"] == "3g"
     assert properties["spark.ui.enabled"] == "false"
     assert local_properties(2, "3g", {"spark.ui.port": "4050"})["spark.ui.enabled"] == "true"
+
+
+def test_unix_sockets_only_where_their_paths_fit(monkeypatch):
+    switch, place = "spark.python.unix.domain.socket.enabled", "spark.python.unix.domain.socket.dir"
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        longest = f"{short}/{'x' * (107 - len(f'{short}//.{uuid.uuid4()}.sock'))}"
+        for folder, fits in (short, True), (longest, True), (f"{longest}x", False):
+            os.makedirs(folder, exist_ok=True)
+            monkeypatch.setattr(tempfile, "tempdir", folder)
+            assert (loopback_properties({}).get(switch) == "true") is fits
+            assert (local_properties(2, "3g", {}).get(place) == folder) is fits
+        assert loopback_properties({place: longest})[switch] == "true"
+        assert local_properties(2, "3g", {switch: "false"})[switch] == "false"
 
 
 # Settings --------------------------------------------------------------------------------------

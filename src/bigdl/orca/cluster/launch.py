@@ -14,7 +14,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -33,6 +35,10 @@ TASK_ATTEMPTS = 4
 EXIT_GRACE_S = 10.0
 """Seconds that a JVM has to end by itself before it is killed."""
 
+LONGEST_SOCKET = 107
+"""Bytes that the path of a Unix socket may have."""
+
+_SOCKETS = "spark.python.unix.domain.socket"
 _SECRET = "spark.authenticate.secret"
 
 logger = logging.getLogger("bigdl.orca")
@@ -198,10 +204,7 @@ def local_properties(cores: int, memory: str, conf: Mapping[str, str]) -> dict[s
     conf : mapping of str to str
         The user's own properties.
     """
-    import pyspark
-    from packaging.version import Version
-
-    properties = {
+    return {
         "spark.master": f"local[{cores},{TASK_ATTEMPTS}]",
         "spark.app.name": "orca",
         "spark.driver.memory": memory,
@@ -211,10 +214,8 @@ def local_properties(cores: int, memory: str, conf: Mapping[str, str]) -> dict[s
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # Spark's default of 200 is for clusters; a few more than cores keep them all busy.
         "spark.sql.shuffle.partitions": str(max(8, 2 * cores)),
+        **conf,
     }
-    if hasattr(socket, "AF_UNIX") and Version(pyspark.__version__) >= Version("4.1"):
-        properties["spark.python.unix.domain.socket.enabled"] = "true"
-    return {**properties, **conf}
 
 
 def loopback_properties(conf: Mapping[str, str]) -> dict[str, str]:
@@ -231,7 +232,28 @@ def loopback_properties(conf: Mapping[str, str]) -> dict[str, str]:
         "spark.ui.enabled": "true" if "spark.ui.port" in conf else "false",
         # A worker is another process of this machine: it can import what the driver can.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(user_import_path()),
+        **_socket_properties(conf.get(f"{_SOCKETS}.dir") or tempfile.gettempdir()),
     }
+
+
+def _socket_properties(directory: str) -> dict[str, str]:
+    """Properties for Unix sockets between a JVM and its Python workers, in `directory`.
+
+    They are faster than TCP, but the path of one may not be long: on other machines, where an
+    executor's directory may be that of a container, Spark keeps its default, TCP.
+    """
+    import pyspark
+    from packaging.version import Version
+
+    name = f"/.{uuid.uuid4()}.sock"  # as Spark calls them
+    if (
+        hasattr(socket, "AF_UNIX")
+        and Version(pyspark.__version__) >= Version("4.1")
+        and len(os.fsencode(directory + name)) <= LONGEST_SOCKET
+        and os.access(directory, os.W_OK | os.X_OK)
+    ):
+        return {f"{_SOCKETS}.enabled": "true", f"{_SOCKETS}.dir": directory}
+    return {}
 
 
 def local_environment(python: str) -> dict[str, str]:
