@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.xshards.exchange import join_shards
-from bigdl.orca.data.xshards.kinds import class_name
+from bigdl.orca.data.xshards.shards import class_name, join_shards
 
 __all__ = [
     "get_class_name",
@@ -37,7 +36,7 @@ def spark_df_to_pd_sparkxshards(df, shard_size: int | None = None):
     """
     from bigdl.orca.data.xshards import SparkXShards
     from bigdl.orca.data.xshards.frames import frames_of
-    from bigdl.orca.data.xshards.kinds import DATA_FRAME
+    from bigdl.orca.data.xshards.shards import DATA_FRAME
     from bigdl.orca.settings import OrcaContext
 
     size = OrcaContext._shard_size if shard_size is None else shard_size

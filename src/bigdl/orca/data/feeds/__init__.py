@@ -155,7 +155,7 @@ def _loader(data, features, labels, config, name):
 
 
 def _is_ray_xshards(data: Any) -> bool:
-    return any(c.__module__ == "bigdl.orca.data.ray_xshards" for c in type(data).__mro__)
+    return any(c.__module__ == "bigdl.orca.data.xshards.ray" for c in type(data).__mro__)
 
 
 def _ray_xshards(data, features, labels, config, name):
@@ -165,7 +165,7 @@ def _ray_xshards(data, features, labels, config, name):
 
 
 def _is_ray_dataset(data: Any) -> bool:
-    from bigdl.orca.data.ray_dataset import is_ray_dataset
+    from bigdl.orca.data.ray_exchange import is_ray_dataset
 
     return is_ray_dataset(data)
 

@@ -178,7 +178,7 @@ class RayDatasetFeed(_PartitionFeed):
         super().__init__(data, feature_cols, label_cols, config, name=name)
 
     def partitions(self):
-        from bigdl.orca.data.ray_dataset import ordered_blocks
+        from bigdl.orca.data.ray_exchange import ordered_blocks
 
         return ordered_blocks(self.data)
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.types import StructType
 
-    from bigdl.orca.data.ray_xshards import RayXShards
     from bigdl.orca.data.xshards import SparkXShards
+    from bigdl.orca.data.xshards.ray import RayXShards
 
 __all__ = ["read_csv", "read_json", "read_parquet"]
 

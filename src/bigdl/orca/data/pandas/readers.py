@@ -8,9 +8,8 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.file import exists, is_local_path, open_file_system
-from bigdl.orca.data.xshards.arrays import even_cut
 from bigdl.orca.data.xshards.frames import frames_of, quoted, safe_names
-from bigdl.orca.data.xshards.kinds import DATA_FRAME
+from bigdl.orca.data.xshards.shards import DATA_FRAME, even_cut
 
 __all__ = [
     "files_of",
@@ -342,7 +341,7 @@ def _on_ray(reader: _Reader, groups: list[list[str]]):
     """RayXShards of a frame for every group of files."""
     import ray
 
-    from bigdl.orca.data.ray_xshards import RayXShards
+    from bigdl.orca.data.xshards.ray import RayXShards
 
     task = ray.remote(lambda files: [reader(files)])
     return RayXShards([task.remote(files) for files in groups])
