@@ -34,7 +34,7 @@ def shards(active):
 def alone(monkeypatch):
     """A program with a Ray and without Spark."""
     rays.active_ray()
-    monkeypatch.setattr("bigdl.orca.cluster.spark.active_context", lambda: None)
+    monkeypatch.setattr("bigdl.orca.cluster.ray.active_context", lambda: None)
 
 
 # -- without Spark ------------------------------------------------------------------------------
