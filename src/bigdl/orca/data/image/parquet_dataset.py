@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.data.file import is_file, listdir, open_file_system, read_bytes
 from bigdl.orca.data.image.preprocessing import voc_records
@@ -37,6 +38,8 @@ from bigdl.orca.data.image.utils import (
     encode_record,
     encode_schema,
 )
+from bigdl.orca.data.xshards import SparkXShards
+from bigdl.orca.settings import OrcaContext
 
 __all__ = [
     "ParquetDataset",
@@ -90,10 +93,8 @@ class ParquetDataset:
             If an argument is wrong, or a record does not fit the schema.
         """
         schema = check_schema(schema)
-        if write_mode not in _MODES:
-            raise UsageError(f"write_mode must be one of {', '.join(_MODES)}, got {write_mode!r}")
-        if not isinstance(block_size, int) or block_size < 1:
-            raise UsageError(f"block_size must be a whole number from 1 on, got {block_size!r}")
+        check_choice("write_mode", write_mode, _MODES)
+        check_positive("block_size", block_size)
         fs, root = open_file_system(path)
         fs.invalidate_cache()
         there = _chunk_numbers(fs, root)
@@ -241,9 +242,7 @@ def read_parquet(
     UsageError
         If there is no such dataset, or it has fewer chunks than shards are asked for.
     """
-    formats = ("dataloader", "tf_dataset")
-    if format not in formats:
-        raise UsageError(f"format must be one of {', '.join(formats)}, got {format!r}")
+    check_choice("format", format, ("dataloader", "tf_dataset"))
     if format == "tf_dataset":
         require("tensorflow", "tf")
         reader = RecordReader(path, transforms, config)
@@ -286,9 +285,6 @@ class RecordReader:
 
     def xshards(self) -> Any:
         """SparkXShards with one shard per chunk."""
-        from bigdl.orca.data.shard import SparkXShards
-        from bigdl.orca.settings import OrcaContext
-
         sc, schema = OrcaContext.get_spark_context(), self.schema
         rdd = sc.parallelize(self.chunks, max(len(self.chunks), 1))
         return SparkXShards(rdd.map(lambda files: _columns(files, schema)), class_name="dict")
@@ -378,9 +374,7 @@ def write_parquet(format: str, output_path: str, *args: Any, **kwargs: Any) -> N
         Of :func:`write_mnist`, :func:`write_from_directory` or :func:`write_voc`.
     """
     writers = {"mnist": write_mnist, "image_folder": write_from_directory, "voc": write_voc}
-    if format not in writers:
-        raise UsageError(f"format must be one of {', '.join(writers)}, got {format!r}")
-    writers[format](*args, output_path=output_path, **kwargs)
+    writers[check_choice("format", format, writers)](*args, output_path=output_path, **kwargs)
 
 
 def write_mnist(image_file: str, label_file: str, output_path: str, **kwargs: Any) -> None:

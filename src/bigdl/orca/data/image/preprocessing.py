@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.file import (
     decode_image,
@@ -20,12 +21,12 @@ from bigdl.orca.data.file import (
     open_text,
     read_bytes,
 )
+from bigdl.orca.data.xshards import SparkXShards
 from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
     from pyspark import RDD
 
-    from bigdl.orca.data.shard import SparkXShards
 
 __all__ = [
     "VOC_CLASSES",
@@ -78,9 +79,9 @@ def read_images(
         If there is no image, or a mask is missing.
     """
     readers = {"spark": read_images_spark, "pillow": read_images_pil}
-    if backend not in readers:
-        raise UsageError(f"backend must be one of {', '.join(readers)}, got {backend!r}")
-    return readers[backend](file_path, label_func, target_path, image_type, target_type)
+    return readers[check_choice("backend", backend, readers)](
+        file_path, label_func, target_path, image_type, target_type
+    )
 
 
 def read_images_pil(
@@ -201,9 +202,7 @@ def read_coco(file_path: str, split: str = "train", max_samples: int | None = No
 
 
 def _at_most(max_samples: int | None) -> int | None:
-    if max_samples is not None and (not isinstance(max_samples, int) or max_samples < 1):
-        raise UsageError(f"max_samples must be a whole number from 1 on, got {max_samples!r}")
-    return max_samples
+    return None if max_samples is None else check_positive("max_samples", max_samples)
 
 
 def _check_labels(label_func: Any, target_path: Any) -> None:
@@ -303,8 +302,6 @@ def _spread(items: list) -> RDD:
 
 
 def _xshards(rdd: RDD) -> SparkXShards:
-    from bigdl.orca.data.shard import SparkXShards
-
     return SparkXShards(rdd)
 
 

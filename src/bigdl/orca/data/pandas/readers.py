@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.ray import RayCluster, is_alone
+from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.file import exists, is_local_path, open_file_system
+from bigdl.orca.data.xshards import RayXShards, SparkXShards
 from bigdl.orca.data.xshards.frames import frames_of, quoted, safe_names
 from bigdl.orca.data.xshards.shards import DATA_FRAME, even_cut
 
@@ -19,7 +22,6 @@ __all__ = [
     "read_parquet",
     "read_with_pandas",
     "split_paths",
-    "spread",
     "to_xshards",
 ]
 
@@ -63,8 +65,6 @@ def for_spark(file_path) -> list[str]:
 
     On one machine a path that exists is given in full: the JVM may have another working directory.
     """
-    from bigdl.orca.cluster.spark import SparkCluster
-
     is_one_machine = SparkCluster.from_active().is_local
     paths = split_paths(file_path)
     if not is_one_machine:
@@ -77,8 +77,6 @@ def for_spark(file_path) -> list[str]:
 
 def read_json(file_path, options: dict[str, Any]):
     """See :func:`bigdl.orca.data.pandas.read_json`."""
-    from bigdl.orca.cluster.spark import SparkCluster
-
     options = dict(options)
     if "lines" in options:  # as pandas calls it
         options["multiLine"] = not options.pop("lines")
@@ -92,8 +90,6 @@ def read_json(file_path, options: dict[str, Any]):
 
 def read_parquet(file_path, columns: list[str] | None, schema, options: dict[str, Any]):
     """See :func:`bigdl.orca.data.pandas.read_parquet`."""
-    from bigdl.orca.cluster.spark import SparkCluster
-
     reader = SparkCluster.from_active().spark.read.options(**options)
     if schema is not None:
         reader = reader.schema(schema)
@@ -108,20 +104,10 @@ def read_parquet(file_path, columns: list[str] | None, schema, options: dict[str
 
 def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
     """XShards of a frame per partition, on which ``finish`` is called, of at least one per node."""
-    from bigdl.orca.data.xshards import SparkXShards
-
     rdd = frames_of(frame, names=names)
     if finish is not None:
         rdd = rdd.map(finish)
-    return spread(SparkXShards.lazy(rdd, class_name))
-
-
-def spread(shards):
-    """`shards`, computed at once where that is the setting, with a partition for every node."""
-    from bigdl.orca.cluster.spark import SparkCluster
-    from bigdl.orca.data.xshards import SparkXShards
-
-    nodes = SparkCluster.from_active().nodes
+    shards, nodes = SparkXShards.lazy(rdd, class_name), SparkCluster.from_active().nodes
     if shards.num_partitions() < nodes:
         shards = shards.repartition(nodes)
     return SparkXShards(shards.rdd, class_name=shards.type.get("class_name"))
@@ -148,8 +134,6 @@ def read_csv(
     **options: Any,
 ):
     """See :func:`bigdl.orca.data.pandas.read_csv`."""
-    from bigdl.orca.cluster.spark import SparkCluster
-
     if mangle_dupe_cols is not True:
         raise UsageError(f"mangle_dupe_cols can only be True, got {mangle_dupe_cols!r}")
     if parse_dates is not False:
@@ -317,10 +301,6 @@ class _Finish:
 
 def read_with_pandas(kind: str, file_path, options: dict[str, Any]):
     """XShards of the frames of ``pandas.read_<kind>``, the files of a partition joined to one."""
-    from bigdl.orca.cluster.ray import RayCluster, is_alone
-    from bigdl.orca.cluster.spark import SparkCluster
-    from bigdl.orca.data.xshards import SparkXShards
-
     on_ray = is_alone()
     files = [
         file for path in split_paths(file_path) for file in files_of(path, nested=kind == "parquet")
@@ -340,8 +320,6 @@ def read_with_pandas(kind: str, file_path, options: dict[str, Any]):
 def _on_ray(reader: _Reader, groups: list[list[str]]):
     """RayXShards of a frame for every group of files."""
     import ray
-
-    from bigdl.orca.data.xshards.ray import RayXShards
 
     task = ray.remote(lambda files: [reader(files)])
     return RayXShards([task.remote(files) for files in groups])
@@ -366,8 +344,6 @@ class _Reader:
 
 def _prepared(file: str) -> str:
     """`file`, after the driver of its storage was made ready in this process."""
-    from bigdl.orca.data.file import is_local_path, open_file_system
-
     if not is_local_path(file):
         open_file_system(file)
     return file

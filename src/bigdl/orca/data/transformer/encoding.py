@@ -12,12 +12,13 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.data.xshards import SparkXShards
+from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame
 
-    from bigdl.orca.data.shard import SparkXShards
 
 __all__ = [
     "StringIndex",
@@ -420,8 +421,6 @@ class StringIndex:
             from pyspark.sql import functions as F
             from pyspark.sql import types as T
 
-            from bigdl.orca.settings import OrcaContext
-
             spark = OrcaContext.get_spark_session()
             rows = list(self.to_dict().items())
             if rows and not all(isinstance(value, str) for value, _ in rows):
@@ -479,8 +478,6 @@ def require_columns(data: Any, columns: list[str]) -> None:
     if is_spark_frame(data):
         names = data.columns
     else:
-        from bigdl.orca.data.shard import SparkXShards
-
         if not isinstance(data, SparkXShards):
             raise UsageError(f"The data must be SparkXShards of pandas frames, got {type(data)}")
         schema = data.get_schema()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.xshards import persistence
 from bigdl.orca.data.xshards.shards import DATA_FRAME, class_name
 
@@ -66,8 +67,6 @@ def spark_frame(rdd: RDD, *, safe: bool = False) -> tuple[DataFrame, list]:
     """
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
-
-    from bigdl.orca.cluster.spark import SparkCluster
 
     spark = SparkCluster.from_active().spark
     found = rdd.mapPartitions(_column_types).collect()
