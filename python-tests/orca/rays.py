@@ -9,19 +9,20 @@ from bigdl.orca import init_orca_context
 def active_ray():
     """The context of a Ray of two CPUs, which is started where there is none."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
-    from bigdl.orca.context import _State
+    from bigdl.orca.ray import OrcaRayContext
 
-    if _State.ray is not None and _State.ray.initialized:
-        return _State.ray
+    active = OrcaRayContext._of_program
+    if active is not None and active.initialized:
+        return active
     return init_orca_context(runtime="ray", cores=2, object_store_memory="150m")
 
 
 def stop_ray():
     """Stop the Ray of this process, if there is one; Spark goes on."""
-    from bigdl.orca.context import _State
+    from bigdl.orca.ray import OrcaRayContext
 
-    if _State.ray is not None:
-        _State.ray.stop()
+    if OrcaRayContext._of_program is not None:
+        OrcaRayContext._of_program.stop()
 
 
 def rows(count=101, seed=0):

@@ -16,7 +16,7 @@ from searches import SPACE, fit, model, mse, rows, search
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl import hp
-from bigdl.orca.data.ray_xshards import RayXShards
+from bigdl.orca.data.xshards.ray import RayXShards
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'bigdl[automl]'")

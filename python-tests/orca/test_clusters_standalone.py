@@ -271,13 +271,13 @@ JOINED = """
         time.sleep(0.05)
         found = [(p.pid, command(p)) for p in psutil.Process().children(recursive=True)]
     print(json.dumps([origins[0], [p for p, text in found if "java" in text or "python" in text]]))
-    print(cluster._keeper.pid, flush=True)
+    print(cluster._supervisor.pid, flush=True)
     time.sleep(600)
 """
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("victim", ["driver", pytest.param("keeper", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("victim", ["driver", pytest.param("supervisor", marks=pytest.mark.slow)])
 def test_a_killed_program_leaves_no_process_and_no_file(tmp_path, victim):
     local = tmp_path / "local"
     local.mkdir()
@@ -286,15 +286,15 @@ def test_a_killed_program_leaves_no_process_and_no_file(tmp_path, victim):
     driver = start(tmp_path / "joined.py", in_directory(program, local))
     try:
         (value, file), pids = json.loads(driver.stdout.readline())
-        keeper = int(driver.stdout.readline())
+        supervisor = int(driver.stdout.readline())
         # It came with the context: the folder of the program is not on the executors' path.
         assert value == 3
         assert "bigdl-modules-" in file
         assert len(pids) >= 5
-        if victim == "keeper":
-            os.kill(keeper, signal.SIGKILL)
+        if victim == "supervisor":
+            os.kill(supervisor, signal.SIGKILL)
             # The driver's own JVM is the driver's business.
-            left = survivors([pid for pid in pids if pid != keeper], 20)
+            left = survivors([pid for pid in pids if pid != supervisor], 20)
             assert [psutil.Process(pid).ppid() for pid in left] == [driver.pid]
     finally:
         os.kill(driver.pid, signal.SIGKILL)

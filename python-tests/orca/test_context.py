@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+import uuid
 from pathlib import Path
 
 import psutil
@@ -16,7 +18,7 @@ from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
 from bigdl.orca.cluster import spark as spark_module
-from bigdl.orca.cluster.launch import local_properties
+from bigdl.orca.cluster.launch import local_properties, loopback_properties
 from bigdl.orca.cluster.spark import SparkCluster
 
 # The programs below start JVMs of their own; they need not run fast for long.
@@ -104,23 +106,26 @@ def test_old_import_path_has_the_same_objects():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"cluster_mode": "mesos"}, r"cluster_mode must be one of local, yarn, .* but got 'mesos'"),
-        ({"cluster_mode": 3}, r"cluster_mode must be one of .*spark-submit, bigdl-submit"),
-        ({"runtime": "dask"}, r"runtime must be one of spark, ray, but got 'dask'"),
+        (
+            {"cluster_mode": "mesos"},
+            r"cluster_mode should be one of 'local', .* got 'mesos'",
+        ),
+        ({"cluster_mode": 3}, r"cluster_mode should be one of .*'spark-submit', 'bigdl-submit'"),
+        ({"runtime": "dask"}, r"runtime should be one of 'spark', 'ray', got 'dask'"),
         ({"runtime": "ray", "cluster_mode": "local"}, r"cluster_mode is not supported for"),
         ({"init_ray_on_spark": 1}, r"init_ray_on_spark must be True or False, but got 1"),
-        ({"cores": 0}, r'cores must be a whole number of at least 1 or "\*", but got 0'),
-        ({"cores": "all"}, r"cores must be .* but got 'all'"),
-        ({"cores": 1.5}, r"cores must be .* but got 1.5"),
-        ({"cores": True}, r"cores must be .* but got True"),
+        ({"cores": 0}, r'cores, if it is not "\*", should be a positive integer, got 0'),
+        ({"cores": "all"}, r"cores, .* should be .* got 'all'"),
+        ({"cores": 1.5}, r"cores, .* should be .* got 1.5"),
+        ({"cores": True}, r"cores, .* should be .* got True"),
         ({"memory": "2 gigs"}, r"memory must be a whole number and a unit .* but got '2 gigs'"),
         ({"memory": "1.5g"}, r"memory must be .* but got '1.5g'"),
         ({"memory": 2}, r"memory must be .* but got 2"),
         ({"memory": "100m"}, r'memory must be at least "512m" for Spark to start'),
-        ({"num_nodes": 0}, r"num_nodes must be a whole number of at least 1, but got 0"),
+        ({"num_nodes": 0}, r"num_nodes should be a positive integer, got 0"),
         ({"conf": "spark.ui.enabled"}, r"conf must be a dict of Spark properties"),
         ({"conf": {1: 2}}, r"conf must be a dict of Spark properties"),
-        ({"spark_log_level": "LOUD"}, r"spark_log_level must be one of ALL, .* but got 'LOUD'"),
+        ({"spark_log_level": "LOUD"}, r"spark_log_level should be one of 'ALL', .* got 'LOUD'"),
         ({"python_location": "/no/python"}, r"python_location must be .* but got '/no/python'"),
         ({"core": 4}, r"has no argument 'core': did you mean 'cores'\?"),
         ({"sparkloglevel": "INFO"}, r"'sparkloglevel': did you mean 'spark_log_level'\?"),
@@ -151,6 +156,19 @@ def test_users_conf_wins_over_the_properties_of_local_mode():
     assert properties["spark.driver.memory"] == "3g"
     assert properties["spark.ui.enabled"] == "false"
     assert local_properties(2, "3g", {"spark.ui.port": "4050"})["spark.ui.enabled"] == "true"
+
+
+def test_unix_sockets_only_where_their_paths_fit(monkeypatch):
+    switch, place = "spark.python.unix.domain.socket.enabled", "spark.python.unix.domain.socket.dir"
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        longest = f"{short}/{'x' * (107 - len(f'{short}//.{uuid.uuid4()}.sock'))}"
+        for folder, fits in (short, True), (longest, True), (f"{longest}x", False):
+            os.makedirs(folder, exist_ok=True)
+            monkeypatch.setattr(tempfile, "tempdir", folder)
+            assert (loopback_properties({}).get(switch) == "true") is fits
+            assert (local_properties(2, "3g", {}).get(place) == folder) is fits
+        assert loopback_properties({place: longest})[switch] == "true"
+        assert local_properties(2, "3g", {switch: "false"})[switch] == "false"
 
 
 # Settings --------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def test_modes_of_writing(root):
     same(read(root), records(37))
     with pytest.raises(UsageError, match="cannot be appended"):
         ParquetDataset.write(root, [], {"x": SCHEMA["name"]}, write_mode="append")
-    with pytest.raises(UsageError, match="write_mode must be one of"):
+    with pytest.raises(UsageError, match="write_mode should be one of"):
         ParquetDataset.write(root, records(1), SCHEMA, write_mode="replace")
     ParquetDataset.write(root, records(4), SCHEMA)  # leaves nothing of the longer one
     same(read(root), records(4))
@@ -228,9 +228,9 @@ def test_wrong_use_is_one_sentence(tmp_path, monkeypatch):
     path = str(tmp_path / "x")
     with pytest.raises(UsageError, match="no complete ParquetDataset"):
         read_parquet("dataloader", path)
-    with pytest.raises(UsageError, match="format must be one of dataloader, tf_dataset"):
+    with pytest.raises(UsageError, match="format should be one of 'dataloader', 'tf_dataset'"):
         read_parquet("numpy", path)
-    with pytest.raises(UsageError, match="format must be one of mnist, image_folder, voc"):
+    with pytest.raises(UsageError, match="format should be one of 'mnist', 'image_folder', 'voc'"):
         write_parquet("cifar", path)
     with pytest.raises(UsageError, match="block_size"):
         ParquetDataset.write(path, [], SCHEMA, block_size=0)
@@ -503,7 +503,7 @@ def test_images_that_are_missing_or_none_are_named(orca_spark, tmp_path):
     for backend in ("spark", "pillow"):
         with pytest.raises((UsageError, NotADirectoryError), match="absent"):
             read_images(str(tmp_path / "absent"), backend=backend)
-    with pytest.raises(UsageError, match="backend must be one of"):
+    with pytest.raises(UsageError, match="backend should be one of"):
         read_images(str(tmp_path), backend="opencv")
     (tmp_path / "broken.jpg").write_bytes(b"no image")
     with pytest.raises(Exception, match=r"broken\.jpg' is not an image"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import rays
 
-from bigdl.orca.data.ray_xshards import RayXShards
+from bigdl.orca.data.xshards.ray import RayXShards
 from bigdl.orca.learn.tf2 import Estimator
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")

@@ -71,7 +71,7 @@ def test_sizes_are_decimal(size, expected):
     [
         (lambda: resource_to_bytes("10t"), "object_store_memory can be either b, k, m, g"),
         (lambda: resource_to_bytes("ten"), "object_store_memory can be either b, k, m, g"),
-        (lambda: OrcaRayContext("dask"), 'runtime must be "spark" or "ray", got \'dask\''),
+        (lambda: OrcaRayContext("dask"), "runtime should be one of 'spark', 'ray', got 'dask'"),
         (
             lambda: init_orca_context("local", runtime="ray"),
             "cluster_mode is not supported for runtime=\"ray\", but got 'local'",

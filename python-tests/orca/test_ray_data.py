@@ -11,7 +11,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data import SharedValue, SparkXShards, XShards, spark_df_to_ray_dataset
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.pandas import read_csv, read_json, read_parquet
-from bigdl.orca.data.ray_xshards import RayXShards, evenly
+from bigdl.orca.data.xshards.ray import RayXShards, evenly
 from bigdl.orca.engines.ray import RayEngine
 from bigdl.orca.engines.spark import SparkEngine
 
@@ -34,7 +34,7 @@ def shards(active):
 def alone(monkeypatch):
     """A program with a Ray and without Spark."""
     rays.active_ray()
-    monkeypatch.setattr("bigdl.orca.cluster.spark.active_context", lambda: None)
+    monkeypatch.setattr("bigdl.orca.cluster.ray.active_context", lambda: None)
 
 
 # -- without Spark ------------------------------------------------------------------------------

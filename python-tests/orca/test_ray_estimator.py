@@ -14,7 +14,7 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark import active_context
 from bigdl.orca.data import SparkXShards, XShards
-from bigdl.orca.data.ray_xshards import RayXShards
+from bigdl.orca.data.xshards.ray import RayXShards
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
 

@@ -28,7 +28,7 @@ def processes_of(context):
     node = f"--address={context.address_info['address']}"
     nodes = []
     for process in psutil.process_iter(["cmdline"]):
-        if any(part.endswith("_ray_node_main.py") for part in process.info["cmdline"] or ()):
+        if any(part == "ray-node" for part in process.info["cmdline"] or ()):
             with contextlib.suppress(psutil.Error):  # others' processes come and go
                 below = process.children(recursive=True)
                 if any(node in command_of(child) for child in below):

@@ -89,8 +89,8 @@ class Cluster:
                 found.append(process)
         return found
 
-    def keepers(self):
-        return self.processes("_ray_node_main.py")
+    def supervisors(self):
+        return self.processes("ray-node")
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def cluster(tmp_path):
 def test_ray_runs_on_the_executors_and_leaves_nothing(cluster):
     nodes, cores, sizes, total, directory = cluster.says()
     assert (nodes, cores, sizes, total) == (2, 1, [2, 2], 6)
-    assert len(cluster.keepers()) == 2
+    assert len(cluster.supervisors()) == 2
     cluster.go_on()
     assert cluster.says() == [[1]]
     cluster.go_on()
@@ -123,11 +123,13 @@ def test_ray_runs_on_the_executors_and_leaves_nothing(cluster):
 )
 def test_a_node_goes_with_its_executor_and_others_go_on(cluster, victim, nodes_left):
     cluster.says()
-    trees = {keeper: keeper.children(recursive=True) for keeper in cluster.keepers()}
+    trees = {
+        supervisor: supervisor.children(recursive=True) for supervisor in cluster.supervisors()
+    }
     assert len(trees) == 2
     cluster.processes(f"org.apache.spark.{victim}")[0].send_signal(signal.SIGKILL)
     give_up = time.monotonic() + GONE_S
-    while len(left := cluster.keepers()) > nodes_left and time.monotonic() < give_up:
+    while len(left := cluster.supervisors()) > nodes_left and time.monotonic() < give_up:
         time.sleep(0.2)
     assert len(left) == nodes_left
     for lost in set(trees) - set(left):

@@ -264,7 +264,7 @@ def test_repartition_keeps_other_shards_whole(sc, number):
 def test_repartition_of_nothing(sc):
     made = SparkXShards(sc.parallelize([], 2)).repartition(3)
     assert (made.num_partitions(), made.collect()) == (3, [])
-    with pytest.raises(UsageError, match="at least 1"):
+    with pytest.raises(UsageError, match="num_partitions should be a positive integer"):
         numbers(sc).repartition(0)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import operator
 import os
 import re
 import shutil
@@ -12,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.submit import family
 
@@ -102,18 +102,11 @@ def warn_ignored(given: Mapping[str, bool], reason: str) -> None:
 
 
 def check_cluster_mode(value: Any) -> str:
-    mode = "local" if value is None else value
-    if not isinstance(mode, str) or mode.lower() not in CLUSTER_MODES:
-        raise UsageError(
-            f"cluster_mode must be one of {', '.join(CLUSTER_MODES)}, but got {value!r}"
-        )
-    return mode.lower()
+    return _check_name("cluster_mode", "local" if value is None else value, CLUSTER_MODES)
 
 
 def check_runtime(runtime: Any, cluster_mode: Any, init_ray_on_spark: Any) -> str:
-    name = runtime.lower() if isinstance(runtime, str) else None
-    if name not in RUNTIMES:
-        raise UsageError(f"runtime must be one of {', '.join(RUNTIMES)}, but got {runtime!r}")
+    name = _check_name("runtime", runtime, RUNTIMES)
     _check_flag("init_ray_on_spark", init_ray_on_spark)
     if name == "ray" and cluster_mode is not None:
         raise UsageError(
@@ -134,32 +127,15 @@ def check_names(kwargs: Mapping[str, Any]) -> None:
             )
 
 
-def whole_number(value: Any) -> int | None:
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
-
-
 def check_cores(value: Any) -> int:
     from bigdl.common.cpu import core_count
 
     if value is None or value == "*":
         return core_count()
     text = isinstance(value, str) and value.strip()
-    number = int(text) if text and text.isascii() and text.isdigit() else whole_number(value)
-    if number is None or number < 1:
-        raise UsageError(f'cores must be a whole number of at least 1 or "*", but got {value!r}')
-    return number
-
-
-def check_num_nodes(value: Any, name: str = "num_nodes") -> int:
-    number = whole_number(value)
-    if number is None or number < 1:
-        raise UsageError(f"{name} must be a whole number of at least 1, but got {value!r}")
-    return number
+    return check_positive(
+        'cores, if it is not "*",', int(text) if text and text.isdigit() else value
+    )
 
 
 def check_memory(value: Any, name: str = "memory", least: int = SMALLEST_MEMORY) -> str:
@@ -192,11 +168,8 @@ def check_conf(value: Any) -> dict[str, str]:
 
 
 def check_log_level(value: Any) -> str:
-    if not isinstance(value, str) or value.upper() not in LOG_LEVELS:
-        raise UsageError(
-            f"spark_log_level must be one of {', '.join(LOG_LEVELS)}, but got {value!r}"
-        )
-    return value.upper()
+    value = value.upper() if isinstance(value, str) else value
+    return check_choice("spark_log_level", value, LOG_LEVELS)
 
 
 def check_python(location: Any, conf: Mapping[str, str]) -> str:
@@ -223,6 +196,10 @@ def check_cluster_options(mode: str, kwargs: Mapping[str, Any]) -> dict[str, Any
         for name, families in CLUSTER_OPTIONS.items()
         if wanted in families and kwargs.get(name) is not None
     }
+
+
+def _check_name(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    return check_choice(name, value.lower() if isinstance(value, str) else value, choices)
 
 
 def _check_text(name: str, value: Any) -> str:
@@ -260,7 +237,7 @@ def _check_directory(name: str, value: Any) -> str:
 
 _OPTION_CHECKS = {
     "additional_archive": _check_list,
-    "driver_cores": lambda name, value: check_num_nodes(value, name),
+    "driver_cores": check_positive,
     "driver_memory": lambda name, value: check_memory(value, name),
     "enable_numa_binding": _check_flag,
     "extra_executor_memory_for_ray": lambda name, value: check_memory(value, name, least=1),

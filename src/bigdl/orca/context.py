@@ -15,18 +15,17 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.checks import check_positive
+from bigdl.common.errors import require
 from bigdl.orca import arguments
+from bigdl.orca.cluster.ray import OrcaRayContext
 from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
     from bigdl.orca.cluster.launch import LaunchedSpark
-    from bigdl.orca.cluster.provision import OwnStandalone
     from bigdl.orca.cluster.submit import Request
-    from bigdl.orca.ray import OrcaRayContext
-
 __all__ = ["OrcaContext", "init_orca_context", "stop_orca_context"]
 
 logger = logging.getLogger("bigdl.orca")
@@ -36,10 +35,8 @@ class _State:
     """What ``init_orca_context`` has done in this process."""
 
     lock = threading.RLock()
-    launched: LaunchedSpark | OwnStandalone | None = None
+    launched: LaunchedSpark | None = None
     request: tuple | None = None  # the arguments that `launched` was started with
-    ray_options: Mapping[str, Any] = {}
-    ray: OrcaRayContext | None = None
     pid: int | None = None  # the process that registered `stop_orca_context` for its exit
 
 
@@ -162,7 +159,7 @@ def init_orca_context(
     cores, memory, num_nodes = (
         arguments.check_cores(cores),
         arguments.check_memory(memory),
-        arguments.check_num_nodes(num_nodes),
+        check_positive("num_nodes", num_nodes),
     )
 
     # PySpark means its pandas API, which Orca does not use
@@ -189,8 +186,9 @@ def init_orca_context(
         else:
             arguments.refuse_what_cannot_start(mode, conf)
             logger.info("Initializing orca context")
-            if _State.ray is not None and _State.ray.runtime == "spark":
-                _stop_ray()  # its Spark is gone
+            ray = OrcaRayContext._of_program
+            if ray is not None and ray.runtime == "spark":
+                OrcaRayContext.stop_of_program()  # its Spark is gone
             _stop_launched()
             if mode == "local":
                 given.update(dict.fromkeys(arguments.MEANT_FOR_ALL, False))
@@ -213,37 +211,15 @@ def init_orca_context(
             _State.request = request
             launch.set_log_level(sc, log_level)
         ray_options = {name: kwargs[name] for name in arguments.RAY_OPTIONS if name in kwargs}
-        _State.ray_options = {**_State.ray_options, **ray_options}
+        OrcaRayContext._program_options.update(ray_options)
         _stop_at_exit()
         if init_ray_on_spark:
-            ray_context()
+            OrcaRayContext.of_program()
         return sc
-
-
-def ray_context() -> OrcaRayContext:
-    """See :meth:`OrcaContext.get_ray_context`."""
-    require("ray", "ray")
-    from bigdl.orca.cluster.ray import NO_RAY
-    from bigdl.orca.cluster.spark import active_context
-    from bigdl.orca.ray import OrcaRayContext
-
-    with _State.lock:
-        if _State.ray is None:
-            _State.ray = OrcaRayContext._active  # a program may have made its own
-        if _State.ray is None:
-            sc = active_context()
-            if sc is None:
-                raise UsageError(NO_RAY)
-            _State.ray = OrcaRayContext("spark", sc=sc, **_State.ray_options)
-            _stop_at_exit()
-        _State.ray.init()
-        return _State.ray
 
 
 def _init_ray(cores, memory, num_nodes, options) -> OrcaRayContext:
     require("ray", "ray")
-    from bigdl.orca.ray import OrcaRayContext
-
     given = {"memory": memory != "2g", "num_nodes": num_nodes != 1}
     arguments.warn_ignored(given, "Ray has memory and nodes of its own")
     if options.get("address") in (None, "local"):
@@ -251,13 +227,14 @@ def _init_ray(cores, memory, num_nodes, options) -> OrcaRayContext:
     elif cores is not None:
         arguments.warn_ignored({"cores": True}, "the Ray at address has cores of its own")
     with _State.lock:
-        if _State.ray is not None and _State.ray.initialized:
-            logger.warning("The Ray that is active already is used: %r.", _State.ray)
-            return _State.ray
+        active = OrcaRayContext._of_program
+        if active is not None and active.initialized:
+            logger.warning("The Ray that is active already is used: %r.", active)
+            return active
         logger.info("Initializing orca context")
         context = OrcaRayContext("ray", cores, num_nodes, **options)
         context.init()
-        _State.ray = context
+        OrcaRayContext.set_of_program(context)
         _stop_at_exit()
         return context
 
@@ -283,13 +260,13 @@ def stop_orca_context() -> None:
     with _State.lock:
         if _State.pid not in (None, os.getpid()):
             return  # this process was forked from the one that owns the context
-        _stop_ray()
+        OrcaRayContext.stop_of_program()
         _stop_launched()
         if "pyspark" in sys.modules:
             from bigdl.orca.cluster import launch
 
             launch.stop_foreign_context()
-        _State.ray_options = {}
+        OrcaRayContext._program_options.clear()
 
 
 def init_spark_with(
@@ -320,18 +297,12 @@ def init_spark_with(
 def stop_own_cluster() -> None:
     """Stop the standalone cluster that this process started, if any, and the context on it."""
     with _State.lock:
-        if hasattr(_State.launched, "cluster"):
+        if _State.launched is not None and _State.launched.cluster is not None:
             stop_orca_context()
 
 
 def _is_ours(sc: SparkContext) -> bool:
     return _State.launched is not None and _State.launched.sc is sc
-
-
-def _stop_ray() -> None:
-    active, _State.ray = _State.ray, None
-    if active is not None:
-        active.stop()
 
 
 def _stop_launched() -> None:
@@ -365,13 +336,13 @@ def _is_submitted(mode: str) -> bool:
 
 
 def _start_on_cluster(request: Request) -> SparkContext:
-    from bigdl.orca.cluster import provision
+    from bigdl.orca.cluster import launch
 
     if request.is_cluster_mode:
-        code = provision.submit_program(request)
+        code = launch.submit_program(request)
         logger.info("The program has run on the cluster and ended with exit code %d", code)
         sys.exit(code)  # what follows has been done there
-    _State.launched = provision.connect(request, log_output=OrcaContext.log_output)
+    _State.launched = launch.connect(request, log_output=OrcaContext.log_output)
     return _State.launched.sc
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.arguments import whole_number
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -57,8 +58,9 @@ def _data_store(value: Any) -> Any:
 
 
 def _positive_or_none(value: Any) -> Any:
-    number = None if value is None else whole_number(value)
-    return _REFUSED if value is not None and (number is None or number < 1) else number
+    with contextlib.suppress(UsageError):
+        return None if value is None else check_positive("_shard_size", value)
+    return _REFUSED
 
 
 class _OrcaContextMeta(type):
@@ -159,6 +161,6 @@ class OrcaContext(metaclass=_OrcaContextMeta):
         MissingExtraError
             If Ray is not installed.
         """
-        from bigdl.orca.context import ray_context
+        from bigdl.orca.cluster.ray import OrcaRayContext
 
-        return ray_context()
+        return OrcaRayContext.of_program()

@@ -230,7 +230,7 @@ def exchanged(
 
     What is written on the way lies in a hidden folder in `path` while this is open.
     """
-    from bigdl.orca.data.storage import open_file_system
+    from bigdl.orca.data.file import open_file_system
 
     rest, rows = list(fitted), list(pieces)
     count = max(host.pieces, -(-sum(piece.count for piece in pieces) // _BUCKET))

@@ -124,7 +124,7 @@ def _column(file: pq.ParquetFile, group: int, name: str) -> Any:
 def opened(path: str, names: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
     """A file, whose columns of text come as dictionaries; `names` are those columns if known."""
 
-    from bigdl.orca.data.storage import is_local_path, open_file_system
+    from bigdl.orca.data.file import is_local_path, open_file_system
 
     fs, inside = open_file_system(path)
     source = inside if is_local_path(path) else fs.open(inside)
@@ -163,8 +163,8 @@ class Source:
 
 def source_of(src: Any) -> Source:
     """The files that a user means."""
-    from bigdl.orca.data.pandas.paths import files_of, split_paths
-    from bigdl.orca.data.storage import is_local_path, open_file_system
+    from bigdl.orca.data.file import is_local_path, open_file_system
+    from bigdl.orca.data.pandas.readers import files_of, split_paths
 
     named: dict[str, dict[str, str | None]] = {}
     for root in split_paths(src):
@@ -277,7 +277,7 @@ def pieces_of(source: Source, count: int) -> list[Piece]:
 
 def clear(path: str, sources: Sequence[str], mode: str) -> None:
     """Make an empty folder for results."""
-    from bigdl.orca.data.storage import open_file_system
+    from bigdl.orca.data.file import open_file_system
 
     if mode not in ("overwrite", "error"):
         raise UsageError(f"mode should be one of overwrite, error; got {mode!r}")
@@ -296,7 +296,7 @@ def clear(path: str, sources: Sequence[str], mode: str) -> None:
 
 def mark_complete(path: str) -> None:
     """Say, as Spark does, that all results are there."""
-    from bigdl.orca.data.storage import open_file_system
+    from bigdl.orca.data.file import open_file_system
 
     fs, folder = open_file_system(path)
     fs.touch(f"{folder.rstrip('/')}/_SUCCESS")
@@ -317,7 +317,7 @@ def write(path: str, place: int, tables: Iterator[pa.Table]) -> int:
     int
         Number of rows.
     """
-    from bigdl.orca.data.storage import is_local_path, open_file_system
+    from bigdl.orca.data.file import is_local_path, open_file_system
 
     fs, folder = open_file_system(path)
     name = file_of(folder, place)

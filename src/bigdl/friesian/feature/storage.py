@@ -41,7 +41,7 @@ def save(
     path: str, steps: Sequence[Operator], schema: Schema, fitted: Sequence[Fitted] | None
 ) -> None:
     """Write a pipeline; what was in the folder goes."""
-    from bigdl.orca.data.storage import open_file_system
+    from bigdl.orca.data.file import open_file_system
 
     fs, folder = open_file_system(path)
     folder = folder.rstrip("/")
@@ -82,7 +82,7 @@ def _written(fs: Any, folder: str, place: int, state: State) -> dict[str, Any]:
 
 def load(path: str) -> tuple[list[Operator], dict[str, Field], list[Fitted] | None]:
     """Read what :func:`save` wrote: steps, fields of the data, and the steps with their states."""
-    from bigdl.orca.data.storage import open_file_system
+    from bigdl.orca.data.file import open_file_system
 
     fs, folder = open_file_system(path)
     folder = folder.rstrip("/")

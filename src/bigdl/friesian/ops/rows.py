@@ -52,7 +52,7 @@ def _spark() -> SparkSession:
 
 
 def _paths(paths: Any) -> list[str]:
-    from bigdl.orca.data.pandas.paths import for_spark
+    from bigdl.orca.data.pandas.readers import for_spark
 
     return for_spark(paths)
 

@@ -3,7 +3,8 @@
 :class:`LaunchedSpark` is a Spark whose JVM this process started: it is made by
 ``init_orca_context`` and its :meth:`~LaunchedSpark.stop` leaves no process behind.  What PySpark
 does not offer publicly for that (the gateway to the JVM, the class-level singletons) is used in
-this module only.
+this module only.  :func:`connect` starts Spark on a cluster of other machines, which it looks for
+first, and :func:`submit_program` runs this program there again.
 """
 
 from __future__ import annotations
@@ -14,18 +15,57 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.environment import (
+    conda_prefix,
+    packed_environment,
+    ship_modules,
+    zip_modules,
+)
 from bigdl.orca.cluster.java import JavaHome, find_java
 from bigdl.orca.cluster.spark import user_import_path
+from bigdl.orca.cluster.standalone import LOOPBACK, StandaloneCluster, numa_prefixes
+from bigdl.orca.cluster.submit import (
+    Address,
+    Machine,
+    Request,
+    Submission,
+    check_reachable,
+    family,
+    hadoop_conf,
+    kubernetes_address,
+    resource_managers,
+    run,
+    standalone_masters,
+    submission,
+)
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+
+__all__ = [
+    "LaunchedSpark",
+    "attach",
+    "connect",
+    "has_foreign_gateway",
+    "set_log_level",
+    "stop_foreign_context",
+    "submit_program",
+    "use_this_python",
+]
+
+logger = logging.getLogger("bigdl.orca")
+
 
 TASK_ATTEMPTS = 4
 """Times a task is tried in local mode; Spark's own ``local[n]`` gives up at the first failure."""
@@ -33,9 +73,11 @@ TASK_ATTEMPTS = 4
 EXIT_GRACE_S = 10.0
 """Seconds that a JVM has to end by itself before it is killed."""
 
-_SECRET = "spark.authenticate.secret"
+LONGEST_SOCKET = 107
+"""Bytes that the path of a Unix socket may have."""
 
-logger = logging.getLogger("bigdl.orca")
+_SOCKETS = "spark.python.unix.domain.socket"
+_SECRET = "spark.authenticate.secret"
 
 
 class LaunchedSpark:
@@ -46,7 +88,11 @@ class LaunchedSpark:
     Attributes
     ----------
     sc : pyspark.SparkContext
+    cluster : StandaloneCluster or None
+        The cluster that was started for it, which is stopped with it.
     """
+
+    cluster: StandaloneCluster | None = None
 
     def __init__(self, sc: SparkContext, java: JavaHome, readers: list[threading.Thread], sigint):
         from pyspark import SparkFiles
@@ -107,7 +153,14 @@ class LaunchedSpark:
         return cls(sc, java, readers, sigint)
 
     def stop(self) -> None:
-        """Stop the context and the JVM; no process is left when this returns."""
+        """Stop the context, the JVM and the cluster; no process is left when this returns."""
+        try:
+            self._stop_driver()
+        finally:
+            if self.cluster is not None:
+                self.cluster.stop()
+
+    def _stop_driver(self) -> None:
         from pyspark import SparkContext
 
         # The user may have stopped our context and started another one in the same JVM.
@@ -198,10 +251,7 @@ def local_properties(cores: int, memory: str, conf: Mapping[str, str]) -> dict[s
     conf : mapping of str to str
         The user's own properties.
     """
-    import pyspark
-    from packaging.version import Version
-
-    properties = {
+    return {
         "spark.master": f"local[{cores},{TASK_ATTEMPTS}]",
         "spark.app.name": "orca",
         "spark.driver.memory": memory,
@@ -211,10 +261,8 @@ def local_properties(cores: int, memory: str, conf: Mapping[str, str]) -> dict[s
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # Spark's default of 200 is for clusters; a few more than cores keep them all busy.
         "spark.sql.shuffle.partitions": str(max(8, 2 * cores)),
+        **conf,
     }
-    if hasattr(socket, "AF_UNIX") and Version(pyspark.__version__) >= Version("4.1"):
-        properties["spark.python.unix.domain.socket.enabled"] = "true"
-    return {**properties, **conf}
 
 
 def loopback_properties(conf: Mapping[str, str]) -> dict[str, str]:
@@ -231,7 +279,28 @@ def loopback_properties(conf: Mapping[str, str]) -> dict[str, str]:
         "spark.ui.enabled": "true" if "spark.ui.port" in conf else "false",
         # A worker is another process of this machine: it can import what the driver can.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(user_import_path()),
+        **_socket_properties(conf.get(f"{_SOCKETS}.dir") or tempfile.gettempdir()),
     }
+
+
+def _socket_properties(directory: str) -> dict[str, str]:
+    """Properties for Unix sockets between a JVM and its Python workers, in `directory`.
+
+    They are faster than TCP, but the path of one may not be long: on other machines, where an
+    executor's directory may be that of a container, Spark keeps its default, TCP.
+    """
+    import pyspark
+    from packaging.version import Version
+
+    name = f"/.{uuid.uuid4()}.sock"  # as Spark calls them
+    if (
+        hasattr(socket, "AF_UNIX")
+        and Version(pyspark.__version__) >= Version("4.1")
+        and len(os.fsencode(directory + name)) <= LONGEST_SOCKET
+        and os.access(directory, os.W_OK | os.X_OK)
+    ):
+        return {f"{_SOCKETS}.enabled": "true", f"{_SOCKETS}.dir": directory}
+    return {}
 
 
 def local_environment(python: str) -> dict[str, str]:
@@ -347,3 +416,131 @@ def _restore_sigint(handler: Any) -> None:
         and getattr(current, "__module__", None) == "pyspark.core.context"
     ):
         signal.signal(signal.SIGINT, handler)
+
+
+def connect(request: Request, *, log_output: bool = False) -> LaunchedSpark:
+    """Start Spark with this process as the driver.
+
+    Raises
+    ------
+    UsageError
+        If the cluster cannot be reached or something that it needs is missing.
+    """
+    if family(request.mode) == "standalone" and not _master(request):
+        return _start_standalone(request, log_output)
+    address = _reach(request)
+    described = _prepare(request, Machine.this_one(address))
+    launched = LaunchedSpark.launch(
+        described.properties, described.environment, log_output=log_output
+    )
+    try:
+        ship_modules(launched.sc)
+    except BaseException:
+        launched.stop()
+        raise
+    return launched
+
+
+def submit_program(request: Request) -> int:
+    """Run this program again on the cluster; returns the exit code of ``spark-submit``.
+
+    Raises
+    ------
+    UsageError
+        If the cluster cannot be reached or something that it needs is missing.
+    """
+    machine = Machine.this_one()
+    described = submission(request, machine)  # complain before anything is packed
+    _reach(request)
+    with tempfile.TemporaryDirectory(prefix="bigdl-submit-") as directory:
+        modules = str(Path(directory) / "modules.zip")
+        if family(request.mode) == "yarn" and zip_modules(modules):
+            machine = replace(machine, modules=modules)
+        described = _prepare(request, machine)
+        java = find_java()
+        try:
+            logger.info("Submitting the program with cluster_mode=%s", request.mode)
+            return run(described.command, {**described.environment, "JAVA_HOME": str(java.home)})
+        finally:
+            java.close()
+
+
+def _prepare(request: Request, machine: Machine) -> Submission:
+    if request.packs_environment:
+        archive = packed_environment(conda_prefix(request.get("conda_name")))
+        machine = replace(machine, environment_archive=archive)
+    return submission(request, machine)
+
+
+def _master(request: Request) -> str | None:
+    return request.get("master") or request.conf.get("spark.master")
+
+
+def _reach(request: Request) -> Address:
+    """Find the cluster within seconds; Spark would try for minutes."""
+    cluster = family(request.mode)
+    if cluster == "yarn":
+        directory = hadoop_conf(request, os.environ)
+        return check_reachable(
+            resource_managers(directory),
+            "The resource manager of YARN",
+            f"check that it runs and that yarn-site.xml in {directory} is the one of this cluster",
+        )
+    if cluster == "k8s":
+        submission(request, Machine(environ=os.environ, program=("program.py",)))
+        return check_reachable(
+            [kubernetes_address(_master(request))],
+            "The API server of Kubernetes",
+            "check master against the address that `kubectl cluster-info` shows",
+        )
+    return check_reachable(
+        standalone_masters(_master(request)),
+        "The master of the standalone cluster",
+        "check that it runs there, or leave out master to start a cluster on this machine",
+    )
+
+
+def _start_standalone(request: Request, log_output: bool) -> LaunchedSpark:
+    prefixes = [[]]
+    if request.get("enable_numa_binding"):
+        prefixes = numa_prefixes(request.num_nodes)
+    cluster = StandaloneCluster.start(
+        request.cores,
+        request.memory,
+        request.num_nodes,
+        prefixes=prefixes,
+        directory=_local_directory(request),
+    )
+    try:
+        conf = {"spark.master": cluster.master, **request.conf}
+        machine = replace(Machine.this_one(), address=LOOPBACK)
+        described = submission(replace(request, conf=conf), machine)
+        properties = {
+            **described.properties,
+            **loopback_properties(request.conf),
+            "spark.authenticate": "true",
+            "spark.authenticate.secret": cluster.secret,
+            **request.conf,
+        }
+        environment = {**described.environment, "SPARK_LOCAL_IP": LOOPBACK}
+        launched = LaunchedSpark.launch(properties, environment, log_output=log_output)
+    except BaseException:
+        cluster.stop()
+        raise
+    launched.cluster = cluster
+    return launched
+
+
+def _local_directory(request: Request) -> str | None:
+    """Where the cluster keeps what does not fit in memory: where the user wants such files."""
+    asked = os.environ.get("SPARK_LOCAL_DIRS") or request.conf.get("spark.local.dir")
+    if not asked:
+        return None
+    directory = asked.split(",")[0]
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"The directory {directory} for local files cannot be made: {error}"
+        ) from None
+    return directory

@@ -1,17 +1,33 @@
-"""Describe the Ray that this process is connected to, whoever started it.
+"""The Ray that this process is connected to, whoever started it, and the Ray of a program.
 
 Feeds and engines ask :class:`RayCluster` for nodes, cores and slots, as they ask a SparkCluster.
 """
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from bigdl.common.errors import UsageError
+from bigdl.common.checks import check_choice
+from bigdl.common.errors import UsageError, require
+from bigdl.orca.cluster.ray_launch import (
+    LaunchedRay,
+    RayOnSpark,
+    check_ray_arguments,
+    nodes_with_cpus,
+)
+from bigdl.orca.cluster.spark import SparkCluster, active_context
 
-__all__ = ["RayCluster", "RayNode", "Shared", "is_alone", "is_connected"]
+__all__ = ["OrcaRayContext", "RayCluster", "RayNode", "Shared", "is_alone", "is_connected"]
+
+logger = logging.getLogger("bigdl.orca")
 
 NO_RAY = (
     'No active Ray. Call init_orca_context(runtime="ray") or '
@@ -66,9 +82,7 @@ class RayCluster:
             If there is neither.
         """
         if not is_connected():
-            from bigdl.orca.settings import OrcaContext
-
-            OrcaContext.get_ray_context()
+            OrcaRayContext.of_program()
         return cls()
 
     def __repr__(self) -> str:
@@ -77,14 +91,11 @@ class RayCluster:
     @property
     def members(self) -> list[RayNode]:
         """The nodes with CPUs that are alive now, in an order that stays."""
-        import ray
-
-        found = [
+        nodes = [
             RayNode(node["NodeID"], node["NodeManagerAddress"], int(node["Resources"]["CPU"]))
-            for node in ray.nodes()
-            if node["Alive"] and node["Resources"].get("CPU", 0) >= 1
+            for node in nodes_with_cpus()
         ]
-        return sorted(found, key=lambda node: (node.address, node.id))
+        return sorted(nodes, key=lambda node: (node.address, node.id))
 
     @property
     def hosts(self) -> list[str]:
@@ -204,8 +215,6 @@ def _patiently(calls: list) -> list:
 
 def is_alone() -> bool:
     """Whether this program has a Ray and no Spark, so that data belongs on Ray."""
-    from bigdl.orca.cluster.spark import active_context
-
     return active_context() is None and is_connected()
 
 
@@ -213,3 +222,244 @@ def is_connected() -> bool:
     """Whether this process is connected to a Ray; imports nothing."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
+
+
+_WITHOUT_EFFECT = {
+    "redis_port": "Ray has no Redis any more",
+    "redis_password": "Ray makes a token of its own",
+    "password": "Ray makes a token of its own",
+    "include_webui": "Ray's dashboard stays off",
+}
+
+
+class OrcaRayContext:
+    """The Ray of a program; made by ``init_orca_context`` and ``OrcaContext.get_ray_context``.
+
+    Parameters
+    ----------
+    runtime : {"spark", "ray"}, default "spark"
+        ``"spark"``: on the nodes of the active SparkContext; in local mode on this machine.
+        ``"ray"``: on this machine, or the cluster at ``address=``.
+    cores : int or "*", default 2
+        CPUs of Ray on this machine; on Spark's nodes, those of an executor are the default.
+    num_nodes : int, default 1
+        Accepted for programs of BigDL 2.x: Ray knows its nodes.
+    **kwargs
+        For Spark: ``sc``, ``num_ray_nodes`` (default: the executors), ``ray_node_cpu_cores``
+        (default: the cores of an executor), ``object_store_memory`` of a node (``"2g"`` or bytes),
+        ``env`` (variables of Ray's processes), ``extra_params`` (further options of ``ray start``),
+        ``system_config``, ``verbose``.
+        For Ray: ``address``, ``object_store_memory``, and every argument of ``ray.init``.
+
+    Attributes
+    ----------
+    initialized : bool
+    address_info : dict or None
+        What Ray says of itself; ``redis_address`` is the address at which nodes join.
+
+    Examples
+    --------
+    >>> from bigdl.orca import init_orca_context
+    >>> context = init_orca_context(runtime="ray", cores=4)          # doctest: +SKIP
+    """
+
+    _active: ClassVar[OrcaRayContext | None] = None
+    _of_program: ClassVar[OrcaRayContext | None] = None  # also while it is stopped
+    _program_options: ClassVar[dict[str, Any]] = {}  # of init_orca_context, for a Ray on Spark
+    _lock: ClassVar[Any] = threading.RLock()
+
+    def __init__(
+        self, runtime: str = "spark", cores: int | str = 2, num_nodes: int = 1, **kwargs: Any
+    ):
+        self.runtime = check_choice("runtime", runtime, ("spark", "ray"))
+        self.ray_node_cpu_cores = cores
+        self.num_ray_nodes = num_nodes
+        self.address_info: dict | None = None
+        self._options = dict(kwargs)
+        self._launched: Any = None
+        if runtime == "ray":
+            check_ray_arguments(kwargs)
+
+    def __repr__(self) -> str:
+        where = self.cluster if self.initialized else "not initialized"
+        return f"OrcaRayContext({self.runtime!r}, {where})"
+
+    @property
+    def initialized(self) -> bool:
+        """Whether this process is connected to Ray by this context."""
+        return self._launched is not None and is_connected()
+
+    @property
+    def cluster(self) -> RayCluster:
+        """Ray as nodes × cores."""
+        return RayCluster.from_active()
+
+    @property
+    def redis_address(self) -> str | None:
+        """The address at which nodes join Ray, under its old name."""
+        return self.address_info and self.address_info["redis_address"]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all of Ray is on this machine."""
+        return self.initialized and self.cluster.is_local
+
+    def init(self, driver_cores: int = 0) -> dict:
+        """Start Ray, or connect to it, unless that is done.
+
+        Parameters
+        ----------
+        driver_cores : int, default 0
+            CPUs of Ray on the driver's machine, beside Spark's nodes.
+
+        Returns
+        -------
+        dict
+            What Ray says of itself.
+        """
+        with OrcaRayContext._lock:
+            if not self.initialized:
+                self._launched = self._launch(driver_cores)
+                info = {"redis_address": self._launched.address, **self._launched.info}
+                self.address_info = {"address": self._launched.address, **info}
+                OrcaRayContext._active = self
+                cluster = self.cluster
+                self.num_ray_nodes, self.ray_node_cpu_cores = cluster.nodes, cluster.cores_per_node
+                logger.info("Ray runs at %s: %r", self._launched.address, cluster)
+            return self.address_info
+
+    def _launch(self, driver_cores):
+        if is_connected():
+            raise UsageError(
+                "Ray is initialized in this process already; call ray.shutdown(), or leave it to "
+                "init_orca_context to connect with address="
+            )
+        options = dict(self._options)
+        memory = resource_to_bytes(options.pop("object_store_memory", None))
+        if self.runtime == "ray":
+            from bigdl.orca.arguments import check_cores
+
+            address = options.pop("address", None)
+            if address not in (None, "local"):
+                return LaunchedRay.connect(address, options)
+            cores = check_cores(self.ray_node_cpu_cores)
+            return LaunchedRay.start(cores, object_store_memory=memory, options=options)
+        return self._launch_on_spark(options, memory, driver_cores)
+
+    def _launch_on_spark(self, options: Mapping[str, Any], memory, driver_cores):
+        from bigdl.orca.cluster.ray_launch import LaunchedRay
+
+        for name, reason in _WITHOUT_EFFECT.items():
+            if options.get(name) is not None:
+                logger.info("%s: no effect, since %s", name, reason)
+        sc = options.get("sc")
+        cluster = SparkCluster(sc) if sc is not None else SparkCluster.from_active()
+        cores = options.get("ray_node_cpu_cores") or cluster.cores_per_node
+        config = {"_system_config": options.get("system_config")}
+        config = {name: value for name, value in config.items() if value}
+        if cluster.is_local:
+            return LaunchedRay.start(cores, object_store_memory=memory, options=config)
+        return RayOnSpark.start(
+            cluster,
+            nodes=options.get("num_ray_nodes") or cluster.nodes,
+            cores=cores,
+            driver_cores=driver_cores,
+            object_store_memory=memory,
+            env=options.get("env") or {},
+            extra_params=options.get("extra_params") or {},
+            options=config,
+        )
+
+    def stop(self) -> None:
+        """Stop Ray, or disconnect from one that others started."""
+        with OrcaRayContext._lock:
+            launched, self._launched, self.address_info = self._launched, None, None
+            if OrcaRayContext._active is self:
+                OrcaRayContext._active = None
+            if launched is not None:
+                launched.stop()
+
+    @classmethod
+    def get(cls, initialize: bool = True) -> OrcaRayContext:
+        """The Ray context of this program.
+
+        Parameters
+        ----------
+        initialize : bool, default True
+            Start it if that has not been done.
+
+        Raises
+        ------
+        UsageError
+            If there is none.
+        """
+        context = OrcaRayContext._active
+        if context is None:
+            raise UsageError(
+                "No active RayContext. Please call init_orca_context to create a RayContext"
+            )
+        if initialize:
+            context.init()
+        return context
+
+    @classmethod
+    def of_program(cls) -> OrcaRayContext:
+        """The Ray of this program, which is started on Spark's nodes where there is none yet.
+
+        Raises
+        ------
+        UsageError
+            If there is neither a Ray nor an active SparkContext.
+        """
+        require("ray", "ray")
+        with cls._lock:
+            if cls._of_program is None:
+                cls._of_program = cls._active  # a program may have made its own
+            if cls._of_program is None:
+                sc = active_context()
+                if sc is None:
+                    raise UsageError(NO_RAY)
+                cls.set_of_program(cls("spark", sc=sc, **cls._program_options))
+            cls._of_program.init()
+            return cls._of_program
+
+    @classmethod
+    def set_of_program(cls, context: OrcaRayContext) -> None:
+        """Make `context` the Ray of this program, which is stopped when the process ends."""
+        cls._of_program = context
+        atexit.register(cls.stop_of_program, os.getpid())
+
+    @classmethod
+    def stop_of_program(cls, pid: int | None = None) -> None:
+        """Stop the Ray of this program, unless this process was forked from the one of `pid`."""
+        if pid in (None, os.getpid()):
+            context, cls._of_program = cls._of_program, None
+            if context is not None:
+                context.stop()
+
+
+_UNITS = {"b": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
+
+
+def resource_to_bytes(resource_str: str | int | None) -> int | None:
+    """A size such as ``"10g"`` in bytes; units are decimal, so ``"10k"`` is 10000.
+
+    Parameters
+    ----------
+    resource_str : str, int or None
+        A whole number and one of b, k, m and g; a number is taken as it is.
+
+    Raises
+    ------
+    UsageError
+        For anything else.
+    """
+    if resource_str is None or type(resource_str) is int:
+        return resource_str
+    found = re.fullmatch(r"\s*(\d+)\s*([bkmg])\s*", str(resource_str).lower())
+    if found is None:
+        raise UsageError(
+            "object_store_memory can be either b, k, m, g for bytes, kilobytes, megabytes and "
+            f'gigabytes, such as "10g", got {resource_str!r}'
+        )
+    return int(found[1]) * _UNITS[found[2]]

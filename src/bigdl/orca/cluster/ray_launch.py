@@ -18,25 +18,30 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.cluster.spark import user_import_path
+from bigdl.orca.cluster import supervisor
+from bigdl.orca.cluster.environment import ship_modules
+from bigdl.orca.cluster.spark import SparkCluster, user_import_path
 
 __all__ = [
     "LOOPBACK",
     "LaunchedRay",
+    "RayOnSpark",
     "check_ray_arguments",
     "set_environment",
     "shared_environment",
 ]
 
 logger = logging.getLogger("bigdl.orca")
+
 
 LOOPBACK = "127.0.0.1"
 _END_S = 10.0  # seconds that Ray's processes get to end by themselves
@@ -48,7 +53,6 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's name for "this machine only"
-_KEEPER = Path(__file__).with_name("_ray_head_main.py")
 _MARK = "BIGDL_RAY"  # a variable of all processes of a Ray that was started here
 TOKEN = "RAY_AUTH_TOKEN"
 _token = secrets.token_hex(32)  # one for this process: Ray reads it once
@@ -71,14 +75,14 @@ class LaunchedRay:
         environment: dict[str, str | None],
         processes: list[psutil.Process],
         directory: str | None,
-        keeper: subprocess.Popen | None = None,
+        watcher: subprocess.Popen | None = None,
     ):
         import ray
 
         self.address = ray.get_runtime_context().gcs_address
         self.info = dict(getattr(context, "address_info", None) or {})
         self._environment, self._directory = environment, directory
-        self._processes, self._keeper = processes, keeper
+        self._processes, self._watcher = processes, watcher
 
     @classmethod
     def start(
@@ -111,7 +115,7 @@ class LaunchedRay:
         others = _children()
         debugger = {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}  # Ray takes it over
         before = {**set_environment({**ENVIRONMENT, **loopback, **_authentication()}), **debugger}
-        keeper = _start_keeper(directory)
+        watcher = _start_watcher(directory)
         try:
             options = {
                 "include_dashboard": False,
@@ -126,10 +130,10 @@ class LaunchedRay:
             with EnvContext({_MARK: directory, "PYTHONPATH": _import_path()}):
                 context = _init(**options)
             ours = [p for p in _children() if p not in others]
-            return cls(context, before, ours, directory, keeper)
+            return cls(context, before, ours, directory, watcher)
         except BaseException:
             _end([p for p in _children() if p not in others])
-            _stop_keeper(keeper)
+            _stop_watcher(watcher)
             set_environment(before)
             shutil.rmtree(directory, ignore_errors=True)
             raise
@@ -149,7 +153,7 @@ class LaunchedRay:
             ray.shutdown()
         if self._directory:
             _end(processes)
-            _stop_keeper(self._keeper)
+            _stop_watcher(self._watcher)
             set_environment(self._environment)
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -223,32 +227,21 @@ def _store_size() -> int:
     return max(_LEAST_STORE, min(wanted, int(0.9 * shared)) if shared else wanted)
 
 
-def _start_keeper(directory: str) -> subprocess.Popen:
+def _start_watcher(directory: str) -> subprocess.Popen:
     """The process that outlives this one for as long as it takes to end its Ray."""
-    with open("/proc/self/stat") as file:
-        started = file.read().rpartition(")")[2].split()[19]
+    started = supervisor.status(os.getpid())[19]
     order = {
         "driver": [os.getpid(), started],
         "directory": directory,
         "mark": f"{_MARK}={directory}",
     }
-    keeper = subprocess.Popen(
-        [sys.executable, str(_KEEPER)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        text=True,
-    )
-    with keeper.stdin as line:
-        line.write(json.dumps(order) + "\n")
-    return keeper
+    return supervisor.start("ray-head", order)
 
 
-def _stop_keeper(keeper: subprocess.Popen | None) -> None:
-    if keeper is not None:
-        keeper.terminate()
-        keeper.wait()
+def _stop_watcher(watcher: subprocess.Popen | None) -> None:
+    if watcher is not None:
+        watcher.terminate()
+        watcher.wait()
 
 
 def _children() -> list[psutil.Process]:
@@ -277,3 +270,197 @@ def _end(processes: list[psutil.Process]) -> None:
     if left:
         logger.warning("Ray's processes did not end within %g s and were killed", _END_S)
         psutil.wait_procs(left, timeout=_END_S)
+
+
+_START_S = 120.0  # seconds in which all nodes must have joined
+
+
+class RayOnSpark:
+    """Ray on Spark's nodes; made by :meth:`start`.
+
+    Attributes
+    ----------
+    address : str
+        Of the head.
+    info : dict
+        What Ray says of itself.
+    """
+
+    def __init__(self, head: LaunchedRay):
+        self._head = head
+        self.address, self.info = head.address, head.info
+
+    @classmethod
+    def start(
+        cls,
+        cluster: SparkCluster,
+        *,
+        nodes: int,
+        cores: int,
+        driver_cores: int = 0,
+        object_store_memory: int | None = None,
+        env: Mapping[str, str] | None = None,
+        extra_params: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> RayOnSpark:
+        """Start the head here and a node on every executor.
+
+        Parameters
+        ----------
+        cluster : SparkCluster
+        nodes : int
+            Number of Ray nodes, at most that of executors.
+        cores : int
+            CPUs of Ray of a node.
+        driver_cores : int
+            CPUs of Ray on the driver's machine.
+        object_store_memory : int, optional
+            Bytes of a node.
+        env : dict, optional
+            Environment variables of the nodes.
+        extra_params : dict, optional
+            Further options of ``ray start``, without their dashes.
+        options : dict, optional
+            Further arguments of ``ray.init`` on the driver.
+
+        Raises
+        ------
+        UsageError
+            When there are fewer executors than nodes, they may go, or a node does not start.
+        """
+        if cluster.dynamic_allocation:
+            raise UsageError(
+                "Ray needs executors that stay, but Spark may end them by dynamic allocation; set "
+                "spark.dynamicAllocation.enabled=false"
+            )
+        if nodes > cluster.nodes:
+            raise UsageError(
+                f"{nodes} Ray nodes were asked for (num_ray_nodes) but Spark has {cluster.nodes} "
+                "executors; ask for as many nodes or fewer"
+            )
+        host = cluster.driver_host  # `ray start` refuses to join one on the loopback interface
+        head = LaunchedRay.start(
+            driver_cores,
+            host=None if host == LOOPBACK else host,
+            object_store_memory=object_store_memory,
+            options=options,
+        )
+        try:
+            command = _command(head.address, cores, object_store_memory, extra_params or {})
+            environment = {**shared_environment(), **(env or {})}
+            order = {"head": head.address, "command": command, "environment": environment}
+            ship_modules(cluster.sc)
+            failed = _start_nodes(cluster, nodes, order)
+            _await_nodes(nodes + bool(driver_cores), failed)
+        except BaseException:
+            head.stop()
+            raise
+        return cls(head)
+
+    def stop(self) -> None:
+        """Stop the head; the nodes notice within seconds."""
+        self._head.stop()
+
+
+def _command(address, cores, object_store_memory, extra_params) -> list[str]:
+    options = {
+        "address": address,
+        "num-cpus": cores,
+        "object-store-memory": object_store_memory,
+        **{name.replace("_", "-"): value for name, value in extra_params.items()},
+    }
+    given = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    return ["-m", "ray.scripts.scripts", "start", *given, "--disable-usage-stats", "--block"]
+
+
+def _start_nodes(cluster: SparkCluster, nodes: int, order: dict) -> list[str]:
+    """Start a node on as many executors; returns where that failed, and why."""
+    from bigdl.orca.cluster.spark_calls import SparkCall
+
+    def start(batches):
+        import pyarrow as pa
+        from pyspark import BarrierTaskContext
+
+        context = BarrierTaskContext.get()
+        for _ in batches:
+            pass
+        executor = executor_process()
+        everyone = [json.loads(each) for each in context.allGather(json.dumps(executor))]
+        place = context.partitionId()
+        # several tasks may be on one executor: the first of them starts the node
+        firsts = [i for i, each in enumerate(everyone) if each not in everyone[:i]][:nodes]
+        if place in firsts:
+            _start_node({**order, "executor": executor[1:]})
+        yield pa.RecordBatch.from_pydict({"executors": [len(firsts)]})
+
+    tasks = _await_slots(cluster, nodes)
+    frame = cluster.spark.range(0, tasks, 1, tasks)
+
+    def job():
+        return frame.mapInArrow(start, "executors long", barrier=True).collect()
+
+    (found, *_) = SparkCall(cluster.sc, job).wait()
+    if found[0] < nodes:
+        return [f"only {found[0]} executors have registered"]
+    return []
+
+
+def _await_slots(cluster: SparkCluster, nodes: int) -> int:
+    """As many tasks as run at once when the executors are there: then every executor has one."""
+    task_cpus = int(cluster.sc.getConf().get("spark.task.cpus", "1"))
+    wanted = nodes * max(1, cluster.cores_per_node // task_cpus)
+    end = time.monotonic() + _START_S
+    while (slots := cluster.slots()) < wanted and time.monotonic() < end:
+        time.sleep(0.1)
+    if not slots:
+        raise UsageError(f"No executor of Spark has registered within {_START_S:g} s")
+    return slots
+
+
+def executor_process() -> list:
+    """Host, pid and start time of the JVM of the executor that this task belongs to."""
+    pid = os.getpid()
+    while True:
+        with open(f"/proc/{pid}/stat") as file:
+            name, _, rest = file.read().rpartition(")")
+        fields = rest.split()
+        parent = int(fields[1])
+        if "java" in name or parent <= 1:
+            return [os.uname().nodename, pid, fields[19]]
+        pid = parent
+
+
+def _start_node(order: dict) -> None:
+    """Start the supervisor of a node, in a session of its own: Spark ends its Python workers."""
+    directory = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")[0]
+    # Ray's workers import what those of Spark can, the program's own modules too
+    path = {"PYTHONPATH": os.pathsep.join(user_import_path())}
+    order = {
+        **order,
+        "environment": {**path, **order["environment"]},
+        "command": [sys.executable, *order["command"]],
+        "log": os.path.join(directory, f"bigdl-ray-node-{os.getpid()}.log"),
+    }
+    process = supervisor.start("ray-node", order)
+    # Spark uses this process again: it shall not be the parent of a dead one
+    threading.Thread(target=process.wait, daemon=True).start()
+
+
+def nodes_with_cpus() -> list[dict[str, Any]]:
+    """Return Ray's description of the nodes that are alive and run tasks."""
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+
+
+def _await_nodes(nodes: int, failed: list[str]) -> None:
+    end = time.monotonic() + _START_S
+    while not failed and (joined := len(nodes_with_cpus())) < nodes:
+        if time.monotonic() > end:
+            failed = [f"{joined} of {nodes} joined within {_START_S:g} s"]
+        time.sleep(0.2)
+    if failed:
+        raise UsageError(
+            f"Ray's nodes could not be started on Spark's executors: {failed[0]}; look at "
+            "bigdl-ray-node-*.log in the executors' local directories"
+        )

@@ -1,8 +1,9 @@
 """A standalone Spark cluster on this machine: one master and its workers, on loopback only.
 
-:class:`StandaloneCluster` is the life of one.  Its daemons belong to a keeper process
-(``_keeper_main.py``) that stops them when this process says so or is gone, however it ended, and
-removes their directory.  Applications prove with a secret that they may use the cluster.
+:class:`StandaloneCluster` is the life of one.  Its daemons belong to a process
+(:mod:`bigdl.orca.cluster.supervisor`) that stops them when this process says so or is gone, however
+it ended, and removes their directory.  Applications prove with a secret that they may use the
+cluster.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import re
 import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster import supervisor
 from bigdl.orca.cluster.java import find_java
 
 if TYPE_CHECKING:
@@ -30,9 +31,8 @@ __all__ = ["StandaloneCluster", "numa_prefixes"]
 
 LOOPBACK = "127.0.0.1"
 STOP_S = 20.0
-"""Seconds that the keeper has to stop the cluster; it kills what is left after five."""
+"""Seconds that the supervisor has to stop the cluster; it kills what is left after five."""
 
-_KEEPER = Path(__file__).with_name("_keeper_main.py")
 # The daemons hold no data: they need little memory and no compiler that takes its time.
 _DAEMON_MEMORY = "512m"
 _DAEMON_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -58,10 +58,10 @@ class StandaloneCluster:
         The value of ``spark.authenticate.secret`` for applications.
     """
 
-    def __init__(self, master: str, secret: str, keeper: subprocess.Popen, directory: str, java):
+    def __init__(self, master: str, secret: str, process: subprocess.Popen, directory: str, java):
         self.master = master
         self.secret = secret
-        self._keeper = keeper
+        self._supervisor = process
         self._directory = directory
         self._java: JavaHome = java
 
@@ -99,33 +99,22 @@ class StandaloneCluster:
         java = find_java()
         own = tempfile.mkdtemp(prefix="bigdl-standalone-", dir=directory)
         secret = secrets.token_hex(32)
-        keeper = None
+        process = None
         try:
             order = _order(own, secret, java, cores, memory, executors // len(prefixes), prefixes)
-            keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_KEEPER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for the program, which then stops the cluster
-            )
-            keeper.stdin.write(json.dumps(order).encode() + b"\n")
-            keeper.stdin.flush()
-            reply = json.loads(keeper.stdout.readline() or b'{"error": "its keeper was killed"}')
-            if "error" in reply:
-                raise UsageError(f"The standalone cluster did not start: {reply['error']}")
+            process = supervisor.start("standalone", order, replies=True)
+            reply = json.loads(process.stdout.readline() or b"{}")
+            if "master" not in reply:
+                reason = reply.get("error", "its supervisor was killed")
+                raise UsageError(f"The standalone cluster did not start: {reason}")
         except BaseException:
-            _stop(keeper, own, java)
+            _stop(process, own, java)
             raise
-        return cls(reply["master"], secret, keeper, own, java)
+        return cls(reply["master"], secret, process, own, java)
 
     def stop(self) -> None:
         """Stop the cluster; no process and no file of it is left when this returns."""
-        _stop(self._keeper, self._directory, self._java)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the cluster is up."""
-        return self._keeper.poll() is None
+        _stop(self._supervisor, self._directory, self._java)
 
 
 def numa_prefixes(executors: int) -> list[list[str]]:
@@ -222,15 +211,15 @@ def _times(memory: str, number: int) -> str:
     return f"{int(int(match[1]) * factor) * number}m"
 
 
-def _stop(keeper: subprocess.Popen | None, directory: str, java: JavaHome) -> None:
-    if keeper is not None:
+def _stop(process: subprocess.Popen | None, directory: str, java: JavaHome) -> None:
+    if process is not None:
         with contextlib.suppress(OSError):
-            keeper.stdin.close()
+            process.stdin.close()
         try:
-            keeper.wait(STOP_S)
+            process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            keeper.kill()  # the kernel ends the daemons with it
-            keeper.wait()
-        keeper.stdout.close()
+            process.kill()  # the kernel ends the daemons with it
+            process.wait()
+        process.stdout.close()
     shutil.rmtree(directory, ignore_errors=True)
     java.close()

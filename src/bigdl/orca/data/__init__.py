@@ -13,7 +13,7 @@ def __getattr__(name: str) -> Any:
 
         return read_images
     if name == "spark_df_to_ray_dataset":
-        from bigdl.orca.data.ray_dataset import spark_df_to_ray_dataset
+        from bigdl.orca.data.ray_exchange import spark_df_to_ray_dataset
 
         return spark_df_to_ray_dataset
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

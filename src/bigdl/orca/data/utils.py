@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.xshards.exchange import join_shards
-from bigdl.orca.data.xshards.kinds import class_name
+from bigdl.orca.data.xshards import SparkXShards
+from bigdl.orca.data.xshards.frames import frames_of
+from bigdl.orca.data.xshards.shards import DATA_FRAME, class_name, join_shards
+from bigdl.orca.settings import OrcaContext
 
 __all__ = [
     "get_class_name",
@@ -35,11 +37,6 @@ def spark_df_to_pd_sparkxshards(df, shard_size: int | None = None):
     -------
     SparkXShards
     """
-    from bigdl.orca.data.xshards import SparkXShards
-    from bigdl.orca.data.xshards.frames import frames_of
-    from bigdl.orca.data.xshards.kinds import DATA_FRAME
-    from bigdl.orca.settings import OrcaContext
-
     size = OrcaContext._shard_size if shard_size is None else shard_size
     return SparkXShards(frames_of(df, size), class_name=DATA_FRAME)
 

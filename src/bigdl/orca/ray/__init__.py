@@ -1,6 +1,6 @@
 """Ray for programs of Orca: its context, under the names of BigDL 2.x."""
 
-from bigdl.orca.ray.context import OrcaRayContext
+from bigdl.orca.cluster.ray import OrcaRayContext
 
 RayContext = OrcaRayContext
 """The name of BigDL 2.0."""

@@ -4,6 +4,182 @@ BigDL 2.x needed them to hand a model to the JVM.  Here they carry what they wer
 takes a model, a loss or an optimizer.
 """
 
-from bigdl.orca.torch.wrappers import TorchLoss, TorchModel, TorchOptim
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from bigdl.common.errors import UsageError, require
 
 __all__ = ["TorchLoss", "TorchModel", "TorchOptim"]
+
+_DECAYS = {"EpochDecay": "epoch", "IterationDecay": "batch", "EpochDecayByScore": "epoch"}
+
+
+class TorchModel:
+    """A PyTorch model; see :meth:`from_pytorch`.
+
+    Called like the model, it gives the model's outputs.
+    """
+
+    def __init__(self, module):
+        self._module = module
+
+    @classmethod
+    def from_pytorch(cls, input: Any) -> TorchModel:
+        """Wrap a module, or what a function without arguments returns."""
+        torch = require("torch", "orca")
+        module = input
+        if not isinstance(module, torch.nn.Module) and callable(module):
+            module = module()
+        if not isinstance(module, torch.nn.Module):
+            raise UsageError(
+                "TorchModel.from_pytorch takes an nn.Module or a function that returns one, got "
+                f"{input!r}"
+            )
+        return cls(module)
+
+    def to_pytorch(self):
+        """The module."""
+        return self._module
+
+    def __call__(self, *inputs):
+        return self._module(*inputs)
+
+    def predict(self, x, batch_size: int = 32):
+        """Outputs for an array of rows, on the driver.
+
+        Parameters
+        ----------
+        x : ndarray or list of ndarray
+            Several are several inputs.
+        batch_size : int
+
+        Returns
+        -------
+        ndarray or list of ndarray
+        """
+        from bigdl.orca.inference import InferenceModel
+
+        return InferenceModel().load_module(self._module).predict(x, batch_size=batch_size)
+
+    def saveModel(self, path: str, over_write: bool = False) -> None:
+        """Write the whole module (a pickle) to a local file."""
+        import os
+
+        torch = require("torch", "orca")
+        if os.path.exists(path) and not over_write:
+            raise UsageError(f"The file {path!r} exists; pass over_write=True to replace it")
+        data = io.BytesIO()
+        torch.save(self._module, data)
+        with open(path, "wb") as file:
+            file.write(data.getvalue())
+
+    @staticmethod
+    def loadModel(path: str, *, trust: bool = False) -> TorchModel:
+        """Read what :meth:`saveModel` wrote.
+
+        Parameters
+        ----------
+        path : str
+        trust : bool
+            Such a file is a pickle, which can run any code: say so with ``trust=True``.
+        """
+        torch = require("torch", "orca")
+        if not trust:
+            raise UsageError(
+                f"{path!r} holds a pickled module, and loading it can run any code; pass "
+                "trust=True if you know where it comes from"
+            )
+        try:
+            return TorchModel.from_pytorch(torch.load(path, "cpu", weights_only=False))
+        except UsageError:
+            raise
+        except Exception as error:  # whatever the code in it raises
+            raise UsageError(f"{path!r} cannot be loaded: {error}") from error
+
+
+class TorchLoss:
+    """A loss of PyTorch; see :meth:`from_pytorch`."""
+
+    def __init__(self, criterion):
+        self._criterion = criterion
+
+    @classmethod
+    def from_pytorch(cls, criterion: Any) -> TorchLoss:
+        """Wrap a loss, or a function of (output, target)."""
+        if isinstance(criterion, type) or not callable(criterion):
+            raise UsageError(
+                "TorchLoss.from_pytorch takes a loss such as torch.nn.MSELoss() or a function of "
+                f"(output, target), got {criterion!r}"
+            )
+        return cls(criterion)
+
+    def to_pytorch(self):
+        """The loss."""
+        return self._criterion
+
+    def __call__(self, output, target):
+        return self._criterion(output, target)
+
+
+class TorchOptim:
+    """An optimizer of PyTorch, and perhaps its scheduler; see :meth:`from_pytorch`.
+
+    Attributes
+    ----------
+    optimizer : torch.optim.Optimizer
+    scheduler_creator : callable or None
+        ``f(optimizer, config)``.
+    step_frequency : str
+        ``"epoch"`` or ``"batch"``.
+    """
+
+    def __init__(self, optimizer, scheduler_creator, step_frequency: str):
+        self.optimizer = optimizer
+        self.scheduler_creator = scheduler_creator
+        self.step_frequency = step_frequency
+
+    @classmethod
+    def from_pytorch(cls, optim: Any, decayType: str = "EpochDecay") -> TorchOptim:
+        """Wrap an optimizer, or a scheduler with its optimizer.
+
+        Parameters
+        ----------
+        optim : torch.optim.Optimizer or torch.optim.lr_scheduler.LRScheduler
+        decayType : str
+            When a scheduler is stepped: ``"EpochDecay"``, ``"IterationDecay"`` or, for
+            ``ReduceLROnPlateau``, ``"EpochDecayByScore"``.
+        """
+        torch = require("torch", "orca")
+        if decayType not in _DECAYS:
+            raise UsageError(f"decayType must be one of {', '.join(_DECAYS)}, got {decayType!r}")
+        if isinstance(optim, torch.optim.lr_scheduler.LRScheduler):
+            return cls(optim.optimizer, _Rebound(optim), _DECAYS[decayType])
+        if not isinstance(optim, torch.optim.Optimizer):
+            raise UsageError(
+                f"TorchOptim.from_pytorch takes an optimizer or a scheduler of torch, got {optim!r}"
+            )
+        return cls(optim, None, _DECAYS[decayType])
+
+
+class _Rebound:
+    """A creator that gives a scheduler, as it stands, another optimizer."""
+
+    def __init__(self, scheduler):
+        state = {k: v for k, v in vars(scheduler).items() if k != "optimizer"}
+        self._cls, self._state = type(scheduler), state
+
+    def __call__(self, optimizer, config):
+        import copy
+
+        from torch.optim.lr_scheduler import LambdaLR
+
+        rates = [group["lr"] for group in optimizer.param_groups]
+        # torch warns of an optimizer that no scheduler was ever made for
+        LambdaLR(optimizer, lambda step: 1.0)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        scheduler = self._cls.__new__(self._cls)
+        vars(scheduler).update(copy.deepcopy(self._state), optimizer=optimizer)
+        return scheduler

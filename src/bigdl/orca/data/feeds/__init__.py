@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 from bigdl.common.errors import UsageError
@@ -39,9 +40,14 @@ RayXShards, ray.data.Dataset or Feed
     """
     if isinstance(data, Feed):
         return data
-    for _, is_of_kind, make in _KINDS:
+    if _is_tensors(data):
+        from bigdl.orca.data.feeds.in_memory import ArrayFeed
+
+        return ArrayFeed(tuple(data.tensors), config=config, keep_dtypes=True, name=name)
+    for _, is_of_kind, module, cls in _KINDS:
         if is_of_kind(data):
-            return make(data, names_of(feature_cols), names_of(label_cols), config, name)
+            make = getattr(import_module(f"{__name__}.{module}"), cls)
+            return make(data, names_of(feature_cols), names_of(label_cols), config, name=name)
     given = f"{type(data).__module__}.{type(data).__qualname__}"
     raise UsageError(
         f"{name or 'data'} must be a Spark DataFrame, SparkXShards, a path of Parquet files, numpy "
@@ -55,7 +61,7 @@ def kind_of(data: Any) -> str:
     if isinstance(data, Feed):
         return data.kind
     given = f"{type(data).__module__}.{type(data).__qualname__}"
-    return next((kind for kind, is_of_kind, _ in _KINDS if is_of_kind(data)), given)
+    return next((kind for kind, is_of_kind, *_ in _KINDS if is_of_kind(data)), given)
 
 
 def names_of(columns: str | Sequence[str] | None) -> list:
@@ -81,22 +87,10 @@ def _is_spark_frame(data: Any) -> bool:
     return hasattr(data, "mapInArrow") or is_connect(data)
 
 
-def _spark_frame(data, features, labels, config, name):
-    from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
-
-    return SparkDataFrameFeed(data, features, labels, config, name=name)
-
-
 def _is_xshards(data: Any) -> bool:
     from bigdl.orca.data.xshards import SparkXShards
 
     return isinstance(data, SparkXShards)
-
-
-def _xshards(data, features, labels, config, name):
-    from bigdl.orca.data.feeds.xshards import XShardsFeed
-
-    return XShardsFeed(data, features, labels, config, name=name)
 
 
 def is_path(data: Any) -> bool:
@@ -104,12 +98,6 @@ def is_path(data: Any) -> bool:
     if isinstance(data, list | tuple):
         return bool(data) and all(isinstance(each, str | os.PathLike) for each in data)
     return isinstance(data, str | os.PathLike)
-
-
-def _parquet(data, features, labels, config, name):
-    from bigdl.orca.data.feeds.parquet import ParquetFeed
-
-    return ParquetFeed(data, features, labels, config, name=name)
 
 
 def _is_in_memory(data: Any) -> bool:
@@ -122,21 +110,9 @@ def _is_in_memory(data: Any) -> bool:
     )
 
 
-def _in_memory(data, features, labels, config, name):
-    from bigdl.orca.data.feeds.in_memory import ArrayFeed
-
-    return ArrayFeed(data, features, labels, config, name=name)
-
-
 def _is_tensors(data: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and type(data) is torch.utils.data.TensorDataset
-
-
-def _tensors(data, features, labels, config, name):
-    from bigdl.orca.data.feeds.in_memory import ArrayFeed
-
-    return ArrayFeed(tuple(data.tensors), config=config, keep_dtypes=True, name=name)
 
 
 def _is_loader(data: Any) -> bool:
@@ -148,41 +124,26 @@ def _is_loader(data: Any) -> bool:
     return callable(data) and not isinstance(data, type)
 
 
-def _loader(data, features, labels, config, name):
-    from bigdl.orca.data.feeds.loader import LoaderFeed
-
-    return LoaderFeed(data, features, labels, config, name=name)
-
-
 def _is_ray_xshards(data: Any) -> bool:
-    return any(c.__module__ == "bigdl.orca.data.ray_xshards" for c in type(data).__mro__)
+    from bigdl.orca.data.xshards import RayXShards
 
-
-def _ray_xshards(data, features, labels, config, name):
-    from bigdl.orca.data.feeds.on_ray import RayXShardsFeed
-
-    return RayXShardsFeed(data, features, labels, config, name=name)
+    return isinstance(data, RayXShards)
 
 
 def _is_ray_dataset(data: Any) -> bool:
-    from bigdl.orca.data.ray_dataset import is_ray_dataset
+    from bigdl.orca.data.ray_exchange import is_ray_dataset
 
     return is_ray_dataset(data)
 
 
-def _ray_dataset(data, features, labels, config, name):
-    from bigdl.orca.data.feeds.on_ray import RayDatasetFeed
-
-    return RayDatasetFeed(data, features, labels, config, name=name)
-
-
-_KINDS = (
-    ("Spark DataFrame", _is_spark_frame, _spark_frame),
-    ("SparkXShards", _is_xshards, _xshards),
-    ("path", is_path, _parquet),
-    ("array", _is_in_memory, _in_memory),
-    ("array", _is_tensors, _tensors),
-    ("RayXShards", _is_ray_xshards, _ray_xshards),
-    ("Ray Dataset", _is_ray_dataset, _ray_dataset),
-    ("DataLoader", _is_loader, _loader),
+_KINDS: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
+    # name, test, module and class of the Feed
+    ("Spark DataFrame", _is_spark_frame, "spark_dataframe", "SparkDataFrameFeed"),
+    ("SparkXShards", _is_xshards, "xshards", "XShardsFeed"),
+    ("path", is_path, "parquet", "ParquetFeed"),
+    ("array", _is_in_memory, "in_memory", "ArrayFeed"),
+    ("array", _is_tensors, "in_memory", "ArrayFeed"),
+    ("RayXShards", _is_ray_xshards, "on_ray", "RayXShardsFeed"),
+    ("Ray Dataset", _is_ray_dataset, "on_ray", "RayDatasetFeed"),
+    ("DataLoader", _is_loader, "loader", "LoaderFeed"),
 )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import plan as spark_plan
 from bigdl.orca.data.feeds.packing import packed_reader
 from bigdl.runtime.shards.feed import Feed, Ingest, PackedFeed
 
-__all__ = ["FeedGroup", "combined", "prepare_packed"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["FeedGroup", "combined", "packed_cells", "prepare_packed"]
 
 
 class FeedGroup(Feed):
@@ -43,25 +48,32 @@ class FeedGroup(Feed):
 
 def prepare_packed(feeds: Mapping[str, PackedFeed], num_workers: int) -> Ingest:
     """Send the rows of all feeds to their shards in one exchange."""
-    closers, specs = [], []
-
-    def close():
-        while closers:
-            closers.pop()()
-
-    first = next(iter(feeds.values()))
+    cells, specs, close = packed_cells(feeds, num_workers)
     try:
-        packed = None
-        for number, feed in enumerate(feeds.values()):
-            cells, columns, closer = feed.cells(number, num_workers, first if number else None)
-            closers.append(closer)
-            specs.append(columns)
-            packed = cells if packed is None else packed.union(cells)
-        frame = spark_plan.exchange(packed, num_workers, "target")
+        frame = spark_plan.exchange(cells, num_workers, "target")
     except BaseException:
         close()
         raise
     return Ingest(frame, packed_reader(list(feeds), specs), close)
+
+
+def packed_cells(
+    feeds: Mapping[str, PackedFeed], num_workers: int
+) -> tuple[DataFrame, list[Sequence], Callable[[], None]]:
+    """One DataFrame of the cells of all feeds, the columns of each, and what frees them."""
+    opened = contextlib.ExitStack()
+    specs = []
+    first = next(iter(feeds.values()))
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(opened.close)
+        packed = None
+        for number, feed in enumerate(feeds.values()):
+            cells, columns, close = feed.cells(number, num_workers, first if number else None)
+            opened.callback(close)
+            specs.append(columns)
+            packed = cells if packed is None else packed.union(cells)
+        on_error.pop_all()
+    return packed, specs, opened.close
 
 
 def combined(ingests: Sequence[Ingest]) -> Ingest:

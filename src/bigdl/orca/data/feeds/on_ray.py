@@ -15,14 +15,12 @@ from collections.abc import Callable, Sequence
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import RayCluster
-from bigdl.orca.data.feeds.group import FeedGroup, combined
+from bigdl.orca.data.feeds.group import FeedGroup, combined, packed_cells
 from bigdl.orca.data.feeds.in_memory import ArrayFeed
 from bigdl.orca.data.feeds.packing import cell_table, packed_reader, rows_packer
-from bigdl.runtime.shards.columns import float_dtype
+from bigdl.orca.data.feeds.xshards import ShardsFeed, chunks_of
 from bigdl.runtime.shards.feed import Feed, Ingest, PackedFeed, SourceError
 from bigdl.runtime.shards.shard import Shard
-from bigdl.runtime.shards.texts import takes_texts
-from bigdl.runtime.shards.values import columns_of, grouped
 
 __all__ = ["RayDatasetFeed", "RayXShardsFeed", "prepare_on_ray"]
 
@@ -73,18 +71,11 @@ def _from_spark(feeds, cluster, num_workers) -> Ingest:
     """Rows of DataFrames and XShards of Spark."""
     from bigdl.orca.data.ray_exchange import cells_to_ray
 
-    closers, specs, packed = [], [], None
-    first = next(iter(feeds.values()))
+    cells, specs, close = packed_cells(feeds, num_workers)
     try:
-        for number, feed in enumerate(feeds.values()):
-            cells, columns, close = feed.cells(number, num_workers, first if number else None)
-            closers.append(close)
-            specs.append(columns)
-            packed = cells if packed is None else packed.union(cells)
-        blocks = cells_to_ray(packed, cluster, num_workers)
+        blocks = cells_to_ray(cells, cluster, num_workers)
     finally:
-        for close in reversed(closers):  # the rows are in Ray
-            close()
+        close()  # the rows are in Ray
     return Ingest(None, _block_reader(list(feeds), specs, blocks))
 
 
@@ -106,25 +97,8 @@ def _block_reader(names: Sequence[str], specs: Sequence, blocks: Sequence[Sequen
     return read
 
 
-class _PartitionFeed(Feed):
-    """Rows that are in partitions in Ray's object store.
-
-    Parameters
-    ----------
-    data : object
-    feature_cols, label_cols : sequence of str, optional
-    config : dict, optional
-        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating values.
-    name : str, optional
-    """
-
-    def __init__(self, data, feature_cols=None, label_cols=None, config=None, *, name=None):
-        self.data = data
-        self.name = name
-        self._named = [list(c) if c else None for c in (feature_cols, label_cols)]
-        self.feature_cols = tuple(feature_cols) if feature_cols else None
-        self.label_cols = tuple(label_cols or ()) if feature_cols else None
-        self._dtypes = {"floats": float_dtype(config), "texts": takes_texts(config)}
+class _PartitionFeed(ShardsFeed):
+    """Rows that are in partitions in Ray's object store."""
 
     @abstractmethod
     def partitions(self) -> list:
@@ -159,7 +133,7 @@ class RayXShardsFeed(_PartitionFeed):
     kind = "RayXShards"
 
     def partitions(self):
-        return self.data.get_partition_refs()
+        return self.shards.get_partition_refs()
 
 
 class RayDatasetFeed(_PartitionFeed):
@@ -182,20 +156,17 @@ class RayDatasetFeed(_PartitionFeed):
         super().__init__(data, feature_cols, label_cols, config, name=name)
 
     def partitions(self):
-        from bigdl.orca.data.ray_dataset import ordered_blocks
+        from bigdl.orca.data.ray_exchange import ordered_blocks
 
-        return ordered_blocks(self.data)
+        return ordered_blocks(self.shards)
 
 
 def _chunks(feature_cols, label_cols, dtypes) -> Callable:
     def chunks(shards):
-        for shard in shards:
-            try:
-                columns = columns_of(shard, feature_cols, label_cols, **dtypes)
-            except UsageError as error:
-                raise SourceError(str(error)) from None
-            if len(columns[0][2]):
-                yield grouped(columns)
+        try:
+            yield from chunks_of(shards, feature_cols, label_cols, dtypes)
+        except UsageError as error:
+            raise SourceError(str(error)) from None
 
     return chunks
 

@@ -7,23 +7,26 @@ shards' number and sizes are, and nothing goes through the driver.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
 from bigdl.common.memory import freeze_modules
 from bigdl.orca.data.feeds.group import prepare_packed
 from bigdl.orca.data.feeds.packing import CELL, rows_packer
 from bigdl.runtime.shards.columns import float_dtype
-from bigdl.runtime.shards.feed import Ingest, PackedFeed
+from bigdl.runtime.shards.feed import Feed, Ingest, PackedFeed
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.runtime.shards.values import columns_of, grouped
 
-__all__ = ["XShardsFeed"]
+__all__ = ["ShardsFeed", "XShardsFeed", "chunks_of"]
 
 
-class XShardsFeed(PackedFeed):
-    """``SparkXShards`` as input.
+class ShardsFeed(Feed):
+    """Shards that are Python objects as input, wherever they are.
 
     Parameters
     ----------
-    shards : SparkXShards
+    shards : SparkXShards, RayXShards or ray.data.Dataset
         Of pandas frames, of dicts ``{"x": ..., "y": ...}``, or of tuples of arrays; see
         :mod:`bigdl.runtime.shards.values`. A shard may have no rows.
     feature_cols, label_cols : sequence of str, optional
@@ -33,15 +36,27 @@ class XShardsFeed(PackedFeed):
     name : str, optional
     """
 
-    kind = "SparkXShards"
-
-    def __init__(self, shards, feature_cols=None, label_cols=None, config=None, *, name=None):
-        self.rdd = shards.rdd
+    def __init__(
+        self,
+        shards: Any,
+        feature_cols: Sequence[str] | None = None,
+        label_cols: Sequence[str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        *,
+        name: str | None = None,
+    ):
+        self.shards = shards
         self.name = name
         self._named = [list(c) if c else None for c in (feature_cols, label_cols)]
         self.feature_cols = tuple(feature_cols) if feature_cols else None
         self.label_cols = tuple(label_cols or ()) if feature_cols else None
         self._dtypes = {"floats": float_dtype(config), "texts": takes_texts(config)}
+
+
+class XShardsFeed(ShardsFeed, PackedFeed):
+    """``SparkXShards`` as input."""
+
+    kind = "SparkXShards"
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         return prepare_packed({name: self}, num_workers)
@@ -54,16 +69,22 @@ class XShardsFeed(PackedFeed):
 
         def pack_shards(source, shards):
             freeze_modules()
-            for targets, *values in pack(source, _chunks(shards, *named, dtypes)):
+            for targets, *values in pack(source, chunks_of(shards, *named, dtypes)):
                 for target in targets:
                     yield (target, *values)
 
         spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
-        cells = self.rdd.mapPartitionsWithIndex(pack_shards)
+        cells = self.shards.rdd.mapPartitionsWithIndex(pack_shards)
         return spark.createDataFrame(cells, CELL, verifySchema=False), (), lambda: None
 
 
-def _chunks(shards, feature_cols, label_cols, dtypes):
+def chunks_of(
+    shards: Iterable,
+    feature_cols: Sequence[str] | None,
+    label_cols: Sequence[str] | None,
+    dtypes: Mapping[str, Any],
+) -> Iterator[tuple[list, list]]:
+    """Leaves and arrays of every shard that has rows."""
     for shard in shards:
         columns = columns_of(shard, feature_cols, label_cols, **dtypes)
         if len(columns[0][2]):

@@ -1,5 +1,10 @@
 """Images: read into XShards, and kept as records in Parquet files."""
 
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from bigdl.common.errors import UsageError
 from bigdl.orca.data.image.parquet_dataset import ParquetDataset, read_parquet, write_parquet
 from bigdl.orca.data.image.preprocessing import (
     read_coco,
@@ -8,7 +13,6 @@ from bigdl.orca.data.image.preprocessing import (
     read_images_spark,
     read_voc,
 )
-from bigdl.orca.data.image.tfrecord import read_tfrecord, write_tfrecord
 
 __all__ = [
     "ParquetDataset",
@@ -22,3 +26,19 @@ __all__ = [
     "write_parquet",
     "write_tfrecord",
 ]
+
+
+def write_tfrecord(format: str, output_path: str, *args: Any, **kwargs: Any) -> NoReturn:
+    """No more available, since it needed TensorFlow 1; the error says what takes its place."""
+    raise UsageError(
+        "write_tfrecord is no more available: it needed TensorFlow 1; use "
+        'bigdl.orca.data.image.write_parquet("image_folder", …) instead'
+    )
+
+
+def read_tfrecord(format: str, path: str, *args: Any, **kwargs: Any) -> NoReturn:
+    """No more available, since it needed TensorFlow 1; the error says what takes its place."""
+    raise UsageError(
+        "read_tfrecord is no more available: it needed TensorFlow 1; use "
+        'tf.data.TFRecordDataset, or bigdl.orca.data.image.read_parquet("tf_dataset", …) instead'
+    )

@@ -1,29 +1,366 @@
-"""Known kinds of image data as a :class:`ParquetDataset`, and the way back into a training."""
+"""Records of images and arrays in Parquet files, read in shards by the workers of a training.
+
+A dataset is a directory on any storage::
+
+    <path>/_orca_metadata          the schema, in JSON
+    <path>/chunk=0/….parquet       the first `block_size` records
+    <path>/chunk=1/….parquet       the next ones
+
+It is written block by block, from a generator of any length, and the schema is written last: a
+dataset whose writing did not end is not read.
+"""
 
 from __future__ import annotations
 
+import io
 import random
+import re
+import secrets
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
-from bigdl.orca.data.file import is_file, listdir, read_bytes
-from bigdl.orca.data.image.dataset import ParquetDataset
-from bigdl.orca.data.image.reader import read_parquet
-from bigdl.orca.data.image.utils import DType, FeatureType, SchemaField
-from bigdl.orca.data.image.voc import voc_records
+from bigdl.common.checks import check_choice, check_positive
+from bigdl.common.errors import UsageError, require
+from bigdl.orca.data.file import is_file, listdir, open_file_system, read_bytes
+from bigdl.orca.data.image.preprocessing import voc_records
+from bigdl.orca.data.image.utils import (
+    DType,
+    FeatureType,
+    SchemaField,
+    arrow_schema,
+    check_schema,
+    chunks,
+    decode_record,
+    decode_schema,
+    encode_record,
+    encode_schema,
+)
+from bigdl.orca.data.xshards import SparkXShards
+from bigdl.orca.settings import OrcaContext
 
 __all__ = [
     "ParquetDataset",
+    "RecordReader",
     "read_parquet",
+    "tf_dataset",
     "write_from_directory",
     "write_mnist",
     "write_parquet",
     "write_voc",
 ]
+
+
+_METADATA = "_orca_metadata"
+_CHUNK = re.compile(r"chunk=(\d+)")
+_MODES = ("overwrite", "append", "ignore", "error", "errorifexists")
+
+
+class ParquetDataset:
+    """Writes and reads the directories that this module describes."""
+
+    @staticmethod
+    def write(
+        path: str,
+        generator: Iterable[Mapping[str, Any]],
+        schema: Mapping[str, SchemaField],
+        block_size: int = 1000,
+        write_mode: str = "overwrite",
+        **kwargs: Any,
+    ) -> None:
+        """Write a dataset.
+
+        Parameters
+        ----------
+        path : str
+            A directory on any storage.
+        generator : iterable of dict
+            The records, with a value for each column of the schema.
+        schema : dict of str to SchemaField
+        block_size : int, default 1000
+            Records in a chunk; one chunk is in memory at a time.
+        write_mode : {"overwrite", "append", "ignore", "error", "errorifexists"}
+            What to do where a dataset exists: replace it (the default), add chunks to it, leave
+            it as it is, or raise an error.
+        **kwargs
+            Of ``pyarrow.parquet.write_table``, e.g. ``compression``.
+
+        Raises
+        ------
+        UsageError
+            If an argument is wrong, or a record does not fit the schema.
+        """
+        schema = check_schema(schema)
+        check_choice("write_mode", write_mode, _MODES)
+        check_positive("block_size", block_size)
+        fs, root = open_file_system(path)
+        fs.invalidate_cache()
+        there = _chunk_numbers(fs, root)
+        metadata = f"{root}/{_METADATA}"
+        start = 0
+        if there or fs.exists(metadata):
+            if write_mode == "ignore":
+                return
+            if write_mode.startswith("error"):
+                raise UsageError(f'A dataset exists at {path!r}; pass write_mode="overwrite"')
+            if write_mode == "append":
+                start = _check_appended(path, schema, there)
+            else:
+                _remove(fs, root, there)
+        types = arrow_schema(schema)
+        for number, block in enumerate(chunks(generator, block_size), start):
+            folder = f"{root}/chunk={number}"
+            fs.makedirs(folder, exist_ok=True)
+            name = f"{folder}/part-{secrets.token_hex(8)}.parquet"
+            fs.pipe_file(name, _parquet(schema, types, block, kwargs))
+        fs.makedirs(root, exist_ok=True)
+        fs.pipe_file(metadata, encode_schema(schema).encode())
+
+    @staticmethod
+    def schema(path: str) -> dict[str, SchemaField]:
+        """The schema of the dataset at `path`."""
+        if not is_file(f"{path.rstrip('/')}/{_METADATA}"):
+            raise UsageError(f"There is no complete ParquetDataset at {path!r}: no {_METADATA}")
+        return decode_schema(read_bytes(f"{path.rstrip('/')}/{_METADATA}"))
+
+    @staticmethod
+    def files(path: str) -> list[list[str]]:
+        """The Parquet files of each chunk of the dataset at `path`, in order."""
+        folders = [(_CHUNK.fullmatch(p.rpartition("/")[2]), p) for p in listdir(path)]
+        found = sorted((int(match[1]), folder) for match, folder in folders if match)
+        return [[p for p in listdir(folder) if p.endswith(".parquet")] for _, folder in found]
+
+    @staticmethod
+    def read_as_torch(
+        path: str,
+        transforms: Callable | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The records as a ``torch.utils.data.IterableDataset`` of dicts.
+
+        The parameters are those of :func:`~bigdl.orca.data.image.parquet_dataset.read_parquet`.
+        """
+        from bigdl.orca.data.image.torch_records import TorchRecords
+
+        return TorchRecords(RecordReader(path, transforms, config))
+
+    @staticmethod
+    def read_as_tf(path: str) -> Any:
+        """The records as a ``tf.data.Dataset`` of dicts."""
+
+        return tf_dataset(RecordReader(path))
+
+    @staticmethod
+    def read_as_xshards(path: str) -> Any:
+        """The records as SparkXShards: one shard per chunk, a dict of the columns.
+
+        The arrays of a column are stacked if they have one shape; other values are the elements
+        of an object array.
+        """
+
+        return RecordReader(path).xshards()
+
+
+def _chunk_numbers(fs, root) -> list[int]:
+    if not fs.isdir(root):
+        return []
+    names = [entry.rstrip("/").rpartition("/")[2] for entry in fs.ls(root, detail=False)]
+    return sorted(int(match[1]) for match in map(_CHUNK.fullmatch, names) if match)
+
+
+def _check_appended(path, schema, there) -> int:
+    """Number of the first chunk to add."""
+    existing = ParquetDataset.schema(path)
+    if existing != schema:
+        raise UsageError(
+            f"The dataset at {path!r} has the schema {encode_schema(existing)}, to which records "
+            f"of {encode_schema(schema)} cannot be appended"
+        )
+    return max(there, default=-1) + 1
+
+
+def _remove(fs, root, there) -> None:
+    """Remove a dataset, its schema first, and nothing that is beside it."""
+    if fs.exists(f"{root}/{_METADATA}"):
+        fs.rm(f"{root}/{_METADATA}")
+    for number in there:
+        fs.rm(f"{root}/chunk={number}", recursive=True)
+
+
+def _parquet(schema, types, block, options) -> bytes:
+    import pyarrow as pa
+
+    rows = [encode_record(schema, record) for record in block]
+    try:
+        made = pa.Table.from_pylist(rows, schema=types)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise UsageError(f"A record does not fit the schema {types.names}: {error}") from error
+    data = io.BytesIO()
+    require("pyarrow.parquet", "orca").write_table(made, data, **options)
+    return data.getvalue()
+
+
+_ROWS = 64  # records that are decoded together
+
+
+def read_parquet(
+    format: str,
+    path: str,
+    transforms: Callable | None = None,
+    config: Mapping[str, Any] | None = None,
+    batch_size: int = 1,
+    *,
+    output_types: Any = None,
+    output_shapes: Any = None,
+) -> Any:
+    """Read a dataset that ``write_parquet`` or :meth:`ParquetDataset.write` wrote.
+
+    Parameters
+    ----------
+    format : {"dataloader", "tf_dataset"}
+    path : str
+    transforms : callable, optional
+        Function of one record, a dict by column: arrays are numpy arrays, images the bytes of
+        their file.
+    config : dict, optional
+        ``num_shards`` and ``rank``: read only the chunks whose number leaves the remainder
+        ``rank``.  For a DataLoader also ``num_workers`` and ``collate_fn``.
+    batch_size : int, default 1
+    output_types, output_shapes : optional
+        For ``"tf_dataset"``, those of ``tf.data.Dataset.from_generator``; needed with
+        `transforms`, since without they follow from the schema.
+
+    Returns
+    -------
+    torch.utils.data.DataLoader or tf.data.Dataset
+        Batches of records.
+
+    Raises
+    ------
+    UsageError
+        If there is no such dataset, or it has fewer chunks than shards are asked for.
+    """
+    check_choice("format", format, ("dataloader", "tf_dataset"))
+    if format == "tf_dataset":
+        require("tensorflow", "tf")
+        reader = RecordReader(path, transforms, config)
+        return tf_dataset(reader, output_types, output_shapes).batch(batch_size)
+    loader = require("torch.utils.data", "orca").DataLoader
+    options = {k: config[k] for k in ("num_workers", "collate_fn") if config and k in config}
+    records = ParquetDataset.read_as_torch(path, transforms, config)
+    return loader(records, batch_size=batch_size, **options)
+
+
+class RecordReader:
+    """The records of one shard of a dataset; the order is that in which they were written.
+
+    Parameters
+    ----------
+    path : str
+    transforms : callable, optional
+        Function of one record.
+    config : mapping, optional
+        With ``num_shards`` and ``rank``.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        transforms: Callable | None = None,
+        config: Mapping[str, Any] | None = None,
+    ):
+        if transforms is not None and not callable(transforms):
+            raise UsageError(f"transforms must be a function of a record, got {transforms!r}")
+        self.schema = ParquetDataset.schema(path)
+        self.transforms = transforms
+        self.chunks = _shard(ParquetDataset.files(path), path, config or {})
+
+    def records(self, part: int = 0, parts: int = 1) -> Iterator[Any]:
+        """The records of every `parts`-th chunk, from the one with the number `part` on."""
+        for files in self.chunks[part::parts]:
+            for record in read_chunk(files, self.schema):
+                yield record if self.transforms is None else self.transforms(record)
+
+    def xshards(self) -> Any:
+        """SparkXShards with one shard per chunk."""
+        sc, schema = OrcaContext.get_spark_context(), self.schema
+        rdd = sc.parallelize(self.chunks, max(len(self.chunks), 1))
+        return SparkXShards(rdd.map(lambda files: _columns(files, schema)), class_name="dict")
+
+
+def _shard(chunks: list[list[str]], path: str, config: Mapping[str, Any]) -> list[list[str]]:
+    shards, rank = config.get("num_shards"), config.get("rank")
+    if shards is None and rank is None:
+        return chunks
+    if not isinstance(shards, int) or not isinstance(rank, int):
+        raise UsageError(
+            f"config must have num_shards and rank, both whole numbers, got {shards!r} and {rank!r}"
+        )
+    if shards > len(chunks):
+        raise UsageError(
+            f"num_shards should be not larger than partitions, but num_shards is {shards} and "
+            f"{path!r} has {len(chunks)}; write it with a smaller block_size"
+        )
+    if not 0 <= rank < shards:
+        raise UsageError(f"rank must be from 0 to num_shards − 1 = {shards - 1}, got {rank}")
+    return chunks[rank::shards]
+
+
+def read_chunk(files: list[str], schema: Mapping[str, SchemaField]) -> Iterator[dict[str, Any]]:
+    """The records of one chunk."""
+    parquet = require("pyarrow.parquet", "orca")
+    for name in files:
+        fs, inside = open_file_system(name)
+        # threads of Arrow may hold a Python file for a moment too long for a process that ends
+        with (
+            fs.open(inside, "rb") as source,
+            parquet.ParquetFile(source, pre_buffer=False) as file,
+        ):
+            batches = file.iter_batches(_ROWS, columns=list(schema), use_threads=False)
+            for batch in batches:
+                for record in batch.to_pylist():
+                    yield decode_record(schema, record)
+
+
+def _columns(files: list[str], schema: Mapping[str, SchemaField]) -> dict[str, np.ndarray]:
+    records = list(read_chunk(files, schema))
+    return {name: _stack([record[name] for record in records]) for name in schema}
+
+
+def _stack(values: list) -> np.ndarray:
+    numbers = all(isinstance(value, int | float | np.ndarray) for value in values)
+    if numbers and len({np.shape(value) for value in values}) == 1:
+        return np.stack(values)
+    objects = np.empty(len(values), dtype=object)
+    objects[:] = values
+    return objects
+
+
+def tf_dataset(reader: RecordReader, output_types: Any = None, output_shapes: Any = None) -> Any:
+    """The records of a reader as a ``tf.data.Dataset``."""
+    tf = require("tensorflow", "tf")
+    if output_types is not None:
+        return tf.data.Dataset.from_generator(
+            reader.records, output_types=output_types, output_shapes=output_shapes
+        )
+    if reader.transforms is not None:
+        raise UsageError("output_types must say what transforms returns; pass it")
+    types = {
+        DType.STRING: tf.string,
+        DType.BYTES: tf.string,
+        DType.INT32: tf.int32,
+        DType.FLOAT32: tf.float32,
+        DType.UINT8: tf.uint8,
+    }
+    signature = {}
+    for name, field in reader.schema.items():
+        dtype = tf.string if field.feature_type is FeatureType.IMAGE else types[field.dtype]
+        array = field.feature_type is FeatureType.NDARRAY
+        shape = [None if size < 0 else size for size in field.shape] if array else []
+        signature[name] = tf.TensorSpec(shape, dtype)
+    return tf.data.Dataset.from_generator(reader.records, output_signature=signature)
 
 
 def write_parquet(format: str, output_path: str, *args: Any, **kwargs: Any) -> None:
@@ -37,9 +374,7 @@ def write_parquet(format: str, output_path: str, *args: Any, **kwargs: Any) -> N
         Of :func:`write_mnist`, :func:`write_from_directory` or :func:`write_voc`.
     """
     writers = {"mnist": write_mnist, "image_folder": write_from_directory, "voc": write_voc}
-    if format not in writers:
-        raise UsageError(f"format must be one of {', '.join(writers)}, got {format!r}")
-    writers[format](*args, output_path=output_path, **kwargs)
+    writers[check_choice("format", format, writers)](*args, output_path=output_path, **kwargs)
 
 
 def write_mnist(image_file: str, label_file: str, output_path: str, **kwargs: Any) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from bigdl.orca.data.image.reader import RecordReader
+if TYPE_CHECKING:
+    from bigdl.orca.data.image.parquet_dataset import RecordReader
 
 __all__ = ["TorchRecords"]
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.file import read_bytes
 
 if TYPE_CHECKING:
-    import PIL.Image
     import pyarrow as pa
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "arrow_schema",
     "check_schema",
     "chunks",
-    "decode_image",
     "decode_record",
     "decode_schema",
     "encode_record",
@@ -162,8 +161,6 @@ def _encode(name: str, field: SchemaField, value: Any) -> Any:
     if field.feature_type is FeatureType.IMAGE:
         if isinstance(value, bytes | bytearray):
             return bytes(value)
-        from bigdl.orca.data.file import read_bytes
-
         return read_bytes(value)
     if field.feature_type is FeatureType.NDARRAY:
         array = np.asarray(value)
@@ -193,19 +190,3 @@ def decode_record(schema: Mapping[str, SchemaField], record: Mapping[str, Any]) 
 def _decode_array(data: bytes) -> np.ndarray:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         return arrays[arrays.files[0]]
-
-
-def decode_image(data: bytes, name: str) -> PIL.Image.Image:
-    """The image in the bytes of an image file, in the mode of the file.
-
-    Raises
-    ------
-    UsageError
-        If it is none; the message has `name`.
-    """
-    pil = require("PIL.Image", "orca")
-    try:
-        with pil.open(io.BytesIO(data)) as image:
-            return image.copy()  # of the class Image: pixels without the file
-    except (OSError, SyntaxError, ValueError, pil.DecompressionBombError) as error:
-        raise UsageError(f"{name!r} is not an image that Pillow can read: {error}") from error

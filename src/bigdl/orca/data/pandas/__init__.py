@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.types import StructType
 
-    from bigdl.orca.data.ray_xshards import RayXShards
     from bigdl.orca.data.xshards import SparkXShards
+    from bigdl.orca.data.xshards.ray import RayXShards
 
 __all__ = ["read_csv", "read_json", "read_parquet"]
 
@@ -55,13 +55,11 @@ def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | Ra
     --------
     >>> shards = read_csv("data/*.csv", usecols=["user", "item"], dtype={"user": "int32"})
     """
+    from bigdl.orca.data.pandas import readers
+
     if _is_with_pandas():
-        from bigdl.orca.data.pandas import with_pandas
-
-        return with_pandas.read("csv", file_path, kwargs)
-    from bigdl.orca.data.pandas import csv_with_spark
-
-    return csv_with_spark.read(file_path, **kwargs)
+        return readers.read_with_pandas("csv", file_path, kwargs)
+    return readers.read_csv(file_path, **kwargs)
 
 
 def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | RayXShards:
@@ -80,13 +78,11 @@ def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | R
     SparkXShards or RayXShards
         One pandas frame per partition.
     """
+    from bigdl.orca.data.pandas import readers
+
     if _is_with_pandas():
-        from bigdl.orca.data.pandas import with_pandas
-
-        return with_pandas.read("json", file_path, kwargs)
-    from bigdl.orca.data.pandas import with_spark
-
-    return with_spark.read_json(file_path, kwargs)
+        return readers.read_with_pandas("json", file_path, kwargs)
+    return readers.read_json(file_path, kwargs)
 
 
 def read_parquet(
@@ -114,16 +110,14 @@ def read_parquet(
         One pandas frame per partition.
     """
     columns = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
-    if _is_with_pandas():
-        from bigdl.orca.data.pandas import with_pandas
+    from bigdl.orca.data.pandas import readers
 
+    if _is_with_pandas():
         options["columns"] = columns
         if schema is not None:
             options["schema"] = schema
-        return with_pandas.read("parquet", file_path, options)
-    from bigdl.orca.data.pandas import with_spark
-
-    return with_spark.read_parquet(file_path, columns, schema, options)
+        return readers.read_with_pandas("parquet", file_path, options)
+    return readers.read_parquet(file_path, columns, schema, options)
 
 
 def _is_with_pandas() -> bool:

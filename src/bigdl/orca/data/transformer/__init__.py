@@ -4,13 +4,13 @@ Each learns from all shards together, in one pass, and changes every shard where
 """
 
 from bigdl.orca.data.transformer.encoding import (
+    StringIndex,
     StringIndexer,
     category_encode,
     encode_string,
     gen_string_idx,
 )
 from bigdl.orca.data.transformer.scalers import MinMaxScaler, StandardScaler
-from bigdl.orca.data.transformer.string_index import StringIndex
 
 __all__ = [
     "MinMaxScaler",

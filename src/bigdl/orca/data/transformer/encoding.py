@@ -8,19 +8,29 @@ falling counts and that of the values among equal counts.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.transformer.inputs import as_columns, is_spark_frame, require_columns
-from bigdl.orca.data.transformer.string_index import StringIndex
+from bigdl.orca.data.xshards import SparkXShards
+from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pyspark.sql import DataFrame
 
-    from bigdl.orca.data.shard import SparkXShards
 
-__all__ = ["StringIndexer", "category_encode", "encode_string", "gen_string_idx"]
+__all__ = [
+    "StringIndex",
+    "StringIndexer",
+    "as_columns",
+    "category_encode",
+    "encode_string",
+    "gen_string_idx",
+    "is_spark_frame",
+    "require_columns",
+]
+
 
 _ERROR = -1  # in place of the number of a vocabulary
 
@@ -354,3 +364,130 @@ class _EncodeShard:
         return frame.assign(
             **{name: encode(frame[name]) for name, encode in self._encoders.items()}
         )
+
+
+class StringIndex:
+    """A number from 1 on for each value of a column; 0 stands for every other value.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+        With the columns ``id`` and `col_name`.
+    col_name : str
+        The column of the values.
+
+    Attributes
+    ----------
+    df : pyspark.sql.DataFrame
+        With the columns `col_name` and ``id``; made when it is asked for.
+    col_name : str
+    """
+
+    def __init__(self, df: DataFrame, col_name: str):
+        _check_name(col_name)
+        missing = {"id", col_name} - set(df.columns)
+        if missing:
+            raise UsageError(
+                f"{sorted(missing)[0]} should be a column of the DataFrame, which has {df.columns}"
+            )
+        self._df: DataFrame | None = df
+        self._ids: dict[Hashable, int] | None = None
+        self.col_name = col_name
+
+    @classmethod
+    def from_dict(cls, indices: Mapping[Hashable, int], col_name: str) -> StringIndex:
+        """The index with these numbers.
+
+        Parameters
+        ----------
+        indices : dict of str to int
+        col_name : str
+        """
+        if not isinstance(indices, Mapping):
+            raise UsageError(f"indices should be dict, but get {type(indices).__name__}")
+        _check_name(col_name)
+        for value, number in indices.items():
+            if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+                raise UsageError(
+                    f"indices should have whole numbers from 0 on, but get {number!r} for {value!r}"
+                )
+        index = cls.__new__(cls)
+        index._df, index._ids, index.col_name = None, dict(indices), col_name
+        return index
+
+    @property
+    def df(self) -> DataFrame:
+        if self._df is None:
+            from pyspark.sql import functions as F
+            from pyspark.sql import types as T
+
+            spark = OrcaContext.get_spark_session()
+            rows = list(self.to_dict().items())
+            if rows and not all(isinstance(value, str) for value, _ in rows):
+                made = spark.createDataFrame(rows, [self.col_name, "id"])
+                self._df = made.withColumn("id", F.col("id").cast("int"))
+            else:
+                fields = [T.StructField(self.col_name, T.StringType())]
+                fields += [T.StructField("id", T.IntegerType())]
+                self._df = spark.createDataFrame(rows, T.StructType(fields))
+        return self._df
+
+    def to_dict(self) -> dict[Any, int]:
+        """The number of each value."""
+        if self._ids is None:
+            rows = self._df.select(self.col_name, "id").collect()
+            self._ids = {value: number for value, number in rows if value is not None}
+        return dict(self._ids)
+
+    def broadcast(self) -> None:
+        """Let Spark send :attr:`df` whole to every executor when it is joined."""
+        from pyspark.sql import functions as F
+
+        self._df = F.broadcast(self.df)
+
+    def __len__(self) -> int:
+        return len(self.to_dict())
+
+    def __repr__(self) -> str:
+        return f"StringIndex({self.col_name!r}, {len(self)} values)"
+
+
+def _check_name(col_name: Any) -> None:
+    if not isinstance(col_name, str):
+        given = None if col_name is None else type(col_name).__name__
+        raise UsageError(f"col_name should be str, but get {given}")
+
+
+def as_columns(columns: Any, name: str) -> list[str]:
+    """One column name or several, as a list without repetitions."""
+    found = [columns] if isinstance(columns, str) else columns
+    good = isinstance(found, list | tuple) and found and all(isinstance(c, str) for c in found)
+    if not good or len(set(found)) < len(found):
+        raise UsageError(
+            f"{name} must be the name of a column or a list of different ones, got {columns!r}"
+        )
+    return list(found)
+
+
+def is_spark_frame(data: Any) -> bool:
+    return any(c.__module__.startswith("pyspark.sql.") for c in type(data).__mro__)
+
+
+def require_columns(data: Any, columns: list[str]) -> None:
+    """Refuse data that are not XShards of pandas frames, or a Spark frame, with these columns."""
+    if is_spark_frame(data):
+        names = data.columns
+    else:
+        if not isinstance(data, SparkXShards):
+            raise UsageError(f"The data must be SparkXShards of pandas frames, got {type(data)}")
+        schema = data.get_schema()
+        if schema is None and len(data):
+            raise UsageError(
+                f"The data must be XShards of pandas frames, but a shard is a {type(data.first())}"
+            )
+        if schema is None:  # there is no shard
+            return
+        names = schema["columns"]
+    missing = [column for column in columns if column not in names]
+    if missing:
+        raise UsageError(f"The data have no column {missing[0]!r}; they have {list(names)}")

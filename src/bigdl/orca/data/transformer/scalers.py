@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.transformer.inputs import as_columns, require_columns
+from bigdl.orca.data.transformer.encoding import as_columns, require_columns
 
 if TYPE_CHECKING:
     import pandas as pd

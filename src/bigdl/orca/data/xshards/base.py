@@ -1,16 +1,22 @@
-"""What XShards of any engine can do."""
+"""XShards of any engine, and values that all of their tasks share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bigdl.common.checks import check_positive
+from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.ray import RayCluster, is_alone
+from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.data.xshards.shards import arrays_of, even_cut, map_arrays
 
 if TYPE_CHECKING:
-    from bigdl.orca.data.ray_xshards import RayXShards
+    from bigdl.orca.data.xshards.ray import RayXShards
     from bigdl.orca.data.xshards.spark import SparkXShards
 
-__all__ = ["XShards"]
+__all__ = ["SharedValue", "XShards", "unwrap"]
 
 
 class XShards(ABC):
@@ -20,6 +26,18 @@ class XShards(ABC):
     XShards are made by :meth:`partition`, by the readers of ``bigdl.orca.data`` and from a Spark
     RDD whose elements are the shards.
     """
+
+    _engines: ClassVar[dict[str, type[XShards]]] = {}
+
+    def __init_subclass__(cls, engine: str | None = None, **options: Any):
+        super().__init_subclass__(**options)
+        if engine is not None:
+            XShards._engines[engine] = cls
+
+    @classmethod
+    def _from_shards(cls, shards: list) -> XShards:
+        """XShards of objects of this process, each in a partition of its own."""
+        raise NotImplementedError
 
     @abstractmethod
     def transform_shard(self, func: Callable, *args: Any) -> XShards:
@@ -56,9 +74,7 @@ class XShards(ABC):
         UsageError
             If the files are of others and `trust` is False.
         """
-        from bigdl.orca.data.xshards.pickles import load
-
-        return load(path, minPartitions, trust)
+        return XShards._engines["spark"]._load_pickle(path, minPartitions, trust)
 
     @staticmethod
     def partition(data: Any, num_shards: int | None = None) -> SparkXShards | RayXShards:
@@ -77,6 +93,110 @@ class XShards(ABC):
             If there are fewer rows than shards, the arrays differ in their first dimension, or
             `data` holds something else.
         """
-        from bigdl.orca.data.xshards.arrays import partition
+        on_ray = is_alone()
+        rows = _count_rows(data)
+        cluster = RayCluster.from_active() if on_ray else SparkCluster.from_active()
+        if num_shards is None:
+            num_shards = cluster.nodes * cluster.cores_per_node
+        number = check_positive("num_shards", num_shards)
+        if rows < number:
+            raise UsageError(
+                f"The size of the data, {rows} rows, is smaller than the total number of shards, "
+                f"{number}; pass a smaller num_shards"
+            )
+        shards = [
+            map_arrays(data, lambda array, low=low, high=high: array[low:high])
+            for low, high in even_cut(rows, number)
+        ]
+        return XShards._engines["ray" if on_ray else "spark"]._from_shards(shards)
 
-        return partition(data, num_shards)
+
+def _count_rows(data: Any) -> int:
+    """Return the first dimension of all arrays in `data`."""
+    import numpy as np
+
+    arrays = list(arrays_of(data))
+    for array in arrays:
+        if not isinstance(array, np.ndarray):
+            raise UsageError(
+                "The data should be a numpy array, or a tuple, list or dict of them, but got "
+                f"{type(array).__name__} in it"
+            )
+        if array.ndim == 0:
+            raise UsageError("The arrays must have at least one dimension, but one has none")
+    if not arrays:
+        raise UsageError("There is no array in the data to partition")
+    sizes = [len(array) for array in arrays]
+    if len(set(sizes)) > 1:
+        raise UsageError(
+            "The arrays must all have the same size in first dimension, but they have "
+            f"{sizes}; got {_describe(data)}"
+        )
+    return sizes[0]
+
+
+def _describe(data):
+    if isinstance(data, dict):
+        return "{" + ", ".join(f"{k!r}: {_describe(v)}" for k, v in data.items()) + "}"
+    if isinstance(data, list | tuple):
+        return "(" + ", ".join(map(_describe, data)) + ")"
+    return f"array of shape {data.shape}"
+
+
+class SharedValue:
+    """A value for the functions given to ``transform_shard``, sent to every executor once.
+
+    In a program with ``runtime="ray"`` it is in Ray's object store instead.
+
+    ``transform_shard`` passes its :attr:`value` in the place of a SharedValue.
+
+    Parameters
+    ----------
+    data : object
+        Anything that cloudpickle can pickle, also of a class of the main program.
+
+    Examples
+    --------
+    >>> index = SharedValue({"a": 1, "b": 2})
+    >>> shards.transform_shard(lambda df, index: df.assign(code=df["name"].map(index)), index)
+    """
+
+    def __init__(self, data: Any):
+        import cloudpickle
+
+        on_ray = is_alone()
+        broadcaster = RayCluster().broadcaster if on_ray else SparkCluster.from_active().sc
+        # As bytes: Spark's own pickler does not know the classes of the main program.
+        self.broadcast_data = broadcaster.broadcast(cloudpickle.dumps(data))
+        self._data = (data,)
+
+    def __reduce__(self):
+        return _received, (self.broadcast_data,)
+
+    @property
+    def value(self) -> Any:
+        """The value; on a worker it is unpickled once per process."""
+        if self._data is None:
+            import cloudpickle
+
+            broadcast = self.broadcast_data
+            if not hasattr(broadcast, "_bigdl_value"):  # lives as long as Spark keeps the bytes
+                broadcast._bigdl_value = (cloudpickle.loads(broadcast.value),)
+            self._data = broadcast._bigdl_value
+        return self._data[0]
+
+    def unpersist(self) -> None:
+        """Free the copies on the executors; they are sent again when needed."""
+        self.broadcast_data.unpersist()
+
+
+def _received(broadcast) -> SharedValue:
+    shared = SharedValue.__new__(SharedValue)
+    shared.broadcast_data = broadcast
+    shared._data = None
+    return shared
+
+
+def unwrap(argument: Any) -> Any:
+    """The value of a SharedValue, and anything else as it is."""
+    return argument.value if isinstance(argument, SharedValue) else argument

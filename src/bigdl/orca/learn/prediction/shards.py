@@ -92,7 +92,7 @@ def opened(data: Any, cluster) -> Any:
         return data
     paths = [os.fspath(p) for p in (data if isinstance(data, list | tuple) else [data])]
     if isinstance(cluster, RayCluster):
-        from bigdl.orca.data.ray_dataset import parquet_dataset
+        from bigdl.orca.data.ray_exchange import parquet_dataset
 
         return parquet_dataset(paths)
     if isinstance(cluster, LocalMachine):
@@ -155,7 +155,7 @@ def _run(shards, predict, cluster):
 
 
 def _arrays_of(data):
-    from bigdl.orca.data.xshards.arrays import arrays_of
+    from bigdl.orca.data.xshards.shards import arrays_of
 
     for array in arrays_of(data):
         if not isinstance(array, np.ndarray) or not array.ndim:
@@ -166,7 +166,7 @@ def _arrays_of(data):
 
 
 def _rows(data, low, high):
-    from bigdl.orca.data.xshards.arrays import map_arrays
+    from bigdl.orca.data.xshards.shards import map_arrays
 
     return map_arrays(data, lambda array: array[low:high])
 

@@ -1,40 +1,152 @@
-"""Shards that move between partitions, and never out of their order.
+"""Shards as values: their class and length, how they are cut, joined, and moved between partitions.
 
-A shard is cut in *pieces*, each with its target and its place (source partition, number of the
-piece) from before the exchange; a partition joins its pieces in the order of their places.
+A shard that moves is cut in *pieces*, each with its target and its place (source partition, number
+of the piece) from before the exchange; a partition joins its pieces in the order of their places.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from bigdl.common.errors import UsageError
-from bigdl.orca.arguments import whole_number
-from bigdl.orca.data.xshards.arrays import even_cut, map_arrays
-from bigdl.orca.data.xshards.kinds import DATA_FRAME, SERIES, Summary, class_name
-
 __all__ = [
-    "check_partitions",
-    "items",
+    "DATA_FRAME",
+    "SERIES",
+    "Summary",
+    "arrays_of",
+    "class_name",
+    "count_items",
+    "even_cut",
     "join_shards",
+    "known_class_name",
+    "length",
+    "map_arrays",
     "partition_by",
     "repartition",
+    "rows",
+    "schema",
     "stack_samples",
+    "summarize",
 ]
 
 
-def check_partitions(number: Any) -> int:
-    """`number` as a number of partitions."""
-    checked = whole_number(number)
-    if checked is None or checked < 1:
-        raise UsageError(
-            f"The number of partitions must be a whole number of at least 1, got {number!r}"
-        )
-    return checked
+def arrays_of(data: Any) -> Iterator:
+    """The arrays of nested tuples, lists and dicts."""
+    if isinstance(data, dict):
+        for value in data.values():
+            yield from arrays_of(value)
+    elif isinstance(data, list | tuple):
+        for value in data:
+            yield from arrays_of(value)
+    else:
+        yield data
 
 
-def items(shard: Any) -> int | None:
+def map_arrays(data: Any, func) -> Any:
+    """A container like `data` of ``func(array)``."""
+    if isinstance(data, dict):
+        return {key: map_arrays(value, func) for key, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(map_arrays(value, func) for value in data))
+    if isinstance(data, list | tuple):
+        return type(data)(map_arrays(value, func) for value in data)
+    return func(data)
+
+
+def even_cut(rows: int, parts: int) -> list[tuple[int, int]]:
+    """Bounds of `parts` ranges of `rows` rows, as equal as can be, the larger ones first."""
+    size, larger = divmod(rows, parts)
+    ends = [i * size + min(i, larger) for i in range(parts + 1)]
+    return list(itertools.pairwise(ends))
+
+
+DATA_FRAME = "pandas.core.frame.DataFrame"
+SERIES = "pandas.core.series.Series"
+_NAMES = {"pandas.DataFrame": DATA_FRAME, "pandas.Series": SERIES}
+
+
+def class_name(shard: Any) -> str:
+    """Name of a shard's class as BigDL 2.x wrote it, e.g. ``"pandas.core.frame.DataFrame"``."""
+    module, name = type(shard).__module__, type(shard).__qualname__
+    return known_class_name(name if module == "builtins" else f"{module}.{name}")
+
+
+def known_class_name(name: str) -> str:
+    """`name` in the spelling of :func:`class_name`."""
+    return _NAMES.get(name, name)
+
+
+def length(shard: Any) -> int:
+    """``len(shard)``, and 1 for what has no length."""
+    try:
+        return len(shard)
+    except TypeError:
+        return 1
+
+
+def rows(shard: Any) -> int | None:
+    """Number of rows of a shard that can be cut by rows, None of any other.
+
+    Frames, Series, arrays and lists can be cut, and dicts (nested or not) of arrays of one length.
+    """
+    name = class_name(shard)
+    if name in (DATA_FRAME, SERIES, "list"):
+        return len(shard)
+    if name not in ("numpy.ndarray", "dict"):
+        return None
+    sizes = {
+        len(each) if class_name(each) == "numpy.ndarray" and each.ndim else None
+        for each in arrays_of(shard)
+    }
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def schema(shard: Any) -> dict | None:
+    """``{"columns": [...], "dtypes": {...}}`` of a pandas frame, None of anything else."""
+    if class_name(shard) != DATA_FRAME:
+        return None
+    return {"columns": list(shard.columns), "dtypes": shard.dtypes.to_dict()}
+
+
+@dataclass
+class Summary:
+    """What is known of the shards of one partition.
+
+    Attributes
+    ----------
+    lengths : list of int
+        Length of each shard.
+    rows : list of int or None
+        Number of rows of each shard that can be cut by rows.
+    classes : list of str
+        Names of their classes, in the order of first appearance.
+    schema : dict or None
+        Of the first shard.
+    """
+
+    lengths: list[int] = field(default_factory=list)
+    rows: list[int | None] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+    schema: dict | None = None
+
+
+def summarize(shards: Iterable) -> Iterator[Summary]:
+    """The :class:`Summary` of a partition, as the one element of it."""
+    summary = Summary()
+    for shard in shards:
+        name = class_name(shard)
+        if not summary.classes:
+            summary.schema = schema(shard)
+        if name not in summary.classes:
+            summary.classes.append(name)
+        summary.lengths.append(length(shard))
+        summary.rows.append(rows(shard))
+    yield summary
+
+
+def count_items(shard: Any) -> int | None:
     """Number of items of a list or tuple, None of anything else."""
     return len(shard) if isinstance(shard, list | tuple) else None
 
@@ -79,7 +191,6 @@ class _RowCutter:
         self._last = (last, len(counts_of_last) - 1)
 
     def __call__(self, partition: int, shards: Iterable) -> Iterator:
-        from bigdl.orca.data.xshards.kinds import rows
 
         row = self._starts[partition]
         for number, shard in enumerate(shards):
@@ -178,7 +289,6 @@ def _join(pieces: list) -> Any:
 
 
 def _has_rows(piece):
-    from bigdl.orca.data.xshards.kinds import rows
 
     return rows(piece) != 0
 

@@ -1,23 +1,123 @@
-"""``read_csv`` with the arguments of pandas, by Spark."""
+"""Readers of CSV, JSON and Parquet files into XShards, by Spark or by pandas on the workers."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.pandas.paths import for_spark
-from bigdl.orca.data.pandas.with_spark import to_xshards
-from bigdl.orca.data.xshards.frames import safe_names
-from bigdl.orca.data.xshards.kinds import DATA_FRAME
+from bigdl.orca.cluster.ray import RayCluster, is_alone
+from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.data.file import exists, is_local_path, open_file_system
+from bigdl.orca.data.xshards import RayXShards, SparkXShards
+from bigdl.orca.data.xshards.frames import frames_of, quoted, safe_names
+from bigdl.orca.data.xshards.shards import DATA_FRAME, even_cut
 
-__all__ = ["read"]
+__all__ = [
+    "files_of",
+    "for_spark",
+    "read_csv",
+    "read_json",
+    "read_parquet",
+    "read_with_pandas",
+    "split_paths",
+    "to_xshards",
+]
+
+
+def split_paths(file_path: str | os.PathLike | Sequence) -> list[str]:
+    """The single paths of a list, or of a text with commas between them."""
+    given = file_path if isinstance(file_path, list | tuple) else [file_path]
+    if not given or not all(isinstance(each, str | os.PathLike) for each in given):
+        raise UsageError(f"file_path must be a str or a list of str, got {file_path!r}")
+    paths = []
+    for each in map(os.fspath, given):
+        is_one = "," not in each or (is_local_path(each) and exists(each))
+        paths += [each] if is_one else [part.strip() for part in each.split(",") if part.strip()]
+    return paths
+
+
+def files_of(path: str, *, nested: bool = False) -> list[str]:
+    """The files that one path means, sorted; with `nested`, also those in folders of a folder."""
+    fs, inside = open_file_system(path)
+    if fs.isdir(inside):
+        found = fs.find(inside) if nested else fs.ls(inside, detail=False)
+        parts = [each[len(inside) :].strip("/").split("/") for each in found]
+        found = [
+            each
+            for each, names in zip(found, parts, strict=True)
+            if not any(name.startswith(("_", ".")) for name in names) and fs.isfile(each)
+        ]
+    elif fs.isfile(inside):
+        found = [inside]
+    else:
+        found = [each for each in fs.glob(inside) if fs.isfile(each)]
+    if not found:
+        raise UsageError(f"There is no file at {path!r}")
+    if is_local_path(path):
+        return sorted(found)
+    return sorted(fs.unstrip_protocol(each) for each in found)
+
+
+def for_spark(file_path) -> list[str]:
+    """Paths as Spark's readers take them.
+
+    On one machine a path that exists is given in full: the JVM may have another working directory.
+    """
+    is_one_machine = SparkCluster.from_active().is_local
+    paths = split_paths(file_path)
+    if not is_one_machine:
+        return paths
+    return [
+        "file://" + open_file_system(path)[1] if is_local_path(path) and exists(path) else path
+        for path in paths
+    ]
+
+
+def read_json(file_path, options: dict[str, Any]):
+    """See :func:`bigdl.orca.data.pandas.read_json`."""
+    options = dict(options)
+    if "lines" in options:  # as pandas calls it
+        options["multiLine"] = not options.pop("lines")
+    if options.pop("orient", "records") != "records":
+        raise UsageError(
+            'Spark reads JSON of orient="records" only; set OrcaContext.pandas_read_backend = '
+            '"pandas" for others'
+        )
+    return to_xshards(SparkCluster.from_active().spark.read.json(for_spark(file_path), **options))
+
+
+def read_parquet(file_path, columns: list[str] | None, schema, options: dict[str, Any]):
+    """See :func:`bigdl.orca.data.pandas.read_parquet`."""
+    reader = SparkCluster.from_active().spark.read.options(**options)
+    if schema is not None:
+        reader = reader.schema(schema)
+    frame = reader.parquet(*for_spark(file_path))
+    if columns is not None:
+        missing = [name for name in columns if name not in frame.columns]
+        if missing:
+            raise UsageError(f"The files have no columns {missing}, only {frame.columns}")
+        frame = frame.select(*map(quoted, columns))
+    return to_xshards(frame)
+
+
+def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
+    """XShards of a frame per partition, on which ``finish`` is called, of at least one per node."""
+    rdd = frames_of(frame, names=names)
+    if finish is not None:
+        rdd = rdd.map(finish)
+    shards, nodes = SparkXShards.lazy(rdd, class_name), SparkCluster.from_active().nodes
+    if shards.num_partitions() < nodes:
+        shards = shards.repartition(nodes)
+    return SparkXShards(shards.rdd, class_name=shards.type.get("class_name"))
+
 
 # Types whose values pandas makes of the text; numbers and truth values are parsed by Spark.
 _NUMBERS = "biuf"
 
 
-def read(
+def read_csv(
     file_path: Any,
     header: str | int | None = "infer",
     names: Sequence[str] | str | None = None,
@@ -34,8 +134,6 @@ def read(
     **options: Any,
 ):
     """See :func:`bigdl.orca.data.pandas.read_csv`."""
-    from bigdl.orca.cluster.spark import SparkCluster
-
     if mangle_dupe_cols is not True:
         raise UsageError(f"mangle_dupe_cols can only be True, got {mangle_dupe_cols!r}")
     if parse_dates is not False:
@@ -199,3 +297,53 @@ class _Finish:
         if self._index is not None:
             frame = frame.set_index(self._index)
         return frame.squeeze("columns") if self._squeeze else frame
+
+
+def read_with_pandas(kind: str, file_path, options: dict[str, Any]):
+    """XShards of the frames of ``pandas.read_<kind>``, the files of a partition joined to one."""
+    on_ray = is_alone()
+    files = [
+        file for path in split_paths(file_path) for file in files_of(path, nested=kind == "parquet")
+    ]
+    cluster = RayCluster.from_active() if on_ray else SparkCluster.from_active()
+    number = min(len(files), cluster.nodes * cluster.cores_per_node)
+    groups = [files[low:high] for low, high in even_cut(len(files), number)]
+    for option in ("iterator", "chunksize"):
+        if options.get(option):
+            raise UsageError(f"{option} is not possible: every shard is a whole frame")
+    if on_ray:
+        return _on_ray(_Reader(kind, options), groups)
+    rdd = cluster.sc.parallelize(groups, number).map(_Reader(kind, options))
+    return SparkXShards(rdd, class_name=None if options.get("squeeze") else DATA_FRAME)
+
+
+def _on_ray(reader: _Reader, groups: list[list[str]]):
+    """RayXShards of a frame for every group of files."""
+    import ray
+
+    task = ray.remote(lambda files: [reader(files)])
+    return RayXShards([task.remote(files) for files in groups])
+
+
+class _Reader:
+    def __init__(self, kind: str, options: dict):
+        self._kind, self._options = kind, options
+
+    def __call__(self, files: list[str]) -> Any:
+        import pandas as pd
+
+        read = getattr(pd, f"read_{self._kind}")
+        options = dict(self._options)
+        squeeze = options.pop("squeeze", False)  # pandas 2 took it away
+        frames = []
+        for file in files:
+            frame = read(_prepared(file), **options)
+            frames.append(frame.squeeze("columns") if squeeze else frame)
+        return frames[0] if len(frames) == 1 else pd.concat(frames)
+
+
+def _prepared(file: str) -> str:
+    """`file`, after the driver of its storage was made ready in this process."""
+    if not is_local_path(file):
+        open_file_system(file)
+    return file

@@ -1,0 +1,333 @@
+"""XShards in Ray's object store."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.ray import RayCluster, Shared
+from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.data.ray_exchange import RaySide, partitions_to_ray
+from bigdl.orca.data.xshards.base import SharedValue, XShards, unwrap
+from bigdl.orca.data.xshards.spark import SparkXShards
+
+__all__ = ["RayXShards"]
+
+logger = logging.getLogger("bigdl.orca")
+
+
+class RayXShards(XShards, engine="ray"):
+    """XShards whose partitions are objects of Ray: lists of shards.
+
+    They are made by :meth:`from_spark_xshards`, by ``XShards.partition`` in a program with
+    ``runtime="ray"``, and from references by :meth:`from_partition_refs`.  What is made of them is
+    computed by Ray at once, in the background.
+
+    Parameters
+    ----------
+    references : sequence of ray.ObjectRef
+        Of every partition, a list of shards.
+    """
+
+    def __init__(self, references: Sequence):
+        self._references = list(references)
+
+    @classmethod
+    def _from_shards(cls, shards: list) -> RayXShards:
+        import ray
+
+        return cls([ray.put([shard]) for shard in shards])
+
+    # From and to others -------------------------------------------------------------------------
+
+    @staticmethod
+    def from_spark_xshards(spark_xshards: SparkXShards) -> RayXShards:
+        """The shards of SparkXShards, computed by Spark into Ray; nothing goes through the driver.
+
+        Raises
+        ------
+        UsageError
+            If it is something else, or Ray does not run on Spark's nodes.
+        """
+
+        if not isinstance(spark_xshards, SparkXShards):
+            raise UsageError(
+                f"from_spark_xshards takes SparkXShards, got {type(spark_xshards).__name__}"
+            )
+        return RayXShards(partitions_to_ray(spark_xshards.rdd, RayCluster.of_program()))
+
+    def to_spark_xshards(self) -> SparkXShards:
+        """The same shards as SparkXShards, in the same partitions.
+
+        Spark's tasks fetch them from Ray, which keeps them as long as the result is in use.
+        """
+
+        side = RaySide.of(RayCluster.of_program())
+        side.leave(self._references)
+
+        def fetch(places):
+            for place in places:
+                yield from side.take(place)
+
+        number = max(1, self.num_partitions())
+        places = SparkCluster.from_active().sc.parallelize(range(self.num_partitions()), number)
+        rdd = places.mapPartitions(fetch)
+        weakref.finalize(rdd, side.drop)
+        return SparkXShards(rdd)
+
+    @staticmethod
+    def from_partition_refs(
+        ip2part_id: dict[str, list[int]], part_id2ref: dict[int, Any], old_rdd: Any = None
+    ) -> RayXShards:
+        """XShards of objects that are in Ray already.
+
+        Parameters
+        ----------
+        ip2part_id : dict
+            Numbers of the partitions on each node; Ray itself knows where they are.
+        part_id2ref : dict of int to ray.ObjectRef
+            Lists of shards.
+        old_rdd : optional
+            Accepted for programs of BigDL 2.x, without effect.
+        """
+        numbers = sorted(number for part in ip2part_id.values() for number in part)
+        if numbers != sorted(part_id2ref):
+            raise UsageError(
+                f"ip2part_id names the partitions {numbers} but part_id2ref has "
+                f"{sorted(part_id2ref)}"
+            )
+        return RayXShards([part_id2ref[number] for number in numbers])
+
+    # What is in them ----------------------------------------------------------------------------
+
+    def num_partitions(self) -> int:
+        """Number of partitions."""
+        return len(self._references)
+
+    def get_partition_refs(self) -> list:
+        """References of the partitions, each a list of shards."""
+        return list(self._references)
+
+    def get_refs(self) -> list:
+        """References of the shards."""
+        import ray
+
+        counts = ray.get([_remote(_count).remote(each) for each in self._references])
+        references = []
+        for count, partition in zip(counts, self._references, strict=True):
+            made = _remote(_items).options(num_returns=count).remote(partition) if count else []
+            references += [made] if count == 1 else made
+        return references
+
+    def collect_partitions(self) -> list[list]:
+        """All shards, as a list for every partition."""
+        import ray
+
+        return ray.get(self._references)
+
+    def collect(self) -> list:
+        """All shards, in order."""
+        return [shard for partition in self.collect_partitions() for shard in partition]
+
+    # New ones -----------------------------------------------------------------------------------
+
+    def transform_shard(self, func: Callable, *args: Any) -> RayXShards:
+        """New XShards of ``func(shard, *args)`` of every shard.
+
+        In the place of a :class:`~bigdl.orca.data.SharedValue`, `func` gets its value.
+        """
+
+        def transform(partition, *args):
+            values = [unwrap(argument) for argument in args]
+            return [func(shard, *values) for shard in partition]
+
+        return self.map_partitions(transform, *map(_reachable, args))
+
+    def map_partitions(self, func: Callable, *args: Any) -> RayXShards:
+        """New XShards of ``func(partition, *args)``, a list of shards, of every partition."""
+        task = _remote(func)
+        return RayXShards([task.remote(each, *args) for each in self._references])
+
+    # With actors --------------------------------------------------------------------------------
+
+    def transform_shards_with_actors(self, actors: Sequence, func: Callable) -> RayXShards:
+        """New XShards of what actors make of the partitions.
+
+        Parameters
+        ----------
+        actors : sequence of Ray actors
+        func : callable
+            ``func(actor, reference)`` of a partition gives the reference of a list of shards.
+        """
+        assigned, _ = self.assign_partitions_to_actors(actors)
+        made = {}
+        for actor, numbers in zip(actors, assigned, strict=False):
+            for number in numbers:
+                made[number] = func(actor, self._references[number])
+        return RayXShards([made[number] for number in range(self.num_partitions())])
+
+    def reduce_partitions_for_actors(
+        self, actors: Sequence, reduce_partitions_func: Callable, return_refs: bool = False
+    ) -> list:
+        """What each actor makes of all of its partitions together.
+
+        Parameters
+        ----------
+        actors : sequence of Ray actors
+        reduce_partitions_func : callable
+            ``f(actor, references)`` gives a reference.
+        return_refs : bool, default False
+            Return the references instead of their values.
+
+        Raises
+        ------
+        UsageError
+            If there are fewer partitions than actors.
+        """
+        return self._reduce(actors, reduce_partitions_func, return_refs)
+
+    def zip_reduce_shards_with_actors(
+        self,
+        xshards: RayXShards,
+        actors: Sequence,
+        reduce_partitions_func: Callable,
+        return_refs: bool = False,
+    ) -> list:
+        """What each actor makes of its partitions of these and of others, side by side.
+
+        Parameters
+        ----------
+        xshards : RayXShards
+            Of as many partitions.
+        actors : sequence of Ray actors
+        reduce_partitions_func : callable
+            ``f(actor, references, others)`` gives a reference.
+        return_refs : bool, default False
+            Return the references instead of their values.
+
+        Raises
+        ------
+        UsageError
+            If the numbers of partitions differ, or there are fewer partitions than actors.
+        """
+        if xshards.num_partitions() != self.num_partitions():
+            raise UsageError(
+                "The two RayXShards should have the same number of partitions, but they have "
+                f"{self.num_partitions()} and {xshards.num_partitions()}"
+            )
+        return self._reduce(actors, reduce_partitions_func, return_refs, xshards)
+
+    def _reduce(self, actors, func, return_refs, *others):
+        import ray
+
+        if self.num_partitions() < len(actors):
+            raise UsageError(
+                f"The number of partitions, {self.num_partitions()}, should not be smaller than "
+                f"the number of actors, {len(actors)}; use fewer actors"
+            )
+        assigned, _ = self.assign_partitions_to_actors(actors)
+        results = [
+            func(actor, *([x._references[n] for n in numbers] for x in (self, *others)))
+            for actor, numbers in zip(actors, assigned, strict=True)
+        ]
+        return results if return_refs else ray.get(results)
+
+    def assign_partitions_to_actors(self, actors: Sequence) -> tuple[list[list[int]], list[str]]:
+        """Share the partitions out: on their own node where that is even, else anywhere.
+
+        Returns
+        -------
+        assigned : list of list of int
+            Numbers of the partitions of every actor, which differ in length by at most 1.  Actors
+            without any are left out.
+        addresses : list of str
+            Of the nodes of those actors.
+        """
+        import ray
+
+        if not actors:
+            raise UsageError("There must be at least one actor")
+        if self.num_partitions() < len(actors):
+            logger.warning(
+                "There are %d actors but only %d partitions; the other actors get none",
+                len(actors),
+                self.num_partitions(),
+            )
+            actors = list(actors)[: self.num_partitions()]
+        where = _node_of_actors(actors)
+        ray.wait(self._references, num_returns=len(self._references), fetch_local=False)
+        located = ray.experimental.get_object_locations(self._references)
+        homes = [located.get(each, {}).get("node_ids", []) for each in self._references]
+        assigned = evenly(homes, [node for node, _ in where])
+        return assigned, [address for _, address in where]
+
+
+def evenly(homes: Sequence[Sequence[str]], nodes: Sequence[str]) -> list[list[int]]:
+    """Give partitions to actors: as many on their own nodes as an even share allows.
+
+    Parameters
+    ----------
+    homes : sequence of sequence of str
+        The nodes that have each partition.
+    nodes : sequence of str
+        The node of each actor.
+
+    Returns
+    -------
+    list of list of int
+        Of each actor; the lengths differ by at most 1.
+    """
+    share, larger = divmod(len(homes), len(nodes))
+    assigned: list[list[int]] = [[] for _ in nodes]
+    left = []
+    for number, home in enumerate(homes):
+        near = [i for i, node in enumerate(nodes) if node in home and len(assigned[i]) < share]
+        if near:
+            assigned[min(near, key=lambda i: len(assigned[i]))].append(number)
+        else:
+            left.append(number)
+    for number in left:
+        full = sum(len(each) > share for each in assigned)
+        most = share + 1 if full < larger else share
+        free = [i for i, each in enumerate(assigned) if len(each) < most]
+        near = [i for i in free if nodes[i] in homes[number]]
+        assigned[min(near or free, key=lambda i: len(assigned[i]))].append(number)
+    return [sorted(each) for each in assigned]
+
+
+def _node_of_actors(actors) -> list[tuple[str, str]]:
+    """Node and address of actors; ones that Ray does not place yet count as anywhere."""
+    from ray._private.state import actors as states
+
+    addresses = {node.id: node.address for node in RayCluster.from_active().members}
+    found = []
+    for actor in actors:
+        node = (states(actor._actor_id.hex()) or {}).get("Address", {}).get("NodeID", "")
+        found.append((node, addresses.get(node, "")))
+    return found
+
+
+def _reachable(argument: Any) -> Any:
+    """A SharedValue that Spark holds as an object of Ray, and anything else as it is."""
+    if isinstance(argument, SharedValue) and not isinstance(argument.broadcast_data, Shared):
+        import ray
+
+        return ray.put(argument.value)
+    return argument
+
+
+def _count(partition):
+    return len(partition)
+
+
+def _items(partition):
+    return partition[0] if len(partition) == 1 else tuple(partition)
+
+
+def _remote(func):
+    import ray
+
+    return ray.remote(func)
