@@ -2,7 +2,7 @@
 
 A Ray that is started here listens on one address only (loopback unless other machines shall join),
 has no dashboard and sends no usage statistics; who wants to connect needs its token.  It dies with
-this process: a small one beside it (:mod:`bigdl.orca.cluster._ray_head_main`) sees to that where
+this process: a small one beside it (:mod:`bigdl.orca.cluster.supervisor`) sees to that where
 this one is killed.
 """
 
