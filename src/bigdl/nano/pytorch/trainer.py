@@ -171,6 +171,11 @@ class Trainer(_lightning.Trainer):
         super().__init__(precision=lightning_precision, **kwargs)
 
     @property
+    def trial_class(self) -> type[Trainer]:
+        """The class that trains the models of a search."""
+        return Trainer
+
+    @property
     def settings(self) -> tuple[str, ...]:
         """Settings of the last fit, as its report says; empty before."""
         return getattr(self.strategy, "settings", ())
@@ -301,7 +306,7 @@ class Trainer(_lightning.Trainer):
         if any(isinstance(part, Lazy) for part in (model, loss, optimizer, scheduler, metrics)):
             from bigdl.nano.automl.pytorch import lazily_compiled
 
-            return lazily_compiled(model, loss, optimizer, scheduler, metrics)
+            return lazily_compiled(Trainer.compile, model, loss, optimizer, scheduler, metrics)
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"Model must be instance of nn.Module but got {type(model).__name__}")
         if not isinstance(model, _lightning.LightningModule):
