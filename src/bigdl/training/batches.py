@@ -19,17 +19,14 @@ from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import available_memory
 from bigdl.runtime.shards.batches import BatchPlan, WindowedOrder, permutation
-from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.shards.texts import TEXT, is_text
 from bigdl.runtime.shards.values import named_by_shard
 
 if TYPE_CHECKING:
     import torch
-    from torch.utils.data import DataLoader
 
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.shards.shard import Shard
-    from bigdl.runtime.worker import Worker
     from bigdl.training.fit import RunSettings
     from bigdl.training.loading import LoaderBatches
 
@@ -42,8 +39,6 @@ __all__ = [
     "form_of",
     "in_dtype",
     "in_form",
-    "open_batches",
-    "open_loader",
     "plan_batches",
     "shuffle_memory",
 ]
@@ -161,69 +156,6 @@ def in_form(batch: Any, form: Any, name: str = "batch") -> Any:
         ]
         return type(batch)(casted)
     return batch
-
-
-def open_batches(
-    shard: Shard | LoaderShard,
-    feature_cols: Sequence[str] | None,
-    label_cols: Sequence[str] | None,
-    worker: Worker,
-    config: dict,
-    batch_size: int,
-) -> TensorShard | LoaderBatches:
-    """Open the source of a loop's batches.
-
-    Parameters
-    ----------
-    shard : Shard or LoaderShard
-    feature_cols, label_cols : sequence of str or None
-        Of batches that are dicts, their keys.
-    worker : Worker
-    config : dict
-        For a function that makes a loader.
-    batch_size : int
-        Of a global batch.
-
-    Returns
-    -------
-    TensorShard or bigdl.training.loading.LoaderBatches
-    """
-    if not isinstance(shard, LoaderShard):
-        return TensorShard(shard, feature_cols, label_cols)
-    import cloudpickle
-
-    from bigdl.training.loading import as_loader
-
-    size = worker.world_size
-    loader = as_loader(cloudpickle.loads(shard.payload()), config, max(1, batch_size // size))
-    return open_loader(loader, shard, feature_cols, label_cols, worker)
-
-
-def open_loader(
-    loader: DataLoader,
-    shard: LoaderShard,
-    feature_cols: Sequence[str] | None,
-    label_cols: Sequence[str] | None,
-    worker: Worker,
-) -> TensorShard | LoaderBatches:
-    """Open the source of a loop's batches over a loader that the worker has made.
-
-    Parameters
-    ----------
-    loader : torch.utils.data.DataLoader
-    shard, feature_cols, label_cols, worker
-        See :func:`open_batches`.
-    """
-    from torch.utils.data import IterableDataset
-
-    from bigdl.training.loading import LoaderBatches, spooled
-
-    if isinstance(loader.dataset, IterableDataset):
-        made, keys = spooled(loader, shard, feature_cols, label_cols)
-        return TensorShard(made, None, None) if keys is None else KeyedShard(made, keys)
-    batches = LoaderBatches(loader, worker.rank, worker.world_size)
-    worker.at_exit(batches.close)
-    return batches
 
 
 def shuffle_memory(config: dict, threads: int) -> int:

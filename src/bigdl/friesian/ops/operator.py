@@ -262,6 +262,10 @@ class Operator(ABC):
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         """The step on a DataFrame, which may lack columns that the step does not read."""
 
+    def divided(self, state: State) -> tuple[Operator | None, Operator]:
+        """Return the part that is faster through Arrow batches, if there is one, and the rest."""
+        return None, self
+
     def pays_in_batches(self, state: State) -> bool:
         """Return True if ``catalyst`` is slower than a way through Arrow batches and back."""
         return False

@@ -19,11 +19,10 @@ from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.shards.texts import TEXT
 from bigdl.training.batches import (
     BatchLayout,
-    open_batches,
-    open_loader,
     plan_batches,
     shuffle_memory,
 )
+from bigdl.training.loading import open_batches, open_loader
 
 if TYPE_CHECKING:
     from bigdl.training.keras.evaluation import EvaluationSettings
@@ -37,7 +36,6 @@ __all__ = [
     "build_for",
     "is_dataset",
     "open_data",
-    "open_rows",
     "with_class_weight",
     "zero_row",
 ]
@@ -307,34 +305,6 @@ class ColumnRows(Rows):
         for start in range(0, data.rows, size)[:limit]:
             stop = min(start + size, data.rows)
             yield assembly(data.batch(start, stop, order)), stop - start
-
-
-def open_rows(
-    worker: Any, shard: Any, settings: EvaluationSettings, config: dict, sync: Any
-) -> Rows:
-    """Return the :class:`Rows` of a shard.
-
-    Parameters
-    ----------
-    worker : Worker
-    shard : Shard or LoaderShard
-    settings : EvaluationSettings
-        ``batch_size``, ``feature_cols`` and ``label_cols`` of the input.
-    config : dict
-        For a function that makes a dataset.
-    sync : GradientSync
-
-    Returns
-    -------
-    Rows
-    """
-    data = open_data(worker, shard, settings, config)
-    if not is_dataset(data):
-        return ColumnRows(data, config, worker)
-    from bigdl.training.keras.datasets import DatasetRows, check_elements
-
-    check_elements(data)
-    return DatasetRows(data, sync)
 
 
 def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dict) -> Any:

@@ -27,12 +27,13 @@ from bigdl.training.figures import score_of
 from bigdl.training.fit import RunSettings
 from bigdl.training.keras.backends import Packed, seed_keras
 from bigdl.training.keras.callbacks import WorkerCallbacks
-from bigdl.training.keras.data import Assembly, Part, Rows, build_for, open_rows
+from bigdl.training.keras.data import Assembly, Part, Rows, build_for
 from bigdl.training.keras.evaluation import (
     EvaluationSettings,
     evaluate_batches,
     figures_of,
     numbers_of,
+    open_rows,
 )
 from bigdl.training.keras.reducer import WorkerSteps, check_optimizer
 from bigdl.training.keras.state import KerasCheckpoints, form_of, tensor_of, to_variable
