@@ -10,7 +10,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from bigdl.runtime.shards.shard import Shard
     from bigdl.training.fit import RunSettings
     from bigdl.training.loading import LoaderBatches
+
+    Places = dict[str | None, tuple[int, int | None]]  # see Shard.places
 
 __all__ = [
     "BatchLayout",
@@ -198,8 +200,10 @@ class TensorShard:
 
         self.rows, self.fingerprint = shard.rows, shard.fingerprint
         self.drop_last = False
-        self.inputs = self.targets = None
-        self._features = self._labels = ()
+        self.inputs: list | None = None
+        self.targets: list | None = None
+        self._features: list[Places] = []
+        self._labels: list[Places] = []
         self._casts: dict = {}  # place -> what brings its values into the types of other data
         self._tensors: dict[int, torch.Tensor] = {}
         self._texts: dict[int, np.dtype] = {}  # of the tensors that hold the bytes of texts
@@ -212,6 +216,7 @@ class TensorShard:
                     'The data holds no targets; pass (x, y) or {"x": ..., "y": ...} to fit or '
                     "evaluate"
                 )
+        label_cols = cast("Sequence[str]", label_cols)  # None only with the features
         self._features = [shard.places(name) for name in feature_cols]
         self._labels = [shard.places(name) for name in label_cols]
         for places in (*self._features, *self._labels):
@@ -270,9 +275,10 @@ class TensorShard:
         if not self.rows or inputs is None or targets is None:
             return
         names = self._names
+        own = cast("tuple[list, list]", (self.inputs, self.targets))  # None only without rows
         for columns, column_casts in (
-            (self._features, casts(names[0], self.inputs, inputs, is_target=False)),
-            (self._labels, casts(names[1], self.targets, targets, is_target=True)),
+            (self._features, casts(names[0], own[0], inputs, is_target=False)),
+            (self._labels, casts(names[1], own[1], targets, is_target=True)),
         ):
             self._casts.update({columns[number][key]: cast for number, key, cast in column_casts})
 
@@ -309,7 +315,7 @@ class TensorShard:
         """The order of an evaluation: as spooled."""
         return None
 
-    def batch(self, start: int, stop: int, order: Any = None) -> list:
+    def batch(self, start: int, stop: int, order: Any = None) -> list | dict:
         """Rows `start`...`stop` of the shard's order, copied.
 
         Parameters
@@ -482,4 +488,4 @@ def all_gather_json(sync: GradientSync, own: Any) -> list:
     """JSON-able values of every rank, on every rank; a collective."""
     gathered = sync.gather(json.dumps(own).encode())
     both = None if gathered is None else b"[" + b",".join(gathered) + b"]"
-    return json.loads(sync.broadcast(both))
+    return json.loads(cast("bytes", sync.broadcast(both)))

@@ -87,6 +87,7 @@ def open_loader(
 
 
 def as_loader(loader: DataLoader, config: dict, batch_size: int) -> DataLoader:
+def as_loader(loader: Any, config: dict, batch_size: int) -> DataLoader:
     """The DataLoader that an input stands for.
 
     Parameters
@@ -158,8 +159,10 @@ class LoaderBatches:
 
         self._loader, self._rank, self._size = loader, rank, world_size
         sampler = loader.sampler
-        self._sampler, self._shuffles = sampler, False
-        count = len(loader.dataset)
+        self._sampler: Any = sampler
+        self._shuffles = False
+        dataset: Any = loader.dataset
+        count = len(dataset)
         if type(sampler) is SequentialSampler:
             self._sampler = None
         elif type(sampler) is RandomSampler:

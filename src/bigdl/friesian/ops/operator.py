@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pyarrow as pa
 
@@ -425,9 +425,10 @@ class TableOperator(Operator):
         return []
 
     def after(self, before: Schema, state: State | None) -> Schema:
+        known = cast("State", state)  # nothing asks before, as its columns are hidden
         return {
-            name: Field(kind, self.cardinality(name, state))
-            for name, kind in state["kinds"].items()
+            name: Field(kind, self.cardinality(name, known))
+            for name, kind in known["kinds"].items()
         }
 
     def cardinality(self, name: str, state: State) -> int | None:

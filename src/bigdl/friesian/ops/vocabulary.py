@@ -454,7 +454,7 @@ class CategoryEncode(Operator):
         return [name for each in self.columns for name in each["src_cols"]]
 
     def requests(self, before: Schema) -> dict[str, Request]:
-        found = {}
+        found: dict[str, Request] = {}
         for each in self.columns:
             self._check(before, each["src_cols"])
             separator = self.sep if self.do_split else None

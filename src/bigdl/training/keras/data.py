@@ -12,7 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.shards.shard import LoaderShard
@@ -211,7 +211,7 @@ class Rows(ABC):
 
     @abstractmethod
     def batches(
-        self, assembly: Assembly, batch_size: int, world_size: int, limit: int | None
+        self, assembly: Assembly, batch_size: int | None, world_size: int, limit: int | None
     ) -> Iterator[tuple[tuple, int]]:
         """Yield batch and number of rows, of this worker's rows in their order."""
 
@@ -322,7 +322,7 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
     """
     features, labels, size = settings.feature_cols, settings.label_cols, settings.batch_size
     if not isinstance(shard, LoaderShard):
-        return open_batches(shard, features, labels, worker, config, size)
+        return open_batches(shard, features, labels, worker, config, cast("int", size))
     import cloudpickle
     from torch.utils.data import DataLoader, Dataset
 
