@@ -86,7 +86,6 @@ def open_loader(
     return batches
 
 
-def as_loader(loader: DataLoader, config: dict, batch_size: int) -> DataLoader:
 def as_loader(loader: Any, config: dict, batch_size: int) -> DataLoader:
     """The DataLoader that an input stands for.
 
