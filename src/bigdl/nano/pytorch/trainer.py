@@ -353,7 +353,7 @@ class Trainer(_lightning.Trainer):
             _warn_of_deprecation("quantize")
             return InferenceOptimizer.quantize(**arguments)
         arguments.setdefault("accelerator", "onnxruntime")
-        quantized = InferenceOptimizer.quantize(**arguments)
+        quantized: Any = InferenceOptimizer.quantize(**arguments)
         return SwitchableModel(model, quantized, _quantize_source(arguments))
 
     @staticmethod
@@ -399,7 +399,7 @@ def _is_on_cpu(arguments: dict[str, Any]) -> bool:
 
 def fitted_loader(trainer: Any) -> DataLoader | None:
     """Return the loader of a trainer's last fit; None if it had none, or several."""
-    source = getattr(trainer.strategy, "fitted_on", None)
+    source: Any = getattr(trainer.strategy, "fitted_on", None)
     if hasattr(source, "train_dataloader"):  # a LightningModule or a LightningDataModule
         # One that was set up in other processes may have none here.
         with suppress(Exception):
