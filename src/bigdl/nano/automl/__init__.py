@@ -49,10 +49,11 @@ class HPOConfig:
         ``bigdl.nano.tf.keras``, ``bigdl.nano.tf`` and ``bigdl.nano.tf.optimizers``. Import them
         after this call: what was imported before is Keras' own, and stays so.
         """
+        from bigdl.nano.automl.tf.keras import Model, Sequential
         from bigdl.nano.automl.tf.substitutes import substitute
 
         if not self._tf:
-            substitute()
+            substitute({"Sequential": Sequential, "Model": Model})
         self._tf = True
 
     def disable_hpo_tf(self) -> None:

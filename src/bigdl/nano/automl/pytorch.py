@@ -66,6 +66,7 @@ class HPOSearcher(Searcher):
         if not getattr(trainer, "hpo_arguments", None):
             raise UsageError("HPOSearcher needs a Trainer that was made with use_hpo=True")
         self._arguments = dict(trainer.hpo_arguments)
+        self._trainer_class = trainer.trial_class
         if num_processes is not None:
             self._arguments["num_processes"] = num_processes
         self._subject: Any = None
@@ -91,6 +92,7 @@ class HPOSearcher(Searcher):
             model=model,
             data=data,
             trainer=self._arguments | ({} if max_epochs is None else {"max_epochs": max_epochs}),
+            trainer_class=self._trainer_class,
             metrics=metrics,
             directions=arguments.directions(metrics),
             mode=mode,
@@ -156,6 +158,8 @@ class _Objective:
         Arguments of ``Trainer.fit``; loaders may be lazy, too.
     trainer : dict
         Arguments of the Trainer.
+    trainer_class : type
+        The class of Trainer.
     metrics, directions : list of str
     mode : {"best", "last"}
         Of which epoch the figures are: the best in the first metric, or the last.
@@ -170,6 +174,7 @@ class _Objective:
         model: Any,
         data: dict[str, Any],
         trainer: dict[str, Any],
+        trainer_class: type[Trainer],
         metrics: list[str],
         directions: list[str],
         mode: str,
@@ -177,7 +182,7 @@ class _Objective:
         input_sample: Any,
     ):
         self.subject = {"model": model, "data": data}
-        self._trainer = trainer
+        self._trainer, self._trainer_class = trainer, trainer_class
         self._metrics = metrics
         self._directions = directions
         self._mode = mode
@@ -194,7 +199,7 @@ class _Objective:
         pruned = trial if alone and len(self._metrics) == 1 else None
         epochs = _EpochFigures(logged, pruned)
         with _without_reports(), _interruptible():
-            trainer = _trial_trainer(self._trainer, epochs)
+            trainer = self._trial_trainer(epochs)
             trainer.fit(model, **data)
         figures = self._figures(trainer, epochs, logged) if logged else {}
         if pruned is None and len(self._metrics) == 1:
@@ -206,6 +211,11 @@ class _Objective:
             trial.set_user_attr("optimization", runtime)
         values = [figures[metric] for metric in self._metrics]
         return values if len(values) > 1 else values[0]
+
+    def _trial_trainer(self, epochs: Callback) -> Trainer:
+        arguments = copy.deepcopy(self._trainer)
+        arguments["callbacks"] = [*_callbacks(arguments), epochs]
+        return self._trainer_class(**arguments)
 
     def _figures(
         self, trainer: Trainer, epochs: _EpochFigures, logged: list[str]
@@ -349,15 +359,6 @@ def trial_arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-def _trial_trainer(arguments: Mapping[str, Any], *callbacks: Callback) -> Trainer:
-    """Return a trainer of one trial, with further callbacks."""
-    from bigdl.nano.pytorch.trainer import Trainer
-
-    copied = copy.deepcopy(dict(arguments))
-    copied["callbacks"] = [*_callbacks(copied), *callbacks]
-    return Trainer(**copied)
-
-
 def _callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
     callbacks = arguments.get("callbacks") or []
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
@@ -446,9 +447,21 @@ def _latency(model: torch.nn.Module, batch: Batch) -> float:
 
 
 def lazily_compiled(
-    model: Any, loss: Any, optimizer: Any, scheduler: Any, metrics: Any
+    compiled: Callable[..., Any],
+    model: Any,
+    loss: Any,
+    optimizer: Any,
+    scheduler: Any,
+    metrics: Any,
 ) -> AutoObject:
     """Return what ``Trainer.compile`` returns where something is lazy.
+
+    Parameters
+    ----------
+    compiled : callable
+        ``Trainer.compile`` itself, for when everything is chosen.
+    model, loss, optimizer, scheduler, metrics
+        Its arguments.
 
     Raises
     ------
@@ -464,6 +477,7 @@ def lazily_compiled(
             )
     return AutoObject(
         _compiled,
+        compiled=compiled,
         model=model,
         loss=loss,
         optimizer=_Unbound(optimizer) if isinstance(optimizer, AutoObject) else optimizer,
@@ -488,14 +502,18 @@ class _Unbound(Lazy):
 
 
 def _compiled(
-    model: Any, loss: Any, optimizer: Any, scheduler: Any, metrics: Any, is_made: bool
+    compiled: Callable[..., Any],
+    model: Any,
+    loss: Any,
+    optimizer: Any,
+    scheduler: Any,
+    metrics: Any,
+    is_made: bool,
 ) -> Any:
-    from bigdl.nano.pytorch.trainer import Trainer
-
     if not is_made:
         model = copy.deepcopy(model)
     if optimizer is not None:
         optimizer = optimizer(model.parameters())
     if scheduler is not None:
         scheduler = scheduler(optimizer)
-    return Trainer.compile(model, loss, optimizer, scheduler, copy.deepcopy(metrics))
+    return compiled(model, loss, optimizer, scheduler, copy.deepcopy(metrics))

@@ -21,6 +21,7 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch import encryption
+from bigdl.nano.pytorch.training.processes import inherit
 
 __all__ = [
     "get_cuda_status",
@@ -399,15 +400,12 @@ class Patches:
         Whether :func:`patch_encryption`, :func:`patch_cuda` and :func:`patch_torch` are in force.
     types : dict
         Arguments of the :func:`patch_dtype` in force; empty if none is.
-    default_dtype : torch.dtype
-        Type of tensors of floating-point numbers that are made without one.
     """
 
     encryption: bool
     cuda: bool
     types: dict[str, torch.dtype]
     names: bool
-    default_dtype: torch.dtype
 
     @classmethod
     def of_this_process(cls) -> Patches:
@@ -417,7 +415,6 @@ class Patches:
             _cuda.active,
             dict(_types) if _dtype.active else {},
             _names.active,
-            torch.get_default_dtype(),
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -430,4 +427,6 @@ class Patches:
             patch_dtype(**self.types)
         if self.names:
             patch_torch(cuda_to_cpu=False)
-        torch.set_default_dtype(self.default_dtype)
+
+
+inherit(Patches.of_this_process)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Trainer"]
 
-_lightning = require("pytorch_lightning", "nano")
+if TYPE_CHECKING:
+    import pytorch_lightning as _lightning
+else:
+    _lightning = require("pytorch_lightning", "nano")
 
 
 class _OfClassOrTrainer(staticmethod):
@@ -168,7 +171,12 @@ class Trainer(_lightning.Trainer):
         elif _is_on_cpu(kwargs) and kwargs.get("devices", "auto") in ("auto", 1):
             kwargs |= {"accelerator": "cpu", "devices": 1}
             kwargs["strategy"] = SingleProcessStrategy(options)
-        super().__init__(precision=lightning_precision, **kwargs)
+        super().__init__(precision=cast("Any", lightning_precision), **kwargs)
+
+    @property
+    def trial_class(self) -> type[Trainer]:
+        """The class that trains the models of a search."""
+        return Trainer
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -186,7 +194,7 @@ class Trainer(_lightning.Trainer):
             super().fit(*args, **kwargs)
             return
         with self._processes.tuned_here() as report:
-            self.strategy.process_report = report
+            cast("SingleProcessStrategy", self.strategy).process_report = report
             super().fit(*args, **kwargs)
 
     def search(
@@ -301,7 +309,7 @@ class Trainer(_lightning.Trainer):
         if any(isinstance(part, Lazy) for part in (model, loss, optimizer, scheduler, metrics)):
             from bigdl.nano.automl.pytorch import lazily_compiled
 
-            return lazily_compiled(model, loss, optimizer, scheduler, metrics)
+            return lazily_compiled(Trainer.compile, model, loss, optimizer, scheduler, metrics)
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"Model must be instance of nn.Module but got {type(model).__name__}")
         if not isinstance(model, _lightning.LightningModule):

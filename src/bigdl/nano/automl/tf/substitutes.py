@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
@@ -26,9 +26,15 @@ _changed: list[tuple[ModuleType, str, Any]] = []
 _is_chosen = ContextVar("is_chosen", default=False)
 
 
-def substitute() -> None:
-    """Let names of ``bigdl.nano.tf`` take search spaces."""
-    for module, name, value in _substitutes():
+def substitute(models: Mapping[str, type]) -> None:
+    """Let names of ``bigdl.nano.tf`` take search spaces.
+
+    Parameters
+    ----------
+    models : mapping of str to type
+        The searchable models that take the places of ``Model`` and ``Sequential``.
+    """
+    for module, name, value in _substitutes(models):
         _changed.append((module, name, vars(module).get(name, _MISSING)))
         setattr(module, name, value)
 
@@ -52,7 +58,7 @@ def original(name: str) -> Any:
     return getattr(home, name)
 
 
-def _substitutes() -> Iterator[tuple[ModuleType, str, Any]]:
+def _substitutes(models: Mapping[str, type]) -> Iterator[tuple[ModuleType, str, Any]]:
     keras = require("keras", "tf")
     layers = importlib.import_module("bigdl.nano.tf.keras.layers")
     for name, value in _public(layers):
@@ -68,17 +74,10 @@ def _substitutes() -> Iterator[tuple[ModuleType, str, Any]]:
     for name, value in _public(optimizers):
         if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer):
             yield optimizers, name, LazyClass(value)
-    yield from _models(keras)
-    yield importlib.import_module("bigdl.nano.tf"), "cast", lazy_function(keras.ops.cast)
-
-
-def _models(keras: Any) -> Iterator[tuple[ModuleType, str, Any]]:
-    from bigdl.nano.automl.tf.keras import Model, Sequential
-
     home = importlib.import_module("bigdl.nano.tf.keras")
     yield home, "Input", lazy_function(keras.Input)
-    yield home, "Sequential", Sequential
-    yield home, "Model", Model
+    yield from ((home, name, model) for name, model in models.items())
+    yield importlib.import_module("bigdl.nano.tf"), "cast", lazy_function(keras.ops.cast)
 
 
 def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:

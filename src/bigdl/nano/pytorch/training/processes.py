@@ -32,7 +32,6 @@ from bigdl.common.cpu import core_count, usable_cores
 from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost, require
 from bigdl.common.memory import glibc_tunables, tune_allocator
-from bigdl.nano.pytorch.patching import Patches
 from bigdl.nano.pytorch.training.options import check_bool
 from bigdl.nano.runtime import release_memory, tuned_fit
 from bigdl.runtime.launch import cause_of_end, launch, worker_shares
@@ -41,10 +40,38 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from types import TracebackType
 
-__all__ = ["BACKENDS", "Processes"]
+__all__ = ["BACKENDS", "Processes", "inherit"]
 
 BACKENDS = ("subprocess", "spawn", "fork", "ray")
 _MEETING_POINT = "meeting-point"
+
+
+class _DefaultType:
+    """The default type of tensors; unpickled, it is in force."""
+
+    def __reduce__(self) -> tuple:
+        return torch.set_default_dtype, (torch.get_default_dtype(),)
+
+
+_inherited: list[Callable[[], Any]] = [_DefaultType]
+
+
+def inherit(state: Callable[[], Any]) -> None:
+    """Let the processes of a training have a state of this one.
+
+    Parameters
+    ----------
+    state : callable
+        Returns an object that puts the state in force where it is unpickled, before anything of
+        the program is.
+    """
+    _inherited.append(state)
+
+
+def _state_of_this_process() -> list[Any]:
+    return [state() for state in reversed(_inherited)]
+
+
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 
 
@@ -129,8 +156,8 @@ class Processes:
         release_memory()  # the processes are about to need it, and a fork may find no thread
         room = scratch_directory("bigdl-training-")
         try:
-            # The patches come first: they are in force before anything else is unpickled.
-            order = (Patches.of_this_process(), self.count, str(room), self.tuned, fn, args)
+            # The state comes first: it is in force before anything else is unpickled.
+            order = (_state_of_this_process(), self.count, str(room), self.tuned, fn, args)
             if self.backend == "fork":
                 return _run_forked(self.count, order, self.cores)
             if self.backend == "ray":
@@ -194,14 +221,14 @@ def _environment() -> dict[str, str]:
 
 def _work(
     rank: int,
-    _patches: Patches,
+    _state: list[Any],
     count: int,
     room: str,
     tuned: bool,
     fn: Callable[..., Any],
     args: tuple,
 ) -> Any:
-    """Run `fn` in a process that is patched already."""
+    """Run `fn` in a process that has the state of its parent already."""
     if tuned:
         tune_allocator()
     _set_rank_of_lightning(rank)
