@@ -1,8 +1,6 @@
-"""Imports point one way: common <- runtime <- training, tuning <- orca.
+"""Imports point one way: from each room to those above it in ``ROOMS``, and in no circle.
 
-``nano`` stands on the rooms below ``orca``, ``friesian`` on them and public names of ``orca``,
-and only ``orca.learn`` and ``orca.inference`` may call ``nano``.  What Estimators share knows of no
-framework, and none imports from another's.  An import inside a function counts like one at the top.
+An import inside a function counts like one at the top; one for type checking does not.
 """
 
 import ast
@@ -15,57 +13,89 @@ import pytest
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 
-BELOW_ORCA = ["bigdl.common", "bigdl.runtime", "bigdl.training", "bigdl.tuning"]
-BELOW_LEARN = {
-    "may": [*BELOW_ORCA, "bigdl.orca"],
-    "never": ["bigdl.orca.learn", "bigdl.orca.automl"],
+# In this order; rooms of one line may import each other. The longest matching name is the room of
+# a module.
+ROOMS = [
+    ["bigdl.common"],
+    ["bigdl.runtime"],
+    ["bigdl.training"],
+    ["bigdl.tuning"],
+    ["bigdl.nano.lazy_names"],
+    ["bigdl.nano.acceleration", "bigdl.nano.openvino"],
+    ["bigdl.nano.runtime", "bigdl.nano.utils.common"],
+    ["bigdl.nano.pytorch.inference", "bigdl.nano.pytorch.methods"],
+    ["bigdl.nano.utils.pytorch", "bigdl.nano.pytorch.lightning"],
+    # Trainer.search stands on the searches of models, which stand on inference.
+    [
+        "bigdl.nano.automl.hpo.objects",
+        "bigdl.nano.automl.hpo.space",
+        "bigdl.nano.automl.hpo.backend",
+        "bigdl.nano.automl.hpo.visualization",
+        "bigdl.nano.automl.searching",
+        "bigdl.nano.automl.pytorch",
+    ],
+    ["bigdl.nano.pytorch"],
+    ["bigdl.nano.tf"],
+    ["bigdl.nano.automl"],
+    ["bigdl.nano"],
+    ["bigdl.orca.cluster", "bigdl.orca.arguments"],
+    ["bigdl.orca.settings"],
+    ["bigdl.orca.context"],
+    ["bigdl.orca.ray"],
+    ["bigdl.orca.data"],
+    ["bigdl.orca.engines", "bigdl.orca.engine"],
+    ["bigdl.orca.parameter_layer"],
+    ["bigdl.orca.inference"],
+    ["bigdl.orca.learn.metrics"],
+    ["bigdl.orca.learn.prediction"],
+    ["bigdl.orca.learn", "bigdl.orca.learn.layer_fit"],
+    ["bigdl.orca.learn.pytorch"],
+    ["bigdl.orca.learn.nnframes"],
+    ["bigdl.orca.learn.tf2"],
+    ["bigdl.orca.automl"],
+    ["bigdl.orca"],
+    ["bigdl.friesian.ops"],
+    ["bigdl.friesian.executors"],
+    ["bigdl.friesian.feature"],
+    ["bigdl.friesian.models"],
+    ["bigdl.friesian"],
+    ["bigdl.dllib"],
+]
+PLACE = {name: number for number, names in enumerate(ROOMS) for name in names}
+
+# What stands above a room and is not for it, all the same.
+NEVER = {
+    "bigdl.orca": ["bigdl.nano"],
+    "bigdl.orca.learn.nnframes": ["bigdl.orca.learn.tf2"],
+    "bigdl.orca.learn.tf2": ["bigdl.orca.learn.pytorch", "bigdl.orca.learn.nnframes"],
+    "bigdl.friesian": ["bigdl.nano"],
+    "bigdl.dllib": ["bigdl.nano", "bigdl.friesian"],
 }
-
-
-def part_of_learn(*others: str) -> dict[str, list[str]]:
-    """What an Estimator may import, but for those of other frameworks."""
-    return {
-        "may": [*BELOW_ORCA, "bigdl.orca", "bigdl.nano"],
-        "never": ["bigdl.orca.automl", *others],
-    }
-
-
-# The longest matching name is the layer of a module.
-LAYERS = {
-    "bigdl.common": {"may": ["bigdl.common"]},
-    "bigdl.runtime": {"may": ["bigdl.common", "bigdl.runtime"]},
-    "bigdl.training": {"may": ["bigdl.common", "bigdl.runtime", "bigdl.training"]},
-    "bigdl.tuning": {"may": ["bigdl.common", "bigdl.runtime", "bigdl.tuning"]},
-    "bigdl.orca.cluster": BELOW_LEARN,
-    "bigdl.orca.data": BELOW_LEARN,
-    "bigdl.orca.engine": BELOW_LEARN,
-    "bigdl.orca.engines": BELOW_LEARN,
-    "bigdl.orca.parameter_layer": BELOW_LEARN,
-    "bigdl.orca.learn": part_of_learn("bigdl.orca.learn.pytorch", "bigdl.orca.learn.tf2"),
-    "bigdl.orca.learn.nnframes": part_of_learn("bigdl.orca.learn.tf2"),
-    "bigdl.orca.learn.pytorch": part_of_learn("bigdl.orca.learn.tf2"),
-    "bigdl.orca.learn.tf2": part_of_learn("bigdl.orca.learn.pytorch"),
-    "bigdl.orca.inference": {
-        "may": [*BELOW_ORCA, "bigdl.orca", "bigdl.nano"],
-        "never": ["bigdl.orca.learn", "bigdl.orca.automl"],
-    },
-    "bigdl.orca": {"may": [*BELOW_ORCA, "bigdl.orca"]},
-    "bigdl.nano": {"may": [*BELOW_ORCA, "bigdl.nano"]},
-    "bigdl.friesian": {
-        "may": [*BELOW_ORCA, "bigdl.orca", "bigdl.friesian"],
-        "public_only": True,
-    },
-    "bigdl.dllib": {"may": [*BELOW_ORCA, "bigdl.orca", "bigdl.dllib"]},
-}
+# The rooms of Orca that call Nano, which accelerates their models.
+CALL_NANO = ["bigdl.orca.learn", "bigdl.orca.inference", "bigdl.orca.automl"]
 
 
 def is_in(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
+def is_module(name: str) -> bool:
+    path = SRC.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
 def imported(tree: ast.AST, package: str) -> Iterator[str]:
     """Dotted names that a module imports; `package` is the one that its relative imports mean."""
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
     for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
         match node:
             case ast.Import():
                 yield from (alias.name for alias in node.names)
@@ -74,8 +104,11 @@ def imported(tree: ast.AST, package: str) -> Iterator[str]:
                 if node.level:
                     parents = package.split(".")[: len(package.split(".")) - node.level + 1]
                     base = ".".join([*parents, base] if base else parents)
-                yield base
-                yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
+                names = [f"{base}.{alias.name}" for alias in node.names if alias.name != "*"]
+                modules_of_it = [name for name in names if is_module(name)]
+                if len(modules_of_it) < len(names) or not names:
+                    yield base
+                yield from names
             case ast.Call(
                 func=ast.Name(id="import_module" | "__import__" | "require")
                 | ast.Attribute(attr="import_module"),
@@ -84,21 +117,27 @@ def imported(tree: ast.AST, package: str) -> Iterator[str]:
                 yield name
 
 
+def room_of(module: str) -> str | None:
+    return max((name for name in PLACE if is_in(module, name)), key=len, default=None)
+
+
 def wrong_imports(source: str, module: str, *, is_package: bool = False) -> list[str]:
     """The imports of one module that point the wrong way."""
-    layer = max((name for name in LAYERS if is_in(module, name)), key=len)
-    rule = LAYERS[layer]
+    place = PLACE[room_of(module)]
+    refused = [name for room, names in NEVER.items() if is_in(module, room) for name in names]
+    if any(is_in(module, name) for name in CALL_NANO):
+        refused = [name for name in refused if name != "bigdl.nano"]
     package = module if is_package else module.rpartition(".")[0]
-    found = []
+    wrong = []
     for name in imported(ast.parse(source), package):
         if not is_in(name, "bigdl") or name == "bigdl":
             continue
-        allowed = any(is_in(name, each) for each in rule["may"])
-        refused = any(is_in(name, each) for each in rule.get("never", []))
-        private = rule.get("public_only", False) and not is_in(name, layer) and "._" in name
-        if refused or private or not allowed:
-            found.append(name)
-    return found
+        room = room_of(name)
+        upward = room is None or PLACE[room] > place
+        private = is_in(module, "bigdl.friesian") and not is_in(name, "bigdl.friesian")
+        if upward or (private and "._" in name) or any(is_in(name, each) for each in refused):
+            wrong.append(name)
+    return wrong
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -107,8 +146,8 @@ def modules() -> Iterator[tuple[str, Path]]:
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
-def test_every_module_belongs_to_a_layer():
-    strays = [name for name, _ in modules() if not any(is_in(name, each) for each in LAYERS)]
+def test_every_module_belongs_to_a_room():
+    strays = [name for name, _ in modules() if room_of(name) is None]
     assert strays == []
 
 
@@ -129,6 +168,39 @@ def test_imports_point_one_way():
     assert wrong == {}
 
 
+def test_no_circle():
+    paths = dict(modules())
+    graph = {}
+    for name, path in paths.items():
+        package = name if path.stem == "__init__" else name.rpartition(".")[0]
+        graph[name] = set()
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for target in imported(tree, package):
+            if target in paths and target != name:
+                graph[name].add(target)
+        # `from package import module` imports the module, not what the package itself imports
+        graph[name] -= {p for p in graph[name] if any(is_in(n, p) and n != p for n in graph[name])}
+    while leaves := [name for name, targets in graph.items() if not targets]:
+        for leaf in leaves:
+            del graph[leaf]
+        for targets in graph.values():
+            targets.difference_update(leaves)
+    in_circle = {name for name in graph if reaches(graph, name, name)}
+    assert in_circle == set()
+
+
+def reaches(graph: dict[str, set[str]], start: str, goal: str) -> bool:
+    seen, waiting = set(), [start]
+    while waiting:
+        for name in graph.get(waiting.pop(), ()):
+            if name == goal:
+                return True
+            if name not in seen:
+                seen.add(name)
+                waiting.append(name)
+    return False
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [
@@ -143,6 +215,9 @@ def test_imports_point_one_way():
         ("bigdl.orca.cluster.spark", "from bigdl.nano.pytorch import Trainer"),
         ("bigdl.nano.pytorch", "from bigdl.orca import init_orca_context"),
         ("bigdl.friesian.feature", "from bigdl.orca.data import _internal"),
+        ("bigdl.orca.learn.tf2", "from bigdl.orca.learn.pytorch import Estimator"),
+        ("bigdl.nano.acceleration.method", "from bigdl.nano.pytorch import Trainer"),
+        ("bigdl.friesian.ops.cells", "from bigdl.friesian.feature import FeatureTable"),
         ("bigdl.orca.context", "import bigdl.friesian"),
     ],
 )
@@ -157,7 +232,7 @@ def test_a_wrong_import_is_found(module, source):
         ("bigdl.orca.learn.estimator", "from bigdl.nano.pytorch import InferenceOptimizer"),
         ("bigdl.orca.learn.estimator", "from ..engine import SparkEngine"),
         ("bigdl.friesian.feature", "from bigdl.orca import OrcaContext"),
-        ("bigdl.friesian.feature", "from . import _plans"),
+        ("bigdl.friesian.feature.tables", "from . import storage"),
     ],
 )
 def test_a_right_import_passes(module, source):

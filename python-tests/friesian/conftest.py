@@ -1,7 +1,7 @@
 """One messy table for the tests of all operators."""
 
 import pytest
-from oracles import SCHEMA, messy_rows
+from table_reference import SCHEMA, messy_rows
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import math
 import statistics
 
 import pytest
-from oracles import assert_same, column, is_nan, is_present
+from table_reference import assert_same, column, is_nan, is_present
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import FeatureTable

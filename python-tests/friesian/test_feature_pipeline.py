@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from oracles import assert_same
+from table_reference import assert_same
 
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.ops import kinds

@@ -4,7 +4,7 @@ import datetime
 import hashlib
 
 import pytest
-from oracles import column
+from table_reference import column
 
 
 def hashed(value, bins, method="md5"):

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles import assert_same, column, is_nan, is_present
+from table_reference import assert_same, column, is_nan, is_present
 
 from bigdl.common.errors import UsageError
 

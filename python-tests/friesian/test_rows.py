@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles import column, is_present
+from table_reference import column, is_present
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import FeatureTable

@@ -1,7 +1,7 @@
 """The schema of a table that models are sized from."""
 
 import pytest
-from oracles import column, is_present
+from table_reference import column, is_present
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import Feature, FeatureSchema

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles import column
+from table_reference import column
 
 
 def histories(events, min_len=1, max_len=100, last=None):

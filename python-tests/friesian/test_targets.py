@@ -1,7 +1,7 @@
 """Target encoding beside plain Python."""
 
 import pytest
-from oracles import assert_same, column, is_present
+from table_reference import assert_same, column, is_present
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import TargetCode

@@ -8,7 +8,7 @@ import optuna
 import pytest
 import pytorch_lightning as pl
 import torch
-from automl_models import Line, line, points
+from search_models import Line, line, points
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -313,7 +313,7 @@ def killed_search(tmp_path_factory):
     """A search by two processes, one of which is killed, and then all of it."""
     directory = tmp_path_factory.mktemp("killed")
     storage, reached = f"sqlite:///{directory}/hpo.db", directory / "reached"
-    program = Path(__file__).with_name("automl_program.py")
+    program = Path(__file__).parents[1] / "helpers" / "search_program.py"
     search = subprocess.Popen([sys.executable, program, storage, reached])
     try:
         give_up = time.monotonic() + FAR

@@ -341,7 +341,11 @@ def test_converting_says_nothing(tmp_path):
     )
     done = subprocess.run(
         [sys.executable, program],
-        env={**os.environ, "PYTHONPATH": os.path.dirname(__file__), "PYTHONWARNINGS": ""},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.path.dirname(sys.modules["small_models"].__file__),
+            "PYTHONWARNINGS": "",
+        },
         capture_output=True,
         text=True,
         check=False,

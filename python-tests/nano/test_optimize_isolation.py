@@ -118,7 +118,9 @@ def test_a_method_that_hangs_costs_its_row(tmp_path):
 def test_an_interrupt_leaves_no_process():
     # in a process of its own: the signal may come when nothing waits for it any more
     program = "from test_optimize_isolation import *; search(Fragile(hang))"
-    child = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parent)
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    environ = {**os.environ, "PYTHONPATH": path}
+    child = subprocess.Popen([sys.executable, "-c", program], env=environ)
     seen = []
     while not seen and child.poll() is None:
         time.sleep(0.5)

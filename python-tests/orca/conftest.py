@@ -1,7 +1,7 @@
 """Fixtures that run a test once for every engine, or for every way in which gradients meet."""
 
 import pytest
-from engines import ENGINES, WAYS
+from engine_cases import ENGINES, WAYS
 
 
 @pytest.fixture(scope="module", params=ENGINES)

@@ -114,7 +114,8 @@ def cgroup_directories(controller: str, root: str | Path = "/") -> list[Path]:
         hierarchies both, as they are often mounted side by side.
     """
     root = Path(root)
-    own = {}
+    own: dict[str, str] = {}
+    path: str | None
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         own.update(dict.fromkeys(controllers.split(","), path))  # v2 has no controllers: ""
@@ -190,7 +191,8 @@ def topology(root: str | Path = "/", usable: Iterable[int] | None = None) -> Top
         for directory in system.glob("node/node[0-9]*")
         for core in _parse_ids(read_text(directory / "cpulist"))
     }
-    socket_of, siblings_of = {}, {}
+    socket_of: dict[int, str] = {}
+    siblings_of: dict[int, tuple[int, ...]] = {}
     for core in usable:
         about = system / f"cpu/cpu{core}/topology"
         socket_of[core] = read_text(about / "physical_package_id").strip()

@@ -9,7 +9,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, require
@@ -262,7 +262,7 @@ _OTHER_NAMES = {
 def _start(cluster_mode: str, **arguments: Any) -> SparkContext:
     renamed = {_OTHER_NAMES.get(name, name): value for name, value in arguments.items()}
     kept = {name: value for name, value in renamed.items() if value is not None}
-    return init_orca_context(cluster_mode, **kept)
+    return cast("SparkContext", init_orca_context(cluster_mode, **kept))  # never Ray's
 
 
 def _properties(conf: SparkConf | Mapping[str, Any] | str | None) -> dict[str, str]:

@@ -34,7 +34,9 @@ def main(order: dict) -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, order["cores"])
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        stream.reconfigure(  # type: ignore[union-attr]  # typeshed: TextIO, not TextIOWrapper
+            encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )
     faulthandler.enable()
     outcome = _run(order["rank"], order["payload"])
     with os.fdopen(order["outcome"], "wb") as file:
@@ -56,7 +58,7 @@ def _run(rank: int, payload: int) -> bytes:
     except BaseException as error:
         # CLOCK_MONOTONIC is one clock for all processes: the parent orders failures by it.
         failed = time.monotonic()
-        own_frames = error.__traceback__.tb_next
+        own_frames = error.__traceback__ and error.__traceback__.tb_next
         text = "".join(traceback.format_exception(type(error), error, own_frames))
         return pickle.dumps((False, (failed, type(error).__name__, text)))
 

@@ -41,7 +41,9 @@ def main(order: dict) -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, order["cores"])
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)
+        stream.reconfigure(  # type: ignore[union-attr]  # typeshed: TextIO, not TextIOWrapper
+            line_buffering=True
+        )
     faulthandler.enable()
     restore(order["header"])
     with socket.socket(fileno=order["line"]) as line:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import cast
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.engine import PeerLost
@@ -90,7 +91,7 @@ def listen(host: str, port: int = 0):
         ) from error
     port = server.getsockname()[1]
     store = TCPStore(
-        address[0],
+        cast("str", address[0]),
         port,
         None,
         True,

@@ -82,7 +82,15 @@ class Engine(ABC):
     """Runs programs on the workers of a cluster."""
 
     @abstractmethod
-    def open(self, fn: Callable, feed=None, num_workers: int | None = None, **options) -> Job:
+    def open(
+        self,
+        fn: Callable,
+        feed=None,
+        num_workers: int | None = None,
+        *,
+        threads: int | None = None,
+        keep_spools: bool = False,
+    ) -> Job:
         """Check, prepare the input, and return the job (nothing runs yet)."""
 
     def run(self, fn: Callable, feed=None, num_workers: int | None = None, **options) -> list:

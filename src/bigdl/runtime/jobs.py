@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost, require
 from bigdl.runtime.channel import Channel, Inbox, Line
@@ -251,7 +251,7 @@ class ChannelJob(Job):
     def _open_line(self, options: dict, state: bytes | None) -> Line:
         """The line of the next attempt, with what the workers are told."""
         self._attempts += 1
-        line = self._channel.line(self._attempts)
+        line = cast("Channel", self._channel).line(self._attempts)
         self._lines.append(line)
         line.set_json("options", options)
         if state is not None:

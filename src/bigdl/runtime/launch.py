@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from bigdl.common.cpu import THREAD_VARIABLES, cpu_quota, split_cores, topology, usable_cores
 from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost
@@ -248,9 +248,9 @@ class _Crew:
                 # a worker whose loss caused the error is seen now, if it was not yet
                 for worker in self._workers:
                     worker.settle()
-                raise self._first_failure()[-1]
+                raise cast("tuple", self._first_failure())[-1]
             if not running:
-                return [worker.outcome[1] for worker in self._workers]
+                return [cast("tuple", worker.outcome)[1] for worker in self._workers]
             if deadline is not None and time.monotonic() > deadline:
                 ranks = ", ".join(map(str, running))
                 raise LaunchTimeout(
@@ -292,7 +292,8 @@ class _Crew:
         finally:
             os.close(status_of_worker)
         streams = []
-        for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+        pipes = cast("tuple[BinaryIO, BinaryIO]", (process.stdout, process.stderr))
+        for name, pipe in zip(("stdout", "stderr"), pipes, strict=True):
             self._resources.enter_context(pipe)
             streams.append(WorkerStream(pipe, name, f"[{rank}] ", log, self._stream_output))
             self._selector.register(pipe, selectors.EVENT_READ, streams[-1].read)
@@ -403,5 +404,5 @@ def _payload(header: dict, fn: Callable, args: tuple) -> BinaryIO:
 
 
 def _updated(environ: dict[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    merged = environ | changes
+    merged: dict[str, str | None] = {**environ, **changes}
     return {name: str(value) for name, value in merged.items() if value is not None}

@@ -216,7 +216,8 @@ def _answers(workers: list[Worker], calls: list[tuple]) -> list:
             message = encoded(call, "The model or its input")
             worker.ask(message)
             message.close()
-    results, error = [], None
+    results: list[Any] = []
+    error: WorkerError | WorkerLost | None = None
     for worker, _ in zip(workers, calls, strict=False):
         try:
             succeeded, message = worker.hear()
@@ -500,7 +501,6 @@ class LocalProcesses:
         message = encoded(_serve_calls, "The local worker")
         worker.ask(message)
         message.close()
-        worker.must_greet = True
         return worker
 
     def _give_back(self, workers) -> None:

@@ -120,7 +120,7 @@ def send(line: socket.socket, kind: int, message: Message) -> None:
     header = _HEADER.pack(
         kind, len(message.pickled), len(message.sizes), len(message.blob), in_file
     )
-    if in_file:
+    if message.memory is not None:
         socket.send_fds(line, [header], [message.memory])
     else:
         line.sendall(header)

@@ -471,10 +471,10 @@ class _Run:
             worker.ask(message)
         except (BrokenPipeError, ConnectionResetError):  # it was lost while it had nothing to do
             del self._busy[worker]
-            worker = self._replaced(worker)
-            if worker is not None:
-                self._busy[worker] = item
-                worker.ask(message)
+            replacement = self._replaced(worker)
+            if replacement is not None:
+                self._busy[replacement] = item
+                replacement.ask(message)
 
     def _replaced(self, worker: Worker) -> Worker | None:
         self._selector.unregister(worker.line)

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
@@ -54,7 +55,9 @@ def read_input(spec, batches, place: int, local_dir: str) -> dict:
         writers.append(SpoolWriter(local_dir, spec.job, f"{name}-{place}", specs))
         return writers[-1]
 
-    open_spool.place, open_spool.world_size = place, spec.world_size
+    # what a reader may ask, see Ingest.reader
+    opener: Any = open_spool
+    opener.place, opener.world_size = place, spec.world_size
     try:
         shards = spec.reader(batches, open_spool)
         for _ in batches:  # of a reader that gets at the rows by itself
@@ -224,16 +227,17 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
         If there is no way to the channel, so that only the cluster can tell the driver.
     """
     with task_environment(spec):
-        line = spec.address.connect(attempt)
+        address = cast("Address", spec.address)
+        line = address.connect(attempt)
         if line.count(f"enter/{place}", 1) > 1:
             line.count("failed", 1)  # nobody shall wait for this task
             return place, "void", "Spark ran this task again"
         uplink = ChannelUplink(line)
         with captured(spec.log_to_driver, spec.is_local) as log:
-            watcher = Watcher(spec.address.connect(attempt), place, uplink, log)
+            watcher = Watcher(address.connect(attempt), place, uplink, log)
             watcher.start()
             try:
-                task = _Task(spec, place, local_dir, line, spec.address, uplink, watcher)
+                task = _Task(spec, place, local_dir, line, address, uplink, watcher)
                 return task.run(batches)
             finally:
                 watcher.stop()

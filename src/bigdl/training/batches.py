@@ -10,7 +10,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -19,19 +19,18 @@ from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import available_memory
 from bigdl.runtime.shards.batches import BatchPlan, WindowedOrder, permutation
-from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.shards.texts import TEXT, is_text
 from bigdl.runtime.shards.values import named_by_shard
 
 if TYPE_CHECKING:
     import torch
-    from torch.utils.data import DataLoader
 
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.shards.shard import Shard
-    from bigdl.runtime.worker import Worker
     from bigdl.training.fit import RunSettings
     from bigdl.training.loading import LoaderBatches
+
+    Places = dict[str | None, tuple[int, int | None]]  # see Shard.places
 
 __all__ = [
     "BatchLayout",
@@ -42,8 +41,6 @@ __all__ = [
     "form_of",
     "in_dtype",
     "in_form",
-    "open_batches",
-    "open_loader",
     "plan_batches",
     "shuffle_memory",
 ]
@@ -163,69 +160,6 @@ def in_form(batch: Any, form: Any, name: str = "batch") -> Any:
     return batch
 
 
-def open_batches(
-    shard: Shard | LoaderShard,
-    feature_cols: Sequence[str] | None,
-    label_cols: Sequence[str] | None,
-    worker: Worker,
-    config: dict,
-    batch_size: int,
-) -> TensorShard | LoaderBatches:
-    """Open the source of a loop's batches.
-
-    Parameters
-    ----------
-    shard : Shard or LoaderShard
-    feature_cols, label_cols : sequence of str or None
-        Of batches that are dicts, their keys.
-    worker : Worker
-    config : dict
-        For a function that makes a loader.
-    batch_size : int
-        Of a global batch.
-
-    Returns
-    -------
-    TensorShard or bigdl.training.loading.LoaderBatches
-    """
-    if not isinstance(shard, LoaderShard):
-        return TensorShard(shard, feature_cols, label_cols)
-    import cloudpickle
-
-    from bigdl.training.loading import as_loader
-
-    size = worker.world_size
-    loader = as_loader(cloudpickle.loads(shard.payload()), config, max(1, batch_size // size))
-    return open_loader(loader, shard, feature_cols, label_cols, worker)
-
-
-def open_loader(
-    loader: DataLoader,
-    shard: LoaderShard,
-    feature_cols: Sequence[str] | None,
-    label_cols: Sequence[str] | None,
-    worker: Worker,
-) -> TensorShard | LoaderBatches:
-    """Open the source of a loop's batches over a loader that the worker has made.
-
-    Parameters
-    ----------
-    loader : torch.utils.data.DataLoader
-    shard, feature_cols, label_cols, worker
-        See :func:`open_batches`.
-    """
-    from torch.utils.data import IterableDataset
-
-    from bigdl.training.loading import LoaderBatches, spooled
-
-    if isinstance(loader.dataset, IterableDataset):
-        made, keys = spooled(loader, shard, feature_cols, label_cols)
-        return TensorShard(made, None, None) if keys is None else KeyedShard(made, keys)
-    batches = LoaderBatches(loader, worker.rank, worker.world_size)
-    worker.at_exit(batches.close)
-    return batches
-
-
 def shuffle_memory(config: dict, threads: int) -> int:
     """Bytes that the shuffled rows of one worker may take.
 
@@ -266,8 +200,10 @@ class TensorShard:
 
         self.rows, self.fingerprint = shard.rows, shard.fingerprint
         self.drop_last = False
-        self.inputs = self.targets = None
-        self._features = self._labels = ()
+        self.inputs: list | None = None
+        self.targets: list | None = None
+        self._features: list[Places] = []
+        self._labels: list[Places] = []
         self._casts: dict = {}  # place -> what brings its values into the types of other data
         self._tensors: dict[int, torch.Tensor] = {}
         self._texts: dict[int, np.dtype] = {}  # of the tensors that hold the bytes of texts
@@ -280,6 +216,7 @@ class TensorShard:
                     'The data holds no targets; pass (x, y) or {"x": ..., "y": ...} to fit or '
                     "evaluate"
                 )
+        label_cols = cast("Sequence[str]", label_cols)  # None only with the features
         self._features = [shard.places(name) for name in feature_cols]
         self._labels = [shard.places(name) for name in label_cols]
         for places in (*self._features, *self._labels):
@@ -338,9 +275,10 @@ class TensorShard:
         if not self.rows or inputs is None or targets is None:
             return
         names = self._names
+        own = cast("tuple[list, list]", (self.inputs, self.targets))  # None only without rows
         for columns, column_casts in (
-            (self._features, casts(names[0], self.inputs, inputs, is_target=False)),
-            (self._labels, casts(names[1], self.targets, targets, is_target=True)),
+            (self._features, casts(names[0], own[0], inputs, is_target=False)),
+            (self._labels, casts(names[1], own[1], targets, is_target=True)),
         ):
             self._casts.update({columns[number][key]: cast for number, key, cast in column_casts})
 
@@ -377,7 +315,7 @@ class TensorShard:
         """The order of an evaluation: as spooled."""
         return None
 
-    def batch(self, start: int, stop: int, order: Any = None) -> list:
+    def batch(self, start: int, stop: int, order: Any = None) -> list | dict:
         """Rows `start`...`stop` of the shard's order, copied.
 
         Parameters
@@ -550,4 +488,4 @@ def all_gather_json(sync: GradientSync, own: Any) -> list:
     """JSON-able values of every rank, on every rank; a collective."""
     gathered = sync.gather(json.dumps(own).encode())
     both = None if gathered is None else b"[" + b",".join(gathered) + b"]"
-    return json.loads(sync.broadcast(both))
+    return json.loads(cast("bytes", sync.broadcast(both)))

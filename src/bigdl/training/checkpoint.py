@@ -27,7 +27,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError, require
 from bigdl.training.figures import EpochSums
@@ -248,16 +248,15 @@ def find_checkpoint(path: str, version: int | None = None) -> Snapshot:
     version : int, optional
         Optimizer steps after which it was taken; default the newest that can be read.
     """
-    run = CheckpointDirectory(path)
-    if not run.names():
-        run = CheckpointDirectory.latest_run(path)
+    own = CheckpointDirectory(path)
+    run = own if own.names() else CheckpointDirectory.latest_run(path)
     if version is None:
         latest = None if run is None else run.latest()
         if latest is None:
             raise UsageError(f"There is no checkpoint below {path!r}; pass a model_dir")
         return latest[1]
     there = {} if run is None else {run.position(name).global_step: name for name in run.names()}
-    if version not in there:
+    if run is None or version not in there:
         raise UsageError(
             f"There is no checkpoint of version {version!r} below {path!r}; the versions there are "
             f"{sorted(there)}"
@@ -434,16 +433,16 @@ class CheckpointManager(ABC):
         return self._batches.windows
 
     def _agree_on_start(self) -> Snapshot:
-        doc, blob = None, None
+        message, blob = None, None
         if self._sync.rank == 0:
             blob = self._worker.state()
             if blob is None:
                 doc, blob = Snapshot(Position().to_json(), self._initial()).pack()
             else:
                 doc = self._worker.options["snapshot"]
-            doc = json.dumps(doc).encode()
-        doc = json.loads(self._sync.broadcast(doc))
-        return Snapshot.unpack(doc, self._sync.broadcast(blob))
+            message = json.dumps(doc).encode()
+        doc = json.loads(cast("bytes", self._sync.broadcast(message)))
+        return Snapshot.unpack(doc, cast("bytes", self._sync.broadcast(blob)))
 
     def _restore_own(self, data: bytes | None, restore) -> None:
         """Give this rank what it had, if there were as many ranks."""
@@ -503,5 +502,6 @@ class CheckpointManager(ABC):
             shared = self._shared() if sync.rank == 0 else {}
         if sync.rank != 0:
             return None
-        packed = {name: dumps([loads(d) for d in data]) for name, data in files.items()}
+        gathered = cast("dict[str, list[bytes]]", files)  # None on the other ranks
+        packed = {name: dumps([loads(d) for d in data]) for name, data in gathered.items()}
         return Snapshot(manifest, packed | shared)

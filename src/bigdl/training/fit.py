@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
@@ -214,7 +214,7 @@ class FailurePolicy:
 def is_interactive() -> bool:
     """Return True if somebody watches: a terminal or a notebook."""
     python = sys.modules.get("IPython")
-    shell = python.get_ipython() if hasattr(python, "get_ipython") else None
+    shell = python.get_ipython() if python is not None and hasattr(python, "get_ipython") else None
     if getattr(shell, "kernel", None) is not None:  # that ipykernel is imported says nothing
         return True
     return bool(getattr(sys.stderr, "isatty", lambda: False)())
@@ -231,7 +231,7 @@ class ProgressBar:
 
     def __init__(self, show: bool):
         self._show = show
-        self._bar = None
+        self._bar: Any = None  # of tqdm
 
     def update(self, progress: dict) -> None:
         """Take over what rank 0 reported.
@@ -361,7 +361,7 @@ class Training(ABC):
             if seed is not None:
                 self._seed = seed
             start = self.snapshot
-            if self._is_resumed:  # goes on inside the epoch that was interrupted
+            if self._is_resumed and start is not None:  # goes on inside the interrupted epoch
                 start = Snapshot({**start.manifest, "partial": None}, start.files)
             self._choose_run()
             settings = replace(settings, goal=goal, seed=self.seed)
@@ -396,7 +396,7 @@ class Training(ABC):
             raise UsageError('resume="auto" needs model_dir= in Estimator.from_torch')
         run = self._run or CheckpointDirectory.latest_run(self._model_dir)
         latest = run.latest() if run is not None else None
-        if latest is None:
+        if run is None or latest is None:
             logger.info("No checkpoint below %s: the training starts afresh", self._model_dir)
             return
         name, snapshot = latest
@@ -457,4 +457,6 @@ class Training(ABC):
         finally:
             bar.close()
         name = results[0]["checkpoint"]
-        return final if name is None else self._run.read(name)
+        if name is None:
+            return cast("Snapshot", final)
+        return cast("CheckpointDirectory", self._run).read(name)

@@ -13,22 +13,80 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.runtime.shards.batches import permutation
 from bigdl.runtime.shards.feed import SourceError
-from bigdl.runtime.shards.shard import Shard, SpoolWriter
+from bigdl.runtime.shards.shard import LoaderShard, Shard, SpoolWriter
 from bigdl.runtime.shards.values import columns_of, grouped
-from bigdl.training.batches import form_of, in_form
+from bigdl.training.batches import KeyedShard, TensorShard, form_of, in_form
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from bigdl.runtime.shards.shard import LoaderShard
-    from bigdl.training.batches import TensorShard
+    from bigdl.runtime.worker import Worker
 
-__all__ = ["LoaderBatches", "as_loader", "spooled"]
+__all__ = ["LoaderBatches", "as_loader", "open_batches", "open_loader", "spooled"]
 
 _SEED_OF_EVALUATION = 0
 
 
-def as_loader(loader: DataLoader, config: dict, batch_size: int) -> DataLoader:
+def open_batches(
+    shard: Shard | LoaderShard,
+    feature_cols: Sequence[str] | None,
+    label_cols: Sequence[str] | None,
+    worker: Worker,
+    config: dict,
+    batch_size: int,
+) -> TensorShard | LoaderBatches:
+    """Open the source of a loop's batches.
+
+    Parameters
+    ----------
+    shard : Shard or LoaderShard
+    feature_cols, label_cols : sequence of str or None
+        Of batches that are dicts, their keys.
+    worker : Worker
+    config : dict
+        For a function that makes a loader.
+    batch_size : int
+        Of a global batch.
+
+    Returns
+    -------
+    TensorShard or LoaderBatches
+    """
+    if not isinstance(shard, LoaderShard):
+        return TensorShard(shard, feature_cols, label_cols)
+    import cloudpickle
+
+    size = worker.world_size
+    loader = as_loader(cloudpickle.loads(shard.payload()), config, max(1, batch_size // size))
+    return open_loader(loader, shard, feature_cols, label_cols, worker)
+
+
+def open_loader(
+    loader: DataLoader,
+    shard: LoaderShard,
+    feature_cols: Sequence[str] | None,
+    label_cols: Sequence[str] | None,
+    worker: Worker,
+) -> TensorShard | LoaderBatches:
+    """Open the source of a loop's batches over a loader that the worker has made.
+
+    Parameters
+    ----------
+    loader : torch.utils.data.DataLoader
+    shard, feature_cols, label_cols, worker
+        See :func:`open_batches`.
+    """
+    from torch.utils.data import IterableDataset
+
+    if isinstance(loader.dataset, IterableDataset):
+        made, keys = spooled(loader, shard, feature_cols, label_cols)
+        return TensorShard(made, None, None) if keys is None else KeyedShard(made, keys)
+    batches = LoaderBatches(loader, worker.rank, worker.world_size)
+    worker.at_exit(batches.close)
+    return batches
+
+
+def as_loader(loader: Any, config: dict, batch_size: int) -> DataLoader:
     """The DataLoader that an input stands for.
 
     Parameters
@@ -100,8 +158,10 @@ class LoaderBatches:
 
         self._loader, self._rank, self._size = loader, rank, world_size
         sampler = loader.sampler
-        self._sampler, self._shuffles = sampler, False
-        count = len(loader.dataset)
+        self._sampler: Any = sampler
+        self._shuffles = False
+        dataset: Any = loader.dataset
+        count = len(dataset)
         if type(sampler) is SequentialSampler:
             self._sampler = None
         elif type(sampler) is RandomSampler:

@@ -10,7 +10,7 @@ import io
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from bigdl.runtime.collectives.base import GradientSync
@@ -71,7 +71,7 @@ def capture_rng() -> dict:
     import numpy as np
     import torch
 
-    _, keys, position, has_gauss, cached = np.random.get_state()
+    _, keys, position, has_gauss, cached = cast("tuple", np.random.get_state())
     version, numbers, gauss = random.getstate()
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     return {

@@ -92,7 +92,7 @@ def run_trials(
     check_positive("processes", processes)
     check_positive("threads", threads)
     _check_that_it_ends(study, n_trials, timeout)
-    settings = {
+    settings: dict[str, Any] = {
         "catch": (catch,) if isinstance(catch, type) else tuple(catch),
         "callbacks": list(callbacks),
         "gc_after_trial": gc_after_trial,

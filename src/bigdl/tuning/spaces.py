@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import NormalDist
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -303,11 +303,11 @@ class Number(Domain):
         if self.log:
             return float(math.exp(rng.uniform(math.log(lower), math.log(upper))))
         if self.has_integer_draws:
-            return int(rng.integers(lower, upper, endpoint=True))
+            return int(rng.integers(cast("int", lower), cast("int", upper), endpoint=True))
         return float(rng.uniform(lower, upper))
 
     def suggest(self, trial: Trial, name: str) -> float:
-        suggest = trial.suggest_int if self.has_integer_draws else trial.suggest_float
+        suggest: Any = trial.suggest_int if self.has_integer_draws else trial.suggest_float
         return suggest(name, *self.bounds, log=self.log)
 
     def value(self, draw: float) -> float:
@@ -315,12 +315,13 @@ class Number(Domain):
             if self.log:
                 lowest, highest = self._steps()
                 draw = min(max(round(draw / self.q), lowest), highest)
-            draw = _multiple(draw, self.q)
+            draw = _multiple(cast("int", draw), self.q)
         return round(draw) if self.whole else float(draw)
 
     def _steps(self) -> tuple[int, int]:
         """Return the multiples of `q` at the ends."""
-        return math.ceil(self.lower / self.q - _EPS), math.floor(self.upper / self.q + _EPS)
+        q = cast("float", self.q)
+        return math.ceil(self.lower / q - _EPS), math.floor(self.upper / q + _EPS)
 
 
 class Normal(Domain):

@@ -7,10 +7,14 @@ cannot be read.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError, require
 
-nn = require("torch.nn", "orca")
+if TYPE_CHECKING:
+    from torch import nn
+else:
+    nn = require("torch.nn", "orca")
 
 __all__ = [
     "BatchNormalization",

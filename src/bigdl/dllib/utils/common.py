@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.settings import OrcaContext
@@ -53,7 +53,7 @@ def get_spark_context(conf: SparkConf | None = None) -> SparkContext:
     from bigdl.orca.context import init_orca_context
 
     properties = {} if conf is None else dict(conf.getAll())
-    return init_orca_context("local", conf=properties)
+    return cast("SparkContext", init_orca_context("local", conf=properties))
 
 
 def get_spark_sql_context(sc: SparkContext | None = None) -> SQLContext:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -132,7 +132,7 @@ class Bucket(Rows):
         for place, groups in self.parts:
             with opened(file_of(self.path, place)) as file:
                 tables.append(file.read_row_groups(list(groups), use_threads=False))
-        for table in self.step.step.of_groups(pa.concat_tables(tables)):
+        for table in cast("GroupOperator", self.step.step).of_groups(pa.concat_tables(tables)):
             yield batch_of({name: table[name] for name in table.column_names})
 
 
@@ -202,7 +202,7 @@ def _buckets(batch: Batch, name: str, count: int) -> np.ndarray:
     return hashed.astype(np.int64)[column.codes]
 
 
-def _buckets_of(path: str, step: Fitted, written: Sequence[list[int]], count: int) -> list[Bucket]:
+def _buckets_of(path: str, step: Fitted, written: Sequence[list[int]], count: int) -> list[Rows]:
     """Return the buckets, from the results of every :class:`Cut`."""
     parts: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(count)]
     for place, buckets in enumerate(written):
@@ -211,10 +211,10 @@ def _buckets_of(path: str, step: Fitted, written: Sequence[list[int]], count: in
             groups.setdefault(bucket, []).append(group)
         for bucket, mine in groups.items():
             parts[bucket].append((place, tuple(mine)))
-    found: list[Bucket] = []
-    for mine in parts:
-        if mine:
-            found.append(Bucket(len(found), path, tuple(mine), step))
+    found: list[Rows] = []
+    for own in parts:
+        if own:
+            found.append(Bucket(len(found), path, tuple(own), step))
     return found
 
 
@@ -232,7 +232,8 @@ def exchanged(
     """
     from bigdl.orca.data.file import open_file_system
 
-    rest, rows = list(fitted), list(pieces)
+    rest = list(fitted)
+    rows: list[Rows] = list(pieces)
     count = max(host.pieces, -(-sum(piece.count for piece in pieces) // _BUCKET))
     fs, folder = open_file_system(path)
     made: list[str] = []
@@ -243,7 +244,8 @@ def exchanged(
             made.append(f"{folder.rstrip('/')}/{name}")
             fs.makedirs(made[-1], exist_ok=True)
             place = f"{path.rstrip('/')}/{name}"
-            written = host.run(Cut(rest[:at], group.step, count, dict(schema), place), rows)
+            step = cast("GroupOperator", group.step)
+            written = host.run(Cut(rest[:at], step, count, dict(schema), place), rows)
             rest, rows = rest[at + 1 :], _buckets_of(place, group, written, count)
         yield rest, rows
     finally:

@@ -175,8 +175,8 @@ def source_of(src: Any) -> Source:
     given = {path: _typed(each, in_names) for path, each in named.items()}
     paths = list(named)
     with opened(paths[0]) as file:
-        inside = {each.name: Field(kinds.of_arrow(each.type)) for each in file.schema_arrow}
-    fields = {name: each for name, each in inside.items() if name not in in_names}
+        in_file = {each.name: Field(kinds.of_arrow(each.type)) for each in file.schema_arrow}
+    fields = {name: each for name, each in in_file.items() if name not in in_names}
     return Source(paths, given, fields | in_names)
 
 
@@ -268,9 +268,9 @@ def pieces_of(source: Source, count: int) -> list[Piece]:
         parts = min(max(round(sum(sizes) / target), 1), len(sizes))
         bounds = [len(sizes) * i // parts for i in range(parts + 1)] if parts else []
         for first, last in pairwise(bounds):
-            groups = tuple(range(first, last))
+            chosen = tuple(range(first, last))
             count = sum(sizes[first:last])
-            pieces.append(Piece(len(pieces), path, groups, count, source.given[path]))
+            pieces.append(Piece(len(pieces), path, chosen, count, source.given[path]))
     first_path = source.paths[0]
     return pieces or [Piece(0, first_path, (), 0, source.given[first_path])]
 

@@ -7,7 +7,7 @@ import pickle
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -149,7 +149,7 @@ class _Caller:
         if path != self._path:
             with open(path, "rb") as file:
                 self._path, self._function = path, pickle.load(file)
-        return _outcome(self._function, piece)
+        return _outcome(cast("Callable[[Any], Any]", self._function), piece)
 
 
 def host_of(host: Any) -> Host:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -145,7 +145,8 @@ def _pieces(scan: Scan, fields: dict[str, Field], spark: SparkSession) -> list[l
     groups = _looked(look, paths, spark)
     if groups is None:
         return None
-    pieces, found = [], 0
+    pieces: list[list[Piece]] = []
+    found = 0
     for task in scan.tasks:
         pieces.append([])
         for split in task:
@@ -190,7 +191,7 @@ class Look:
             found = list(map(self._groups, paths))
         except Exception:  # what pyarrow cannot open may be nothing special for Spark
             return None
-        return None if None in found else found
+        return None if None in found else cast("list[list[Group]]", found)
 
     def _groups(self, path: str) -> list[Group] | None:
         with opened(path, []) as file:
@@ -241,7 +242,7 @@ def _looked(look: Look, paths: list[str], spark: SparkSession) -> dict[str, list
     """Return row groups by path; on a cluster its workers look, who have to open them later."""
     from bigdl.orca.cluster.spark import is_local
 
-    is_here = is_local(spark.sparkContext.master) and len(paths) <= _FEW_FILES
+    is_here = is_local(cast("str", spark.sparkContext.master)) and len(paths) <= _FEW_FILES
     host = Here() if is_here else SparkTasks(spark)
     parts = [paths[i : i + _OF_TASK] for i in range(0, len(paths), _OF_TASK)]
     found = host.run(look, parts)

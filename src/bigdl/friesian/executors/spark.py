@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,10 +42,22 @@ _ACCURACY = 10_000  # of percentile_approx: the rank is exact to one part in so 
 
 def run(df: DataFrame, operator: Operator) -> DataFrame:
     """Return a DataFrame behind an operator that learns from it."""
-    before, state = schema_of(df), {}
+    before = schema_of(df)
+    state: Mapping[str, Any] = {}
     if operator.is_row_wise:
         state = operator.settled(before, answer(df, operator.requests(before)))
-    return operator.catalyst(df, before, state)
+    return applied(df, operator, before, state)
+
+
+def applied(
+    df: DataFrame, operator: Operator, before: Schema, state: Any, is_training: bool = False
+) -> DataFrame:
+    """Return a DataFrame behind a step, through Arrow batches where that is faster."""
+    batched, rest = operator.divided(state)
+    if batched is not None and can_travel(df):
+        df, operator = mapped(df, [Fitted(batched, before, state)]), rest
+    method = operator.training if is_training else operator.catalyst
+    return method(df, before, state)
 
 
 def answer(df: DataFrame, requests: dict[str, Request]) -> dict[str, Any]:
@@ -76,8 +88,7 @@ def transformed(
             df = mapped(df, run)
             continue
         for each in run:
-            method = each.step.training if is_training else each.step.catalyst
-            df = method(df, each.before, each.state)
+            df = applied(df, each.step, each.before, each.state, is_training)
     return df
 
 
@@ -90,7 +101,7 @@ def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
     found: dict[tuple[int, str], Any] = {}
     for each in program:
         if isinstance(each, Fitted):
-            df = each.step.catalyst(df, each.before, each.state)
+            df = applied(df, each.step, each.before, each.state)
             continue
         for name, request in each.requests.items():
             if isinstance(request, Outcome):
@@ -113,7 +124,7 @@ def _answers(df: DataFrame, asked: Mapping[Any, Request]) -> dict[Any, Any]:
 
 
 def _counts_and_figures(
-    df: DataFrame, counts: Mapping[Any, Counts], figures: Mapping[Any, Request]
+    df: DataFrame, counts: Mapping[Any, Counts], figures: Mapping[Any, Extremes | Quantiles]
 ) -> dict[Any, Any]:
     """The figures are observed while the values are counted, if rows of Spark are counted."""
     from pyspark.sql import Observation
@@ -123,7 +134,7 @@ def _counts_and_figures(
     columns = [each for request in figures.values() for each in _figures(df, request)]
     named = [each.alias(f"f{i}") for i, each in enumerate(columns)]
     if not rest:
-        row = df.agg(*named).first().asDict() if named else {}
+        row = cast("Any", df.agg(*named).first()).asDict() if named else {}
         return found | _read_figures(figures, row)
     observation = Observation() if named else None
     rows = df if observation is None else df.observe(observation, *named)
@@ -148,7 +159,7 @@ def _observed(
         return {}
     if any(each.num_rows for each in counts):
         return observation.get
-    return df.agg(*named).first().asDict()
+    return cast("Any", df.agg(*named).first()).asDict()
 
 
 def _counts_of_files(df: DataFrame, counts: Mapping[Any, Counts]) -> dict[Any, pa.Table]:
@@ -168,7 +179,7 @@ def _counts(
 
     requests = list(counts.values())
     if separator is None and pays(df, requests):
-        counted = count_texts(df, requests, scans.from_rows)
+        counted: Any = count_texts(df, requests, scans.from_rows)
         return _tables(counted, dict.fromkeys(counts, "value"))
     sources = [Source(str(i), each.columns, each.at_least) for i, each in enumerate(requests)]
     counted, fields = count_values(df, sources, separator and re.escape(separator))

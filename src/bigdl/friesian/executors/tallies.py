@@ -6,7 +6,7 @@ Only the different values of a column are looked at where it is known by them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -175,7 +175,7 @@ def _same(request: Request, part: Any) -> Any:
     return part
 
 
-_TALLIES = {
+_TALLIES: dict[type[Request], tuple[Callable, Callable, Callable]] = {
     Counts: (_count, _merged_counts, _enough),
     Extremes: (_extremes, _merged_extremes, _same),
     Quantiles: (_ranks, _merged_ranks, _quantiles),

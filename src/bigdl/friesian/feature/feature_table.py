@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors import spark
@@ -374,7 +374,9 @@ class FeatureTable(FeatureMethods, Table):
         several = isinstance(columns, list | tuple)
         if several and not columns:
             raise UsageError("columns should be str, dict or a list of them, but got None.")
-        sources = vocabulary.sources_of(columns if several else [columns], freq_limit)
+        sources = vocabulary.sources_of(
+            columns if isinstance(columns, list | tuple) else [columns], freq_limit
+        )
         separator = check_string(sep, "sep") if do_split else None
         frames = vocabulary.learn(self.df, sources, order_by_freq, separator)
         indices = [
@@ -504,7 +506,8 @@ class FeatureTable(FeatureMethods, Table):
         require_columns(self.df, names)
         if index is None:
             source = {"src_cols": names, "col_name": name}
-            index = self.gen_string_idx([source], freq_limit, order_by_freq)[0]
+            indices = self.gen_string_idx([source], freq_limit, order_by_freq)
+            index = cast("list[StringIndex]", indices)[0]
         elif not isinstance(index, StringIndex):
             raise UsageError(f"index should be a StringIndex, but got {type(index).__name__}")
         dictionary = index.dictionary_of(index.col_name)
@@ -746,7 +749,7 @@ class FeatureTable(FeatureMethods, Table):
         if counts is None:
             tables = [Table(each) for each in operator.count(self.df)]
         else:
-            tables = list(counts) if isinstance(counts, list | tuple) else [counts]
+            tables = list(counts) if isinstance(counts, list | tuple) else [cast("Table", counts)]
         groups = operator.groups
         if len(tables) != len(groups) or not all(isinstance(each, Table) for each in tables):
             raise UsageError(
@@ -778,7 +781,8 @@ class FeatureTable(FeatureMethods, Table):
             An unknown category has the mean of the target.  Of several rows of a category in a
             TargetCode that of the most rows counts.
         """
-        codes = list(targets) if isinstance(targets, list | tuple) else [targets]
+        single = cast("TargetCode", targets)
+        codes = list(targets) if isinstance(targets, list | tuple) else [single]
         if not codes or not all(isinstance(each, TargetCode) for each in codes):
             raise UsageError(f"targets should be TargetCode or a list of them, got {targets!r}")
         wanted = None if target_cols is None else as_names(target_cols, "target_cols")

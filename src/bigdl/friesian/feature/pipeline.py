@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors import arrow, files, spark
@@ -548,7 +548,7 @@ def _program(
         if not requests and place not in states:
             states[place] = step.settled(schema, {})
         state = states.get(place)
-        each = Fitted(step, schema, state)
+        each = Fitted(step, schema, cast("State", state))  # None until it is known
         fitted.append(each)
         is_known = state is not None and not unknown.intersection(each.inputs)
         asked = {name for request in requests.values() for name in request.columns}
@@ -609,7 +609,8 @@ class RowExecutor:
 
 
 def _feature(field: Field) -> Feature:
-    kind, shape = field.kind, []
+    kind = field.kind
+    shape: list[int | None] = []
     while kinds.is_array(kind):
         shape.append(None if shape else field.length)
         kind = kinds.element_of(kind)
@@ -630,9 +631,9 @@ def _explained(steps: Sequence[Operator], fitted: Sequence[Fitted] | None) -> st
         made = [cell.output for cell in each.cells] or [
             name for name in each.after if each.after[name] != each.before.get(name)
         ]
-        read = dict.fromkeys(name for cell in each.cells for name in cell.inputs)
-        read |= dict.fromkeys(step.reads or ())
-        rows.append((name, _few(list(read)), _few(made), executors, _size(each.state)))
+        names = dict.fromkeys(name for cell in each.cells for name in cell.inputs)
+        names |= dict.fromkeys(step.reads or ())
+        rows.append((name, _few(list(names)), _few(made), executors, _size(each.state)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = [
         "  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[-1]])

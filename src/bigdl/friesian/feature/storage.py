@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -104,7 +104,8 @@ def load(path: str) -> tuple[list[Operator], dict[str, Field], list[Fitted] | No
     schema = {name: Field(**each) for name, each in content["schema"].items()}
     if not schema:
         return steps, schema, None
-    fitted, before = [], schema
+    fitted: list[Fitted] = []
+    before: Mapping[str, Field] = schema
     for step, each in zip(steps, content["steps"], strict=True):
         fitted.append(Fitted(step, before, _read(fs, folder, each["state"])))
         before = fitted[-1].after

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import pyarrow as pa
 
@@ -495,10 +495,10 @@ class StringIndex(Table):
         self.col_name = col_name
         self._dictionaries: dict[str, Dictionary] = {}
 
-    def _clone(self, df: DataFrame) -> Self | Table:
+    def _clone(self, df: DataFrame) -> Self:
         if {number_column(self.col_name), self.col_name} <= set(df.columns):
             return type(self)(df, self.col_name)
-        return Table(df)
+        return cast("Self", Table(df))  # what is left is none of this kind
 
     def rename(self, columns: dict[str, str]) -> StringIndex:
         """Give columns new names; `col_name` follows.
@@ -536,7 +536,7 @@ class StringIndex(Table):
         -------
         StringIndex
         """
-        first = paths[0] if isinstance(paths, list | tuple) and paths else paths
+        first = cast("str", paths[0] if isinstance(paths, list | tuple) and paths else paths)
         if col_name is None:
             col_name = os.path.basename(os.fspath(first).rstrip("/")).split(".")[0]
         return cls(rows.read_parquet(paths), col_name)
@@ -571,7 +571,7 @@ class StringIndex(Table):
         spark = OrcaContext.get_spark_session()
         return cls(spark.createDataFrame(table, f"`{col_name}` string, {number} int"), col_name)
 
-    def to_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, int]:  # type: ignore[override]  # as in BigDL 2.x
         """The number of each value."""
         number = number_column(self.col_name)
         columns = self._columns([self.col_name, number])
@@ -609,7 +609,7 @@ class TargetCode(Table):
         self,
         df: DataFrame,
         cat_col: str | list[str],
-        out_target_mean: Mapping[str, tuple[str, float]],
+        out_target_mean: Mapping[str, tuple[str, float | None]],
         key_cols: str | list[str] | None = None,
     ):
         super().__init__(df)
@@ -629,10 +629,10 @@ class TargetCode(Table):
         self.cat_col = list(cat_col) if isinstance(cat_col, tuple) else cat_col
         self.out_target_mean = dict(out_target_mean)
 
-    def _clone(self, df: DataFrame) -> Self | Table:
+    def _clone(self, df: DataFrame) -> Self:
         if {*self.key_cols, *self.out_target_mean} <= set(df.columns):
             return type(self)(df, self.cat_col, self.out_target_mean, self.key_cols)
-        return Table(df)
+        return cast("Self", Table(df))  # what is left is none of this kind
 
     def rename(self, columns: dict[str, str]) -> TargetCode:
         """Give columns new names; `cat_col` and `out_target_mean` follow.

@@ -290,7 +290,8 @@ def two_tower(
         raise UsageError(
             f"The columns {sorted(shared)} are of the user and of the item; choose one"
         )
-    inputs, vectors = {}, []
+    inputs: dict[str, Any] = {}
+    vectors = []
     for tower in towers:
         own = {
             name: keras.Input(each.shape[1:], dtype=each.dtype, name=name)

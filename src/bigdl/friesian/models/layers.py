@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,10 @@ class FieldEmbeddings(nn.Module):
     dim : int
         Length of a vector.
     """
+
+    if TYPE_CHECKING:  # TorchScript would read them
+        sizes: Tensor
+        begins: Tensor
 
     def __init__(self, sizes: Iterable[int], dim: int):
         super().__init__()
@@ -86,7 +91,7 @@ class TableModel(nn.Module):
         super().__init__()
         self.feature_cols = list(feature_cols)
 
-    def _checked(self, columns: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _checked(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if len(columns) != len(self.feature_cols):
             raise UsageError(
                 f"{type(self).__name__} takes {len(self.feature_cols)} columns "
@@ -148,7 +153,7 @@ class TabularInput(nn.Module):
         return torch.cat(parts, 1)
 
 
-def _mean_of_known(bag: FieldEmbeddings, numbers: Tensor) -> Tensor:
+def _mean_of_known(bag: nn.Module, numbers: Tensor) -> Tensor:
     vectors = bag([numbers]).squeeze(-2)
     known = (numbers != 0).unsqueeze(-1).to(vectors.dtype)
     return (vectors * known).sum(1) / known.sum(1).clamp(min=1)

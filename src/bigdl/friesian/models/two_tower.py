@@ -151,6 +151,9 @@ class InBatchSoftmax(nn.Module):
         How often each item number occurs in the data; without it nothing is taken off.
     """
 
+    if TYPE_CHECKING:  # TorchScript would read it
+        log_share: Tensor | None
+
     def __init__(self, temperature: float = 0.1, item_counts: Sequence[float] | None = None):
         super().__init__()
         if not temperature > 0:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -101,14 +102,15 @@ class Batch:
 
     def _work(self, cell: Cell) -> Callable[[], Values]:
         inputs = [self._columns[name] for name in cell.inputs]
-        return lambda: computed(cell.function, [each() for each in inputs])
+        function = cast("Function", cell.function)
+        return lambda: computed(function, [each() for each in inputs])
 
 
 class _Once:
     """A function whose result is kept."""
 
     def __init__(self, function: Callable[[], Values]):
-        self._function = function
+        self._function: Callable[[], Values] | None = function
         self._result: Values | None = None
 
     def __call__(self) -> Values:
@@ -163,7 +165,8 @@ def cut(column: Values, start: int, rows: int) -> Values:
 def crossed(columns: list[Factored]) -> tuple[list[pa.Array], np.ndarray]:
     """The values of several columns in their different combinations, and the codes of these."""
 
-    codes, places = None, []
+    codes: np.ndarray | None = None
+    places: list[np.ndarray] = []
     for column in columns:
         if codes is None:
             codes, places = column.codes, [np.arange(len(column.values))]
@@ -175,13 +178,13 @@ def crossed(columns: list[Factored]) -> tuple[list[pa.Array], np.ndarray]:
     taken = [
         column.values.take(pa.array(place)) for column, place in zip(columns, places, strict=True)
     ]
-    return taken, codes
+    return taken, cast("np.ndarray", codes)
 
 
 def batch_of(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> Batch:
     """A batch of arrays that are there."""
     rows = len(next(iter(columns.values()))) if columns else 0
-    return Batch({name: (lambda each=each: normal(each)) for name, each in columns.items()}, rows)
+    return Batch({name: partial(normal, each) for name, each in columns.items()}, rows)
 
 
 def normal(column: pa.Array | pa.ChunkedArray) -> Values:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -331,7 +331,7 @@ class OneHotEncode(Operator):
         made: dict[str, list[Column]] = {}
         for cell in self.cells(before, state):
             (name,) = cell.inputs
-            one = F.when(col(name) == cell.function.number, 1).otherwise(0)
+            one = F.when(col(name) == cast("Indicator", cell.function).number, 1).otherwise(0)
             made.setdefault(name, []).append(one.alias(cell.output))
         shown: list[Column] = []
         for name in df.columns:

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -113,12 +113,13 @@ class FillNa(Operator):
     def _takes(self, kind: str) -> bool:
         if _group(kind) != self._group:
             return False
+        value = cast("float", self.value)  # if the kind is one of numbers
         if kinds.is_integral(kind):
             limit = 1 << (kinds.BITS[kind] - 1)
-            return math.isfinite(self.value) and -limit <= math.trunc(self.value) < limit
+            return math.isfinite(value) and -limit <= math.trunc(value) < limit
         if kind.startswith("decimal"):
             precision, scale = kinds.digits(kind)
-            return math.isfinite(self.value) and abs(self.value) < 10 ** (precision - scale)
+            return math.isfinite(value) and abs(value) < 10 ** (precision - scale)
         return True
 
     def _check(self, name: str, kind: str) -> None:
@@ -272,7 +273,7 @@ class Clip(Operator):
             is_number = isinstance(bound, int | float) and not isinstance(bound, bool)
             if bound is not None and not (is_number and bound == bound):
                 raise UsageError(f"{what} should be a number or None, got {bound!r}")
-        if None not in (self.min, self.max) and self.min > self.max:
+        if self.min is not None and self.max is not None and self.min > self.max:
             raise UsageError(f"min should be smaller than max, but got {self.min} and {self.max}")
 
     def cells(self, before: Schema, state: Any) -> list[Cell]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
@@ -215,7 +215,7 @@ def renamed(df: DataFrame, columns: Mapping[str, str]) -> DataFrame:
 
 def temporary(df: DataFrame | Iterable[str], purpose: str) -> str:
     """A column name that the table has not, for the time of an operator."""
-    taken = {name.lower() for name in getattr(df, "columns", df)}
+    taken = {name.lower() for name in cast("Iterable[str]", getattr(df, "columns", df))}
     name, number = f"__bigdl_{purpose}", 0
     while name.lower() in taken:
         number += 1

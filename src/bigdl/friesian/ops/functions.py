@@ -53,7 +53,8 @@ def _on_series(func: Callable, dtype: Any, is_single: bool, names: list[str]) ->
         found = func(series[0]) if is_single else func(list(series))
         return found if isinstance(found, pd.Series) else pd.Series(found)
 
-    return F.pandas_udf(on_series, dtype)(*map(col, names))
+    function = F.pandas_udf(on_series, dtype)  # type: ignore[call-overload]  # pyspark's stubs lack a default
+    return function(*map(col, names))
 
 
 def string_embed(
@@ -85,7 +86,7 @@ def _embedding_function(encoder: Callable) -> Callable:
         cells = [vectors.get(text) if isinstance(text, str) else None for text in texts]
         return pd.Series(cells, dtype=object)
 
-    return pandas_udf(embed, "array<double>")
+    return pandas_udf(embed, "array<double>")  # type: ignore[call-overload]  # pyspark's stubs lack a default
 
 
 class _SentenceEncoder:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -107,7 +107,7 @@ class Hash(Function):
             found = factored(values)
             return self.array(found.values).take(pa.array(found.codes))
 
-        return F.arrow_udf(bins_of, "int")(value)
+        return F.arrow_udf(bins_of, "int")(value)  # type: ignore[call-overload]  # pyspark's stubs lack a default
 
 
 class Cross(Function):
@@ -124,7 +124,7 @@ class Cross(Function):
 
     def value(self, *values: Any) -> int:
         texts = [text_of(value) for value in values]
-        text = None if None in texts else self.separator.join(texts)
+        text = None if None in texts else self.separator.join(cast("list[str]", texts))
         return bucket(text, self.bins, self.method)
 
 

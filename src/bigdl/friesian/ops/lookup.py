@@ -10,7 +10,7 @@ the CPU time of Arrow, and less in most cases, with vocabularies of 1,000 to a m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,7 @@ from bigdl.friesian.ops.columns import (
 from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 __all__ = [
     "DRIVER_KEYS",
@@ -101,7 +101,8 @@ class Dictionary:
     def largest(self) -> int:
         """The largest value, 0 if there is none."""
 
-        return self.df.agg(F.max(col(self.value))).first()[0] or 0
+        row = cast("Row", self.df.agg(F.max(col(self.value))).first())
+        return row[0] or 0
 
     def _pairs(self, kind: str) -> DataFrame:
         pairs = self.df.select(
@@ -381,7 +382,7 @@ def value_features(
         value = F.coalesce(col(source), F.lit(default).cast(wanted))
         return replace(found, {output: value}).drop(source)
     meeting = _meeting_type(kind, dictionary.key_type)
-    shipped = dictionary.shipped(meeting, limited=False)
+    shipped = cast("Shipped", dictionary.shipped(meeting, limited=False))
     function = _arrow_function(_Values(shipped, depth, default), wanted)
     nested = "array<" * depth + meeting + ">" * depth
     return replace(df, {output: function(col(column).try_cast(nested))})
@@ -393,7 +394,7 @@ def _arrow_function(function: Callable, kind: str) -> Callable:
     def apply(values):
         return function(values)
 
-    return arrow_udf(apply, kind)
+    return arrow_udf(apply, kind)  # type: ignore[call-overload]  # pyspark's stubs lack a default
 
 
 class _Values:

@@ -14,9 +14,9 @@ Representations of Words and Phrases and their Compositionality", NIPS 2013).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -136,10 +136,10 @@ class AddNegativeSamples(TableOperator):
     def _with_items_of_user(self, rows: DataFrame, history: str) -> DataFrame:
         """Return `rows` with a column of all items that the table has of the user of each."""
 
-        user = temporary(rows, "user")
+        user, user_col = temporary(rows, "user"), cast("str", self.user_col)
         items = F.collect_set(col(self.item_col)).alias(history)
-        known = rows.groupBy(col(self.user_col).alias(user)).agg(items)
-        return rows.join(known, col(self.user_col) == col(user), "left").drop(user)
+        known = rows.groupBy(col(user_col).alias(user)).agg(items)
+        return rows.join(known, col(user_col) == col(user), "left").drop(user)
 
     def _negatives(self, df: DataFrame, row: Column, histories: Sequence[Column]) -> Column:
         """Return arrays of the items that are drawn."""
@@ -278,7 +278,8 @@ def _popular_draws(tickets: np.ndarray, df: DataFrame, draws: Column, excluded: 
     def draw(bits, left_out):
         return table.draw(bits, left_out)
 
-    return arrow_udf(draw, "array<bigint>")(draws, excluded)
+    function = arrow_udf(draw, "array<bigint>")  # type: ignore[call-overload]  # pyspark's stubs lack a default
+    return function(draws, excluded)
 
 
 class _Tickets:
@@ -287,7 +288,7 @@ class _Tickets:
     def __init__(self, tickets: np.ndarray, spark: Any):
         # Spark Connect has no broadcasts: there the array travels with the function.
         context = getattr(spark, "_sc", None)
-        self._given: Callable | Any = tickets if context is None else context.broadcast(tickets)
+        self._given: Any = tickets if context is None else context.broadcast(tickets)
 
     def draw(self, bits: pa.ListArray, excluded: pa.ListArray) -> pa.ListArray:
         tickets = getattr(self._given, "value", self._given)

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pyarrow as pa
 
@@ -262,6 +262,10 @@ class Operator(ABC):
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         """The step on a DataFrame, which may lack columns that the step does not read."""
 
+    def divided(self, state: State) -> tuple[Operator | None, Operator]:
+        """Return the part that is faster through Arrow batches, if there is one, and the rest."""
+        return None, self
+
     def pays_in_batches(self, state: State) -> bool:
         """Return True if ``catalyst`` is slower than a way through Arrow batches and back."""
         return False
@@ -421,9 +425,10 @@ class TableOperator(Operator):
         return []
 
     def after(self, before: Schema, state: State | None) -> Schema:
+        known = cast("State", state)  # nothing asks before, as its columns are hidden
         return {
-            name: Field(kind, self.cardinality(name, state))
-            for name, kind in state["kinds"].items()
+            name: Field(kind, self.cardinality(name, known))
+            for name, kind in known["kinds"].items()
         }
 
     def cardinality(self, name: str, state: State) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from bigdl.friesian.ops.operator import (
 from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Row
 
 __all__ = ["MinMaxScale"]
 
@@ -129,7 +129,7 @@ class MinMaxScale(Operator):
                 (name,),
                 name,
                 Field("float"),
-                None if state is None else Scale(*state["extremes"][name], *bounds),
+                None if state is None else Scale(*(*state["extremes"][name], *bounds)),
             )
             for name in self.columns
         ]
@@ -152,8 +152,8 @@ class MinMaxScale(Operator):
             )
         bounds = float(self.min), float(self.max)
         if kinds.is_number(kind):
-            terms = (F.lit(each).cast("double") for each in _terms(low, high, *bounds))
-            return self._scaled(col(name).cast("double"), *terms).cast("float")
+            columns = (F.lit(each).cast("double") for each in _terms(low, high, *bounds))
+            return self._scaled(col(name).cast("double"), *columns).cast("float")
         # position by position; the terms are literal arrays, so that the plan stays small
         terms = [_terms(a, b, *bounds) for a, b in zip(low, high, strict=True)]
         arrays = [
@@ -208,7 +208,7 @@ def _extremes_of_numbers(df: DataFrame, names: Sequence[str], before: Schema) ->
         if kinds.is_fractional(before[name].kind):
             value = F.when(~F.isnan(value), value)
         figures += [F.min(value).alias(f"min{i}"), F.max(value).alias(f"max{i}")]
-    row = df.agg(*figures).first()
+    row = cast("Row", df.agg(*figures).first())
     return {name: (row[2 * i], row[2 * i + 1]) for i, name in enumerate(names)}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from bigdl.common.errors import UsageError
 
@@ -132,5 +132,6 @@ def _fitting(name: str, ours: Feature, theirs: Feature) -> Feature:
     if (ours.dtype, len(ours.shape)) != (theirs.dtype, len(theirs.shape)):
         raise UsageError(f"{name} is {ours} in one table and {theirs} in the other")
     sizes = (ours.cardinality, theirs.cardinality)
+    size = None if None in sizes else max(cast("tuple[int, int]", sizes))
     shape = tuple(a if a == b else None for a, b in zip(ours.shape, theirs.shape, strict=True))
-    return Feature(ours.dtype, None if None in sizes else max(sizes), shape)
+    return Feature(ours.dtype, size, shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
@@ -21,13 +21,13 @@ from bigdl.friesian.ops.schema import Feature, FeatureSchema
 from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Row
 
 __all__ = ["extremes", "feature_schema", "get_stats", "group_by"]
 
 _STATS = ("min", "max", "avg", "sum", "count")
-_ARITHMETIC = ("sum", "avg", "mean", "sum_distinct", "stddev", "stddev_pop", "variance")
-_ARITHMETIC += ("var_pop", "skewness", "kurtosis")
+_ARITHMETIC: tuple[str, ...] = ("sum", "avg", "mean", "sum_distinct", "stddev", "stddev_pop")
+_ARITHMETIC += ("variance", "var_pop", "skewness", "kurtosis")
 _OTHERS = ("max", "min", "count", "collect_list", "collect_set", "first", "last")
 _AGGREGATES = {
     **{name: name for name in (*_ARITHMETIC, *_OTHERS, "approx_count_distinct")},
@@ -54,7 +54,8 @@ def get_stats(df: DataFrame, columns: Any, aggr: Any) -> dict[str, Any]:
     if not names:
         return {}
     figures = [getattr(F, stat)(col(name)) for name, stats in wanted.items() for stat in stats]
-    values = iter(df.agg(*(each.alias(str(i)) for i, each in enumerate(figures))).first())
+    row = df.agg(*(each.alias(str(i)) for i, each in enumerate(figures))).first()
+    values = iter(cast("Row", row))
     found = {name: [next(values) for _ in stats] for name, stats in wanted.items()}
     return {name: each[0] if len(each) == 1 else each for name, each in found.items()}
 
@@ -118,7 +119,7 @@ def _aggregate(df: DataFrame, name: str, agg: str) -> Column:
 
 def _join_groups(df: DataFrame, grouped: DataFrame, keys: list[str]) -> DataFrame:
     """The rows of `df` with the figures of their groups, of groups of null too."""
-    hidden = []
+    hidden: list[str] = []
     for key in keys:
         hidden.append(temporary([*df.columns, *grouped.columns, *hidden], f"key{len(hidden)}"))
         grouped = grouped.withColumnRenamed(key, hidden[-1])
@@ -133,10 +134,10 @@ def feature_schema(df: DataFrame, names: Sequence[str]) -> FeatureSchema:
     for i, name in enumerate(names):
         for figure, column in _figures(col(name), kind_of(df, name)).items():
             figures[f"{i}_{figure}"] = column
-    found = {}
+    found: dict[str, Any] = {}
     if figures:
         row = df.agg(*(column.alias(name) for name, column in figures.items())).first()
-        found = row.asDict()
+        found = cast("Row", row).asDict()
     return FeatureSchema(
         {name: _feature(kind_of(df, name), i, found) for i, name in enumerate(names)}
     )
@@ -172,5 +173,5 @@ def _feature(kind: str, i: int, figures: dict) -> Feature:
     elif largest is None:
         cardinality = 0
     else:
-        cardinality = largest + 1 if smallest >= 0 else None
+        cardinality = largest + 1 if cast("int", smallest) >= 0 else None
     return Feature(kind, cardinality, tuple(shape))

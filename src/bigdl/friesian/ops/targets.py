@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +49,7 @@ from bigdl.friesian.ops.spark import F
 from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, Vocabulary, check_categories
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Row
 
 __all__ = [
     "CountEncode",
@@ -98,7 +98,8 @@ def join_codes(df: DataFrame, look_ups: Sequence[LookUp]) -> DataFrame:
     this or another table.
     """
 
-    rows, results, gone = df, {}, []
+    rows, results = df, {}
+    gone: list[str] = []
     for i, each in enumerate(look_ups):
         if not each.outputs:
             continue
@@ -117,7 +118,7 @@ def look_up_codes(
     codes: DataFrame,
     keys: Sequence[str],
     categories: Sequence[str],
-    out_target_mean: Mapping[str, tuple[str, float]],
+    out_target_mean: Mapping[str, tuple[str, float | None]],
     targets: Sequence[str] | None,
 ) -> LookUp:
     """Return the look-up of a :class:`TargetCode`: the codes of all targets, or of some of them.
@@ -326,7 +327,7 @@ class TargetStatistics:
         for i in range(len(self.targets)):
             total, count = F.sum(f"sum_{i}"), F.sum(f"count_{i}")
             figures.append(F.when(count > 0, total / count).alias(str(i)))
-        row = self._rows_of(self.encodings[0]).agg(*figures).first()
+        row = cast("Row", self._rows_of(self.encodings[0]).agg(*figures).first())
         return dict(zip(self.targets, row, strict=True))
 
     def _mean(self, target: str) -> Column:
@@ -461,7 +462,7 @@ def _given_edges(folds: Any, df: DataFrame, are_numbers: bool) -> list[float]:
         )
     # by Spark, in the time zone of the session
     edges = df.sparkSession.range(1).select(*(_as_number(F.lit(e), are_numbers) for e in folds))
-    found = list(edges.first())
+    found = list(cast("Row", edges.first()))
     if any(a >= b for a, b in pairwise(found)):
         raise UsageError(f"The times in folds should be ascending, got {folds!r}")
     return found
@@ -694,13 +695,14 @@ class TargetEncode(Operator):
         found = {f"key_{i}": known[f"key_{i}"] for i in range(keys)}
         found["rows"] = known["rows"]
         for i, name in enumerate(self.targets):
-            if means[name] is None:
+            mean = means[name]
+            if mean is None:
                 found[f"code_{i}"] = pa.nulls(len(known), pa.float64())
                 continue
             weight = known[f"count_{i}"].to_numpy() + float(self.smooth)
-            total = known[f"sum_{i}"].fill_null(0.0).to_numpy() + means[name] * float(self.smooth)
+            total = known[f"sum_{i}"].fill_null(0.0).to_numpy() + mean * float(self.smooth)
             with np.errstate(all="ignore"):
-                codes = np.where(weight > 0, total / weight, means[name])
+                codes = np.where(weight > 0, total / weight, mean)
             found[f"code_{i}"] = pa.array(codes)
         return pa.table(found)
 
@@ -860,7 +862,7 @@ class CountEncode(Operator):
         tables = []
         for encoding in groups:
             counted = statistics.codes(encoding)
-            total = counted.agg(F.sum(COUNT)).first()[0]
+            total = cast("Row", counted.agg(F.sum(COUNT)).first())[0]
             share = F.col(COUNT) / F.lit(total)
             names = [
                 col(key).alias(name)

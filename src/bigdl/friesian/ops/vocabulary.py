@@ -34,7 +34,6 @@ from bigdl.friesian.ops.operator import (
     Cell,
     Counts,
     Field,
-    Fitted,
     Function,
     Operator,
     Request,
@@ -455,7 +454,7 @@ class CategoryEncode(Operator):
         return [name for each in self.columns for name in each["src_cols"]]
 
     def requests(self, before: Schema) -> dict[str, Request]:
-        found = {}
+        found: dict[str, Request] = {}
         for each in self.columns:
             self._check(before, each["src_cols"])
             separator = self.sep if self.do_split else None
@@ -509,18 +508,15 @@ class CategoryEncode(Operator):
     def _fit_in_workers(self, state: State) -> list[dict[str, Any]]:
         return [each for each in self.columns if len(state[each["col_name"]]) <= DRIVER_KEYS]
 
-    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        from bigdl.friesian.executors import spark
-
+    def divided(self, state: State) -> tuple[Operator | None, Operator]:
         small = self._fit_in_workers(state)
-        if small and self._are_many() and spark.can_travel(df):
-            df = spark.mapped(df, [Fitted(replace(self, columns=small), before, state)])
-            rest = [each for each in self.columns if each not in small]
-        else:
-            rest = self.columns
-        return self._joined(df, rest, state)
+        if not small or not self._are_many():
+            return None, self
+        rest = [each for each in self.columns if each not in small]
+        return replace(self, columns=small), replace(self, columns=rest)
 
-    def _joined(self, df: DataFrame, columns: list[dict[str, Any]], state: State) -> DataFrame:
+    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+        columns = self.columns
         learned = {
             each["col_name"]: lookup.numbered(df.sparkSession, state[each["col_name"]])
             for each in columns

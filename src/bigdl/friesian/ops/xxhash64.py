@@ -7,6 +7,7 @@ https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md describes the alg
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
@@ -79,16 +80,14 @@ def _of_stripes(words: np.ndarray) -> np.ndarray:
     lanes = [np.full(count, each) for each in (_SEED + _P1 + _P2, _SEED + _P2, _SEED, _SEED - _P1)]
     for start in range(0, words.shape[1], 4):
         lanes = [_round(lane, words[:, start + i]) for i, lane in enumerate(lanes)]
-    merged = sum(
-        (_rotated(lane, turn) for lane, turn in zip(lanes, (1, 7, 12, 18), strict=True)),
-        np.uint64(0),
-    )
+    turned = (_rotated(lane, turn) for lane, turn in zip(lanes, (1, 7, 12, 18), strict=True))
+    merged = cast("np.ndarray", sum(turned, np.uint64(0)))
     for lane in lanes:
         merged = (merged ^ _round(np.uint64(0), lane)) * _P1 + _P4
     return merged
 
 
-def _round(lane: np.ndarray, word: np.ndarray) -> np.ndarray:
+def _round(lane: np.ndarray | np.uint64, word: np.ndarray) -> np.ndarray:
     return _rotated(lane + word * _P2, 31) * _P1
 
 

@@ -10,6 +10,7 @@ instead.)  How a bucket is summed over the ranks is somebody else's: see
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from bigdl.common.errors import UsageError
 
@@ -45,7 +46,8 @@ class GradientGroups:
         for parameter in parameters:
             if id(parameter) not in sparse:
                 kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-        self.dense = [FlatBuckets(members, start_sum) for members in kinds.values()]
+        start = cast("Callable", start_sum)  # None only without parameters
+        self.dense = [FlatBuckets(members, start) for members in kinds.values()]
 
     def are_of(self, parameters) -> bool:
         """Whether it was made of these very parameters; an optimizer may be given more later."""

@@ -179,7 +179,7 @@ def unified_spec(
         When one of them is boolean or text and the other a number, or their dimensions differ.
     """
     spec = column_spec(name, spark_type, floats, texts=texts)
-    kinds = [np.dtype(s.dtype).kind for s in (spec, reference)]
+    kinds: list[str] = [np.dtype(s.dtype).kind for s in (spec, reference)]
     same_shape = (spec.kind, spec.ndim) == (reference.kind, reference.ndim)
     if not same_shape or kinds.count("b") == 1 or kinds.count(TEXT) == 1:
         raise UsageError(

@@ -25,6 +25,7 @@ import secrets
 import shutil
 import zlib
 from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -32,6 +33,9 @@ from bigdl.common.errors import UsageError
 from bigdl.runtime.shards.columns import ColumnSpec, Leaf
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import TEXT, is_text, widened
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = [
     "LOADER_FILE",
@@ -175,9 +179,9 @@ class SpoolWriter:
             self._take_widths(leaves)
         if rows == 0:
             return
-        checksum = 0
+        ours, checksum = cast("list[Leaf]", self._leaves), 0
         for i, array in enumerate(arrays):
-            own, given = self._leaves[i].dtype, leaves[i].dtype
+            own, given = ours[i].dtype, leaves[i].dtype
             view = _bytes_of(array)
             checksum = zlib.crc32(view[:_SAMPLE], checksum)  # the same whatever else is here
             if own != given:
@@ -287,7 +291,8 @@ class SpoolWriter:
 
 
 def _bytes_of(values) -> memoryview:
-    return memoryview(np.frombuffer(values, np.uint8))  # cast() knows no texts
+    view = np.frombuffer(values, np.uint8)  # cast() knows no texts
+    return memoryview(cast("Buffer", view))
 
 
 def _of_any_width(leaf) -> Leaf:
@@ -415,7 +420,7 @@ class Shard:
     def places(self, name: str) -> dict[str | None, tuple[int, int | None]]:
         """Where a column is: by map key (None for other columns), the number of the array and the
         column within it (None for all of it)."""
-        found = {}
+        found: dict[str | None, tuple[int, int | None]] = {}
         for i, leaf in enumerate(self.spool.leaves):
             if leaf.column == name:
                 found[leaf.key] = (i, None)
@@ -440,7 +445,7 @@ class Shard:
             key: self.arrays[i] if j is None else self.arrays[i][:, j]
             for key, (i, j) in self.places(name).items()
         }
-        return found.get(None, found)
+        return found.get(None, cast("dict[str, np.ndarray]", found))
 
     def __len__(self) -> int:
         return self.rows

@@ -246,10 +246,11 @@ def grouped(columns: Sequence[Column]) -> tuple[list[Leaf], list[np.ndarray]]:
         alike.setdefault(values.dtype.name if scalar else i, []).append((name, key, values))
     leaves, arrays = [], []
     for members in alike.values():
-        name, key, values = members[0]
+        names: str | tuple[str, ...]
+        names, key, values = members[0]
         if len(members) > 1:
-            name, key = tuple(m[0] for m in members), None
+            names, key = tuple(m[0] for m in members), None
             values = np.stack([m[2] for m in members], axis=1)
-        leaves.append(Leaf(name, key, name_of_dtype(values), values.shape[1:]))
+        leaves.append(Leaf(names, key, name_of_dtype(values), values.shape[1:]))
         arrays.append(values)
     return leaves, arrays

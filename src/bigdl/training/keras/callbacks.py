@@ -14,7 +14,7 @@ import os
 import posixpath
 import tempfile
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.training.keras.state import share_state
@@ -184,7 +184,8 @@ def _numbers(callback) -> tuple[str, dict, dict]:
     operations = {
         key: value.__name__
         for key, value in attributes.items()
-        if inspect.isfunction(value) and getattr(keras.ops, value.__name__, None) is value
+        if inspect.isfunction(value)
+        and cast("Any", getattr(keras.ops, value.__name__, None)) is value
     }
     return type(callback).__name__, numbers, operations
 

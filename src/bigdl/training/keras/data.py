@@ -12,18 +12,17 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.shards.texts import TEXT
 from bigdl.training.batches import (
     BatchLayout,
-    open_batches,
-    open_loader,
     plan_batches,
     shuffle_memory,
 )
+from bigdl.training.loading import open_batches, open_loader
 
 if TYPE_CHECKING:
     from bigdl.training.keras.evaluation import EvaluationSettings
@@ -37,7 +36,6 @@ __all__ = [
     "build_for",
     "is_dataset",
     "open_data",
-    "open_rows",
     "with_class_weight",
     "zero_row",
 ]
@@ -213,7 +211,7 @@ class Rows(ABC):
 
     @abstractmethod
     def batches(
-        self, assembly: Assembly, batch_size: int, world_size: int, limit: int | None
+        self, assembly: Assembly, batch_size: int | None, world_size: int, limit: int | None
     ) -> Iterator[tuple[tuple, int]]:
         """Yield batch and number of rows, of this worker's rows in their order."""
 
@@ -309,34 +307,6 @@ class ColumnRows(Rows):
             yield assembly(data.batch(start, stop, order)), stop - start
 
 
-def open_rows(
-    worker: Any, shard: Any, settings: EvaluationSettings, config: dict, sync: Any
-) -> Rows:
-    """Return the :class:`Rows` of a shard.
-
-    Parameters
-    ----------
-    worker : Worker
-    shard : Shard or LoaderShard
-    settings : EvaluationSettings
-        ``batch_size``, ``feature_cols`` and ``label_cols`` of the input.
-    config : dict
-        For a function that makes a dataset.
-    sync : GradientSync
-
-    Returns
-    -------
-    Rows
-    """
-    data = open_data(worker, shard, settings, config)
-    if not is_dataset(data):
-        return ColumnRows(data, config, worker)
-    from bigdl.training.keras.datasets import DatasetRows, check_elements
-
-    check_elements(data)
-    return DatasetRows(data, sync)
-
-
 def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dict) -> Any:
     """Return the data of a shard.
 
@@ -352,7 +322,7 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
     """
     features, labels, size = settings.feature_cols, settings.label_cols, settings.batch_size
     if not isinstance(shard, LoaderShard):
-        return open_batches(shard, features, labels, worker, config, size)
+        return open_batches(shard, features, labels, worker, config, cast("int", size))
     import cloudpickle
     from torch.utils.data import DataLoader, Dataset
 

@@ -12,10 +12,24 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.batches import all_gather_json
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import WorkerCallbacks
-from bigdl.training.keras.data import Assembly, build_for, open_rows
+from bigdl.training.keras.data import (
+    Assembly,
+    ColumnRows,
+    Rows,
+    build_for,
+    is_dataset,
+    open_data,
+)
 from bigdl.training.keras.state import array_of, merge_metrics, put_weights, tensor_of
 
-__all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_batches", "figures_of", "numbers_of"]
+__all__ = [
+    "EvaluateProgram",
+    "EvaluationSettings",
+    "evaluate_batches",
+    "figures_of",
+    "numbers_of",
+    "open_rows",
+]
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,34 @@ class EvaluationSettings:
     label_cols: Sequence[str] | None
     num_steps: int | None = None
     weighted: bool = False
+
+
+def open_rows(
+    worker: Any, shard: Any, settings: EvaluationSettings, config: dict, sync: Any
+) -> Rows:
+    """Return the :class:`Rows` of a shard.
+
+    Parameters
+    ----------
+    worker : Worker
+    shard : Shard or LoaderShard
+    settings : EvaluationSettings
+        ``batch_size``, ``feature_cols`` and ``label_cols`` of the input.
+    config : dict
+        For a function that makes a dataset.
+    sync : GradientSync
+
+    Returns
+    -------
+    Rows
+    """
+    data = open_data(worker, shard, settings, config)
+    if not is_dataset(data):
+        return ColumnRows(data, config, worker)
+    from bigdl.training.keras.datasets import DatasetRows, check_elements
+
+    check_elements(data)
+    return DatasetRows(data, sync)
 
 
 def evaluate_batches(

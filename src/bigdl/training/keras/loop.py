@@ -15,7 +15,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
@@ -27,12 +27,13 @@ from bigdl.training.figures import score_of
 from bigdl.training.fit import RunSettings
 from bigdl.training.keras.backends import Packed, seed_keras
 from bigdl.training.keras.callbacks import WorkerCallbacks
-from bigdl.training.keras.data import Assembly, Part, Rows, build_for, open_rows
+from bigdl.training.keras.data import Assembly, Part, Rows, build_for
 from bigdl.training.keras.evaluation import (
     EvaluationSettings,
     evaluate_batches,
     figures_of,
     numbers_of,
+    open_rows,
 )
 from bigdl.training.keras.reducer import WorkerSteps, check_optimizer
 from bigdl.training.keras.state import KerasCheckpoints, form_of, tensor_of, to_variable
@@ -147,6 +148,8 @@ class KerasEpochs(FitLoop):
 class KerasLoop(KerasEpochs, WorkerLoop):
     """One worker's part of a fit."""
 
+    _checkpoints: KerasCheckpoints
+
     def __init__(
         self,
         worker: Worker,
@@ -253,7 +256,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         """Return the figures of the epoch, the same on every rank."""
         rows = int(self._sums.rows)
         figures = figures_of(self.model, logs, rows, self.sync, self._initial_metrics)
-        entry = self._sums.reduce(self.sync)
+        entry = cast("dict", self._sums.reduce(self.sync))  # an epoch has rows
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         peaks = [int(row[0]) for row in self.sync.all_gather([float(peak)])]
         return {
@@ -267,7 +270,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
 
     def _validate(self) -> dict[str, float]:
         settings = self.settings.validation
-        batches = self._validation.batches(
+        batches = cast("Rows", self._validation).batches(
             replace(self._assembly, class_weight=None),
             settings.batch_size,
             self.size,

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -106,7 +106,8 @@ class WorkerSteps:
         reducer.weight, reducer.has_rows = self._weight(batch, rows, total), bool(rows)
         reducer.is_active = True
         try:
-            logs = self._steps.train(batch) if rows else self._train_without_rows(zero_row)
+            mine = cast("tuple", batch)  # None only without rows
+            logs = self._steps.train(mine) if rows else self._train_without_rows(zero_row)
         except Exception:
             reducer.check()  # the backend has made another exception of its failure
             raise

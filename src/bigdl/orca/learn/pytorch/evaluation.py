@@ -12,9 +12,10 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.forward import BatchColumns, forward_for
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.orca.learn.pytorch.runner import Runner, WorkerBatches
-from bigdl.training.batches import TensorShard, open_batches
+from bigdl.training.batches import TensorShard
 from bigdl.training.device import device_of, move, precision_of, to_cpu, to_device
 from bigdl.training.fit import FailurePolicy
+from bigdl.training.loading import open_batches
 from bigdl.training.state import dumps, loads, seed_everything
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.training.batches import (
     BatchLayout,
     all_gather_json,
-    open_batches,
     plan_batches,
     shuffle_memory,
 )
@@ -34,6 +33,7 @@ from bigdl.training.checkpoint import BackgroundWriter, CheckpointManager
 from bigdl.training.device import device_of, move, precision_of, to_device
 from bigdl.training.figures import loss_parts, score_of, validation_names
 from bigdl.training.fit import RunSettings, Training
+from bigdl.training.loading import LoaderBatches, open_batches
 from bigdl.training.loop import FitLoop, WorkerLoop, open_run_directory
 from bigdl.training.state import (
     RunningState,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.worker import Worker
     from bigdl.training.batches import TensorShard
-    from bigdl.training.loading import LoaderBatches
 
 __all__ = [
     "Buffers",

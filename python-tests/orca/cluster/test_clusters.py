@@ -1,0 +1,701 @@
+"""From arguments to Spark's configuration, for every cluster mode; nothing is started here."""
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import types
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from bigdl.common.errors import MissingExtraError, UsageError
+from bigdl.dllib import nncontext
+from bigdl.orca import arguments, init_orca_context
+from bigdl.orca.cluster import environment, spark, standalone, submit, submit_main
+from bigdl.orca.cluster.environment import environment_hash, packed_environment, zip_modules
+from bigdl.orca.cluster.submit import (
+    Machine,
+    Request,
+    check_reachable,
+    kubernetes_address,
+    resource_managers,
+    standalone_masters,
+    submission,
+)
+
+MODES = (
+    "yarn",
+    "yarn-client",
+    "yarn-cluster",
+    "k8s",
+    "k8s-client",
+    "k8s-cluster",
+    "standalone",
+)
+# What each family cannot do without.
+NEEDED = {
+    "yarn": {},
+    "k8s": {"master": "k8s://https://api:6443", "container_image": "bigdl:3"},
+    "standalone": {"master": "spark://boss:7077"},
+}
+MACHINE = Machine(
+    environ={"HADOOP_CONF_DIR": "/etc/hadoop"},
+    python="/opt/env/bin/python",
+    address="10.0.0.5",
+    program=("train.py", "--epochs", "3 4"),
+    spark_submit="/opt/spark/bin/spark-submit",
+    environment_archive="/cache/env.tar.gz",
+)
+
+
+def made(mode, machine=MACHINE, conf=None, **options):
+    needed = {**NEEDED[submit.family(mode)], **options}
+    request = Request(mode, cores=3, memory="5g", num_nodes=4, conf=conf or {}, options=needed)
+    return submission(request, machine)
+
+
+def told(found):
+    """What the command says, as far as it says properties."""
+    command = found.command
+    pairs = [b for a, b in itertools.pairwise(command) if a == "--conf"]
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+@pytest.fixture
+def no_context(monkeypatch):
+    monkeypatch.setattr(spark, "active_context", lambda: None)
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+
+
+@pytest.fixture
+def closed_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]  # bound, but nobody listens
+
+
+# The configuration -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_asks_for_the_executors_of_its_arguments(mode):
+    found = made(mode).properties
+    assert found["spark.executor.instances"] == "4"
+    assert found["spark.executor.cores"] == "3"
+    assert found["spark.executor.memory"] == "5g"
+    assert (found["spark.driver.cores"], found["spark.driver.memory"]) == ("4", "2g")
+    assert found["spark.dynamicAllocation.enabled"] == "false"
+    assert found["spark.scheduler.minRegisteredResourcesRatio"] == "1.0"
+    # the folder of a container may be too long for the path of a socket
+    assert not any("unix.domain.socket" in name for name in found)
+    deploy = "cluster" if mode.endswith("-cluster") else "client"
+    assert found["spark.submit.deployMode"] == deploy
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_users_conf_wins_in_every_mode(mode):
+    own = {"spark.executor.memory": "9g", "spark.app.name": "mine", "a": "b=c"}
+    found = made(mode, conf=own)
+    assert found.properties.items() >= own.items()
+    if found.command:
+        assert told(found).items() >= own.items()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("option", "value", "key", "expected"),
+    [
+        ("driver_cores", 7, "spark.driver.cores", "7"),
+        ("driver_memory", "8g", "spark.driver.memory", "8g"),
+        ("extra_executor_memory_for_ray", "3g", "spark.executor.memoryOverhead", "3g"),
+        ("jars", "a.jar, b.jar", "spark.jars", "a.jar,b.jar"),
+        ("extra_python_lib", "x.py,y.zip", "spark.submit.pyFiles", "x.py,y.zip"),
+    ],
+)
+def test_options_of_every_family(mode, option, value, key, expected):
+    assert key not in made(mode).properties or option.startswith("driver")
+    assert made(mode, **{option: value}).properties[key] == expected
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_option_that_a_family_takes_changes_something(mode):
+    values = {
+        "additional_archive": "/data/more.zip#more",
+        "container_image": "other:1",
+        "driver_cores": 9,
+        "driver_memory": "9g",
+        "extra_executor_memory_for_ray": "1g",
+        "extra_python_lib": "lib.py",
+        "hadoop_conf": "/other/conf",
+        "hadoop_user_name": "ann",
+        "jars": "a.jar",
+        "master": "k8s://https://other" if mode.startswith("k8s") else "spark://other:1",
+        "penv_archive": "/envs/mine.tar.gz",
+        "spark_yarn_archive": "hdfs:///spark.zip",
+    }
+    family = submit.family(mode)
+    # These two are looked at before: what is packed, and how an own cluster starts.
+    taken = {n for n, families in arguments.CLUSTER_OPTIONS.items() if family in families}
+    for name in taken - {"conda_name", "enable_numa_binding"}:
+        assert made(mode, **{name: values[name]}) != made(mode), name
+
+
+@pytest.mark.parametrize("mode", ["yarn", "yarn-client", "yarn-cluster"])
+def test_yarn_ships_the_environment_and_its_python(mode):
+    found = made(mode, additional_archive="/data/more.zip#more", spark_yarn_archive="hdfs:///s.zip")
+    archives = found.properties["spark.yarn.dist.archives"].split(",")
+    assert archives == ["/cache/env.tar.gz#python_env", "/data/more.zip#more"]
+    assert found.properties["spark.yarn.archive"] == "hdfs:///s.zip"
+    assert found.properties["spark.master"] == "yarn"
+    assert found.environment["PYSPARK_PYTHON"] == "python_env/bin/python"
+    assert found.environment["HADOOP_CONF_DIR"] == "/etc/hadoop"
+    given = made(mode, penv_archive="hdfs:///e.tar.gz").properties["spark.yarn.dist.archives"]
+    assert given == "hdfs:///e.tar.gz#python_env"
+    assert Request(mode).packs_environment
+    assert not Request(mode, options={"penv_archive": "e"}).packs_environment
+    assert not Request(mode, conf={"spark.pyspark.python": "/p"}).packs_environment
+
+
+def test_yarn_takes_the_user_from_the_argument_then_the_environment():
+    alice = {"HADOOP_CONF_DIR": "/etc/hadoop", "HADOOP_USER_NAME": "alice"}
+    named = Machine(environ=alice)
+    assert made("yarn").environment["HADOOP_USER_NAME"] == "root"
+    assert made("yarn", named).environment["HADOOP_USER_NAME"] == "alice"
+    assert made("yarn", named, hadoop_user_name="bob").environment["HADOOP_USER_NAME"] == "bob"
+    conf = made("yarn", named, hadoop_conf="/mine").environment
+    assert conf["HADOOP_CONF_DIR"] == conf["YARN_CONF_DIR"] == "/mine"
+
+
+@pytest.mark.parametrize(
+    ("mode", "marker"),
+    [
+        ("yarn-cluster", "spark.yarn.appMasterEnv.OnAppMaster"),
+        ("k8s-cluster", "spark.kubernetes.driverEnv.onDriver"),
+    ],
+)
+def test_a_cluster_mode_runs_the_program_again(mode, marker):
+    found = made(mode)
+    master = NEEDED[submit.family(mode)].get("master", "yarn")
+    head = ("/opt/spark/bin/spark-submit", "--master", master, "--deploy-mode", "cluster")
+    assert found.command[:5] == head
+    script = os.path.abspath("train.py")
+    prefix = "local://" if mode == "k8s-cluster" else ""
+    assert found.command[-3:] == (prefix + script, "--epochs", "3 4")
+    assert told(found)[marker] == "True"
+    name = marker.rpartition(".")[2]
+    assert submit.is_inside(mode, {name: "True"})
+    assert not submit.is_inside(mode, {})
+    assert not submit.is_inside(mode.replace("cluster", "client"), {name: "True"})
+
+
+def test_yarn_cluster_gives_its_python_and_modules_to_the_driver():
+    machine = Machine(environ=MACHINE.environ, program=("/a/t.py",), modules="/tmp/m.zip")
+    found = made("yarn-cluster", machine, penv_archive="/e.tar.gz", extra_python_lib="x.py")
+    assert told(found)["spark.submit.pyFiles"] == "x.py,/tmp/m.zip"
+    assert told(found)["spark.yarn.appMasterEnv.PYSPARK_PYTHON"] == "python_env/bin/python"
+    assert told(found)["spark.pyspark.python"] == "python_env/bin/python"
+
+
+@pytest.mark.parametrize("program", [("",), ("-c",), ("/env/bin/ipykernel_launcher",)])
+def test_a_cluster_mode_needs_a_file_to_run_again(program):
+    machine = Machine(environ=MACHINE.environ, program=program)
+    with pytest.raises(UsageError, match=r'start it as a \.py file, or use .*"yarn-client"'):
+        made("yarn-cluster", machine)
+
+
+def test_a_script_that_the_cluster_can_upload_is_not_expected_in_the_image():
+    conf = {"spark.kubernetes.file.upload.path": "s3a://bucket"}
+    assert made("k8s-cluster", conf=conf).command[-3] == os.path.abspath("train.py")
+    machine = Machine(environ={}, program=("local:///opt/t.py",))
+    assert made("k8s-cluster", machine).command[-1] == "local:///opt/t.py"
+
+
+def test_kubernetes_runs_the_python_of_the_image_or_of_the_archive():
+    found = made("k8s-client")
+    assert found.properties["spark.kubernetes.container.image"] == "bigdl:3"
+    assert found.properties["spark.driver.host"] == "10.0.0.5"
+    assert found.environment["PYSPARK_PYTHON"] == "python3"
+    assert made("k8s", python_location="/p/python").environment["PYSPARK_PYTHON"] == "/p/python"
+    packed = made("k8s-cluster", penv_archive="local:///envs/e.tar.gz")
+    assert told(packed)["spark.archives"] == "local:///envs/e.tar.gz#python_env"
+    assert told(packed)["spark.pyspark.python"] == "./python_env/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"master": None}, r'needs master="k8s://https://host:port", .* but got None'),
+        ({"master": "https://api"}, r"but got 'https://api'"),
+        ({"container_image": None}, r"needs container_image, the image of the executors"),
+    ],
+)
+def test_kubernetes_says_what_it_cannot_do_without(options, message):
+    with pytest.raises(UsageError, match=message):
+        made("k8s-client", **options)
+
+
+def test_standalone_limits_the_cores_of_the_application():
+    found = made("standalone")
+    assert found.properties["spark.cores.max"] == "12"
+    assert found.properties["spark.master"] == "spark://boss:7077"
+    assert found.environment["PYSPARK_PYTHON"] == "/opt/env/bin/python"
+
+
+# Arguments ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "message"),
+    [
+        ("yarn", {"driver_cores": 0}, r"driver_cores should be a positive integer"),
+        ("k8s", {"driver_memory": "2"}, r"driver_memory must be a whole number and a unit"),
+        ("yarn", {"hadoop_conf": "/no/such"}, r"hadoop_conf must be a directory, but '/no/such'"),
+        ("yarn", {"penv_archive": "/no/e.tgz"}, r"penv_archive must be the path of a file"),
+        ("standalone", {"enable_numa_binding": 1}, r"enable_numa_binding must be True or False"),
+        ("k8s", {"container_image": 3}, r"container_image must be a string, but got 3"),
+        ("yarn", {"extra_executor_memory_for_ray": "x"}, r"extra_executor_memory_for_ray must be"),
+    ],
+)
+def test_a_wrong_option_is_one_clear_sentence(no_context, mode, options, message):
+    with pytest.raises(UsageError, match=message) as error:
+        init_orca_context(mode, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_lists_of_files_may_be_lists():
+    found = arguments.check_cluster_options(
+        "yarn", {"jars": ["a.jar", "b.jar"], "extra_python_lib": ("x.py",), "master": "ignored"}
+    )
+    assert found == {"jars": "a.jar,b.jar", "extra_python_lib": "x.py"}
+
+
+# What cannot be reached --------------------------------------------------------------------------
+
+
+def test_yarn_without_hadoops_files_says_so(no_context, tmp_path, caplog):
+    with pytest.raises(UsageError, match="set HADOOP_CONF_DIR, or pass hadoop_conf"):
+        init_orca_context("yarn-client", container_image="x")
+    assert "container_image: no effect" in caplog.text
+    assert "cores was not given: each node gives 2" in caplog.text
+    with pytest.raises(UsageError, match=r"yarn-site\.xml, which cannot be read in"):
+        init_orca_context("yarn-client", cores=2, hadoop_conf=str(tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["yarn-client", "yarn-cluster"])
+def test_an_absent_resource_manager_is_named_at_once(
+    no_context, tmp_path, closed_port, mode, monkeypatch
+):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    write_yarn(tmp_path, {"yarn.resourcemanager.address": f"127.0.0.1:{closed_port}"})
+    expected = rf"resource manager of YARN cannot be reached at 127\.0\.0\.1:{closed_port} \(Conn"
+    with pytest.raises(UsageError, match=expected):
+        init_orca_context(mode, cores=2, hadoop_conf=str(tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["k8s-client", "k8s-cluster"])
+def test_an_absent_api_server_is_named_at_once(no_context, closed_port, mode, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(UsageError, match="API server of Kubernetes cannot be reached at 127"):
+        init_orca_context(
+            mode, cores=2, master=f"k8s://https://127.0.0.1:{closed_port}", container_image="i"
+        )
+
+
+def test_an_absent_standalone_master_is_named_at_once(no_context, closed_port):
+    with pytest.raises(UsageError, match="master of the standalone cluster cannot be reached"):
+        init_orca_context("standalone", cores=2, master=f"spark://127.0.0.1:{closed_port}")
+    with pytest.raises(UsageError, match="of the form \"spark://host:port\", but got 'boss:7077'"):
+        init_orca_context("standalone", cores=2, master="boss:7077")
+
+
+def test_one_of_several_addresses_is_enough(closed_port):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = server.getsockname()[:2]
+        assert check_reachable([("127.0.0.1", closed_port), there], "It", "wait") == there
+
+
+def write_yarn(directory, properties):
+    entries = "".join(
+        f"<property><name>{k}</name><value>{v}</value></property>" for k, v in properties.items()
+    )
+    (directory / "yarn-site.xml").write_text(f"<configuration>{entries}</configuration>")
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        ({"yarn.resourcemanager.hostname": "rm"}, [("rm", 8032)]),
+        ({"yarn.resourcemanager.address": "rm:9"}, [("rm", 9)]),
+        (
+            {
+                "yarn.resourcemanager.ha.rm-ids": "a, b",
+                "yarn.resourcemanager.hostname.a": "one",
+                "yarn.resourcemanager.address.b": "two:1",
+            },
+            [("one", 8032), ("two", 1)],
+        ),
+        (
+            {
+                "yarn.resourcemanager.hostname": "rm",
+                "yarn.resourcemanager.address": "${yarn.resourcemanager.hostname}:8050",
+            },
+            [("rm", 8050)],
+        ),
+        ({}, [("0.0.0.0", 8032)]),
+    ],
+)
+def test_resource_managers_are_read_from_hadoops_file(tmp_path, properties, expected):
+    write_yarn(tmp_path, properties)
+    assert resource_managers(str(tmp_path)) == expected
+
+
+def test_addresses_of_masters():
+    assert kubernetes_address("k8s://https://api:6443") == ("api", 6443)
+    assert kubernetes_address("k8s://api") == ("api", 443)
+    assert kubernetes_address("k8s://http://api") == ("api", 80)
+    assert kubernetes_address("k8s://https://[::1]:1") == ("::1", 1)
+    assert standalone_masters("spark://a:1,b") == [("a", 1), ("b", 7077)]
+    with pytest.raises(UsageError, match="must be of the form"):
+        kubernetes_address("k8s://https://api:port")
+
+
+# The environment ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def venv(tmp_path):
+    root = tmp_path / "venv"
+    site = root / "lib" / "python3.11" / "site-packages"
+    for package in ("one-1.dist-info", "two-2.dist-info"):
+        (site / package).mkdir(parents=True)
+        (site / package / "RECORD").write_text(package)
+    (root / "pyvenv.cfg").write_text("home = /usr/bin")
+    return root
+
+
+def packer(name, packed):
+    module = types.ModuleType(name)
+
+    def pack(prefix, output, format, **options):
+        packed.append((prefix, options))
+        with tarfile.open(output, "w:gz"):
+            pass
+
+    module.pack = pack
+    return module
+
+
+def test_an_environment_is_packed_once_until_it_changes(venv, tmp_path, monkeypatch):
+    packed = []
+    monkeypatch.setitem(sys.modules, "venv_pack", packer("venv_pack", packed))
+    cache = tmp_path / "cache"
+    first = packed_environment(str(venv), str(cache))
+    assert packed_environment(str(venv), str(cache)) == first
+    assert packed == [(str(venv), {})]
+    (venv / "lib/python3.11/site-packages/three-3.dist-info").mkdir()
+    (venv / "lib/python3.11/site-packages/three-3.dist-info/RECORD").write_text("")
+    os.utime(first, (0, 0))
+    second = packed_environment(str(venv), str(cache))
+    assert second != first
+    assert [each.name for each in cache.iterdir()] == [os.path.basename(second)]  # the old one went
+    (venv / "conda-meta").mkdir()
+    (venv / "conda-meta" / "python-3.11.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "conda_pack", packer("conda_pack", packed))
+    packed_environment(str(venv), str(cache))
+    assert packed[-1] == (str(venv), {"ignore_editable_packages": True})
+
+
+def test_a_hash_sees_what_is_installed_again(venv):
+    before = environment_hash(venv)
+    assert environment_hash(venv) == before
+    record = venv / "lib/python3.11/site-packages/one-1.dist-info/RECORD"
+    os.utime(record, (1, 1))
+    assert environment_hash(venv) != before
+
+
+def test_a_packer_that_is_missing_or_fails_says_what_to_do(venv, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "venv_pack", None)
+    with pytest.raises(MissingExtraError, match="run: pip install venv-pack") as error:
+        packed_environment(str(venv), str(tmp_path / "cache"))
+    assert "\n" not in str(error.value)
+    broken = types.ModuleType("venv_pack")
+    broken.pack = lambda **options: 1 / 0
+    monkeypatch.setitem(sys.modules, "venv_pack", broken)
+    with pytest.raises(UsageError, match=r"venv-pack cannot pack .*division by zero"):
+        packed_environment(str(venv), str(tmp_path / "cache"))
+    assert list((tmp_path / "cache").iterdir()) == []
+    with pytest.raises(UsageError, match="neither a conda nor a virtual environment"):
+        packed_environment(str(tmp_path), str(tmp_path / "cache"))
+
+
+def test_a_conda_environment_is_found_by_its_name(tmp_path, monkeypatch):
+    for name in ("envs/one", "envs/two"):
+        (tmp_path / name / "conda-meta").mkdir(parents=True)
+    monkeypatch.setenv("CONDA_PREFIX", str(tmp_path / "envs/one"))
+    assert environment.conda_prefix("two") == str(tmp_path / "envs/two")
+    assert environment.conda_prefix("one") == str(tmp_path / "envs/one")
+    assert environment.conda_prefix(None) is None
+    monkeypatch.setenv("CONDA_PREFIX", str(tmp_path))
+    assert environment.conda_prefix("two") == str(tmp_path / "envs/two")
+    with pytest.raises(UsageError, match="conda_name='three' is not a conda environment"):
+        environment.conda_prefix("three")
+
+
+def test_modules_beside_the_program_and_imported_ones_are_zipped(tmp_path, monkeypatch):
+    beside, elsewhere = tmp_path / "beside", tmp_path / "elsewhere"
+    for file, text in {
+        "beside/train.py": "",
+        "beside/helper.py": "value = 1",
+        "beside/package/__init__.py": "",
+        "beside/package/inner/deep.py": "value = 2",
+        "beside/data/big.py": "",  # not a package: a folder of something else
+        "beside/table.csv": "1",
+        "elsewhere/used_space_xyz/part.py": "value = 3",
+        "elsewhere/unused_xyz.py": "",
+    }.items():
+        path = tmp_path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(str(elsewhere))
+    monkeypatch.setattr(
+        sys.modules["__main__"], "__file__", str(beside / "train.py"), raising=False
+    )
+    import used_space_xyz.part as part
+
+    assert part.value == 3
+    files = [tmp_path / "one.zip", tmp_path / "two.zip"]
+    for file in files:
+        assert zip_modules(file, [str(beside), str(elsewhere)])
+    assert files[0].read_bytes() == files[1].read_bytes()
+    names = {n for n in zipfile.ZipFile(files[0]).namelist() if not n.endswith("/")}
+    assert names == {
+        "train.py",
+        "helper.py",
+        "package/__init__.py",
+        "package/inner/deep.py",
+        "used_space_xyz/part.py",
+    }
+    program = "import helper, package.inner.deep, used_space_xyz.part as p; print(p.value)"
+    command = [sys.executable, "-S", "-c", program]
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(files[0])}, capture_output=True, check=True, cwd="/"
+    )
+    assert done.stdout.split() == [b"3"]
+    monkeypatch.setattr(environment, "LARGEST_MODULES", 10)
+    # Only what was imported is left.
+    assert zip_modules(files[1], [str(beside), str(elsewhere)])
+    assert "helper.py" not in zipfile.ZipFile(files[1]).namelist()
+    monkeypatch.setattr(environment, "LARGEST_MODULES", 1)
+    assert not zip_modules(tmp_path / "none.zip", [str(beside), str(elsewhere)])
+
+
+# NUMA --------------------------------------------------------------------------------------------
+
+
+def test_numa_binding_is_a_prefix_per_node(monkeypatch, tmp_path):
+    monkeypatch.setattr(standalone.shutil, "which", lambda name: None)
+    with pytest.raises(UsageError, match="needs the program numactl, which is not on PATH"):
+        standalone.numa_prefixes(2)
+    monkeypatch.setattr(standalone.shutil, "which", lambda name: f"/usr/bin/{name}")
+    two = types.SimpleNamespace(numa_nodes=((0, 1), (4, 5)))
+    monkeypatch.setattr("bigdl.common.cpu.topology", lambda: two)
+    for core, node in {0: 0, 4: 2}.items():
+        (tmp_path / f"node{node}" / f"cpu{core}").mkdir(parents=True)
+    nodes = standalone._numa_nodes(two.numa_nodes, str(tmp_path))
+    monkeypatch.setattr(standalone, "_numa_nodes", lambda groups: nodes)
+    assert standalone.numa_prefixes(4) == [
+        ["/usr/bin/numactl", "-m", "0", "-C", "0,1"],
+        ["/usr/bin/numactl", "-m", "2", "-C", "4,5"],
+    ]
+    with pytest.raises(UsageError, match="multiple of this machine's 2 NUMA nodes"):
+        standalone.numa_prefixes(3)
+
+
+# Commands ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "expected"),
+    [
+        ([], {}, {"PYSPARK_PYTHON"}),
+        (["--master", "local[2]"], {}, {"PYSPARK_PYTHON"}),
+        (["--master=yarn"], {}, {"PYSPARK_DRIVER_PYTHON"}),
+        (["--master", "yarn", "--deploy-mode", "cluster"], {}, set()),
+        ([], {"PYSPARK_PYTHON": "/p"}, set()),
+        (["--conf", "spark.pyspark.python=env/bin/python"], {}, set()),
+    ],
+)
+def test_bigdl_submit_uses_this_python_where_no_other_was_asked_for(options, environ, expected):
+    assert set(submit_main.python_variables([*options, "train.py"], environ)) == expected
+
+
+def test_a_command_gives_its_exit_code_and_its_environment(capfd):
+    program = "import os, sys; print(os.environ['WORD']); sys.exit(7)"
+    assert submit.run([sys.executable, "-c", program], {"WORD": "passed on"}) == 7
+    assert capfd.readouterr().out == "passed on\n"
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert submit.run([sys.executable, "-c", kill], {}) == 128 + signal.SIGKILL
+
+
+def test_a_cluster_mode_ends_with_the_exit_code_of_the_command(no_context, tmp_path, monkeypatch):
+    """With a stand-in for ``spark-submit``, and something that listens in YARN's place."""
+    home = tmp_path / "spark"
+    (home / "bin").mkdir(parents=True)
+    command = home / "bin" / "spark-submit"
+    command.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/told\nexit 5\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(home))
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "2"])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        write_yarn(
+            tmp_path, {"yarn.resourcemanager.address": f"127.0.0.1:{server.getsockname()[1]}"}
+        )
+        with pytest.raises(SystemExit) as end:
+            init_orca_context(
+                "yarn-cluster",
+                cores=2,
+                hadoop_conf=str(tmp_path),
+                conf={"spark.pyspark.python": "/usr/bin/python3"},
+            )
+    assert end.value.code == 5
+    told = (tmp_path / "told").read_text().splitlines()
+    assert told[:4] == ["--master", "yarn", "--deploy-mode", "cluster"]
+    assert told[-3:] == [os.path.abspath("train.py"), "--epochs", "2"]
+
+
+# The names of BigDL 2.x --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    made = []
+    monkeypatch.setattr(nncontext, "init_orca_context", lambda *a, **k: made.append((*a, k)))
+    return made
+
+
+def test_functions_of_nncontext_come_down_to_one(calls):
+    nncontext.init_spark_on_local(3)
+    nncontext.init_spark_on_yarn("/conf", "env", 2, 4, "3g", jars="a.jar")
+    nncontext.init_spark_on_yarn_cluster("/conf", None, 2, 4)
+    nncontext.init_spark_on_k8s("k8s://a", "image", 2, 4)
+    nncontext.init_spark_on_k8s_cluster("k8s://a", "image", 2, 4, penv_archive="e")
+    nncontext.init_spark_standalone(2, 4, enable_numa_binding=True)
+    nncontext.init_nncontext(cluster_mode="k8s-client", num_executors=5)
+    assert [mode for mode, _ in calls] == [
+        "local",
+        "yarn-client",
+        "yarn-cluster",
+        "k8s-client",
+        "k8s-cluster",
+        "standalone",
+        "k8s-client",
+    ]
+    assert calls[0][1]["cores"] == 3
+    assert (
+        calls[1][1].items()
+        >= {
+            "num_nodes": 2,
+            "cores": 4,
+            "memory": "3g",
+            "hadoop_conf": "/conf",
+            "conda_name": "env",
+            "jars": "a.jar",
+        }.items()
+    )
+    assert calls[5][1]["enable_numa_binding"] is True
+    assert calls[6][1]["num_nodes"] == 5
+    for _, given in calls:
+        arguments.check_names({k: v for k, v in given.items() if k not in arguments_of_init()})
+
+
+def arguments_of_init():
+    return ("cores", "memory", "num_nodes")
+
+
+def test_a_star_import_of_nncontext_has_its_names():
+    names = {}
+    exec("from bigdl.dllib.nncontext import *", names)
+    for name in ("init_nncontext", "init_spark_conf", "getOrCreateSparkContext", "ZooContext"):
+        assert name in names
+
+
+def test_optimizer_versions_are_remembered(caplog):
+    assert nncontext.get_optimizer_version() == "optimizerV1"
+    nncontext.set_optimizer_version("optimizerV2")
+    try:
+        assert nncontext.get_optimizer_version() == "optimizerV2"
+        assert "no effect" in caplog.text
+        with pytest.raises(UsageError, match="should be one of 'optimizerV1', 'optimizerV2'"):
+            nncontext.set_optimizer_version("V3")
+    finally:
+        nncontext.set_optimizer_version("optimizerV1")
+
+
+def test_an_active_context_is_the_one_of_nncontext(orca_spark):
+    sc = orca_spark.sparkContext
+    assert nncontext.init_nncontext() is sc
+    assert nncontext.init_nncontext("a name") is sc
+    assert nncontext.getOrCreateSparkContext() is sc
+    assert nncontext.init_spark_conf({"a": True, "b": 2}).get("a") == "true"
+    nncontext.stop_spark_standalone()  # it started none
+    assert sc._jsc is not None
+    with pytest.raises(UsageError, match="conf must be a SparkConf, a dict"):
+        nncontext.init_nncontext(conf=3)
+
+
+# The image ---------------------------------------------------------------------------------------
+
+
+def test_the_image_starts_an_executor_as_spark_asks(tmp_path):
+    entrypoint = Path(__file__).parents[3] / "docker" / "entrypoint.sh"
+    for name in ("bin/tini", "home/bin/java"):
+        program = tmp_path / name
+        program.parent.mkdir(parents=True)
+        # tini passes the command on; java shows what it was told
+        text = 'shift 2; exec "$@"' if name.endswith("tini") else 'printf "%s\\n" "$@"'
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    variables = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "JAVA_HOME": f"{tmp_path}/home",
+        "SPARK_HOME": "/opt/spark/home",
+        "SPARK_CONF_DIR": "/opt/spark/conf",
+        "SPARK_EXECUTOR_MEMORY": "3g",
+        "SPARK_DRIVER_URL": "spark://d:1",
+        "SPARK_EXECUTOR_ID": "7",
+        "SPARK_EXECUTOR_CORES": "2",
+        "SPARK_APPLICATION_ID": "app",
+        "SPARK_EXECUTOR_POD_IP": "10.1.1.1",
+        "SPARK_RESOURCE_PROFILE_ID": "0",
+        "SPARK_EXECUTOR_POD_NAME": "pod",
+        **{f"SPARK_JAVA_OPT_{n}": f"-Dn={n} x=y" for n in range(11)},
+    }
+    command = ["bash", str(entrypoint), "executor"]
+    told = subprocess.check_output(command, env=variables, text=True).splitlines()
+    assert told[:11] == [f"-Dn={n} x=y" for n in range(11)]
+    assert told[11:14] == ["-Xms3g", "-Xmx3g", "-cp"]
+    assert told[14].startswith("/opt/spark/conf:/opt/spark/home/jars/*:")
+    assert told[16:] == [
+        "--driver-url",
+        "spark://d:1",
+        "--executor-id",
+        "7",
+        "--cores",
+        "2",
+        "--app-id",
+        "app",
+        "--hostname",
+        "10.1.1.1",
+        "--resourceProfileId",
+        "0",
+        "--podName",
+        "pod",
+    ]
+    assert subprocess.check_output(["bash", str(entrypoint), "echo", "a b"], env=variables) == (
+        b"a b\n"
+    )

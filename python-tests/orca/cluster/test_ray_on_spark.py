@@ -1,0 +1,162 @@
+"""Ray on the executors of a Spark cluster, each in its own JVM."""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import ray_models as rays
+from test_context import survivors
+
+from bigdl.common.errors import UsageError
+from bigdl.orca import OrcaContext, stop_orca_context
+from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.data.feeds import as_feed
+from bigdl.orca.engines.ray import RayEngine
+from bigdl.orca.engines.spark import SparkEngine
+from bigdl.orca.learn.pytorch.callbacks import Callback
+from bigdl.orca.ray import OrcaRayContext
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
+pytestmark = pytest.mark.slow
+
+
+def processes_of(context):
+    """The processes beside the Ray nodes of executors, and all that is below them."""
+    node = f"--address={context.address_info['address']}"
+    nodes = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(part == "ray-node" for part in process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.Error):  # others' processes come and go
+                below = process.children(recursive=True)
+                if any(node in command_of(child) for child in below):
+                    nodes.append((process, below))
+    return [process for process, _ in nodes], [child for _, below in nodes for child in below]
+
+
+def command_of(process):
+    """The words of a command; none of a process that has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def assert_gone(*processes):
+    assert survivors([process.pid for each in processes for process in each], 90) == []
+
+
+@pytest.fixture(autouse=True)
+def _no_ray_is_left(local_cluster):
+    yield
+    rays.stop_ray()
+    if OrcaRayContext._active is not None:
+        OrcaRayContext._active.stop()
+
+
+def frame_of(spark):
+    return spark.range(0, 40, 1, 3).selectExpr(
+        "id", "array(sin(id), cos(id), double(id % 7)) as x", "double(id % 3) as y"
+    )
+
+
+class KillNode(Callback):
+    """Ends the Ray node of a worker after one step, and what would start it again."""
+
+    def after_train_iter(self, runner):
+        if runner.rank == 1 and runner.global_step == 6:
+            raylet = psutil.Process().parent()
+            for process in (raylet.parent().parent(), raylet.parent(), raylet):
+                process.kill()
+            time.sleep(60)
+
+
+@pytest.mark.timeout(600)
+def test_ray_starts_three_times_in_one_process(local_cluster):
+    for number in range(3):
+        context = OrcaContext.get_ray_context()
+        assert (context.num_ray_nodes, context.ray_node_cpu_cores) == (2, 1)
+        nodes, below = processes_of(context)
+        assert len(nodes) == 2
+        found = RayEngine().run(lambda worker, number=number: [number, worker.rank])
+        assert found == [[number, 0], [number, 1]]
+        context.stop()
+        assert_gone(nodes, below)
+
+
+def test_nodes_are_started_whatever_the_master_is_called(local_cluster, monkeypatch):
+    """On Kubernetes: first the head on the driver's address, then a node on every executor."""
+    monkeypatch.setattr(local_cluster.sparkContext, "master", "k8s://https://10.0.0.1:6443")
+    assert not SparkCluster.from_active().is_local
+    context = OrcaRayContext("spark", env={"SAID_TO_NODES": "yes"})
+    info = context.init()
+    assert not info["node_ip_address"].startswith("127.")
+    nodes, below = processes_of(context)
+    assert len(nodes) == 2
+    said = RayEngine().run(lambda worker: [worker.rank, os.environ.get("SAID_TO_NODES")])
+    assert said == [[0, "yes"], [1, "yes"]]
+    context.stop()
+    assert_gone(nodes, below)
+
+
+def test_parameter_servers_learn_on_the_executors(local_cluster, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "examples" / "orca" / "ray"))
+    import parameter_server
+    import ray.cloudpickle
+
+    ray.cloudpickle.register_pickle_by_value(parameter_server)  # as a program it is __main__
+    found = parameter_server.main(["--runtime", "spark", "--steps", "60"])
+    assert set(found) == set(parameter_server.WAYS)
+    assert min(found.values()) > 0.8
+    assert "Ray on Spark:" in capsys.readouterr().out
+
+
+@pytest.mark.fault
+def test_a_fit_goes_on_with_the_workers_that_are_left(local_cluster, caplog):
+    """The epoch in which a node was lost is made again."""
+    OrcaContext.get_ray_context()
+    est = rays.estimator(workers=1)
+    stats = est.fit(
+        frame_of(local_cluster),
+        epochs=3,
+        batch_size=10,
+        seed=1,
+        feature_cols="x",
+        label_cols="y",
+        callbacks=[KillNode()],
+        min_workers=1,
+    )
+    assert [entry["num_samples"] for entry in stats] == [40] * 3
+    assert [entry["epoch"] for entry in stats] == [1, 2, 3]
+    assert "Nodes were lost: 1 of 2 workers go on" in caplog.text
+
+
+def test_ray_runs_beside_spark_and_dies_with_it(local_cluster):
+    with pytest.raises(
+        UsageError, match=r"3 Ray nodes were asked for .* but Spark has 2 executors"
+    ):
+        OrcaRayContext("spark", num_ray_nodes=3).init()
+    context = OrcaContext.get_ray_context()
+    assert (context.num_ray_nodes, context.ray_node_cpu_cores) == (2, 1)
+    nodes, below = processes_of(context)
+    assert len(nodes) == 2
+
+    # the slots of Spark are free
+    frame = frame_of(local_cluster)
+
+    def program(worker):
+        return [worker.rank, worker.shard.rows, worker.shard.fingerprint]
+
+    found = [e.run(program, as_feed(frame, ["x"], ["y"])) for e in (SparkEngine(), RayEngine())]
+    assert found[0] == found[1]
+    est = rays.estimator(workers=1)
+    (stats,) = est.fit(frame, batch_size=10, feature_cols="x", label_cols="y")
+    assert stats["num_samples"] == 40
+    assert est.predict(frame, feature_cols="x").count() == 40
+
+    # a node ends with its executor
+    stop_orca_context()
+    assert_gone(nodes, below)
+    assert "RAY_AUTH_TOKEN" not in os.environ

@@ -1,0 +1,167 @@
+"""read_csv, read_json and read_parquet against pandas, on both backends."""
+
+import case_names as naming
+import numpy as np
+import pandas as pd
+import pytest
+from pandas.testing import assert_frame_equal
+
+import bigdl.orca.data.pandas
+from bigdl.common.errors import UsageError
+from bigdl.orca import OrcaContext
+from bigdl.orca.data.pandas import read_csv, read_json, read_parquet
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session(orca_spark):
+    return orca_spark
+
+
+@pytest.fixture(params=["spark", "pandas"])
+def backend(request):
+    OrcaContext.pandas_read_backend = request.param
+    yield request.param
+    OrcaContext.pandas_read_backend = "spark"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("read")
+    (path / "a.csv").write_text("id,x.y\n007,1.5\n008,\n")
+    (path / "b.csv").write_text("id,x.y\n009,2.5\n")
+    (path / "_SUCCESS").write_text("")
+    return path
+
+
+def rows(shards):
+    return shards.concat_to_pdf().reset_index(drop=True)
+
+
+def same(shards, expected):
+    assert_frame_equal(rows(shards), expected, check_dtype=False)
+
+
+def test_a_path_is_a_file_a_folder_a_pattern_or_several(folder, backend, monkeypatch):
+    expected = pd.concat(map(pd.read_csv, [folder / "a.csv", folder / "b.csv"]), ignore_index=True)
+    one, two = str(folder / "a.csv"), str(folder / "b.csv")
+    monkeypatch.chdir(folder)
+    same(read_csv("a.csv"), expected[:2])
+    for path in (str(folder), f"{folder}/*.csv", f"{one},{two}", [one, two], f"file://{folder}"):
+        assert_frame_equal(
+            rows(read_csv(path)).sort_values("id", ignore_index=True), expected, check_dtype=False
+        )
+
+
+def test_one_file_of_many_rows_is_one_shard(tmp_path, backend):
+    frame = pd.DataFrame({"v": range(10010), "t": [f"t{i}" for i in range(10010)]})
+    frame.to_csv(tmp_path / "many.csv", index=False)
+    shards = bigdl.orca.data.pandas.read_csv(str(tmp_path / "many.csv"))
+    (shard,) = shards.collect()
+    assert_frame_equal(shard, frame, check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"header": None},
+        {"names": ["p", "q"], "header": 0, "usecols": ["q"]},
+        {"names": ["p", "q"]},
+        {"usecols": [1]},
+        {"usecols": lambda name: name == "x.y", "squeeze": True},
+        {"index_col": "id"},
+        {"index_col": 0, "dtype": {"x.y": "float32"}},
+        {"dtype": {"id": str, 1: "float32"}},
+        {"dtype": "str"},
+        {"comment": "0", "header": 0},
+    ],
+    ids=naming.case,
+)
+def test_arguments_of_read_csv(folder, backend, options):
+    path = str(folder / "a.csv")
+    expected_options = dict(options)
+    squeeze = expected_options.pop("squeeze", False)
+    expected = pd.read_csv(path, **expected_options)
+    (found,) = read_csv(path, **options).collect()
+    if options.get("header", 0) is None:
+        assert list(map(str, found)) == ["0", "1"]
+        expected.columns = found.columns
+    if squeeze:
+        pd.testing.assert_series_equal(found, expected.squeeze("columns"))
+        return
+    is_typed = "dtype" in options and "index_col" not in options
+    assert_frame_equal(found, expected, check_dtype=is_typed, check_index_type=False)
+
+
+def test_a_schema_as_ddl(folder):
+    (found,) = read_csv(str(folder / "a.csv"), header=0, names="p string, q float").collect()
+    assert list(found["p"]) == ["007", "008"]
+    assert found["q"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"names": ["p", "q"], "usecols": ["r"]}, "Passed names did not match usecols"),
+        ({"usecols": ["r"]}, "usecols do not match columns, columns expected but not found"),
+        ({"index_col": "r"}, "column index to be set type is not in current dataframe"),
+        ({"names": ["p", "p"]}, "Found duplicate names"),
+        ({"header": 3}, "Unknown header argument"),
+        ({"comment": "##"}, "Only length-1 comment characters"),
+        ({"mangle_dupe_cols": False}, "mangle_dupe_cols can only be True"),
+        ({"parse_dates": True}, "parse_dates can only be False"),
+        ({"dtype": {"r": "str"}}, "dtype names the column 'r'"),
+    ],
+)
+def test_read_csv_on_spark_says_what_is_wrong(folder, options, message):
+    with pytest.raises(UsageError, match=message):
+        read_csv(str(folder / "a.csv"), **options)
+
+
+def test_quotes_separators_and_dates(tmp_path):
+    (tmp_path / "q.csv").write_text('a||b||c\n1||"say ""hi"", so"||2020-01-02\n2||||2020-01-03\n')
+    found = rows(read_csv(str(tmp_path / "q.csv"), sep="||"))
+    assert found["b"].tolist()[0] == 'say "hi", so'
+    assert found["b"].isna().tolist() == [False, True]
+    assert found["c"].tolist() == [pd.Timestamp("2020-01-02"), pd.Timestamp("2020-01-03")]
+
+
+def test_files_whose_columns_differ_in_order_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "b.csv").write_text("b,a\n3,4\n")
+    with pytest.raises(Exception, match="CSV header does not conform"):
+        read_csv(str(tmp_path))
+
+
+def test_a_missing_path(tmp_path, backend):
+    with pytest.raises(Exception, match=r"no file at|Path does not exist|PATH_NOT_FOUND"):
+        read_csv(str(tmp_path / "no.csv"))
+
+
+def test_a_file_without_rows_is_one_empty_shard(tmp_path, backend):
+    (tmp_path / "e.csv").write_text("a,b\n")
+    (found,) = read_csv(str(tmp_path / "e.csv")).collect()
+    assert (list(found), len(found)) == (["a", "b"], 0)
+
+
+def test_json(tmp_path, backend):
+    frame = pd.DataFrame({"a": [1, 2], "t": ["x", None]})
+    frame.to_json(tmp_path / "f.json", orient="records", lines=True)
+    same(read_json(str(tmp_path / "f.json"), lines=True, orient="records"), frame)
+
+
+def test_parquet(tmp_path, backend):
+    frame = pd.DataFrame({"a.b": range(5), "t": list("vwxyz"), "f": np.arange(5.0)})
+    frame.to_parquet(tmp_path / "f.parquet")
+    assert_frame_equal(rows(read_parquet(str(tmp_path / "f.parquet"))), frame)
+    chosen = read_parquet(str(tmp_path), columns=["t", "a.b"])
+    assert_frame_equal(rows(chosen), frame[["t", "a.b"]])
+
+
+def test_a_remote_url_is_read_by_the_workers(orca_spark, tmp_path):
+    # a storage that every process of this machine sees, under a scheme that is not local
+    pd.DataFrame({"a": [1, 2]}).to_csv(tmp_path / "f.csv", index=False)
+    OrcaContext.pandas_read_backend = "pandas"
+    try:
+        same(read_csv(f"local://{tmp_path}/f.csv"), pd.DataFrame({"a": [1, 2]}))
+    finally:
+        OrcaContext.pandas_read_backend = "spark"

@@ -1,0 +1,289 @@
+"""``backend="local"``: Estimators on processes of this machine, without Spark and Ray."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import faults
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+import ray_models as rays
+import torch
+
+from bigdl.common.errors import UsageError, WorkerError, WorkerLost
+from bigdl.orca.data.feeds import as_feed
+from bigdl.orca.engine import LocalEngine
+from bigdl.orca.learn.pytorch import Estimator
+
+X, Y = rays.rows()
+
+
+class Columns(torch.nn.Module):
+    """A linear model of three columns."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(3, 1)
+
+    def forward(self, a, b, c):
+        return self.layer(torch.stack([a, b, c], 1))[:, 0]
+
+
+def of_columns(config):
+    return Columns()
+
+
+def adam(model, config):
+    return torch.optim.Adam(model.parameters(), lr=0.05)
+
+
+def frame():
+    return pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "c": X[:, 2], "y": Y})
+
+
+COLUMNS = {"feature_cols": ["a", "b", "c"], "label_cols": "y"}
+
+
+def estimator(workers=2, model=of_columns, **options):
+    return Estimator.from_torch(
+        model=model,
+        optimizer=adam,
+        loss=torch.nn.MSELoss(),
+        backend="local",
+        workers_per_node=workers,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_is_left():
+    yield
+    LocalEngine().shutdown()
+    assert [p for p in psutil.Process().children() if "_pool_main" in " ".join(p.cmdline())] == []
+
+
+def loader_creator(config, batch_size):
+    tensors = (torch.tensor(X, dtype=torch.float32), torch.tensor(Y, dtype=torch.float32))
+    return torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(*tensors), batch_size=batch_size
+    )
+
+
+def net(config):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
+
+
+def test_every_kind_of_input_gives_the_same_weights(tmp_path):
+    """Rows keep their order without shuffling, so one batch per epoch has the same rows."""
+    path = str(tmp_path / "rows.parquet")
+    frame().to_parquet(path, row_group_size=30)
+    named = {name: frame()[name].to_numpy() for name in frame()}
+    weights = []
+    for data, options in (
+        (frame(), COLUMNS),
+        (named, COLUMNS),
+        (path, COLUMNS),
+        (loader_creator, {}),
+        (loader_creator(None, 1), {}),
+        ((X, Y), {}),
+    ):
+        model = of_columns if options else net
+        est = estimator(model=model, config={"shuffle": False})
+        est.fit(data, epochs=3, batch_size=len(X), validation_data=data, **options)
+        weights.append(np.concatenate([p.ravel() for p in est.get_model().state_dict().values()]))
+        figures = est.evaluate(data, **options)
+        assert figures["num_samples"] == len(X)
+    assert np.abs(np.array(weights) - weights[0]).max() < 1e-6
+
+
+def test_figures_are_those_of_spark_to_the_last_bit(orca_spark):
+    weights = []
+    for backend in ("spark", "local"):
+        est = rays.estimator(backend=backend)
+        stats = est.fit((X, Y), epochs=2, batch_size=16, seed=3)
+        figures = est.evaluate((X, Y))
+        weights.append([faults.weights(est), stats, figures["val_loss"], est.predict(X).tolist()])
+    assert weights[0] == weights[1]
+
+
+def test_predictions_have_the_form_and_order_of_the_input(tmp_path):
+    est = estimator()
+    expected = est.get_model()(*torch.tensor(X.T, dtype=torch.float32)).detach().numpy()
+    path = str(tmp_path / "rows.parquet")
+    frame().to_parquet(path, row_group_size=30)
+    names = COLUMNS["feature_cols"]
+    for data in (frame(), path):
+        predicted = est.predict(data, feature_cols=names)
+        assert list(predicted.columns) == ["a", "b", "c", "y", "prediction"]
+        assert predicted["a"].tolist() == X[:, 0].tolist()
+        assert predicted["prediction"].to_numpy() == pytest.approx(expected, abs=1e-6)
+    arrays = {name: frame()[name].to_numpy() for name in names}
+    assert est.predict(arrays, feature_cols=names) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_model_that_raises_in_predict_is_an_error():
+    def broken(config):
+        class Broken(torch.nn.Linear):
+            def forward(self, x):
+                raise ZeroDivisionError("in the model")
+
+        return Broken(3, 1)
+
+    with pytest.raises(WorkerError, match="ZeroDivisionError"):
+        estimator(model=broken).predict(X.astype(np.float32))
+
+
+def test_inputs_of_a_cluster_are_refused(orca_spark):
+    data = orca_spark.range(4).selectExpr("double(id) as a", "double(id) as y")
+    with pytest.raises(UsageError, match=r'^data is a Spark DataFrame, which backend="local"'):
+        estimator().fit(data, feature_cols="a", label_cols="y")
+
+
+def test_processes_are_used_again():
+    engine = LocalEngine(workers_per_node=2)
+    first = engine.run(lambda worker: os.getpid())
+    assert engine.run(lambda worker: os.getpid()) == first
+    assert LocalEngine(workers_per_node=2).run(lambda worker: os.getpid()) == first
+    engine.shutdown()
+    assert not any(faults.is_running(pid) for pid in first)
+
+
+@pytest.mark.fault
+def test_only_the_process_that_died_is_replaced():
+    engine = LocalEngine(workers_per_node=2)
+    first = engine.run(lambda worker: os.getpid())
+    os.kill(first[1], signal.SIGKILL)
+    time.sleep(0.5)
+    second = engine.run(lambda worker: os.getpid())
+    assert second[0] == first[0]
+    assert second[1] != first[1]
+
+
+@pytest.mark.fault
+def test_a_process_that_dies_in_predict_is_a_lost_worker():
+    def deadly(config):
+        class Deadly(torch.nn.Linear):
+            def forward(self, x):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return Deadly(3, 1)
+
+    with pytest.raises(WorkerLost, match="ended unexpectedly"):
+        estimator(model=deadly).predict(X.astype(np.float32))
+
+
+# -- in the calling process ---------------------------------------------------------------------
+
+
+def test_a_worker_in_this_process():
+    events = []
+    feed = as_feed((X.astype(np.float32), Y))
+
+    def program(worker):
+        worker.progress(step=1)
+        worker.send("topic", {"n": 1}, b"data")
+        shard = worker.shard
+        return [os.getpid(), worker.rank, worker.world_size, shard.rows, worker.options["a"]]
+
+    with LocalEngine(in_process=True).open(program, feed) as job:
+        for n in range(2):  # the second reads the spool of the first
+            found = job.attempt({"a": n}, None, lambda *event: events.append(event))
+            assert found == [[os.getpid(), 0, 1, len(X), n]]
+    assert events[:2] == [
+        ("progress", {"step": 1}),
+        ("message", ({"topic": "topic", "rank": 0, "n": 1}, b"data")),
+    ]
+    with pytest.raises(WorkerError, match=r"KeyError in worker 0:\nTraceback"):
+        LocalEngine(in_process=True).run(lambda worker: {}["missing"])
+    with pytest.raises(UsageError, match=r"^mine$"):
+        LocalEngine(in_process=True).run(_raise_usage_error)
+    with pytest.raises(UsageError, match=r"^num_workers should be an integer from 1 to 1, got 2"):
+        LocalEngine(in_process=True).run(program, num_workers=2)
+
+
+def _raise_usage_error(worker):
+    raise UsageError("mine")
+
+
+def test_ctrl_c_in_a_worker_in_this_process():
+    def program(worker):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        LocalEngine(in_process=True).run(program)
+
+
+# -- what a program starts and leaves -----------------------------------------------------------
+
+_PROGRAM = """
+import json, os, sys
+import numpy as np
+import psutil
+
+{head}
+def net(config):
+    import torch
+    return torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
+
+def sgd(model, config):
+    import torch
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+if __name__ == "__main__":
+    import torch
+    from bigdl.orca.learn.pytorch import Estimator
+    est = Estimator.from_torch(
+        model=net, optimizer=sgd, loss=torch.nn.MSELoss(), backend="local", workers_per_node=2
+    )
+    data = (np.ones((8, 3), np.float32), np.ones(8, np.float32))
+    est.fit(data, epochs=EPOCHS)
+    est.predict(data[0])
+    children = psutil.Process().children(recursive=True)
+    print(json.dumps([[p.pid, p.name()] for p in children]))
+    print(json.dumps(sorted({{"ray", "jpype", "py4j.java_gateway"}} & set(sys.modules))))
+"""
+
+
+def start_program(tmp_path, epochs):
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(_PROGRAM.format(head=f"EPOCHS = {epochs}")))
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    environ.pop("JAVA_HOME", None)
+    (tmp_path / "tmp").mkdir()
+    return subprocess.Popen([sys.executable, path], env=environ, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_program_starts_no_jvm_and_leaves_nothing(tmp_path):
+    process = start_program(tmp_path, 1)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    children, modules = map(json.loads, out.splitlines()[-2:])
+    assert len(children) == 2
+    assert not any("java" in name for _, name in children)
+    assert modules == []
+    assert not any(faults.is_running(pid) for pid, _ in children)
+    assert [name for name in os.listdir(tmp_path / "tmp") if name.startswith("bigdl")] == []
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_program_that_is_stopped_leaves_no_process(tmp_path, number):
+    process = start_program(tmp_path, 1_000_000)
+    children = []
+    give_up = time.monotonic() + 120
+    while len(children) < 2 and time.monotonic() < give_up:
+        time.sleep(0.2)
+        children = psutil.Process(process.pid).children(recursive=True)
+    time.sleep(3)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert alive == []
