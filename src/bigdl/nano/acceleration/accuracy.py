@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -88,7 +88,9 @@ def score_function(
             if streaming is not None:
                 streaming.update(predicted, target)
             else:
-                result = metric(**dict(zip(roles, (predicted, target), strict=True)))
+                result = metric(
+                    **dict(zip(cast("tuple[str, str]", roles), (predicted, target), strict=True))
+                )
                 total += float(np.mean(np.asarray(as_array(result)))) * count
             rows += count
         if not rows:
@@ -171,7 +173,7 @@ def keep_accuracy(
     """
     search = _Search(build, goal, _checked(goal.score(original), "the original model"))
     if search.meets(()):
-        return search.accepted.model
+        return cast("_ScoredModel", search.accepted).model
     if search.may_go_on():
         layers = tuple(rank())
         search.fewest_of(layers)
@@ -258,7 +260,7 @@ class _Search:
 
     def refusal(self) -> str:
         """Return why nothing was accepted."""
-        goal, best = self._goal, self._best
+        goal, best = self._goal, cast("_ScoredModel", self._best)
         allowed = goal.allowed(self._original)
         bound = self._original - allowed if goal.higher_is_better else self._original + allowed
         return (

@@ -14,7 +14,7 @@ import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -50,9 +50,12 @@ class Source(Protocol):
         """The sample as a flat list of ndarrays."""
 
 
+SourceT = TypeVar("SourceT", bound=Source, contravariant=True)
+
+
 @dataclass(frozen=True)
-class Method(abc.ABC):
-    """One acceleration method.
+class Method(abc.ABC, Generic[SourceT]):
+    """One acceleration method for the sources of a framework, or of every one.
 
     Attributes
     ----------
@@ -126,7 +129,7 @@ class Method(abc.ABC):
             raise UsageError(f"Method {self.name!r} cannot be used: {reason}")
 
     @abc.abstractmethod
-    def build(self, source: Source, options: BuildOptions) -> Any:
+    def build(self, source: SourceT, options: BuildOptions) -> Any:
         """Make the accelerated model.
 
         Parameters

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -125,7 +126,8 @@ def unsigned_activations(model) -> None:
     """
     onnx = require("onnx", "nano")
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    of_weights, of_activations = set(), set()
+    of_weights: set[str] = set()
+    of_activations: set[str] = set()
     for node in model.graph.node:
         if node.op_type in ("QuantizeLinear", "DequantizeLinear") and len(node.input) == 3:
             group = of_weights if node.input[0] in constants else of_activations
@@ -207,7 +209,10 @@ def quantize_statically(
     external : bool
         Whether the weights are in a file of their own.
     """
-    quantization = require("onnxruntime.quantization", "nano")
+    if TYPE_CHECKING:
+        from onnxruntime import quantization
+    else:
+        quantization = require("onnxruntime.quantization", "nano")
 
     class Reader(quantization.CalibrationDataReader):
         def __init__(self):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from bigdl.nano.acceleration.onnx_quantization import (
 )
 from bigdl.nano.acceleration.options import BuildOptions
 
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
 __all__ = [
     "OnnxFile",
     "OnnxNetwork",
@@ -42,7 +45,7 @@ __all__ = [
 ]
 
 
-_TYPES = {
+_TYPES: dict[str, DTypeLike] = {
     "tensor(float)": np.float32,
     "tensor(double)": np.float64,
     "tensor(float16)": np.float16,
@@ -281,7 +284,7 @@ Wrap = Callable[[Any, OnnxNetwork, str, BuildOptions], Any]
 
 
 @dataclass(frozen=True)
-class OnnxRuntimeMethod(Method):
+class OnnxRuntimeMethod(Method[Source]):
     """ONNX Runtime in the precision of the model's operators."""
 
     accelerator: str | None = "onnxruntime"
@@ -450,7 +453,7 @@ class _QuantizationFiles:
     def rank(self, sample: dict[str, np.ndarray]) -> list[str]:
         """Quantized nodes, the most harmful one first."""
         feed = self.feeds[0] if self.feeds else sample
-        return rank_nodes(self.source, self.quantized.path, feed)
+        return rank_nodes(self.source, cast("OnnxFile", self.quantized).path, feed)
 
 
 def onnxruntime_methods(export: Export, wrap: Wrap) -> list[OnnxRuntimeMethod]:

@@ -226,7 +226,7 @@ Wrap = Callable[[Any, CompiledNetwork, str, BuildOptions], Any]
 
 
 @dataclass(frozen=True)
-class OpenVINOMethod(Method):
+class OpenVINOMethod(Method[Source]):
     """OpenVINO in the precision of the model's operators.
 
     The first dimension of each input stays dynamic by default; small networks are compiled for

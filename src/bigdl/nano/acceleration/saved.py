@@ -68,10 +68,10 @@ def directory_of(path: str | os.PathLike | Mapping[str, BinaryIO]) -> Iterator[P
         If it does not exist.
     """
     if isinstance(path, Mapping):
-        with tempfile.TemporaryDirectory(prefix="bigdl-nano-") as directory:
+        with tempfile.TemporaryDirectory(prefix="bigdl-nano-") as scratch:
             for name, file in path.items():
-                Path(directory, Path(name).name).write_bytes(file.read())
-            yield Path(directory)
+                Path(scratch, Path(name).name).write_bytes(file.read())
+            yield Path(scratch)
         return
     directory = Path(path)
     if not directory.exists():

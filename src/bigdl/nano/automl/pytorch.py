@@ -102,7 +102,7 @@ class HPOSearcher(Searcher):
         self._open(objective.subject, arguments, metrics, resume=resume)
         self._subject = objective.subject
         self._run(objective, arguments, n_parallels)
-        return self.study.best_trials if len(metrics) > 1 else self.end_search()
+        return self._searched().best_trials if len(metrics) > 1 else self.end_search()
 
     def end_search(self, use_trial_id: int = -1) -> pl.LightningModule:
         return self._best(self._subject, use_trial_id)["model"]
@@ -426,7 +426,8 @@ def _sample(model: torch.nn.Module, trainer: Trainer, input_sample: Any) -> Batc
 def _built(model: torch.nn.Module, method: str, batch: Batch) -> torch.nn.Module | None:
     sample = batch.kwargs or (batch.args[0] if len(batch.args) == 1 else batch.args)
     # TorchScript looks at all properties, and a copy of a LightningModule has no trainer.
-    model._jit_is_scripting = True
+    marked: Any = model
+    marked._jit_is_scripting = True
     try:
         return InferenceOptimizer.build(model, method, input_sample=sample)
     except Exception as error:  # a runtime that is missing, or does not know an operation

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -447,7 +447,7 @@ class ShapedNetwork(CompiledNetwork):
         self._forget()
 
     def __deepcopy__(self, memo: dict) -> ShapedNetwork:
-        twin = super().__deepcopy__(memo)
+        twin = cast("ShapedNetwork", super().__deepcopy__(memo))
         twin._forget()
         return twin
 

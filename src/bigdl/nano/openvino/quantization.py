@@ -367,7 +367,7 @@ class Quantizer:
             for name in names
             if name in original
         }
-        return sorted(errors, key=errors.get)
+        return sorted(errors, key=errors.__getitem__)
 
     def _remember(self, network, excluded):
         if not excluded:

@@ -116,7 +116,8 @@ def _offsets(path: str | os.PathLike) -> list[int]:
                     "after patch_encryption()"
                 )
             offsets.append(file.tell() - len(mark) - len(header))
-            file.seek(*_SIZE.unpack(header), os.SEEK_CUR)
+            (size,) = _SIZE.unpack(header)
+            file.seek(size, os.SEEK_CUR)
     return offsets
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -14,7 +14,11 @@ from bigdl.nano.utils.pytorch import get_forward_args
 
 __all__ = ["LightningModule"]
 
-_lightning = require("pytorch_lightning", "nano")
+if TYPE_CHECKING:
+    import pytorch_lightning as _lightning
+    from torchmetrics import Metric
+else:
+    _lightning = require("pytorch_lightning", "nano")
 
 
 class LightningModule(_lightning.LightningModule):
@@ -101,7 +105,7 @@ class LightningModule(_lightning.LightningModule):
             raise UsageError("Optimizer must not be None for training.")
 
     def training_step(self, batch: Sequence, batch_idx: int) -> torch.Tensor:
-        _, loss = self._evaluated(batch)
+        loss = cast("torch.Tensor", self._evaluated(batch)[1])
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -139,7 +143,9 @@ class LightningModule(_lightning.LightningModule):
             self.log(f"{stage}/loss", loss, prog_bar=True)
         for place, metric in enumerate(self.metrics):
             metric(output, batch[-1])
-            self.log(f"{stage}/{type(metric).__name__}_{place}", metric, prog_bar=True)
+            self.log(
+                f"{stage}/{type(metric).__name__}_{place}", cast("Metric", metric), prog_bar=True
+            )
 
     def _width(self, given: tuple) -> int:
         """Return the number of positional arguments that the module takes."""

@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
+from typing import cast
 
 import numpy as np
 import torch
@@ -67,7 +68,7 @@ _LARGEST_ERROR = 0.2
 
 
 @dataclass(frozen=True)
-class OriginalMethod(Method):
+class OriginalMethod(Method[TorchSource]):
     """The user's model as it is."""
 
     def build(self, source: TorchSource, options: BuildOptions):
@@ -76,7 +77,7 @@ class OriginalMethod(Method):
 
 
 @dataclass(frozen=True)
-class AutocastMethod(Method):
+class AutocastMethod(Method[TorchSource]):
     """Autocast to bfloat16."""
 
     def build(self, source: TorchSource, options: BuildOptions) -> BF16Model:
@@ -103,7 +104,7 @@ def compiler_missing() -> str | None:
 
 
 @dataclass(frozen=True)
-class _GraphMethod(Method):
+class _GraphMethod(Method[TorchSource]):
     """A method that makes one graph of a module."""
 
     @property
@@ -229,7 +230,7 @@ def _both_layouts(method: Method) -> list[Method]:
 
 
 @dataclass(frozen=True)
-class _Int8Method(Method):
+class _Int8Method(Method[TorchSource]):
     precision: str = "int8"
     packages: tuple[str, ...] = ("torchao",)
     arguments: tuple[str, ...] = ("dynamic_axes",)
@@ -418,7 +419,7 @@ def _by_harm(source: TorchSource, tensors: list[torch.Tensor]) -> list[str]:
 def _fake_quantized(layer, activations: torch.Tensor) -> torch.Tensor:
     """A layer's output with its input rounded to 8 bits by tensor, its weights by channel."""
     low, high = min(0.0, float(activations.min())), max(0.0, float(activations.max()))
-    scale = max((high - low) / 255, np.finfo(np.float32).tiny)
+    scale = max((high - low) / 255, cast("float", np.finfo(np.float32).tiny))
     zero = round(-low / scale)
     rounded = torch.fake_quantize_per_tensor_affine(activations, scale, zero, 0, 255)
     weights = layer.weight

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.optim.adam import adam
@@ -54,7 +54,7 @@ class SparseAdam(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient.
 
         Parameters
@@ -90,7 +90,7 @@ class SparseAdam(torch.optim.Optimizer):
         return state
 
     def _update_rows(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
-        gradient = parameter.grad.coalesce()
+        gradient = cast("torch.Tensor", parameter.grad).coalesce()
         rows, values = gradient.indices()[0], gradient.values()
         if gradient.sparse_dim() != 1:
             raise UsageError(
@@ -112,7 +112,7 @@ class SparseAdam(torch.optim.Optimizer):
         beta1, beta2 = group["betas"]
         adam(
             parameters,
-            [parameter.grad for parameter in parameters],
+            [cast("torch.Tensor", parameter.grad) for parameter in parameters],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],

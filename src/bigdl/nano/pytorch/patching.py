@@ -238,9 +238,7 @@ class _Event(_Idle):
 
 
 def _patch_amp() -> None:
-    original = torch.autocast
-
-    class Autocast(original):
+    class Autocast(torch.autocast):
         """``torch.autocast``; on CUDA it is bfloat16 on the CPU."""
 
         def __init__(self, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any):

@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import nn
@@ -137,7 +137,7 @@ class TorchNano(ABC):
             )
         self._settings = _LoopSettings(processes, options, auto_lr, bucket_cap_mb, kwargs)
         self._session: _Session | None = None
-        self.train = functools.partial(self._launch, type(self).train)
+        vars(self)["train"] = functools.partial(self._launch, type(self).train)
 
     @abstractmethod
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -174,7 +174,11 @@ class TorchNano(ABC):
             One for one, a list for several, and left out for none.
         """
         several = isinstance(optimizer, (list, tuple))
-        optimizers = list(optimizer) if several else [optimizer]
+        optimizers = (
+            list(cast("Sequence[Optimizer]", optimizer))
+            if several
+            else [cast("Optimizer", optimizer)]
+        )
         model, optimizers = self._running.model(model, optimizers, move_to_device)
         result: tuple[Any, ...] = (model, optimizers if several else optimizers[0])
         if dataloaders:
@@ -227,7 +231,7 @@ class TorchNano(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._session = None
-        self.train = functools.partial(self._launch, type(self).train)
+        vars(self)["train"] = functools.partial(self._launch, type(self).train)
 
     @property
     def _running(self) -> _Session:
@@ -397,7 +401,7 @@ class _DecoratedLoop(TorchNano):
     _function: Callable[..., Any]
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        values = {**dict(enumerate(args)), **kwargs}
+        values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         place = next(name for name, value in values.items() if _is_model(value))
         optimizers = {name: value for name, value in values.items() if isinstance(value, Optimizer)}
         loaders = {name: value for name, value in values.items() if isinstance(value, DataLoader)}

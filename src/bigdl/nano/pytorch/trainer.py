@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Trainer"]
 
-_lightning = require("pytorch_lightning", "nano")
+if TYPE_CHECKING:
+    import pytorch_lightning as _lightning
+else:
+    _lightning = require("pytorch_lightning", "nano")
 
 
 class _OfClassOrTrainer(staticmethod):
@@ -168,7 +171,7 @@ class Trainer(_lightning.Trainer):
         elif _is_on_cpu(kwargs) and kwargs.get("devices", "auto") in ("auto", 1):
             kwargs |= {"accelerator": "cpu", "devices": 1}
             kwargs["strategy"] = SingleProcessStrategy(options)
-        super().__init__(precision=lightning_precision, **kwargs)
+        super().__init__(precision=cast("Any", lightning_precision), **kwargs)
 
     @property
     def trial_class(self) -> type[Trainer]:
@@ -191,7 +194,7 @@ class Trainer(_lightning.Trainer):
             super().fit(*args, **kwargs)
             return
         with self._processes.tuned_here() as report:
-            self.strategy.process_report = report
+            cast("SingleProcessStrategy", self.strategy).process_report = report
             super().fit(*args, **kwargs)
 
     def search(
@@ -358,7 +361,7 @@ class Trainer(_lightning.Trainer):
             _warn_of_deprecation("quantize")
             return InferenceOptimizer.quantize(**arguments)
         arguments.setdefault("accelerator", "onnxruntime")
-        quantized = InferenceOptimizer.quantize(**arguments)
+        quantized: Any = InferenceOptimizer.quantize(**arguments)
         return SwitchableModel(model, quantized, _quantize_source(arguments))
 
     @staticmethod
@@ -404,7 +407,7 @@ def _is_on_cpu(arguments: dict[str, Any]) -> bool:
 
 def fitted_loader(trainer: Any) -> DataLoader | None:
     """Return the loader of a trainer's last fit; None if it had none, or several."""
-    source = getattr(trainer.strategy, "fitted_on", None)
+    source: Any = getattr(trainer.strategy, "fitted_on", None)
     if hasattr(source, "train_dataloader"):  # a LightningModule or a LightningDataModule
         # One that was set up in other processes may have none here.
         with suppress(Exception):

@@ -28,7 +28,7 @@ _EXPORTER = ("onnx", "onnxruntime", "tf2onnx")
 
 
 @dataclass(frozen=True)
-class Original(Method):
+class Original(Method[Source]):
     """The model as it is."""
 
     def build(self, source: Source, options: BuildOptions) -> Any:
@@ -36,7 +36,7 @@ class Original(Method):
 
 
 @dataclass(frozen=True)
-class BF16(Method):
+class BF16(Method[KerasSource]):
     """Keras itself, with layers that compute in bfloat16."""
 
     packages: tuple[str, ...] = ("tensorflow",)
@@ -76,26 +76,24 @@ _NAMES_OF_BIGDL_2 = [
     *(method.name for method in (*_OPENVINO[:4], *_ONNXRUNTIME[:3])),
 ]
 
+_IN_ORDER: tuple[Method, ...] = (
+    Original("original", option="original"),
+    StaticInt8(
+        "static_int8",
+        option="int8",
+        convert=to_openvino,
+        wrap=KerasQuantizedModel.of,
+        arguments=("device", "openvino_config"),
+    ),
+    BF16("bf16", precision="bf16", option="bf16"),
+    *_OPENVINO[:4],
+    *_ONNXRUNTIME[:3],
+    *_OPENVINO[4:],
+    *_ONNXRUNTIME[3:],
+)
 METHODS: Mapping[str, Method] = register_methods(
     "keras",
-    [
-        replace(method, default=method.name in _NAMES_OF_BIGDL_2)
-        for method in (
-            Original("original", option="original"),
-            StaticInt8(
-                "static_int8",
-                option="int8",
-                convert=to_openvino,
-                wrap=KerasQuantizedModel.of,
-                arguments=("device", "openvino_config"),
-            ),
-            BF16("bf16", precision="bf16", option="bf16"),
-            *_OPENVINO[:4],
-            *_ONNXRUNTIME[:3],
-            *_OPENVINO[4:],
-            *_ONNXRUNTIME[3:],
-        )
-    ],
+    [replace(method, default=method.name in _NAMES_OF_BIGDL_2) for method in _IN_ORDER],
 )
 DEFAULT_METHODS: Mapping[str, Method] = MappingProxyType(
     {name: METHODS[name] for name in _NAMES_OF_BIGDL_2}

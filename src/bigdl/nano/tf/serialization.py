@@ -110,7 +110,7 @@ class PackedModel:
 class _Recipe:
     """A Keras object as what makes it again."""
 
-    cls: type
+    cls: type[Any]
     config: dict
     variables: tuple = ()
 
@@ -221,7 +221,8 @@ def custom_objects(model: Any) -> dict[str, Any]:
             for each in vars(layer).values()
             if inspect.isfunction(each) and not hasattr(each, "__wrapped__")
         ]
-        for each in (type(layer), *functions):
+        named: tuple[Any, ...] = (type(layer), *functions)
+        for each in named:
             if not _is_of_keras(each):
                 found[keras.saving.get_registered_name(each)] = each
                 found[each.__name__] = each

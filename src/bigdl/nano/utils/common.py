@@ -19,7 +19,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from packaging.version import Version
 
@@ -27,6 +27,9 @@ from bigdl.common.checks import invalidInputError, invalidOperationError
 from bigdl.common.cpu import THREAD_VARIABLES, isa_flags, split_cores, topology, usable_cores
 from bigdl.common.environment import EnvContext
 from bigdl.runtime.launch import launch
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 __all__ = [
     "CPUInfo",
@@ -302,7 +305,7 @@ def _call(rank: int, func: Callable, args: tuple, kwargs: dict) -> tuple[Any, Ex
     try:
         return func(*args, **kwargs), None
     except Exception as error:
-        frames = error.__traceback__.tb_next
+        frames = cast("TracebackType", error.__traceback__).tb_next
         text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
         error.add_note(f"In the new process:\n{text}")
         if not _survives_a_pickle(error):

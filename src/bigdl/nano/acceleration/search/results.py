@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bigdl.common.checks import check_choice, check_number
 from bigdl.common.errors import UsageError, require
@@ -214,7 +214,7 @@ class Results(Mapping[str, Trial]):
     def best(self, names: list[str]) -> str | None:
         """Return the best of these methods by the objective; None if none was measured."""
         measured = [name for name in names if self.merit(self[name]) is not None]
-        return max(measured, key=lambda name: self.merit(self[name]), default=None)
+        return max(measured, key=lambda name: cast("float", self.merit(self[name])), default=None)
 
     def merit(self, trial: Trial) -> float | None:
         """Return the figure by which trials are compared, the higher the better."""

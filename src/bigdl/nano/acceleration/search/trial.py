@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -297,14 +297,15 @@ class _Attempt:
         missing = self.method.missing()
         if missing:
             raise _Failure("lack dependency", missing)
-        best = None
+        best: tuple[Candidate, list[tuple[Point, bool]]] | None = None
         for threads in self.plan.threads:
             candidate, timings = self._build_and_time(threads)
             if best is None or self._rank(timings) > self._rank(best[1]):
                 best = (candidate, timings)
-        self._note(best[1])
-        self._score(best[0])
-        self._save(best[0].model)
+        candidate, timings = cast("tuple[Candidate, list[tuple[Point, bool]]]", best)
+        self._note(timings)
+        self._score(candidate)
+        self._save(candidate.model)
 
     def _build_and_time(self, threads) -> tuple[Candidate, list[tuple[Point, bool]]]:
         with self._stage("convert", "fail to convert"):
@@ -337,10 +338,10 @@ class _Attempt:
         batches = self.bench.batches(size)
         model = _block(self.bench, candidate, batches)
         if self._is_original() and threads == self.bench.thread_num:
-            timing = time_alone(model, self.plan.runs)
+            timing: Timing = time_alone(model, self.plan.runs)
         else:
             original = _block(self.bench, self._original(), batches)
-            timing: Timing = time_against(original, model, self.plan.runs)
+            timing = time_against(original, model, self.plan.runs)
         rows = self.bench.rows(batches[0])
         return Point(threads, rows, timing.latency, timing.speedup), timing.stopped
 

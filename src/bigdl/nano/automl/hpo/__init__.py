@@ -39,7 +39,8 @@ def tfmodel(**defaults: Any) -> Callable[[type], type]:
         from bigdl.nano.automl.tf.keras import SearchableClass
         from bigdl.nano.automl.tf.substitutes import with_real_layers
 
-        cls.__init__ = with_real_layers(cls.__init__)
+        changed: Any = cls
+        changed.__init__ = with_real_layers(changed.__init__)
         return lazily_constructed(cls, defaults, SearchableClass)
 
     return decorate

@@ -45,7 +45,8 @@ _PLAIN = object()
 
 def spaces_in(value: Any) -> dict[str, SimpleSpace]:
     """Return the simple spaces in an object by the names of their parameters."""
-    return Naming(value, SPLITTER).domains
+    domains: dict[str, Any] = Naming(value, SPLITTER).domains
+    return domains
 
 
 def suggested(value: Any, trial: Trial) -> Any:
@@ -69,7 +70,7 @@ def with_config(value: Any, config: Mapping[str, Any]) -> Any:
             f"{', '.join(map(repr, naming.domains)) or 'none'}"
         )
 
-    def draw(name: str, space: SimpleSpace) -> Any:
+    def draw(name: str, space: Any) -> Any:
         return config.get(name, space.default_draw)
 
     return resolve(value, Assignment(naming, draw))
@@ -244,9 +245,7 @@ class _Attributes(dict):
             raise AttributeError(name) from None
 
 
-def lazily_constructed(
-    cls: type, defaults: Mapping[str, Any], lazy: Callable[..., AutoObject]
-) -> type:
+def lazily_constructed(cls: type, defaults: Mapping[str, Any], lazy: Callable[..., object]) -> type:
     """Let a class give lazy objects when it is constructed with spaces.
 
     Parameters
@@ -259,7 +258,8 @@ def lazily_constructed(
     lazy : callable
         Called with the class and the arguments.
     """
-    make = cls.__new__
+    changed: Any = cls
+    make: Callable[..., Any] = cls.__new__
 
     def construct(target: type, /, *args: Any, **kwargs: Any) -> Any:
         if args[:1] != (_PLAIN,):
@@ -268,10 +268,10 @@ def lazily_constructed(
                 return lazy(target, *args, **arguments)
         return make(target) if make is object.__new__ else make(target, *args, **kwargs)
 
-    cls.__new__ = construct
+    changed.__new__ = construct
     if defaults and not hasattr(cls, "__getnewargs_ex__"):
         # Copies and pickles are made without arguments, and not of the defaults.
-        cls.__getnewargs_ex__ = lambda self: ((_PLAIN,), {})
+        changed.__getnewargs_ex__ = lambda self: ((_PLAIN,), {})
     return cls
 
 
@@ -299,7 +299,8 @@ def _named(target: Callable, args: tuple, kwargs: Mapping[str, Any]) -> dict[str
 
 def _signed(target: Callable) -> Callable:
     # Not the class: its signature is that of the constructor that `lazily_constructed` has set.
-    return target.__init__ if isinstance(target, type) else target
+    made: Any = target
+    return made.__init__ if isinstance(target, type) else target
 
 
 def _self(target: Callable) -> tuple:

@@ -56,8 +56,13 @@ class Space(Searchable):
         """The distribution of Optuna, or those of the parts by name."""
 
 
-class SimpleSpace(Space, Domain):
+class SimpleSpace(Space, Domain):  # type: ignore[misc]  # sample takes a choice, a Domain's takes a seed
     """A space that is one parameter of a trial; its draws are the values that are reported."""
+
+    @property
+    @abc.abstractmethod
+    def cs(self) -> BaseDistribution:
+        """The distribution of Optuna."""
 
     @property
     @abc.abstractmethod
@@ -135,7 +140,7 @@ class Categorical(SimpleSpace):
         return f"Categorical({', '.join(map(repr, self.choices))})"
 
 
-class _Range(SimpleSpace, Number):
+class _Range(SimpleSpace, Number):  # type: ignore[misc]  # as SimpleSpace
     """Numbers between two bounds."""
 
     def _init(

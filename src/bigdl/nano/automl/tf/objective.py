@@ -48,7 +48,7 @@ class Target:
     @classmethod
     def of(
         cls,
-        name: str | Sequence[str] | None,
+        name: str | list[str] | tuple[str, ...] | None,
         mode: str,
         study: Mapping[str, Any],
         compiled: Mapping[str, Any],
@@ -122,7 +122,8 @@ def _names(compiled: Mapping[str, Any]) -> list[str] | None:
 def _name(metric: Any) -> str:
     if isinstance(metric, str):
         return metric
-    return getattr(metric, "name", None) or getattr(metric, "__name__", type(metric).__name__)
+    name: Any = getattr(metric, "name", None)
+    return name or getattr(metric, "__name__", type(metric).__name__)
 
 
 def _check_name(name: str, metrics: list[str] | None, validated: bool) -> None:
@@ -194,7 +195,8 @@ class _EpochReports(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.epochs = epoch + 1
-        if self._metric not in (logs or {}):
+        logs = logs or {}
+        if self._metric not in logs:
             return
         if self._should_prune(float(logs[self._metric]), epoch):
             self.pruned = True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,7 +18,10 @@ from bigdl.nano.pytorch.inference.source import evaluating
 
 __all__ = ["SelectiveBackprop", "select_using_loss", "should_selective_backprop"]
 
-_lightning = require("pytorch_lightning", "nano")
+if TYPE_CHECKING:
+    import pytorch_lightning as _lightning
+else:
+    _lightning = require("pytorch_lightning", "nano")
 
 
 def should_selective_backprop(
@@ -182,7 +185,7 @@ def _per_sample(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
     """A loss function that takes a reduction; a loss module has it as an attribute."""
     if not isinstance(loss, nn.Module) or not hasattr(loss, "reduction"):
         return loss
-    each = copy.copy(loss)
+    each: Any = copy.copy(loss)
 
     def with_reduction(output: Any, target: Any, reduction: str = "none") -> torch.Tensor:
         each.reduction = reduction

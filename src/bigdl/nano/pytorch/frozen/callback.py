@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
@@ -17,7 +17,10 @@ __all__ = ["FrozenPrefixCallback"]
 
 _SAMPLE_ROWS = 2  # two, since batch normalisation in train mode refuses one
 
-Callback = require("pytorch_lightning", "nano").Callback
+if TYPE_CHECKING:
+    from pytorch_lightning import Callback
+else:
+    Callback = require("pytorch_lightning", "nano").Callback
 
 
 class FrozenPrefixCallback(Callback):
@@ -99,7 +102,10 @@ class FrozenPrefixCallback(Callback):
         if self.prefix is None:
             self._accelerate(trainer, self._sample(loader), loader)
         with torch.random.fork_rng(devices=[]):  # as if nothing had been computed
-            fed = loader_of_features(trainer, self.prefix, loader, self.cache_dir)
+            prefix = cast("FrozenPrefix", self.prefix)
+            fed = loader_of_features(
+                trainer, prefix, loader, cast("str | os.PathLike", self.cache_dir)
+            )
         self._watch_next = fed is not loader
         self._cached_in = trainer.current_epoch if self._watch_next else None
         return fed
@@ -120,7 +126,8 @@ class FrozenPrefixCallback(Callback):
             self._accelerate(trainer, batch, trainer.train_dataloader)
             self._report(trainer)
         if self._watch_next:
-            self._watch, self._watch_next = BatchWatch(self.prefix, batch), False
+            prefix = cast("FrozenPrefix", self.prefix)
+            self._watch, self._watch_next = BatchWatch(prefix, batch), False
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self._end_watch()
@@ -152,8 +159,9 @@ class FrozenPrefixCallback(Callback):
     def _report(self, trainer) -> None:
         from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
-        self.report = self.prefix.report()
-        methods = dict.fromkeys(segment.method for segment in self.prefix.segments)
+        prefix = cast("FrozenPrefix", self.prefix)
+        self.report = prefix.report()
+        methods = dict.fromkeys(segment.method for segment in prefix.segments)
         phrase = f"frozen prefix {' and '.join(methods)}" if methods else "no frozen prefix"
         if self._cached_in is not None:
             phrase += " with cached features"

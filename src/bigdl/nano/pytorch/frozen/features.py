@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -21,9 +21,17 @@ from bigdl.common.errors import UsageError, first_line
 from bigdl.nano.pytorch.frozen.segment import Segment
 
 if TYPE_CHECKING:
-    from pytorch_lightning import Trainer
+    from collections.abc import Sized
+
+    from pytorch_lightning import LightningDataModule, Trainer
 
     from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix
+
+    class _Connected(Trainer):
+        """A trainer with what its connectors set."""
+
+        datamodule: LightningDataModule | None
+
 
 __all__ = ["CachedFeatures"]
 
@@ -63,7 +71,7 @@ class CachedFeatures(Dataset):
         directory: str | os.PathLike,
         batch_size: int = 32,
     ):
-        if len(dataset) == 0:
+        if _length(dataset) == 0:
             raise UsageError("The dataset is empty, so there is nothing to cache")
         _check_deterministic(dataset)
         self.directory = Path(directory)
@@ -83,7 +91,7 @@ class CachedFeatures(Dataset):
     def _compute(self, segment: Segment, dataset: Dataset, batch_size: int) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory / _MANIFEST).unlink(missing_ok=True)
-        shape = (len(dataset), *segment.output.shape[1:])
+        shape = (_length(dataset), *segment.output.shape[1:])
         # Aside, then renamed: a dataset that was opened before keeps its own file.
         aside = self.directory / (_FEATURES + ".part")
         features = np.lib.format.open_memmap(aside, "w+", np.float32, shape)
@@ -92,7 +100,9 @@ class CachedFeatures(Dataset):
             reason = segment.why_plain(images)
             if reason is not None:
                 raise UsageError(f"{segment.name} cannot be cached: {reason}")
-            features[row : row + len(images)] = segment.enter(images).float().numpy()
+            features[row : row + len(images)] = (
+                cast("torch.Tensor", segment.enter(images)).float().numpy()
+            )
             targets.append(target)
             row += len(images)
         features.flush()
@@ -158,8 +168,8 @@ def _check_deterministic(dataset: Dataset) -> None:
 
 
 def _some_inputs(dataset: Dataset) -> torch.Tensor:
-    step = -(-len(dataset) // _COMPARED)
-    return default_collate([dataset[index][0] for index in range(0, len(dataset), step)])
+    step = -(-_length(dataset) // _COMPARED)
+    return default_collate([dataset[index][0] for index in range(0, _length(dataset), step)])
 
 
 def _fingerprint_of(segment: Segment, dataset: Dataset) -> dict:
@@ -174,7 +184,7 @@ def _fingerprint_of(segment: Segment, dataset: Dataset) -> dict:
         "modules": list(segment.names),
         "method": segment.method,
         "shape": list(segment.output.shape[1:]),
-        "rows": len(dataset),
+        "rows": _length(dataset),
         "data": _data_fingerprint(dataset),
     }
 
@@ -196,8 +206,12 @@ def _data_fingerprint(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+def _length(dataset: Dataset) -> int:
+    return len(cast("Sized", dataset))
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _write_whole(path: Path, content: bytes) -> None:
@@ -254,7 +268,7 @@ def _why_not_cached(trainer: Trainer, loader: Any) -> str | None:
     collate = loader.collate_fn
     if (getattr(collate, "__module__", ""), getattr(collate, "__name__", "")) not in _COLLATES:
         return "the loader's collate_fn is not torch's, so it may change images"
-    for owner in (trainer.lightning_module, trainer.datamodule):
+    for owner in (trainer.lightning_module, cast("_Connected", trainer).datamodule):
         for name in _ON_BATCHES:
             if owner is not None and is_overridden(name, owner):
                 return f"{type(owner).__name__}.{name} may change images"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -114,7 +114,8 @@ class FrozenPrefix:
     def __init__(self, model: nn.Module, sample: Any, threads: int | None = None):
         if not isinstance(model, nn.Module):
             raise UsageError(f"A torch.nn.Module is needed, but a {type(model).__name__} was given")
-        self.model, self.precision, self.notes = model, "fp32", []
+        self.model, self.precision = model, "fp32"
+        self.notes: list[str] = []
         self._threads = threads
         self._sample = split_batch(model, sample)
         self.segments, self.left_alone = self._find()
@@ -327,4 +328,5 @@ class _Contiguous:
 
 def _segment(chain: Sequence[Call]) -> Segment:
     names, modules = [call.name for call in chain], [call.module for call in chain]
-    return Segment(names, modules, chain[0].input, chain[-1].output)
+    sample, output = chain[0].input, chain[-1].output
+    return Segment(names, modules, cast("torch.Tensor", sample), cast("torch.Tensor", output))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -55,7 +55,8 @@ class Segment:
         self.names = tuple(names)
         self.modules = tuple(modules)
         self.sample, self.output = sample.detach(), output.detach()
-        self.method, self.error, self.reason = "eager", 0.0, None
+        self.method, self.error = "eager", 0.0
+        self.reason: str | None = None
         self._run: Callable[[torch.Tensor], torch.Tensor] = self.eager
         self._last = threading.local()
         self._remember()
@@ -203,7 +204,7 @@ def _why_random(part: nn.Module) -> str | None:
             return "is in train mode, so its statistics follow the batches; call eval() on it"
     if not part.training:
         return None
-    if isinstance(part, _RANDOM) and getattr(part, "p", getattr(part, "dropout", 1)):
+    if isinstance(part, _RANDOM) and getattr(part, "p", cast("Any", getattr(part, "dropout", 1))):
         return "is in train mode, so it draws at random; call eval() on it"
     if _of_user_and_reads_mode(part):
         return "is in train mode and asks for its mode; call eval() on it"

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -461,7 +461,7 @@ def ask_for_original(options: LoadOptions) -> tuple[torch.nn.Module, Any]:
                 f"You must pass {name} when loading this model which was saved with compression "
                 "precision."
             )
-    return options.model, options.input_sample
+    return cast("torch.nn.Module", options.model), options.input_sample
 
 
 def _as_array(leaf) -> np.ndarray:

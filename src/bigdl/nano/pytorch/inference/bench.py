@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -196,7 +196,9 @@ class TorchBench(Bench[Batch]):
     def _source(self) -> TorchSource:
         sample = self._batches[0]
         calibration = self._options.calibration.data
-        return TorchSource(self.model, sample.args, sample.kwargs, calibration)
+        return TorchSource(
+            cast("torch.nn.Module", self.model), sample.args, sample.kwargs, calibration
+        )
 
     def __getstate__(self) -> dict:
         return {key: value for key, value in self.__dict__.items() if key != "_source"}
@@ -205,7 +207,7 @@ class TorchBench(Bench[Batch]):
     def session(self) -> Iterator[None]:
         if torch.get_num_threads() != self._threads_of_caller:  # in another process
             torch.set_num_threads(self._threads_of_caller)
-        with evaluating(self.model):
+        with evaluating(cast("torch.nn.Module", self.model)):
             yield
 
     def build(self, method: Method, threads: int | None) -> Candidate:

@@ -15,7 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -126,10 +126,11 @@ def _failure_of(export: Callable[..., None], *arguments: Any) -> str | None:
             export(*arguments)
     except Exception as error:
         # Exporters wrap what happened in explanations of several pages.
-        while error.__cause__ is not None:
-            error = error.__cause__
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+        return f"{type(cause).__name__}: {lines[0][:300] if lines else ''}"
     return None
 
 
@@ -147,7 +148,7 @@ def _by_export(module, tensors, path, names, dims, options: BuildOptions, keywor
         verbose=False,
         **keywords,
     )
-    program.save(path)
+    cast("torch.onnx.ONNXProgram", program).save(path)
 
 
 def _by_trace(module, tensors, path, names, dims, options: BuildOptions, keywords) -> None:
@@ -269,7 +270,7 @@ def _converted(source: TorchSource, options: BuildOptions):
             return convert(source, options)
         except Exception as error:
             why = why or _cause(error)
-    if traced is None:
+    if traced is None or lost is None:
         raise UsageError(f"{name} cannot be converted to OpenVINO: {why}")
     warnings.warn(
         f"{name} decides by its data ({lost.filename}, line {lost.lineno}); in OpenVINO it always "

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 
@@ -111,7 +111,7 @@ def export_flat(
         If the model cannot be exported, e.g. for control flow that depends on data.
     """
     flat = isinstance(module, FlatModule)
-    names = module.input_names if flat else names
+    names = module.input_names if isinstance(module, FlatModule) else names
     axes = dynamic_dimensions(dynamic, names, tensors)
     # The exporter takes a size of 1 for a constant, and the sample's strides for those of all.
     sample = tuple(_without_ones(tensor, each) for tensor, each in zip(tensors, axes, strict=True))
@@ -346,7 +346,7 @@ def _traced(module, tensors, strict, lossy: bool):
         ) from error
     raise UsageError(
         f"A trace of {type(module.model).__name__} would lose its control flow: "
-        f"{first_line(lost[0].message)}"
+        f"{first_line(cast('Warning', lost[0].message))}"
     )
 
 

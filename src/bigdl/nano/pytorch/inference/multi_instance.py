@@ -182,7 +182,9 @@ def _calls(inputs: Any) -> Iterator[tuple[Sequence[Any], Mapping[str, Any]]]:
     return (_call(each, unpacked) for each in inputs)
 
 
-def _call(given: Any, unpacked: tuple[type, ...]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+def _call(
+    given: Any, unpacked: tuple[type[Sequence], ...]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
     if isinstance(given, Mapping):
         return (), dict(given)
     return (tuple(given) if isinstance(given, unpacked) else (given,)), {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -34,6 +34,9 @@ from bigdl.nano.pytorch.inference.accelerated import (
 )
 from bigdl.nano.pytorch.inference.export import onnx_names
 from bigdl.nano.pytorch.inference.source import ForwardInputs, TorchSource
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["PytorchONNXRuntimeModel", "PytorchOpenVINOModel"]
 
@@ -103,14 +106,16 @@ class PytorchONNXRuntimeModel(OnnxRuntimeFacade, NetworkModel):
         file = OnnxFile.read(directory / meta["onnx_path"])
         known = ForwardInputs.from_json(meta["inputs"]) if "inputs" in meta else None
         network = OnnxNetwork(
-            file, known and onnx_names(known), session_options=_saved_options(meta)
+            file, onnx_names(known) if known else None, session_options=_saved_options(meta)
         )
         described = cls.nano_facts_of(meta, network.input_names, network.output_count, directory)
         threads = meta.get("thread_num") or meta.get("intra_op_num_threads")
         described["threads"] = int(threads) if threads else None
         loaded = cls(network, **described).nano_attach(options.model)
         if compressed:  # refuses a sample, and with it an original, that is not of this network
-            args, kwargs = TorchSource(options.model, options.input_sample).arguments
+            args, kwargs = TorchSource(
+                cast("torch.nn.Module", options.model), options.input_sample
+            ).arguments
             loaded(*args, **kwargs)
         return loaded
 
@@ -175,8 +180,10 @@ class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
                 "convert": dict(options.openvino.convert),
             },
         )
-        accelerated = isinstance(source.model, AcceleratedModel)
-        return model.nano_attach(source.model.nano_source if accelerated else source.model)
+        original = source.model
+        return model.nano_attach(
+            original.nano_source if isinstance(original, AcceleratedModel) else original
+        )
 
     def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
         return self.nano_to_arrays(*_arguments(call, self.nano_inputs))

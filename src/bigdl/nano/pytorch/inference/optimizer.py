@@ -8,7 +8,7 @@ import platform
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -514,7 +514,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         return self._best(accelerator, precision, use_ipex, accuracy_criterion)
 
     def _original(self, trial: Trial) -> torch.nn.Module:
-        original = _evaluating(self._bench.model)
+        original = _evaluating(cast("torch.nn.Module", self._bench.model))
         remember_settings(original, Settings(threads=trial.threads))
         return original
 

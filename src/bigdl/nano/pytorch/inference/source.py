@@ -107,6 +107,7 @@ class ForwardInputs:
     star: str | None = None
     double_star: str | None = None
     names: tuple[str, ...] = field(init=False)
+    _fast: int | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         names = [n for name, structure in self.structures.items() for n in structure.paths(name)]
@@ -163,12 +164,12 @@ class ForwardInputs:
                 kinds.KEYWORD_ONLY if name in self.keyword_only else kinds.POSITIONAL_OR_KEYWORD,
                 default=kinds.empty if structure.paths(name) else structure.rebuild(()),
             )
-        for name, kind in (
+        for rest, kind in (
             (self.star, kinds.VAR_POSITIONAL),
             (self.double_star, kinds.VAR_KEYWORD),
         ):
-            if name is not None:
-                described[name] = kinds(name, kind)
+            if rest is not None:
+                described[rest] = kinds(rest, kind)
         return described
 
     def flatten(self, args: tuple, kwargs: Mapping) -> list:
@@ -199,7 +200,9 @@ class ForwardInputs:
     def unflatten(self, leaves) -> tuple[tuple, dict]:
         """Arguments of a call of ``forward`` from the flat list."""
         leaves = iter(leaves)
-        values = {name: s._rebuild(leaves) for name, s in self.structures.items()}
+        values: dict[str | None, Any] = {
+            name: s._rebuild(leaves) for name, s in self.structures.items()
+        }
         args, kwargs = [], {}
         for name in self.parameters:
             if name in self.keyword_only:

@@ -19,7 +19,7 @@ __all__ = [
     "translated",
 ]
 
-_PRECISIONS = {
+_PRECISIONS: dict[Any, str | None] = {
     **dict.fromkeys((None,), None),
     **dict.fromkeys((64, "64", "64-true"), "64-true"),
     **dict.fromkeys((32, "32", "32-true"), "32-true"),

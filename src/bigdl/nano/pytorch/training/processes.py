@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 import torch
@@ -35,6 +35,10 @@ from bigdl.common.memory import glibc_tunables, tune_allocator
 from bigdl.nano.pytorch.training.options import check_bool
 from bigdl.nano.runtime import release_memory, tuned_fit
 from bigdl.runtime.launch import cause_of_end, launch, worker_shares
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from types import TracebackType
 
 __all__ = ["BACKENDS", "Processes", "inherit"]
 
@@ -173,7 +177,7 @@ def _check_cores(cores: Any, count: int, *, everywhere: bool) -> None:
     lists = isinstance(cores, list | tuple) and all(
         isinstance(each, list | tuple) for each in cores
     )
-    named = [core for share in cores for core in share] if lists else [None]
+    named: list[Any] = [core for share in cores for core in share] if lists else [None]
     if not all(isinstance(core, int) and not isinstance(core, bool) for core in named):
         raise UsageError(
             "cpu_for_each_process must be a list with a list of core numbers for each process, not "
@@ -245,7 +249,7 @@ def _set_rank_of_lightning(rank: int) -> None:
     from lightning_fabric.utilities.rank_zero import rank_zero_only as of_fabric
     from lightning_utilities.core.rank_zero import rank_zero_only
 
-    rank_zero_only.rank = of_fabric.rank = rank
+    rank_zero_only.rank = of_fabric.rank = rank  # type: ignore[attr-defined]  # its stubs know the call only
 
 
 def _join_group(rank: int, count: int, room: Path) -> None:
@@ -261,7 +265,7 @@ def _leave_group() -> None:
 
 def _save_error(room: Path, rank: int, error: Exception) -> None:
     """Keep an exception for the parent, which is told only its text."""
-    frames = error.__traceback__.tb_next
+    frames = cast("TracebackType", error.__traceback__).tb_next
     text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
     with suppress(Exception):  # what cannot be pickled is told as text
         content = cloudpickle.dumps((error, text))
@@ -289,7 +293,7 @@ def _outcome(
     try:
         return cloudpickle.dumps((True, work(rank, *order)))
     except BaseException as error:
-        frames = error.__traceback__.tb_next
+        frames = cast("TracebackType", error.__traceback__).tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         return pickle.dumps((False, (type(error).__name__, text)))
 
@@ -331,7 +335,8 @@ def _run_forked(count: int, order: tuple, cores: Sequence[Sequence[int]] | None)
             pipes.append(pipe)
         results: dict[int, Any] = {}
         while len(results) < count:
-            for pipe in wait([pipe for rank, pipe in enumerate(pipes) if rank not in results]):
+            for ready in wait([pipe for rank, pipe in enumerate(pipes) if rank not in results]):
+                pipe = cast("Connection", ready)
                 rank = pipes.index(pipe)
                 try:
                     results[rank] = _result(rank, pipe.recv_bytes())

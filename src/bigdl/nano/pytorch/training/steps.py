@@ -99,7 +99,7 @@ class FastSteps:
                 part.remove()
         self._calls = self._compiled = self._hook = None
         if self.channels_last:
-            self._module.to(memory_format=torch.contiguous_format)
+            self._module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # not in its stubs
             self.channels_last = False
 
     def _choose_precision(self) -> None:
@@ -120,7 +120,7 @@ class FastSteps:
         if wanted is None:
             self._guard = LayoutGuard(self._module)
         self.channels_last = True
-        self._module.to(memory_format=torch.channels_last)
+        self._module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in its stubs
         self.report.append("channels_last")
 
     def _convert_calls(self) -> None:
@@ -139,7 +139,7 @@ class FastSteps:
             attributes["forward"] = first
 
     def _drop_layout(self) -> None:
-        self._module.to(memory_format=torch.contiguous_format)
+        self._module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # not in its stubs
         self.channels_last = False
         with suppress(ValueError):
             place = self.report.index("channels_last")

@@ -12,7 +12,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning_fabric.utilities.seed import _collect_rng_states, _set_rng_states, reset_seed
@@ -34,6 +34,17 @@ from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.processes import Processes
 from bigdl.nano.pytorch.training.shared_objects import Changes, ObjectRegistry
 from bigdl.nano.pytorch.training.steps import FastSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Sized
+
+    from pytorch_lightning.strategies import ParallelStrategy
+
+    class _Connected(Trainer):
+        """A trainer with what its connectors set."""
+
+        callbacks: list[Callback]
+
 
 __all__ = ["AutoLr", "ProcessesStrategy", "SingleProcessStrategy"]
 
@@ -79,7 +90,7 @@ class AutoLr:
         self._epochs = epochs
         self._report: list[str] = []
 
-    def apply(self, trainer: Trainer, strategy: Strategy) -> None:
+    def apply(self, trainer: Trainer, strategy: ParallelStrategy) -> None:
         """Scale the rates of a strategy's optimizers, and warm them up."""
         count = strategy.world_size
         self._report = []
@@ -129,7 +140,7 @@ class AutoLr:
         ]
         if not trainer.lightning_module.automatic_optimization:
             # The loop of such a module steps no scheduler.
-            trainer.callbacks.append(_ManualWarmUp(schedulers, interval))
+            cast("_Connected", trainer).callbacks.append(_ManualWarmUp(schedulers, interval))
 
 
 class _ManualWarmUp(Callback):
@@ -166,7 +177,7 @@ class _FastStrategy(Strategy):
     def setup(self, trainer: Trainer) -> None:
         # Before optimizers are made and gradients get their buckets.
         if trainer.state.fn == TrainerFn.FITTING:
-            self.steps = FastSteps(self.options, self.lightning_module)
+            self.steps = FastSteps(self.options, cast("LightningModule", self.lightning_module))
             self.fitted_on = trainer.fit_loop._data_source.instance
         super().setup(trainer)
         if self.steps is not None:
@@ -222,7 +233,10 @@ class _LocalDdp(DDPStrategy):
             super(DDPStrategy, self).setup(trainer)
 
     def configure_ddp(self) -> None:
-        if any(parameter.requires_grad for parameter in self.model.parameters()):
+        if any(
+            parameter.requires_grad
+            for parameter in cast("torch.nn.Module", self.model).parameters()
+        ):
             super().configure_ddp()
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
@@ -232,7 +246,7 @@ class _LocalDdp(DDPStrategy):
             tensor = tensor.double()
         return super().reduce(tensor, group, reduce_op)
 
-    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
+    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:  # type: ignore[override]  # one process has no DDP
         return super()._setup_model(model) if self.world_size > 1 else model
 
 
@@ -347,8 +361,8 @@ def _fit(
     rank: int, function: Callable, trainer: Trainer, args: tuple, kwargs: dict, state: _Globals
 ) -> bytes | None:
     """Fit in one of the processes; return the pickled state of rank 0."""
-    strategy = trainer.strategy
-    strategy.cluster_environment.join(rank, strategy.processes.count)
+    strategy = cast("ProcessesStrategy", trainer.strategy)
+    cast("LocalGroup", strategy.cluster_environment).join(rank, strategy.processes.count)
     state.restore()
     reset_seed()
     module = trainer.lightning_module
@@ -389,7 +403,10 @@ def _registry(trainer: Trainer) -> ObjectRegistry:
 
 
 def _callbacks(trainer: Trainer) -> dict[str, Callback]:
-    return {f"callback {place}": each for place, each in enumerate(trainer.callbacks)}
+    return {
+        f"callback {place}": each
+        for place, each in enumerate(cast("_Connected", trainer).callbacks)
+    }
 
 
 def _user_callbacks(trainer: Trainer) -> dict[str, Callback]:
@@ -410,11 +427,11 @@ def _packed(registry: ObjectRegistry, changes: Changes, trainer: Trainer) -> byt
         "callback_metrics": connector.callback_metrics,
         "logged_metrics": connector.logged_metrics,
         "progress_bar_metrics": connector.progress_bar_metrics,
-        "callbacks": [each.state_dict() for each in trainer.callbacks],
+        "callbacks": [each.state_dict() for each in cast("_Connected", trainer).callbacks],
         "fit_loop": trainer.fit_loop.state_dict(),
         "max_epochs": trainer.fit_loop.max_epochs,
         "should_stop": trainer.should_stop,
-        "settings": trainer.strategy.settings,
+        "settings": cast("ProcessesStrategy", trainer.strategy).settings,
     }
     optimizers = (trainer.strategy.optimizers, trainer.strategy.lr_scheduler_configs)
     try:
@@ -428,7 +445,9 @@ def _restore(trainer: Trainer, state: dict[str, Any]) -> None:
     connector.callback_metrics.update(state["callback_metrics"])
     connector.logged_metrics.update(state["logged_metrics"])
     connector.progress_bar_metrics.update(state["progress_bar_metrics"])
-    for callback, callback_state in zip(trainer.callbacks, state["callbacks"], strict=False):
+    for callback, callback_state in zip(
+        cast("_Connected", trainer).callbacks, state["callbacks"], strict=False
+    ):
         if callback_state:
             callback.load_state_dict(callback_state)
     loop = trainer.fit_loop
@@ -436,7 +455,7 @@ def _restore(trainer: Trainer, state: dict[str, Any]) -> None:
     loop.restarting = False  # it goes on, and has not come from a file
     loop.max_epochs = state["max_epochs"]
     trainer.should_stop = state["should_stop"]
-    strategy = trainer.strategy
+    strategy = cast("ProcessesStrategy", trainer.strategy)
     strategy.optimizers, strategy.lr_scheduler_configs = state["optimizers"]
     strategy.settings = state["settings"]
     trainer.state = state["state"]
@@ -493,20 +512,21 @@ def _share_rows(trainer: Trainer) -> None:
         shared = prepare(dataloader, shuffle=_is_dataloader_shuffled(dataloader), mode=mode)
         return shared if mode is RunningStage.TRAINING else _without_repeats(shared)
 
-    connector._prepare_dataloader = prepare_as_here
+    vars(connector)["_prepare_dataloader"] = prepare_as_here
 
 
 def _without_repeats(dataloader: object) -> object:
     sampler = getattr(dataloader, "sampler", None)
     if not isinstance(dataloader, DataLoader) or type(sampler) is not DistributedSampler:
         return dataloader
-    rows, count, size = len(sampler.dataset), sampler.num_replicas, dataloader.batch_size
+    dataset = cast("Sized", sampler.dataset)
+    rows, count, size = len(dataset), sampler.num_replicas, dataloader.batch_size
     if sampler.shuffle or sampler.drop_last or dataloader.drop_last or not size or rows < count:
         return dataloader
     fewest, most = rows // count, -(-rows // count)
     if fewest == most or -(-fewest // size) != -(-most // size):
         return dataloader
     exact = UnrepeatedDistributedSamplerWrapper(
-        SequentialSampler(sampler.dataset), num_replicas=count, rank=sampler.rank, shuffle=False
+        SequentialSampler(dataset), num_replicas=count, rank=sampler.rank, shuffle=False
     )
     return _update_dataloader(dataloader, exact)

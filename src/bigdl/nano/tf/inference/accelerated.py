@@ -73,7 +73,7 @@ class AcceleratedKerasModel(keras.Model):
     ):
         super().__init__()
         # Keras would take models and containers that are set as attributes for layers.
-        vars(self).update(
+        self.__dict__.update(
             nano_method=method,
             nano_source=None,
             nano_inputs=inputs,

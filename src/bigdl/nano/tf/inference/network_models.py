@@ -138,8 +138,10 @@ def _frozen(source: KerasSource, folder: Path) -> tuple[Path, list[str], list[st
 
     function = convert_variables_to_constants_v2(source.concrete)
     tf.io.write_graph(function.graph.as_graph_def(), str(folder), "model.pb", as_text=False)
-    names = [[tensor.name for tensor in ends] for ends in (function.inputs, function.outputs)]
-    return folder / "model.pb", *names
+    inputs, outputs = (
+        [tensor.name for tensor in ends] for ends in (function.inputs, function.outputs)
+    )
+    return folder / "model.pb", inputs, outputs
 
 
 def _read(openvino: Any, file: Path) -> Any:
@@ -202,7 +204,7 @@ class KerasOpenVINOModel(OpenVINOFacade, AcceleratedKerasModel):
         cls, source: KerasSource, network: Any, method: str, options: BuildOptions
     ) -> KerasOpenVINOModel:
         """The accelerated model of a source."""
-        facts = {"method": method, "threads": options.threads}
+        facts: dict[str, Any] = {"method": method, "threads": options.threads}
         model = cls(source.inputs, source.outputs, **facts)
         model.__dict__["ov_network"] = network
         original = getattr(source.model, "nano_source", None) or source.model
@@ -244,7 +246,7 @@ class KerasONNXRuntimeModel(OnnxRuntimeFacade, AcceleratedKerasModel):
     ) -> KerasONNXRuntimeModel:
         """The accelerated model of a source."""
         check_outputs(network, len(source.outputs.ports), source.model)
-        facts = {"method": method, "threads": threads_of(network, options)}
+        facts: dict[str, Any] = {"method": method, "threads": threads_of(network, options)}
         model = cls(source.inputs, source.outputs, **facts)
         model.__dict__["nano_network"] = network
         return model.nano_attach(source.model)

@@ -282,7 +282,7 @@ def _port(spec: Any, name: str) -> Port:
 
 def _unique(specs: list, paths: list[str]) -> list[str]:
     """The specs' own names; those of their places unless all are there and different."""
-    own = [getattr(spec, "name", None) for spec in specs]
+    own: list[Any] = [getattr(spec, "name", None) for spec in specs]
     return own if all(own) and len(set(own)) == len(own) else [p.replace(".", "_") for p in paths]
 
 

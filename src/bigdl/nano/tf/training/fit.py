@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 import keras
@@ -30,6 +30,7 @@ from bigdl.training.position import Goal
 
 if TYPE_CHECKING:
     from bigdl.nano.pytorch.training.processes import Processes
+    from bigdl.runtime.worker import Worker
 
 __all__ = ["ProcessSync", "ProcessWorker", "fit_in_processes", "processes_of"]
 
@@ -267,7 +268,8 @@ class _ProcessLoop(KerasLoop):
 def _fit(rank: int, count: int, job: _FitJob) -> dict[str, Any] | None:
     worker = ProcessWorker(rank, count, job.feeds)
     callbacks = pickle.loads(job.callbacks)
-    loop = _ProcessLoop(worker, ProcessSync(worker), job, job.settings, callbacks, {})
+    face = cast("Worker", worker)
+    loop = _ProcessLoop(face, ProcessSync(face), job, job.settings, callbacks, {})
     loop.fit()
     if rank:
         return None

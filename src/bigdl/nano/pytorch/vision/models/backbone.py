@@ -20,6 +20,7 @@ NUM_CLASSES = 1000
 """Classes of ImageNet, which the published weights tell apart."""
 
 ModelT = TypeVar("ModelT", bound="BackboneModule")
+ModelT_co = TypeVar("ModelT_co", bound="BackboneModule", covariant=True)
 _WEIGHTS = "https://download.pytorch.org/models/"
 
 
@@ -139,7 +140,7 @@ class BackboneModule(nn.Module, ABC):
             ) from error
 
 
-class Constructor(Protocol[ModelT]):
+class Constructor(Protocol[ModelT_co]):
     """A function that makes a backbone."""
 
     def __call__(
@@ -148,7 +149,7 @@ class Constructor(Protocol[ModelT]):
         include_top: bool = False,
         freeze: bool = False,
         weights: str | os.PathLike | None = None,
-    ) -> ModelT: ...
+    ) -> ModelT_co: ...
 
 
 _PARAMETERS = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -12,7 +13,12 @@ from bigdl.common.errors import UsageError, require
 
 __all__ = ["ImageClassifier"]
 
-LightningModule = require("pytorch_lightning", "nano").LightningModule
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule
+
+    from bigdl.nano.pytorch.vision.models.backbone import BackboneModule
+else:
+    LightningModule = require("pytorch_lightning", "nano").LightningModule
 
 
 class ImageClassifier(LightningModule):
@@ -56,7 +62,8 @@ class ImageClassifier(LightningModule):
                     f"The backbone, a {type(backbone).__name__}, has no get_output_size() from "
                     "which a head could be made; pass `head`."
                 )
-            head = nn.Sequential(nn.Flatten(), nn.Linear(backbone.get_output_size(), num_classes))
+            size = cast("BackboneModule", backbone).get_output_size()
+            head = nn.Sequential(nn.Flatten(), nn.Linear(size, num_classes))
         self.num_classes = num_classes
         self.backbone = backbone
         self.head = head

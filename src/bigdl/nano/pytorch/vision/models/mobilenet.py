@@ -75,7 +75,9 @@ class MobileNetV2(BackboneModule):
 
     def __init__(self, include_top: bool = False):
         super().__init__()
-        layers = [nn.Sequential(*batch_normalized(3, 32, 3, 2, activation=nn.ReLU6))]
+        layers: list[nn.Module] = [
+            nn.Sequential(*batch_normalized(3, 32, 3, 2, activation=nn.ReLU6))
+        ]
         channels_in = 32
         for expansion, channels, repetitions, stride in _V2_STAGES:
             for index in range(repetitions):
@@ -170,7 +172,7 @@ class _InvertedResidualV3(nn.Module):
     ):
         super().__init__()
         activation = nn.Hardswish if hard_swish else nn.ReLU
-        layers = []
+        layers: list[nn.Module] = []
         if inner != channels_in:
             layers.append(nn.Sequential(*_normalized(channels_in, inner, 1, activation=activation)))
         depthwise = _normalized(inner, inner, kernel, stride, inner, activation)
@@ -204,7 +206,9 @@ class MobileNetV3(BackboneModule):
     def __init__(self, blocks: list[tuple], hidden: int, include_top: bool = False):
         super().__init__()
         channels_in = 16
-        layers = [nn.Sequential(*_normalized(3, channels_in, 3, 2, activation=nn.Hardswish))]
+        layers: list[nn.Module] = [
+            nn.Sequential(*_normalized(3, channels_in, 3, 2, activation=nn.Hardswish))
+        ]
         for block in blocks:
             layers.append(_InvertedResidualV3(channels_in, *block))
             channels_in = block[2]

@@ -6,6 +6,8 @@ published weights the stride of a bottleneck is in its 3×3 convolution.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
@@ -97,6 +99,12 @@ class ResNet(BackboneModule):
     include_top : bool
         Give scores of 1,000 classes instead of features.
     """
+
+    if TYPE_CHECKING:  # TorchScript would evaluate them
+        layer1: nn.Sequential
+        layer2: nn.Sequential
+        layer3: nn.Sequential
+        layer4: nn.Sequential
 
     def __init__(
         self,

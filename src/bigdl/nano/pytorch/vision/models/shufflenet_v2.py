@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
@@ -62,6 +64,11 @@ class ShuffleNetV2(BackboneModule):
     include_top : bool
         Give scores of 1,000 classes instead of features.
     """
+
+    if TYPE_CHECKING:  # TorchScript would evaluate them
+        stage2: nn.Sequential
+        stage3: nn.Sequential
+        stage4: nn.Sequential
 
     def __init__(self, channels: tuple[int, ...], include_top: bool = False):
         super().__init__()

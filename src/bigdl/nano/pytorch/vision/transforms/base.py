@@ -14,7 +14,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -83,8 +83,13 @@ class Transform(torch.nn.Module):
         Whether a small image is treated as a large one, so that images may be made smaller before.
     """
 
-    random = False
     scale_free = False
+    if TYPE_CHECKING:
+
+        @property
+        def random(self) -> bool: ...
+    else:
+        random = False
 
     @property
     def parts(self) -> Sequence[Callable]:
@@ -117,8 +122,11 @@ def is_thread_safe(transform: Callable | None) -> bool:
     """Return True if a transform gives the same result in any thread: only ours are known to."""
     if transform is None:
         return True
-    known = isinstance(transform, Transform) and not isinstance(transform, Lambda)
-    return known and all(map(is_thread_safe, transform.parts))
+    return (
+        isinstance(transform, Transform)
+        and not isinstance(transform, Lambda)
+        and all(map(is_thread_safe, transform.parts))
+    )
 
 
 class _Group(Transform):

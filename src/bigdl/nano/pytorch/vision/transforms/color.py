@@ -7,7 +7,6 @@ of 256 values.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from bigdl.nano.pytorch.vision.transforms.images import (
     Size,
     dimensions,
     highest,
+    is_number,
     is_pil,
     on_arrays,
     require_bytes,
@@ -350,7 +350,7 @@ def _factors(
     limits: tuple[float, float] = (0.0, float("inf")),
 ) -> tuple[float, float] | None:
     """Return the range of a factor; None if nothing is to be done."""
-    if isinstance(value, Number):
+    if is_number(value):
         check_number(name, value, 0)
         low, high = center - value, center + value
         low = max(low, 0.0) if center else low
@@ -394,7 +394,7 @@ class GaussianBlur(Transform):
     def __init__(self, kernel_size: Size, sigma: float | Sequence[float] = (0.1, 2.0)):
         super().__init__()
         self.kernel_size = kernel_size
-        self.sigma = (sigma, sigma) if isinstance(sigma, Number) else tuple(sigma)
+        self.sigma: tuple[float, ...] = (sigma, sigma) if is_number(sigma) else tuple(sigma)
         if not 0 < self.sigma[0] <= self.sigma[1]:
             raise UsageError(f"sigma must be a range of positive numbers, but it is {sigma!r}")
 

@@ -139,11 +139,11 @@ def normalize(
         raise UsageError(f"normalize needs a tensor of floats, not {tensor.dtype}; ToTensor first")
     if tensor.ndim < 3:
         raise no_image(tensor)
-    mean = torch.as_tensor(mean, dtype=tensor.dtype).view(-1, 1, 1)
-    std = torch.as_tensor(std, dtype=tensor.dtype).view(-1, 1, 1)
-    if (std == 0).any():
-        raise UsageError(f"std must not be 0, but it is {std.flatten().tolist()}")
-    return (tensor if inplace else tensor.clone()).sub_(mean).div_(std)
+    means = torch.as_tensor(mean, dtype=tensor.dtype).view(-1, 1, 1)
+    scales = torch.as_tensor(std, dtype=tensor.dtype).view(-1, 1, 1)
+    if (scales == 0).any():
+        raise UsageError(f"std must not be 0, but it is {scales.flatten().tolist()}")
+    return (tensor if inplace else tensor.clone()).sub_(means).div_(scales)
 
 
 def erase(

@@ -198,7 +198,8 @@ def five_crop(image: ImageT, size: Size) -> tuple[ImageT, ...]:
         raise UsageError(f"size {(height, width)} is larger than the image of {(rows, columns)}")
     corners = [(0, 0), (0, columns - width), (rows - height, 0), (rows - height, columns - width)]
     crops = [crop(image, top, left, height, width) for top, left in corners]
-    return (*crops, center_crop(image, (height, width)))
+    crops.append(center_crop(image, (height, width)))
+    return tuple(crops)
 
 
 def ten_crop(image: ImageT, size: Size, vertical_flip: bool = False) -> tuple[ImageT, ...]:

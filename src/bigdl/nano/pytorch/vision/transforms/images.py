@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 from numbers import Number
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,12 @@ from PIL import Image
 
 from bigdl.common.errors import UsageError
 
-ImageT = TypeVar("ImageT")  # of an operation whose result is of the kind of the image
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+ImageT = TypeVar(
+    "ImageT", np.ndarray, Image.Image, torch.Tensor
+)  # of an operation whose result is of the kind of the image
 Size = int | Sequence[int]
 Fill = float | Sequence[float] | None
 
@@ -54,9 +59,14 @@ def interpolation_mode(given: Any) -> InterpolationMode:
     raise UsageError(f"interpolation must be an InterpolationMode ({names}), not {given!r}")
 
 
-def is_pil(image: Any) -> bool:
+def is_pil(image: Any) -> TypeIs[Image.Image]:
     """Return True for an image of Pillow."""
     return isinstance(image, Image.Image)
+
+
+def is_number(value: object) -> TypeIs[int | float]:
+    """Return True for a number of Python or NumPy."""
+    return isinstance(value, Number)
 
 
 def dimensions(image: Any) -> tuple[int, int, int]:
@@ -160,14 +170,23 @@ def with_channels_of(result: np.ndarray, image: np.ndarray) -> np.ndarray:
 
 def two_lengths(size: Size) -> tuple[int, int]:
     """Return a size of one or two numbers as two."""
-    first, *rest = [size] if isinstance(size, Number) else size
+    first, *rest = [size] if is_number(size) else size
     return int(first), int(rest[0] if rest else first)
+
+
+def fill_values(fill: Fill) -> list[float]:
+    """Return the numbers of a fill; 0 if there is none."""
+    if fill is None:
+        return [0]
+    if np.ndim(cast("Any", fill)) == 0:
+        return [cast("float", fill)]
+    return list(cast("Sequence[float]", fill))
 
 
 def fill_of_opencv(image: np.ndarray, fill: Fill) -> tuple[float, ...]:
     """Return the fill as OpenCV wants it: four numbers."""
     channels = image.shape[2] if image.ndim == 3 else 1
-    values = [0 if fill is None else fill] if np.ndim(fill) == 0 else list(fill)
+    values = fill_values(fill)
     if len(values) not in (1, channels):
         raise UsageError(
             f"fill must be a number or have one for each of {channels} channel(s), but it is "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,9 @@ from bigdl.nano.pytorch.vision.transforms.images import (
     InterpolationMode,
     dimensions,
     fill_of_opencv,
+    fill_values,
     interpolation_mode,
+    is_number,
     is_pil,
     on_arrays,
     with_channels_of,
@@ -123,7 +124,7 @@ def affine(
     check_number("scale", scale, above=0)
     _, height, width = dimensions(image)
     x, y = (width / 2, height / 2) if center is None else center
-    along, down = (shear, 0.0) if isinstance(shear, Number) else (*shear, 0.0)[:2]
+    along, down = (*((shear,) if is_number(shear) else shear), 0.0)[:2]
     turn, along, down = (math.radians(value) for value in (angle, along, down))
     rotation = np.array(
         [[math.cos(turn), -math.sin(turn), 0], [math.sin(turn), math.cos(turn), 0], [0, 0, 1]]
@@ -149,7 +150,8 @@ def perspective(
         values += [u, v]
     solved = np.linalg.solve(np.array(rows, dtype=float), np.array(values, dtype=float))
     inverse = np.append(solved, 1).reshape(3, 3)
-    return _warp(image, inverse, tuple(dimensions(image)[1:]), interpolation, fill)
+    _, height, width = dimensions(image)
+    return _warp(image, inverse, (height, width), interpolation, fill)
 
 
 def _move(x: float, y: float) -> np.ndarray:
@@ -188,7 +190,7 @@ def _warp_pil(
     affine = np.allclose(coefficients[6:8], 0, atol=1e-12)
     # The fill as Pillow wants it: one number, or as many as the image has bands.
     bands = len(image.getbands())
-    values = [0 if fill is None else fill] if np.ndim(fill) == 0 else list(fill)
+    values = fill_values(fill)
     if image.mode not in ("F", "I"):
         values = [int(value) for value in values]
     return image.transform(
@@ -285,7 +287,7 @@ def _displace(image: np.ndarray, shifts: np.ndarray, flag: int, fill: Fill) -> n
 
 def _range(value: float | Sequence[float], name: str) -> tuple[float, float]:
     """Return a range of angles; one number stands for minus that to that."""
-    if isinstance(value, Number):
+    if is_number(value):
         check_number(name, value, 0)
         return -float(value), float(value)
     if len(value) != 2:
@@ -359,7 +361,7 @@ class RandomAffine(Transform):
             raise UsageError(f"translate must be two shares in 0…1, but it is {translate!r}")
         if scale is not None and min(scale) <= 0:
             raise UsageError(f"scale must be a range of positive factors, but it is {scale!r}")
-        if shear is not None and not isinstance(shear, Number) and len(shear) == 4:
+        if shear is not None and not is_number(shear) and len(shear) == 4:
             shear = tuple(map(float, shear))
         elif shear is not None:
             shear = _range(shear, "shear")
@@ -370,7 +372,7 @@ class RandomAffine(Transform):
     def forward(self, image: Any) -> Any:
         _, height, width = dimensions(image)
         angle = random_uniform(*self.degrees)
-        moved = (0, 0)
+        moved: tuple[float, ...] = (0, 0)
         if self.translate is not None:
             limits = (self.translate[0] * width, self.translate[1] * height)
             moved = tuple(round(random_uniform(-limit, limit)) for limit in limits)
@@ -443,8 +445,8 @@ class ElasticTransform(Transform):
         fill: Fill = 0,
     ):
         super().__init__()
-        self.alpha = [alpha, alpha] if isinstance(alpha, Number) else list(alpha)
-        self.sigma = [sigma, sigma] if isinstance(sigma, Number) else list(sigma)
+        self.alpha = [alpha, alpha] if is_number(alpha) else list(alpha)
+        self.sigma = [sigma, sigma] if is_number(sigma) else list(sigma)
         self.interpolation, self.fill = interpolation_mode(interpolation), fill
 
     def displacement(self, height: int, width: int) -> torch.Tensor:
