@@ -185,7 +185,7 @@ logger = logging.getLogger("bigdl.orca")
 def predict_dataframe(
     frame,
     shipped: Shipped,
-    config: dict,
+    config: dict | None,
     feature_cols: Sequence[str],
     batch_size: int,
     output_cols: Sequence[str] | None = None,
