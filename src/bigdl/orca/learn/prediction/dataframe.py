@@ -235,7 +235,7 @@ def predict_dataframe(
     return result.toDF(*frame.columns, *columns.names)
 
 
-def converted_columns(frame, config: dict, feature_cols: Sequence[str]):
+def converted_columns(frame, config: dict | None, feature_cols: Sequence[str]):
     """The columns of a DataFrame that a model takes, in the types of its inputs.
 
     Returns
