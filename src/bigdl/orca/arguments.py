@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bigdl.common.checks import check_choice, check_positive
@@ -235,7 +235,7 @@ def _check_directory(name: str, value: Any) -> str:
     return os.path.abspath(text)
 
 
-_OPTION_CHECKS = {
+_OPTION_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "additional_archive": _check_list,
     "driver_cores": check_positive,
     "driver_memory": lambda name, value: check_memory(value, name),

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import require
@@ -194,7 +194,7 @@ def init_orca_context(
                 given.update(dict.fromkeys(arguments.MEANT_FOR_ALL, False))
                 given["num_nodes"] = num_nodes > 1
                 arguments.warn_ignored(given, "this is local mode, with one node")
-                sc = _start_local(cores, memory, conf, python)
+                sc = _start_local(cores, memory, conf, cast("str", python))
             elif not is_local and not _is_submitted(mode):
                 if not given["cores"]:
                     logger.warning(
@@ -291,7 +291,8 @@ def init_spark_with(
             _stop_launched()
             sc = _start_as_submitted(arguments.check_conf(properties))
             launch.set_log_level(sc, arguments.check_log_level(spark_log_level))
-        return init_orca_context("spark-submit", redirect_spark_log=redirect_spark_log)
+        context = init_orca_context("spark-submit", redirect_spark_log=redirect_spark_log)
+        return cast("SparkContext", context)
 
 
 def stop_own_cluster() -> None:

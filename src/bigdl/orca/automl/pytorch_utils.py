@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
 
 from bigdl.common.errors import UsageError
 
@@ -91,5 +92,5 @@ def validate_pytorch_loss(loss) -> Callable:
     return loss
 
 
-def _is_class(value, base) -> bool:
+def _is_class(value: Any, base: type) -> TypeGuard[type]:
     return isinstance(value, type) and issubclass(value, base)

@@ -98,7 +98,7 @@ def run_on_ray(
         first = records.goal.first
         # a scheduler that was made with a metric does not take another one
         has_metric = getattr(scheduler, "metric", None)
-        goal = {} if has_metric else {"metric": first.name, "mode": first.mode}
+        goal: dict[str, Any] = {} if has_metric else {"metric": first.name, "mode": first.mode}
         tuner = tune.Tuner(
             tune.with_resources(_TuneTrial, _request(bundles)),
             tune_config=tune.TuneConfig(
@@ -179,7 +179,7 @@ def _search_actor(records: Records, job: Job) -> Iterator[tuple[Any, str]]:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     name = f"bigdl-search-{secrets.token_hex(8)}"
     make = ray.remote(SearchActor).options(name=name, num_cpus=0, scheduling_strategy=here)
-    actor = make.remote(str(records.weights_folder.resolve()), [ray.put(job)])
+    actor: Any = make.remote(str(records.weights_folder.resolve()), [ray.put(job)])
     try:
         yield actor, name
     finally:
@@ -252,12 +252,17 @@ class _Proposer(Searcher):
             return None if self._running else Searcher.FINISHED
         if self._concurrency and len(self._running) >= self._concurrency:
             return None
+        suggested = None
+        if self._searcher is not None:
+            suggested = self._searcher.suggest(trial_id)
+            if suggested is None:  # it wants to know of those that run first
+                return None
         trial = records.study.ask()
         record_process(trial)
-        if self._searcher is None:
+        if suggested is None:
             draws = records.proposal(trial)
         else:
-            draws = draws_from_ray(records.space.domains, self._searcher.suggest(trial_id))
+            draws = draws_from_ray(records.space.domains, suggested)
         config = records.set_draws(trial, draws)
         ray.get(self._actor.set_number.remote(trial_id, trial.number))
         self._running[trial_id] = trial, config
@@ -381,6 +386,9 @@ class _TuneTrial(tune.Trainable):
     process belongs.
     """
 
+    _job: Job
+    _run: TrialRun | TrialWorkers | None
+
     def setup(self, config: dict[str, Any]) -> None:
         self._workers: TrialWorkers | None = None
         self._begin(config)
@@ -412,7 +420,7 @@ class _TuneTrial(tune.Trainable):
         state = {**self._started().state(), "trial": self.trial_id}
         Path(checkpoint_dir, _STATE).write_bytes(pickle.dumps(state))
 
-    def load_checkpoint(self, checkpoint: str) -> None:
+    def load_checkpoint(self, checkpoint: Any) -> None:
         state = pickle.loads(Path(checkpoint, _STATE).read_bytes())
         if state.pop("trial") != self.trial_id:
             state["best"] = None  # the weights of that epoch are another trial's
@@ -424,7 +432,7 @@ class _TuneTrial(tune.Trainable):
 
     def _started(self) -> TrialRun | TrialWorkers:
         if self._run is None:
-            reference = ray.get(self._actor.job.remote())
+            reference: list = ray.get(self._actor.job.remote())
             self._job = ray.get(reference[0]).opened()
             if self._job.workers == 1:
                 self._run = TrialRun(self._job, self._values)

@@ -15,12 +15,17 @@ import os
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 
 from bigdl.common.errors import WorkerError, WorkerLost
 from bigdl.orca.automl.trial import Job, Step, TrialRun
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
+    from bigdl.runtime.channel import Line
 
 __all__ = ["TrialWorkers"]
 
@@ -135,7 +140,8 @@ class TrialWorkers:
         from bigdl.runtime.channel import Channel
 
         self._channel = Channel(ray.util.get_node_ip_address())
-        self._number, self._line = 0, None
+        self._number = 0
+        self._line: Line | None = None
         self._member = _Member(0, workers, self._channel.address)
         self._peers = [_start(rank, workers, self._channel.address) for rank in range(1, workers)]
 
@@ -214,7 +220,7 @@ def _start(rank: int, workers: int, address):
     """Start the peer of a rank, in its bundle of the placement group of this process."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    group = ray.util.get_current_placement_group()
+    group = cast("PlacementGroup", ray.util.get_current_placement_group())
     resources = dict(group.bundle_specs[rank])
     options = {"num_cpus": resources.pop("CPU", 0), "num_gpus": resources.pop("GPU", 0)}
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)

@@ -359,13 +359,13 @@ class Records:
             )
         columns = ["trial", "status", *names, "epochs", "seconds"]
         columns += [f"config/{path}" for path in (*self.space.grids, *self.space.domains)]
-        columns = dict.fromkeys([*columns, *(key for row in rows for key in row)])
-        columns.pop("failure", None)
-        return pd.DataFrame(rows, columns=[*columns, "failure"]).set_index("trial")
+        ordered = dict.fromkeys([*columns, *(key for row in rows for key in row)])
+        ordered.pop("failure", None)
+        return pd.DataFrame(rows, columns=[*ordered, "failure"]).set_index("trial")
 
     def close(self) -> None:
         """Close the study's database, which is one file then."""
-        storage = self.study._storage
+        storage: Any = self.study._storage  # Optuna's cache in front of the database
         storage.remove_session()
         storage._backend.engine.dispose()
 

@@ -142,8 +142,14 @@ class Search:
         if on_ray:
             from bigdl.orca.automl.ray_search import run_on_ray
 
-            options = {"concurrency": self.concurrency, "remote_dir": self.remote_dir}
-            run_on_ray(records, job, strategy, self.bundles, **options)
+            run_on_ray(
+                records,
+                job,
+                strategy,
+                self.bundles,
+                concurrency=self.concurrency,
+                remote_dir=self.remote_dir,
+            )
             return
         cpus = self.resources.get("cpu", 1)
         processes = self.concurrency or max(1, int(len(usable_cores()) // max(cpus, 1e-9)))
@@ -169,7 +175,11 @@ class Search:
 
     def _job(self, data: Any, validation: Any, on_ray: bool, on_close: Callable) -> Job:
         features, labels = self.columns
-        options = {"on_ray": on_ray, "floats": self.builder.floats, "on_close": on_close}
+        options: dict[str, Any] = {
+            "on_ray": on_ray,
+            "floats": self.builder.floats,
+            "on_close": on_close,
+        }
         train = trial_data(data, features, labels, name="data", **options)
         if validation is None:
             logger.warning("Without validation_data the metric is that of the training data")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
@@ -310,7 +310,8 @@ def from_ray(value: Any) -> Any:
         return SampleFrom(value.func)
     if isinstance(value, sample.Categorical):
         return Choice(value.categories)
-    sampler, q = value.get_sampler(), None
+    sampler: Any = value.get_sampler()
+    q = None
     if isinstance(sampler, sample.Quantized):
         sampler, q = sampler.sampler, sampler.q
     if isinstance(sampler, sample.Normal):
@@ -340,7 +341,8 @@ def _to_ray(path: str, domain: Domain) -> dict[str, Any]:
         weights = [f"{name}:{i}" for i in range(len(domain.categories))]
         count = tune.randint(domain.min_items, domain.max_items + 1)
         return {f"{name}:number": count, **dict.fromkeys(weights, tune.uniform(0.0, 1.0))}
-    lower, upper = domain.bounds
+    domain = cast("Number", domain)
+    lower, upper = cast("tuple[Any, Any]", domain.bounds)
     if domain.has_integer_draws:
         return {name: (tune.lograndint if domain.log else tune.randint)(lower, upper + 1)}
     return {name: (tune.loguniform if domain.log else tune.uniform)(lower, upper)}

@@ -246,7 +246,8 @@ class TrialRun:
         self.model = job.builder.build(
             dict(config), epochs=job.epochs, use_gpu=job.gpus > 0, sync=sync
         )
-        self._epoch, self._best, self._seconds = 0, None, 0.0
+        self._epoch, self._seconds = 0, 0.0
+        self._best: Sequence[float] | None = None
 
     def step(self) -> Step:
         """Train for one epoch and compute its figures."""
@@ -257,7 +258,7 @@ class TrialRun:
         self._epoch += 1
         self._seconds += time.perf_counter() - start
         first = figures[0]
-        is_best = job.goal.first.is_better(first, self._best and self._best[0])
+        is_best = job.goal.first.is_better(first, None if self._best is None else self._best[0])
         if is_best or self._best is None:
             self._best = figures
         is_last = self._epoch >= job.epochs or job.goal.is_reached(first)

@@ -19,7 +19,7 @@ import weakref
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.cluster.spark import is_local, user_import_path
@@ -171,7 +171,7 @@ def ship_modules(sc: SparkContext) -> None:
     A program may import more after its context was started; what is new is sent at the next call.
     Executors on this machine import from where this program does.
     """
-    if is_local(sc.master) or sc.getConf().get("spark.driver.host") == "127.0.0.1":
+    if is_local(cast("str", sc.master)) or sc.getConf().get("spark.driver.host") == "127.0.0.1":
         return
     # Executors fetch the file from here for as long as the context lives, which removes it.
     directory = Path(sc._temp_dir)

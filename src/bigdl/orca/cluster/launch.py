@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
@@ -139,7 +139,8 @@ class LaunchedSpark:
         conf = SparkConf().setAll(list(properties.items()))
         # Other users of this machine can read the command line of the JVM.
         shown = SparkConf().setAll([item for item in properties.items() if item[0] != _SECRET])
-        gateway, readers = None, []
+        gateway = None
+        readers: list[threading.Thread] = []
         try:
             with EnvContext({**environment, "JAVA_HOME": str(java.home)}):
                 gateway = _launch_gateway(shown, readers if log_output else None)
@@ -181,7 +182,7 @@ def use_this_python(sc: SparkContext) -> None:
     PySpark's own default is the ``python3`` on ``PATH``, in a virtual environment often another.
     """
     asked = "PYSPARK_PYTHON" in os.environ or sc.getConf().get("spark.pyspark.python")
-    if sc.master.startswith("local") and not asked:
+    if cast("str", sc.master).startswith("local") and not asked:
         sc.pythonExec = sys.executable
 
 
@@ -489,19 +490,19 @@ def _reach(request: Request) -> Address:
     if cluster == "k8s":
         submission(request, Machine(environ=os.environ, program=("program.py",)))
         return check_reachable(
-            [kubernetes_address(_master(request))],
+            [kubernetes_address(cast("str", _master(request)))],
             "The API server of Kubernetes",
             "check master against the address that `kubectl cluster-info` shows",
         )
     return check_reachable(
-        standalone_masters(_master(request)),
+        standalone_masters(cast("str", _master(request))),
         "The master of the standalone cluster",
         "check that it runs there, or leave out master to start a cluster on this machine",
     )
 
 
 def _start_standalone(request: Request, log_output: bool) -> LaunchedSpark:
-    prefixes = [[]]
+    prefixes: list[list[str]] = [[]]
     if request.get("enable_numa_binding"):
         prefixes = numa_prefixes(request.num_nodes)
     cluster = StandaloneCluster.start(

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, require
@@ -297,7 +297,7 @@ class OrcaRayContext:
     @property
     def redis_address(self) -> str | None:
         """The address at which nodes join Ray, under its old name."""
-        return self.address_info and self.address_info["redis_address"]
+        return None if self.address_info is None else self.address_info["redis_address"]
 
     @property
     def is_local(self) -> bool:
@@ -326,7 +326,7 @@ class OrcaRayContext:
                 cluster = self.cluster
                 self.num_ray_nodes, self.ray_node_cpu_cores = cluster.nodes, cluster.cores_per_node
                 logger.info("Ray runs at %s: %r", self._launched.address, cluster)
-            return self.address_info
+            return cast("dict", self.address_info)
 
     def _launch(self, driver_cores):
         if is_connected():
@@ -420,8 +420,9 @@ class OrcaRayContext:
                 if sc is None:
                     raise UsageError(NO_RAY)
                 cls.set_of_program(cls("spark", sc=sc, **cls._program_options))
-            cls._of_program.init()
-            return cls._of_program
+            of_program = cast("OrcaRayContext", cls._of_program)
+            of_program.init()
+            return of_program
 
     @classmethod
     def set_of_program(cls, context: OrcaRayContext) -> None:

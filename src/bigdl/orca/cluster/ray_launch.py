@@ -208,7 +208,10 @@ def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
     Ray reads some of them when it is imported only, so it is told.
     """
     from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import (  # type: ignore[attr-defined]  # compiled; its stub lacks them
+        AuthenticationTokenLoader,
+        Config,
+    )
 
     before = set_variables(values)
     Config.initialize("")

@@ -12,7 +12,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast, overload
 
 from bigdl.common.errors import UsageError
 
@@ -46,7 +46,7 @@ class SparkCluster:
 
     def __init__(self, sc: SparkContext):
         self.sc = sc
-        self.master: str = sc.master
+        self.master = cast("str", sc.master)
 
     @classmethod
     def from_active(cls) -> SparkCluster:
@@ -149,6 +149,10 @@ class SparkCluster:
             logger.debug("maxNumConcurrentTasks failed, using defaultParallelism: %s", error)
             return self.sc.defaultParallelism
 
+    @overload
+    def _conf(self, key: str) -> str | None: ...
+    @overload
+    def _conf(self, key: str, default: str) -> str: ...
     def _conf(self, key: str, default: str | None = None) -> str | None:
         return self.sc.getConf().get(key, default)
 

@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import supervisor
@@ -205,7 +205,7 @@ def _environment(environ: Mapping[str, str], home, conf, directory, java) -> dic
 
 
 def _times(memory: str, number: int) -> str:
-    match = re.fullmatch(r"(\d+)([kmgt])", memory)
+    match = cast("re.Match[str]", re.fullmatch(r"(\d+)([kmgt])", memory))
     # in MiB: Spark's worker understands no smaller unit
     factor = {"k": 2**-10, "m": 1, "g": 2**10, "t": 2**20}[match[2]]
     return f"{int(int(match[1]) * factor) * number}m"
@@ -214,12 +214,12 @@ def _times(memory: str, number: int) -> str:
 def _stop(process: subprocess.Popen | None, directory: str, java: JavaHome) -> None:
     if process is not None:
         with contextlib.suppress(OSError):
-            process.stdin.close()
+            cast("IO", process.stdin).close()
         try:
             process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             process.kill()  # the kernel ends the daemons with it
             process.wait()
-        process.stdout.close()
+        cast("IO", process.stdout).close()
     shutil.rmtree(directory, ignore_errors=True)
     java.close()

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
@@ -322,7 +322,8 @@ class RayJob(CalledJob):
 
     def close(self) -> None:
         self._remove_spools()
-        self._spec = None  # the input in Ray's object store is freed with the last reference
+        # the input in Ray's object store is freed with the last reference
+        self._spec = cast("TaskSpec", None)
         self._ingest = None
         self._resources.close()
 
@@ -439,7 +440,9 @@ class RayEngine(Engine):
         """The actors of this driver."""
         return RayPool.of(self.cluster)
 
-    def open(self, fn, feed=None, num_workers=None, *, threads=None, keep_spools=False) -> RayJob:
+    def open(  # type: ignore[override]  # each engine has options of its own
+        self, fn, feed=None, num_workers=None, *, threads=None, keep_spools=False
+    ) -> RayJob:
         """Check, prepare the input, and return the job (no worker runs yet).
 
         Parameters

@@ -120,7 +120,9 @@ class SparkEngine(Engine):
         """Workers of a job that does not say otherwise: nodes times workers per node."""
         return self.cluster.nodes * self.workers_per_node
 
-    def open(self, fn, feed=None, num_workers=None, *, threads=None, keep_spools=False) -> SparkJob:
+    def open(  # type: ignore[override]  # each engine has options of its own
+        self, fn, feed=None, num_workers=None, *, threads=None, keep_spools=False
+    ) -> SparkJob:
         """Check, prepare the input, and return the job (no worker runs yet).
 
         Parameters

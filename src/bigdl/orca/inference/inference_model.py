@@ -237,7 +237,8 @@ def _one_copy(kind, *given) -> InferenceModel:
         case "openvino":
             copy = openvino_copy(*given)
         case "nano":
-            [copy] = nano_copies(*given, 1)
+            files, module = given
+            [copy] = nano_copies(files, module, 1)
     model._fill([copy], None)
     return model
 

@@ -82,7 +82,7 @@ def engine_of(
     min_workers : int, optional
         Of Ray; see :class:`~bigdl.orca.engines.ray.RayEngine`.
     """
-    options = {"workers_per_node": workers_per_node, "log_to_driver": log_to_driver}
+    options: dict[str, Any] = {"workers_per_node": workers_per_node, "log_to_driver": log_to_driver}
     if is_on_ray(backend):
         from bigdl.orca.cluster.ray import RayCluster
         from bigdl.orca.engines.ray import RayEngine

@@ -15,7 +15,7 @@ class BaseEstimator(ABC):
         """Train on distributed data; another call goes on where this one ended."""
 
     @abstractmethod
-    def evaluate(self, data, **options) -> dict:
+    def evaluate(self, data, **options) -> dict | list[dict]:
         """Loss and metrics on distributed data."""
 
     @abstractmethod

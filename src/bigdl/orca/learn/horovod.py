@@ -53,7 +53,7 @@ class HorovodRayRunner:
         if ray_ctx is not None and not ray_ctx.initialized:
             ray_ctx.init()
         self._engine = RayEngine(workers_per_node=workers_per_node)
-        self._made = worker_cls and (worker_cls, dict(worker_param or {}))
+        self._made = None if worker_cls is None else (worker_cls, dict(worker_param or {}))
 
     def run(self, func: Callable) -> list:
         """Call a function once in every process.

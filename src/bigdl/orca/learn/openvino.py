@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -129,7 +129,7 @@ class _Ready:
 
     def _padded(self, inputs, low) -> list[np.ndarray]:
         """Outputs for the rows of one call, of which the last one has too few."""
-        size = self._network.rows
+        size = cast("int", self._network.rows)
         parts = [array[low : low + size] for array in inputs]
         count = len(parts[0])
         if count < size:
@@ -206,7 +206,7 @@ class OpenvinoEstimator(BaseEstimator):
         self._network = Network.read(model_path)
         self._shipped = None
 
-    def predict(
+    def predict(  # type: ignore[override]  # each framework has options of its own
         self,
         data,
         feature_cols: str | Sequence[str] | None = None,

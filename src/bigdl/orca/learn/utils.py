@@ -90,7 +90,7 @@ def dataframe_to_xshards(
         raise UsageError(f'mode must be "fit", "evaluate" or "predict", got {mode!r}')
     if mode != "predict" and not label_cols:
         raise UsageError("label_cols is required to fit or evaluate on a Spark DataFrame")
-    labels = None if mode == "predict" else list(label_cols)
+    labels = None if mode == "predict" else list(label_cols or ())
     features = list(feature_cols or ())
 
     def shards(frame):

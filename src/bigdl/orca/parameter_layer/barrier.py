@@ -16,7 +16,7 @@ import socket
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from bigdl.runtime.shards.shard import remove_spool
 
 if TYPE_CHECKING:
     from bigdl.orca.data.feeds.group import FeedGroup
+    from bigdl.orca.engines.spark import SparkEngine
     from bigdl.orca.parameter_layer.rank import Replica
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.engine import Engine
@@ -69,7 +70,7 @@ class BarrierTransport(Transport):
         self._resources = contextlib.ExitStack()
         try:
             # again for each group takes its time
-            self._resources.enter_context(quiet(engine.cluster.sc))
+            self._resources.enter_context(quiet(cast("SparkEngine", engine).cluster.sc))
             number = self._resources.enter_context(job_number())
             training = secrets.token_hex(8)
             self._job = engine.open(
@@ -237,7 +238,8 @@ def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
     received = torch.empty_like(sent)
     with _peers():
         dist.all_to_all_single(received, sent)
-    written, works = {}, []
+    written: dict[int, torch.Tensor] = {}
+    works: list[dist.Work] = []
     for distance in range(1, ranks):
         source, target = (own - distance) % ranks, (own + distance) % ranks
         message = messages[target]
@@ -246,8 +248,8 @@ def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
         incoming = torch.empty(int(received[source]), dtype=torch.uint8)
         received_messages[source] = incoming.numpy()
         with _peers():
-            works.append(dist.irecv(incoming, source))
-            works.append(dist.isend(written[id(message)], target))
+            works.append(cast("dist.Work", dist.irecv(incoming, source)))
+            works.append(cast("dist.Work", dist.isend(written[id(message)], target)))
     with _peers():
         for work in works:
             work.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import overload
 
 import torch
 
@@ -52,6 +53,10 @@ class LARS(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self.norms: Sequence[tuple[float, float]] | None = None
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update of the parameters that have a gradient."""

@@ -165,7 +165,7 @@ class SliceOptimizer:
 # -- the state of the whole optimizer -------------------------------------------------------------
 
 
-def cut_state(state: dict, geometry: Geometry, rank: int) -> list[dict]:
+def cut_state(state: Mapping[int, Mapping], geometry: Geometry, rank: int) -> list[dict]:
     """The part of an optimizer's state for the segments of a slice.
 
     Parameters

@@ -70,10 +70,11 @@ class Pairs:
         self.sc, self.partitions, self._are_small = sc, partitions, are_small
         self._jvm = _Jvm(sc)
         # the second argument tells partitioners apart: equal ones make no second shuffle
-        self._partitioner = sc._jvm.PythonPartitioner(partitions, id(_same))
+        jvm: Any = sc._jvm
+        self._partitioner = jvm.PythonPartitioner(partitions, id(_same))
         # Java's own copies large arrays once more than Kryo does, but a task makes two of Kryo's
         # for itself, which takes longer than all else that it does
-        serializers, conf = sc._jvm.org.apache.spark.serializer, sc._jsc.sc().conf()
+        serializers, conf = jvm.org.apache.spark.serializer, sc._jsc.sc().conf()
         self._for_large = serializers.KryoSerializer(conf)
         self._serializer = serializers.JavaSerializer(conf) if are_small else self._for_large
 
@@ -90,7 +91,7 @@ class Pairs:
 
     def taken(self, rdd: RDD, task: Callable) -> Any:
         """Pairs from any RDD of PySpark: what ``task(index, items)`` yields, by key."""
-        raw = rdd.mapPartitionsWithIndex(task)
+        raw: Any = rdd.mapPartitionsWithIndex(task)
         raw._bypass_serializer = True
         return self._by_key(raw._jrdd.rdd(), self._for_large)
 

@@ -182,7 +182,7 @@ class Rank:
                 step.limit, lambda: replica.compute(step, vector, buffers)
             )
             is_late = computed_contribution is None
-            if is_late:
+            if computed_contribution is None:
                 contribution.record["dropped"] = step.rows(self.rank)
             else:
                 contribution = computed_contribution

@@ -162,14 +162,15 @@ def states_of(
         Of every rank; those of another number of ranks are of no use.
     """
     geometry, owners = plan.geometry, plan.owners
-    if residuals is None or len(residuals) != owners:
-        residuals = [None] * owners
+    kept: Sequence[np.ndarray | None] = [None] * owners
+    if residuals is not None and len(residuals) == owners:
+        kept = residuals
     return [
         RankState(
             vector[low:high].copy(),
             cut_state(optimizer, geometry, rank),
             {n: b for n, b in buffers.items() if n % owners == rank},
-            residuals[rank],
+            kept[rank],
         )
         for rank, (low, high) in enumerate(geometry.bounds)
     ]

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
@@ -152,7 +152,7 @@ class _Computation(Generic[T]):
     def result(self) -> T:
         if self._error is not None:
             raise self._error
-        return self._value
+        return cast("T", self._value)
 
 
 _late: list[_Computation] = []  # of this process: at most one

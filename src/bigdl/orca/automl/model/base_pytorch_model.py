@@ -365,7 +365,7 @@ def _checked(batch) -> list:
         )
     *features, target = batch
     if len(features) == 1 and isinstance(features[0], list | tuple):
-        features = features[0]
+        features = list(features[0])
     return [*features, target]
 
 

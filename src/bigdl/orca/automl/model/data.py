@@ -67,8 +67,9 @@ class Rows:
             Which the order depends on; None keeps it.
         """
         size, count = batch_size_of(config), len(self)
-        shuffle = epoch is not None and config.get("shuffle", True)
-        order = permutation(count, config.get("seed", 0), epoch, 0) if shuffle else None
+        order = None
+        if epoch is not None and config.get("shuffle", True):
+            order = permutation(count, config.get("seed", 0), epoch, 0)
 
         def batch(first: int) -> Batch:
             def take(start: int, stop: int) -> tuple:
@@ -314,9 +315,10 @@ def _read(reader, features, labels, name) -> Rows:
 
     with tempfile.TemporaryDirectory(prefix="bigdl-rows-") as folder:
 
-        def open_spool(part, specs):
+        def spool(part, specs):
             return SpoolWriter(folder, os.getpid(), f"{part}-0", specs)
 
+        open_spool: Any = spool  # a function with attributes
         open_spool.place, open_spool.world_size = 0, 1
         (shard,) = reader(iter(()), open_spool).values()
         return _of_shard(shard, features, labels, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import plan as spark_plan
@@ -42,7 +42,7 @@ class FeedGroup(Feed):
             ((only, feed),) = self.feeds.items()
             return feed.prepare(cluster, num_workers, name=only)
         if all(isinstance(f, PackedFeed) and f.travels(cluster) for f in self.feeds.values()):
-            return prepare_packed(self.feeds, num_workers)
+            return prepare_packed(cast("Mapping[str, PackedFeed]", self.feeds), num_workers)
         return combined([f.prepare(cluster, num_workers, name=k) for k, f in self.feeds.items()])
 
 
@@ -66,7 +66,7 @@ def packed_cells(
     first = next(iter(feeds.values()))
     with contextlib.ExitStack() as on_error:
         on_error.callback(opened.close)
-        packed = None
+        packed: Any = None
         for number, feed in enumerate(feeds.values()):
             cells, columns, close = feed.cells(number, num_workers, first if number else None)
             opened.callback(close)

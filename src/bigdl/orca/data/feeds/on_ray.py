@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import RayCluster
@@ -118,11 +119,11 @@ class _PartitionFeed(ShardsFeed):
 
         chunks = _chunks(*self._named, self._dtypes)
         pack = ray.remote(_pack).options(num_returns=num_workers)
-        packed = [
+        made: list[Any] = [
             pack.remote(partition, number, chunks, self.name, num_workers)
             for number, partition in enumerate(self.partitions())
         ]
-        packed = [[each] if num_workers == 1 else each for each in packed]
+        packed = [[each] if num_workers == 1 else each for each in made]
         blocks = [[each[rank] for each in packed] for rank in range(num_workers)]
         return Ingest(None, _block_reader([name], [()], blocks))
 

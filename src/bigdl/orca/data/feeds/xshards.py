@@ -41,13 +41,16 @@ class ShardsFeed(Feed):
         shards: Any,
         feature_cols: Sequence[str] | None = None,
         label_cols: Sequence[str] | None = None,
-        config: Mapping[str, Any] | None = None,
+        config: dict[str, Any] | None = None,
         *,
         name: str | None = None,
     ):
         self.shards = shards
         self.name = name
-        self._named = [list(c) if c else None for c in (feature_cols, label_cols)]
+        self._named = (
+            list(feature_cols) if feature_cols else None,
+            list(label_cols) if label_cols else None,
+        )
         self.feature_cols = tuple(feature_cols) if feature_cols else None
         self.label_cols = tuple(label_cols or ()) if feature_cols else None
         self._dtypes = {"floats": float_dtype(config), "texts": takes_texts(config)}

@@ -373,7 +373,11 @@ def write_parquet(format: str, output_path: str, *args: Any, **kwargs: Any) -> N
     *args, **kwargs
         Of :func:`write_mnist`, :func:`write_from_directory` or :func:`write_voc`.
     """
-    writers = {"mnist": write_mnist, "image_folder": write_from_directory, "voc": write_voc}
+    writers: dict[str, Callable[..., None]] = {
+        "mnist": write_mnist,
+        "image_folder": write_from_directory,
+        "voc": write_voc,
+    }
     writers[check_choice("format", format, writers)](*args, output_path=output_path, **kwargs)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 from xml.etree import ElementTree
 
 import numpy as np
@@ -116,7 +116,8 @@ def read_images_spark(
     images, paths = _listed(file_path, image_type)
     parts = _partitions(len(paths))
     if target_path is None:
-        masks, pairs = None, [(path, None) for path in paths]
+        masks = None
+        pairs: Sequence[tuple[str, str | None]] = [(path, None) for path in paths]
     else:
         masks, mask_paths = _listed(target_path, target_type)
         pairs = _pairs(paths, mask_paths)
@@ -349,17 +350,22 @@ def voc_images(root: str, splits: Any) -> list[tuple[str, str]]:
     return found
 
 
+def _number(element: ElementTree.Element, path: str) -> float:
+    """The number at a path; TypeError where there is none."""
+    return float(cast("str", element.findtext(path)))
+
+
 def voc_boxes(annotation: str, numbers: Mapping[str, int]) -> np.ndarray:
     """The objects of an annotation file: float32 of shape (objects, 6)."""
     try:
         tree = ElementTree.fromstring(read_bytes(annotation))
-        width, height = (float(tree.findtext(f"size/{side}")) for side in ("width", "height"))
+        width, height = (_number(tree, f"size/{side}") for side in ("width", "height"))
         rows = []
         for item in tree.iter("object"):
             number = numbers.get((item.findtext("name") or "").strip())
             if number is None:
                 continue
-            box = [float(item.findtext(f"bndbox/{n}")) for n in ("xmin", "ymin", "xmax", "ymax")]
+            box = [_number(item, f"bndbox/{n}") for n in ("xmin", "ymin", "xmax", "ymax")]
             scaled = [value / side for value, side in zip(box, [width, height] * 2, strict=True)]
             rows.append([*scaled, number, int(item.findtext("difficult") or 0)])
     except (ElementTree.ParseError, TypeError, ValueError, ZeroDivisionError) as error:

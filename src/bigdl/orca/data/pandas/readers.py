@@ -216,7 +216,7 @@ def _used(usecols, names: list[str], are_given: bool) -> list[int]:
         return list(range(len(names)))
     if callable(usecols):
         return [i for i, name in enumerate(names) if usecols(name)]
-    wanted = [usecols] if isinstance(usecols, str) else list(usecols)
+    wanted: list[Any] = [usecols] if isinstance(usecols, str) else list(usecols)
     if all(isinstance(each, int) for each in wanted):
         missing = [each for each in wanted if not 0 <= each < len(names)]
         positions = set(wanted)
@@ -305,7 +305,7 @@ def read_with_pandas(kind: str, file_path, options: dict[str, Any]):
     files = [
         file for path in split_paths(file_path) for file in files_of(path, nested=kind == "parquet")
     ]
-    cluster = RayCluster.from_active() if on_ray else SparkCluster.from_active()
+    cluster: Any = RayCluster.from_active() if on_ray else SparkCluster.from_active()
     number = min(len(files), cluster.nodes * cluster.cores_per_node)
     groups = [files[low:high] for low, high in even_cut(len(files), number)]
     for option in ("iterator", "chunksize"):
@@ -321,7 +321,7 @@ def _on_ray(reader: _Reader, groups: list[list[str]]):
     """RayXShards of a frame for every group of files."""
     import ray
 
-    task = ray.remote(lambda files: [reader(files)])
+    task: Any = ray.remote(lambda files: [reader(files)])
     return RayXShards([task.remote(files) for files in groups])
 
 

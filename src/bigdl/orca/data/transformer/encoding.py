@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.xshards import SparkXShards
@@ -51,7 +51,7 @@ class StringIndexer:
 
     def __init__(self, inputCol: str | list[str] | None = None):
         self.inputCol = inputCol
-        self.indices: list[StringIndex] | None = None
+        self.indices: StringIndex | list[StringIndex] | None = None
 
     def setInputCol(self, inputCol: str | list[str]) -> StringIndexer:
         """Set the columns, which :meth:`fit_transform` has to learn then; returns this object."""
@@ -353,7 +353,7 @@ def _series_function(encoder: _Encoder, wanted: str) -> Callable:
 
     # the annotations of this module are text, which pandas_udf does not read
     encode.__annotations__ = {"values": pd.Series, "return": pd.Series}
-    return pandas_udf(encode, wanted)
+    return cast("Any", pandas_udf)(encode, wanted)
 
 
 class _EncodeShard:
@@ -435,7 +435,7 @@ class StringIndex:
     def to_dict(self) -> dict[Any, int]:
         """The number of each value."""
         if self._ids is None:
-            rows = self._df.select(self.col_name, "id").collect()
+            rows = cast("DataFrame", self._df).select(self.col_name, "id").collect()
             self._ids = {value: number for value, number in rows if value is not None}
         return dict(self._ids)
 

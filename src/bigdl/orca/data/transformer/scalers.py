@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -119,7 +119,7 @@ class _Scaler(ABC):
         if self._line is None:
             raise UsageError("Please call fit_transform first")
         columns = self._columns(shards)
-        return shards.transform_shard(_ScaleShard(columns, self.outputCol, self._line))
+        return shards.transform_shard(_ScaleShard(columns, cast("str", self.outputCol), self._line))
 
     def _columns(self, shards: SparkXShards) -> list[str]:
         columns = as_columns(self.inputCol, "inputCol")

@@ -74,7 +74,8 @@ class XShards(ABC):
         UsageError
             If the files are of others and `trust` is False.
         """
-        return XShards._engines["spark"]._load_pickle(path, minPartitions, trust)
+        spark: Any = XShards._engines["spark"]
+        return spark._load_pickle(path, minPartitions, trust)
 
     @staticmethod
     def partition(data: Any, num_shards: int | None = None) -> SparkXShards | RayXShards:
@@ -108,7 +109,8 @@ class XShards(ABC):
             map_arrays(data, lambda array, low=low, high=high: array[low:high])
             for low, high in even_cut(rows, number)
         ]
-        return XShards._engines["ray" if on_ray else "spark"]._from_shards(shards)
+        engine: Any = XShards._engines["ray" if on_ray else "spark"]
+        return engine._from_shards(shards)
 
 
 def _count_rows(data: Any) -> int:
@@ -168,7 +170,7 @@ class SharedValue:
         broadcaster = RayCluster().broadcaster if on_ray else SparkCluster.from_active().sc
         # As bytes: Spark's own pickler does not know the classes of the main program.
         self.broadcast_data = broadcaster.broadcast(cloudpickle.dumps(data))
-        self._data = (data,)
+        self._data: tuple[Any] | None = (data,)
 
     def __reduce__(self):
         return _received, (self.broadcast_data,)
@@ -179,7 +181,7 @@ class SharedValue:
         if self._data is None:
             import cloudpickle
 
-            broadcast = self.broadcast_data
+            broadcast: Any = self.broadcast_data
             if not hasattr(broadcast, "_bigdl_value"):  # lives as long as Spark keeps the bytes
                 broadcast._bigdl_value = (cloudpickle.loads(broadcast.value),)
             self._data = broadcast._bigdl_value

@@ -310,7 +310,9 @@ def frames_of(frame: DataFrame, shard_size: int | None = None, names: Sequence |
         # vector_to_array fails on a null
         frame = frame.select(
             *(
-                F.when(F.col(c).isNotNull(), vector_to_array(c)).alias(c) if is_vector else F.col(c)
+                F.when(F.col(c).isNotNull(), vector_to_array(F.col(c))).alias(c)
+                if is_vector
+                else F.col(c)
                 for c, is_vector in zip(safe, vectors, strict=True)
             )
         )
@@ -446,7 +448,7 @@ def described(rdd, columns: Sequence | None):
     frame, names = spark_frame(rdd, safe=True)
     chosen = names if columns is None else list(columns)
     safe = [_safe(names, column) for column in chosen]
-    result = frame.describe(*safe).toPandas() if safe else frame.describe().toPandas()
+    result: Any = frame.describe(*safe).toPandas() if safe else frame.describe().toPandas()
     back = {f"c{i}": name for i, name in enumerate(names)}
     return result.rename(columns=back)
 
@@ -554,8 +556,8 @@ def merged(left_rdd, right_rdd, how: str, on: Sequence | None):
             columns.append(F.col(f"r{_safe(right_names, name)}"))
             names.append(f"{name}_y" if name in left_names else name)
     safe = [column.alias(f"c{i}") for i, column in enumerate(columns)]
-    order = {"right": ["r", "l"]}.get(how, ["l", "r"])
-    order = [F.asc_nulls_last(place) for place in order]
+    places = {"right": ["r", "l"]}.get(how, ["l", "r"])
+    order = [F.asc_nulls_last(place) for place in places]
     if how == "outer":
         position = {name: i for i, name in enumerate(left_names)}
         order = [F.asc_nulls_last(f"c{position[key]}") for key in keys] + order

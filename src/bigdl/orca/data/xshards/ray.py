@@ -116,7 +116,7 @@ class RayXShards(XShards, engine="ray"):
         import ray
 
         counts = ray.get([_remote(_count).remote(each) for each in self._references])
-        references = []
+        references: list = []
         for count, partition in zip(counts, self._references, strict=True):
             made = _remote(_items).options(num_returns=count).remote(partition) if count else []
             references += [made] if count == 1 else made

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 __all__ = [
     "DATA_FRAME",
@@ -154,10 +154,9 @@ def count_items(shard: Any) -> int | None:
 def repartition(rdd, summaries: list[Summary], number: int):
     """An RDD of `number` equal partitions, and the class of its shards if all are of one."""
     classes = {name for summary in summaries for name in summary.classes}
-    counts = [summary.rows for summary in summaries]
-    by_rows = len(classes) == 1 and all(None not in each for each in counts)
-    if not by_rows:
-        counts = [[1] * len(each) for each in counts]
+    rows = [summary.rows for summary in summaries]
+    by_rows = len(classes) == 1 and all(None not in each for each in rows)
+    counts = cast("list[list[int]]", rows) if by_rows else [[1] * len(each) for each in rows]
     total = sum(map(sum, counts))
     starts, row = [], 0
     for each in counts:

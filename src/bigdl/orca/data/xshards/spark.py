@@ -314,7 +314,7 @@ class SparkXShards(XShards, engine="spark"):
     def _require_columns(self, names: Sequence, message: str | None = None) -> list:
         schema = self.get_schema()
         missing = [name for name in names if schema and name not in schema["columns"]]
-        if missing:
+        if schema and missing:
             message = message or "There is no such column in the DataFrame"
             raise UsageError(f"{message}: {missing}, not in {schema['columns']}")
         return list(names)
@@ -443,7 +443,8 @@ class SparkXShards(XShards, engine="spark"):
         import pandas as pd
 
         self._require_frames()
-        first, rows, partition, step = [], 0, 0, 1
+        first: list[pd.DataFrame] = []
+        rows, partition, step = 0, 0, 1
         heads = self.rdd.map(_Method("head", n))
         while partition < self.num_partitions() and (rows < n or not first):
             stop = min(partition + step, self.num_partitions())

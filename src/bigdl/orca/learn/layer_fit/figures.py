@@ -7,13 +7,15 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from bigdl.common.drawing import Scale, svg, text, write_drawing
 from bigdl.training.figures import EpochSums, loss_parts
 
 if TYPE_CHECKING:
     import torch
+
+    from bigdl.runtime.collectives.base import GradientSync
 
 __all__ = ["PHASES", "GroupPhases", "LayerFigures", "draw_phases", "phase_summaries"]
 
@@ -141,7 +143,7 @@ class LayerFigures:
         the parameter layer, ``sync_s`` (all that is not ``compute_s``), and ``bytes_per_step``,
         which all ranks together sent as gradients.
         """
-        figures = EpochSums().reduce(_Known(self.of_ranks))
+        figures = EpochSums().reduce(cast("GradientSync", _Known(self.of_ranks)))
         if figures is None or not self._steps:
             return figures
         profile = figures["profile"]

@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -338,7 +338,7 @@ class LayerLoop(FitLoop):
 
     def _fit_slices_to_slots(self) -> None:
         """Cut the weights in as many slices as tasks can run at once."""
-        plan, fewest = self._layer_plan, self._options.min_workers
+        plan, fewest = self._layer_plan, cast("int", self._options.min_workers)
         slices = min(plan.ranks, max(fewest, self._cluster.slots()))
         if slices == plan.owners:
             return

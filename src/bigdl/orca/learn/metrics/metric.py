@@ -302,14 +302,18 @@ def _metrics_within(metric: Any) -> dict[str, Any]:
     }
 
 
-def _torchmetrics_reductions(metric: Any) -> tuple[set[str], dict[str, str]]:
+def _torchmetrics_reductions(metric: Any) -> tuple[set[str], dict[str, Reduction]]:
     """Return the keys of list states, and how every tensor of the state merges."""
     from torchmetrics.utilities import data
     from torchmetrics.wrappers.abstract import WrapperMetric
 
-    known = {data.dim_zero_sum: "sum", data.dim_zero_max: "max", data.dim_zero_min: "min"}
+    known: dict[Any, Reduction] = {
+        data.dim_zero_sum: "sum",
+        data.dim_zero_max: "max",
+        data.dim_zero_min: "min",
+    }
     lists: set[str] = set()
-    reductions: dict[str, str] = {_UPDATES: "sum"}
+    reductions: dict[str, Reduction] = {_UPDATES: "sum"}
     for prefix, part in _metrics_within(metric).items():
         refuse = UsageError(
             f"the torchmetrics metric {type(part).__name__} cannot be merged across workers "

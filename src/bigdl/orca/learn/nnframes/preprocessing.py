@@ -76,7 +76,8 @@ class SeqToTensor(Preprocessing):
         self.size = None if size is None else tuple(size)
         if not all(_is_size(s) for s in self.size or ()):
             raise UsageError(
-                f"The size of a row must be a list of ints of at least 1, got {list(self.size)}"
+                "The size of a row must be a list of ints of at least 1, got "
+                f"{list(self.size or ())}"
             )
 
     def batch(self, rows):

@@ -185,7 +185,7 @@ logger = logging.getLogger("bigdl.orca")
 def predict_dataframe(
     frame,
     shipped: Shipped,
-    config: dict,
+    config: dict | None,
     feature_cols: Sequence[str],
     batch_size: int,
     output_cols: Sequence[str] | None = None,
@@ -235,7 +235,7 @@ def predict_dataframe(
     return result.toDF(*frame.columns, *columns.names)
 
 
-def converted_columns(frame, config: dict, feature_cols: Sequence[str]):
+def converted_columns(frame, config: dict | None, feature_cols: Sequence[str]):
     """The columns of a DataFrame that a model takes, in the types of its inputs.
 
     Returns

@@ -37,7 +37,7 @@ __all__ = [
 def predict_any(
     data: Any,
     shipped,
-    config: dict,
+    config: dict | None,
     feature_cols: Sequence[str],
     batch_size: int,
     output_cols: Sequence[str] | None,
@@ -275,7 +275,7 @@ def predict_ray(
     data,
     kind: str,
     shipped,
-    config: dict,
+    config: dict | None,
     feature_cols: Sequence[str],
     batch_size: int,
     output_cols: Sequence[str] | None,

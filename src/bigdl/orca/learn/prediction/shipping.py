@@ -13,10 +13,13 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bigdl.common.errors import UsageError
 from bigdl.training.device import device_of_task
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Ready", "Shippable", "Shipped", "digest_of"]
 
@@ -33,7 +36,8 @@ class Ready(Protocol):
         Whether trailing dimensions of size 1 of its outputs are dropped.
     """
 
-    squeezes: bool
+    @property
+    def squeezes(self) -> bool: ...
 
     def __call__(self, batch: list) -> Any:
         """What the model returns for a batch of numpy columns."""
@@ -42,7 +46,7 @@ class Ready(Protocol):
 class Shippable(Protocol):
     """A model that can be pickled; every framework has its own."""
 
-    def ready(self, device) -> Ready:
+    def ready(self, device: torch.device) -> Ready:
         """The model, in a process and on a device."""
 
 

@@ -313,7 +313,7 @@ class AcceleratedSnapshot:
     original: TorchSnapshot | None = None
     sample: tuple | None = None
 
-    def ready(self, device: torch.device) -> TorchReady:
+    def ready(self, device: torch.device | None) -> TorchReady:
         """The model; it computes on the CPU wherever it is."""
         import torch
 

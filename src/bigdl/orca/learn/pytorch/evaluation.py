@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.forward import BatchColumns, forward_for
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.engine import Job
     from bigdl.runtime.worker import Worker
+    from bigdl.training.loading import LoaderBatches
 
 __all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_shard", "run_evaluation"]
 
@@ -69,7 +70,7 @@ class _Tally:
 def evaluate_shard(
     runner: Runner,
     forward_pass: ForwardPass,
-    data: TensorShard,
+    data: TensorShard | LoaderBatches,
     sync: GradientSync,
     settings: EvaluationSettings,
 ) -> dict:
@@ -97,19 +98,19 @@ def evaluate_shard(
 
     states = sync.gather(dumps({name: m.state() for name, m in measures.items()}))
     tallies = sync.gather(json.dumps(asdict(tally)).encode())
-    evaluation = None
+    evaluation: dict[str, Any] | None = None
     if sync.rank == 0:
         with_loss = forward_pass.criterion is not None
-        workers = list(zip([_Tally(**json.loads(t)) for t in tallies], states, strict=True))
+        gathered = zip(cast("list[bytes]", tallies), cast("list[bytes]", states), strict=True)
+        workers = [(_Tally(**json.loads(t)), state) for t, state in gathered]
         evaluation = {
             "figures": _figures(workers, measures, with_loss),
             "profile": _profile([t for t, _ in workers]),
         }
         if settings.per_worker:
             evaluation["workers"] = [_figures([w], measures, with_loss) for w in workers]
-    return json.loads(
-        sync.broadcast(None if evaluation is None else json.dumps(evaluation).encode())
-    )
+    found = sync.broadcast(None if evaluation is None else json.dumps(evaluation).encode())
+    return json.loads(cast("bytes", found))
 
 
 def _tally(runner, forward_pass, data, settings, world_size, measures) -> _Tally:

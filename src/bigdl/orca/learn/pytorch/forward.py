@@ -8,7 +8,7 @@ import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 
@@ -126,11 +126,11 @@ class LightningForward:
                 "A LightningModule with automatic_optimization=False is not supported; return the "
                 "loss from training_step"
             )
-        self.model = model
+        self.model = cast("Any", model)  # a LightningModule
         self.columns = columns or BatchColumns()
         self._values: dict[str, float] = {}
-        model.log = self._log
-        model.log_dict = self._log_dict
+        self.model.log = self._log
+        self.model.log_dict = self._log_dict
 
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
         """Output (None), target and loss of a training batch."""

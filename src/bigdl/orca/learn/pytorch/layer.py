@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -75,7 +75,9 @@ class TorchLayerModel(LayerModel):
     def plan(self, ranks: int, options: LayerOptions) -> LayerPlan:
         """The plan of a training of this model."""
         optimizer, clipping = self.built.optimizer, self._clipping
-        clamp = None if clipping.minimum is None else (clipping.minimum, clipping.maximum)
+        clamp = None
+        if clipping.minimum is not None:
+            clamp = clipping.minimum, cast("float", clipping.maximum)  # both or none
         return LayerPlan(
             tuple(p.numel() for p in self._parameters),
             groups_of(optimizer),
@@ -260,12 +262,14 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
     config : dict
     """
 
+    _layer: TorchLayerModel
+
     def __init__(self, run: LayerRun, config: dict):
-        settings = run.settings
-        place = SimpleNamespace(rank=0, world_size=run.plan.ranks)
+        settings = cast("FitSettings", run.settings)
+        place: Any = SimpleNamespace(rank=0, world_size=run.plan.ranks)
         Runner.__init__(self, place, config, settings.callbacks)
         LayerLoop.__init__(self, run)
-        self._built = built = run.model.built
+        self._built = built = self._layer.built
         self.model, self.optimizer = built.model, built.optimizer
         self.criterion, self.scheduler = built.criterion, built.scheduler
         self.device = next(self.model.parameters()).device
@@ -301,7 +305,8 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
 
     def _evaluate(self) -> dict:
         self._pull()
-        return self._validate_weights(dumps(self.model.state_dict()))
+        validate = cast("Callable[[bytes], dict]", self._validate_weights)
+        return validate(dumps(self.model.state_dict()))
 
     def _end_training_epoch(self) -> None:
         if self.callbacks:

@@ -14,7 +14,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
@@ -376,7 +376,7 @@ class TorchEpochs(Runner, FitLoop):
 
     def _validate(self, entry: dict) -> None:
         self.call("before_val_epoch")
-        evaluation = self._evaluate()
+        evaluation = cast("dict", self._evaluate())
         figures = validation_names(evaluation["figures"])
         entry.update(figures)
         entry["profile"].update(evaluation["profile"])
@@ -395,6 +395,10 @@ class TorchEpochs(Runner, FitLoop):
 
 class TorchLoop(TorchEpochs, WorkerLoop):
     """One worker's part of a fit."""
+
+    _is_uneven: bool
+    _data: TensorShard | LoaderBatches
+    _validation: TensorShard | LoaderBatches | None
 
     def __init__(
         self, worker: Worker, sync: GradientSync, parts: ModelParts, settings: FitSettings
@@ -491,7 +495,8 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             precision=self.settings.precision,
         )
         with self._buffers.merged():
-            return evaluate_shard(self, self._forward_pass, self._validation, self.sync, settings)
+            validation = cast("TensorShard | LoaderBatches", self._validation)
+            return evaluate_shard(self, self._forward_pass, validation, self.sync, settings)
 
     def merged_buffers(self) -> contextlib.AbstractContextManager:
         return self._buffers.merged()

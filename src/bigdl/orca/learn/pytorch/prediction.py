@@ -17,7 +17,9 @@ from bigdl.training.device import precision_of, to_device
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+    from bigdl.orca.cluster.ray import Broadcaster
     from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
+    from bigdl.runtime.local import SharedFile
 
 __all__ = ["TorchReady", "TorchSnapshot", "predicting_parts", "ship"]
 
@@ -88,7 +90,7 @@ class TorchSnapshot:
 def ship(
     parts: ModelParts,
     weights: bytes,
-    sc: SparkContext,
+    sc: SparkContext | Broadcaster | type[SharedFile],
     precision: str,
     previous: Shipped | None = None,
 ) -> Shipped:

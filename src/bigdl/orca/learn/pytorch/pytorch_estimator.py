@@ -9,7 +9,7 @@ import os
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError
@@ -73,13 +73,17 @@ class PyTorchEstimator(BaseEstimator):
         from bigdl.orca.learn.backends import sync_of
 
         if backend == "bigdl":
-            from bigdl.orca.learn.pytorch.layer import TorchLayerTraining as TrainingType
+            from bigdl.orca.learn.pytorch.layer import TorchLayerTraining
+
+            training: type[TorchTraining] = TorchLayerTraining
         else:
-            from bigdl.orca.learn.pytorch.loop import TorchTraining as TrainingType
+            from bigdl.orca.learn.pytorch.loop import TorchTraining
+
+            training = TorchTraining
 
         self._parts, self._backend, self._precision = parts, backend, precision
         self._sync = sync_of(backend)
-        self._training = TrainingType(model_dir, self._sync, num_to_keep)
+        self._training = training(model_dir, self._sync, num_to_keep)
         # refuses now what would fail later, and gives the names
         self._metrics, self._metric_names = _named_metrics(metrics)
         self._workers_per_node = workers_per_node
@@ -396,7 +400,7 @@ Ray also RayXShards or a ray.data.Dataset
 
     # -- predict -----------------------------------------------------------------------------
 
-    def predict(
+    def predict(  # type: ignore[override]  # each framework has options of its own
         self,
         data: Any,
         batch_size: int = 32,
@@ -454,7 +458,8 @@ RayXShards or a ray.data.Dataset
             _check_not_accelerated(accelerate)
             from bigdl.orca.learn.pytorch.prediction import predicting_parts
 
-            parts = predicting_parts(parts, *as_callbacks(callbacks))
+            (main,) = as_callbacks(callbacks)
+            parts = predicting_parts(parts, cast("MainCallback", main))
         feature_cols = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
         output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
         cluster = cluster_of(self._backend, data, self._workers_per_node)
@@ -745,7 +750,8 @@ RayXShards or a ray.data.Dataset
     def _write_events(self) -> None:
         """Write what the last fit has added."""
         if self._events is not None:
-            self._events.write(self.get_train_summary(), self.get_validation_summary())
+            train, validation = self.get_train_summary(), self.get_validation_summary()
+            self._events.write(cast("dict", train), cast("dict", validation))
 
     # -- helpers -------------------------------------------------------------------------------
 

@@ -75,7 +75,11 @@ class Runner:
         self.scheduler: Any = None
         self.criterion: Any = None
         self.device: Any = None
-        self.batch = self.batch_idx = self.output = self.target = self.loss = None
+        self.batch: Any = None
+        self.batch_idx: int | None = None
+        self.output: Any = None
+        self.target: Any = None
+        self.loss: Any = None
         self.epoch_stats: dict = {}
         self.metrics_stats: dict = {}
         self.train_loader: WorkerBatches | None = None

@@ -7,7 +7,7 @@ import numbers
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
@@ -355,7 +355,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         batch_size = _check_batch_size(batch_size, columns)
         settings = KerasFitSettings(
             goal=Goal(epochs=count),
-            batch_size=batch_size,
+            batch_size=cast("int", batch_size),  # None where a function makes the batches
             seed=0,
             validation=EvaluationSettings(
                 batch_size,
@@ -481,7 +481,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
                 raise UsageError("The data to evaluate has no rows") from None
         return {f"validation_{name}": value for name, value in figures.items()}
 
-    def predict(
+    def predict(  # type: ignore[override]  # each framework has options of its own
         self,
         data: Any,
         batch_size: int | None = 32,

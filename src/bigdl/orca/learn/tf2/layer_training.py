@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from bigdl.training.keras.state import (
     synchronized_layers,
     zeros_of,
 )
+
+if TYPE_CHECKING:
+    from bigdl.training.keras.loop import KerasFitSettings
 
 __all__ = ["KerasLayerLoop", "KerasLayerModel", "KerasLayerTraining"]
 
@@ -103,10 +106,14 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
     callbacks : sequence of keras.callbacks.Callback
     """
 
+    settings: KerasFitSettings
+    _layer: KerasLayerModel
+    _figures: _KerasLayerFigures
+
     def __init__(self, run: LayerRun, callbacks: Sequence[Any]):
         super().__init__(run)
-        self.model, settings = run.model.model, run.settings
-        self._callbacks: WorkerCallbacks | None = None
+        self.model, settings = self._layer.model, self.settings
+        self._callbacks = cast("WorkerCallbacks", None)  # until the first rows are known
         self._numbers = ""  # what callbacks had counted
         self.begin(run.start)
         self._callbacks = WorkerCallbacks(
@@ -152,7 +159,7 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
 
     def _entry(self) -> dict:
         position, figures = self.position, self._figures
-        sums = figures.entry()
+        sums = cast("dict", figures.entry())
         # a step of the user's own may return figures of its own
         logs = figures.means() or self._layer.figures(figures.added)
         if self._options.stragglers is not None:
@@ -169,7 +176,8 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
     def _validation(self) -> dict[str, float]:
         self._pull()
         self._callbacks.list.on_test_begin()
-        figures = self._validate_weights(dump_weights(self.model))
+        validate = cast("Callable[[bytes], dict]", self._validate_weights)
+        figures = validate(dump_weights(self.model))
         self._callbacks.list.on_test_end(figures)
         return {f"val_{name}": value for name, value in figures.items()}
 
@@ -351,7 +359,7 @@ class KerasLayerModel(LayerModel):
 
     # -- figures -------------------------------------------------------------------------------
 
-    def figures(self, added: Sequence[Sequence[float]]) -> dict:
+    def figures(self, added: Sequence[Sequence[float] | np.ndarray]) -> dict:
         """Return the figures of metrics to whose states so much was added since they were reset."""
         model = self.model
         model.reset_metrics()

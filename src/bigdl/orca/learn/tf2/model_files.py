@@ -506,7 +506,7 @@ def _format_to_write(filepath: str, save_format: str | None) -> str:
     if save_format not in (None, *_FILES):
         raise UsageError(f'save_format should be "keras", "h5" or "tf", got {save_format!r}')
     named = _SUFFIXES.get(posixpath.splitext(filepath)[1])
-    if None not in (named, save_format) and named != save_format:
+    if named is not None and save_format is not None and named != save_format:
         raise UsageError(
             f"save_format={save_format!r} means {_FILES[save_format]} and the name {filepath!r} "
             f"{_FILES[named]}; leave save_format out, or choose a name without this suffix"

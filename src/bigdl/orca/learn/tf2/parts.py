@@ -13,7 +13,7 @@ import random
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
@@ -26,6 +26,8 @@ from bigdl.training.state import isolated_rng
 
 if TYPE_CHECKING:
     import keras
+
+    from bigdl.training.fit import RunSettings
 
 __all__ = ["KerasParts", "KerasSnapshot", "KerasTraining", "call_on"]
 
@@ -126,7 +128,8 @@ class KerasParts:
                 warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
                 model = pickle.loads(self.archive)
         else:
-            model = actual(self.creator(self.config))
+            creator = cast("Callable", self.creator)
+            model = actual(creator(self.config))
         if not isinstance(model, keras.Model):
             raise UsageError(
                 f"The model creator must return a keras.Model, it returned {type(model).__name__}"
@@ -200,9 +203,9 @@ def _may_hold(value) -> bool:
 class KerasTraining(Training):
     """:class:`~bigdl.training.fit.Training` of a Keras model."""
 
-    def _program(self, parts: tuple[Packed, dict], settings: KerasFitSettings) -> KerasFitProgram:
+    def _program(self, parts: tuple[Packed, dict], settings: RunSettings) -> KerasFitProgram:
         packed, config = parts
-        return KerasFitProgram(packed, config, settings, self._sync)
+        return KerasFitProgram(packed, config, cast("KerasFitSettings", settings), self._sync)
 
     def weights(self, parts: KerasParts) -> bytes:
         """Return the weights; before the first fit those that it would start from.

@@ -148,7 +148,7 @@ def as_callbacks(callbacks: Callback | Sequence[Callback] | None) -> list[Callba
     """A list of its own from what ``callbacks=`` accepts."""
     if callbacks is None:
         return []
-    found = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    found: list[Any] = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
     for callback in found:
         if not isinstance(callback, Callback):
             what = callback.__name__ if isinstance(callback, type) else type(callback).__name__

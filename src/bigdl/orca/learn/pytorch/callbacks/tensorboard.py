@@ -38,11 +38,11 @@ class TensorBoardCallback(Callback):
         self.log_dir = None if log_dir is None else str(log_dir)
         self.freq, self.options = freq, options
         self._writer = None
-        self._temporary = None
+        self._temporary: tempfile.TemporaryDirectory | None = None
 
     @property
     def _steps(self) -> int:
-        return {"epoch": 0, "batch": 1}.get(self.freq, self.freq)
+        return self.freq if isinstance(self.freq, int) else {"epoch": 0, "batch": 1}[self.freq]
 
     def before_run(self, runner: Runner) -> None:
         if runner.rank:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import MissingExtraError
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
@@ -32,7 +32,7 @@ class WandbLoggerCallback(Callback):
     ):
         self.project, self.options = project, options
         self.log_config, self.watch_model = log_config, watch_model
-        self._run = None
+        self._run: Any = None
 
     def before_run(self, runner: Runner) -> None:
         if runner.rank:
