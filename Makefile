@@ -28,9 +28,10 @@ $(VENV)/.installed: setup.py constraints.txt pyproject.toml Makefile
 demo: install ## train, evaluate and predict on a Spark DataFrame in local mode
 	$(BIN)/python examples/orca/digits.py
 
-lint: install ## ruff: rules and format
+lint: install ## ruff: rules and format; mypy: types
 	$(BIN)/ruff check $(LINTED)
 	$(BIN)/ruff format --check $(LINTED)
+	$(BIN)/mypy
 
 size: ## files and lines of code, by room
 	$(PYTHON) scripts/count_code.py
@@ -51,6 +52,7 @@ bench: install ## measure the data path against its alternatives, side by side
 
 clean: ## remove what builds and tests leave
 	rm -rf build dist src/*.egg-info docs/_build docs/api/generated htmlcov .coverage .coverage.* \
+    .mypy_cache \
 	    .pytest_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	find src python-tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 

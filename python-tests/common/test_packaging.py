@@ -81,7 +81,9 @@ def test_wheel_holds_every_module_and_no_more(source, wheel):
         name for name in files if ".dist-info/" not in name and ".data/scripts/" not in name
     }
     in_source = {
-        path.relative_to(source / "src").as_posix() for path in (source / "src/bigdl").rglob("*.py")
+        path.relative_to(source / "src").as_posix()
+        for pattern in ("*.py", "py.typed")
+        for path in (source / "src/bigdl").rglob(pattern)
     }
     assert in_wheel == in_source
     assert any(name.endswith("licenses/LICENSE") for name in files)

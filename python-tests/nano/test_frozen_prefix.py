@@ -352,7 +352,10 @@ def test_int8_is_kept_if_the_metric_allows(network, images, figures, method):
 
 WRONG = {
     "model": (lambda m, x: accelerate_frozen_prefix(len, x), "torch.nn.Module"),
-    "precision": (lambda m, x: accelerate_frozen_prefix(m, x, precision="int4"), "precision must"),
+    "precision": (
+        lambda m, x: accelerate_frozen_prefix(m, x, precision="int4"),
+        "precision should",
+    ),
     "calibration": (lambda m, x: accelerate_frozen_prefix(m, x, precision="int8"), "calib_data"),
     "metric": (lambda m, x: accelerate_frozen_prefix(m, x, metric=len), "whether int8"),
     "method": (lambda m, x: accelerate_frozen_prefix(m, x, method="magic"), "no method 'magic'"),

@@ -21,15 +21,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
-
-import psutil
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster import supervisor
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.spark import SparkCluster, user_import_path
+
+if TYPE_CHECKING:
+    import psutil
 
 __all__ = [
     "LOOPBACK",
@@ -249,16 +250,22 @@ def _stop_watcher(watcher: subprocess.Popen | None) -> None:
 
 def _children() -> list[psutil.Process]:
     """Processes of Ray below this one."""
+    import psutil
+
     return [p for p in psutil.Process().children() if _is_rays(p)]
 
 
 def _is_rays(process: psutil.Process) -> bool:
+    import psutil
+
     with contextlib.suppress(psutil.Error):
         return any(f"{os.sep}ray{os.sep}" in part for part in process.cmdline()[:3])
     return False
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    import psutil
+
     with contextlib.suppress(psutil.Error):
         return process.children(recursive=True)
     return []
@@ -266,6 +273,8 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
 
 def _end(processes: list[psutil.Process]) -> None:
     """Wait for processes to end, then end them."""
+    import psutil
+
     _, left = psutil.wait_procs(processes, timeout=_END_S)
     for process in left:
         with contextlib.suppress(psutil.Error):
