@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Count files and lines of code, without docstrings, comments and blank lines.
 
-    python scripts/count_code.py            # one line a room of src/bigdl, and the sum
-    python scripts/count_code.py --files    # one line a file
-    python scripts/count_code.py PATH ...   # of other folders or files
+python scripts/count_code.py            # one line a room of src/bigdl, and the sum
+python scripts/count_code.py --files    # one line a file
+python scripts/count_code.py PATH ...   # of other folders or files
 """
 
 import argparse
@@ -56,7 +56,9 @@ def main() -> None:
     else:
         files, lines = Counter(), Counter()
         for file, count in counts.items():
-            room = "/".join(file.relative_to(SOURCE).parts[:-1][:2]) if SOURCE in file.parents else "."
+            room = (
+                "/".join(file.relative_to(SOURCE).parts[:-1][:2]) if SOURCE in file.parents else "."
+            )
             files[room] += 1
             lines[room] += count
         for room in sorted(lines):
