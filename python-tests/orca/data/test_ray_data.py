@@ -232,5 +232,5 @@ def test_what_is_not_of_spark_is_refused(orca_spark, active):
     with pytest.raises(UsageError, match="from_spark_xshards takes SparkXShards, got list"):
         RayXShards.from_spark_xshards([])
     shards = RayXShards([ray.put([{"x": np.ones(3), "y": np.ones(3)}])])
-    with pytest.raises(UsageError, match=r'workers of Spark cannot read; use .*backend="ray"'):
+    with pytest.raises(UsageError, match=r'workers of Spark .* cannot read; use .*backend="ray"'):
         SparkEngine().run(places, as_feed(shards))

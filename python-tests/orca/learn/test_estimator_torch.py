@@ -457,7 +457,7 @@ def test_an_optimizer_instance_keeps_its_state_from_fit_to_fit(frame):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "spork"}, r"got backend: 'spork'; use one of them, or backend='bigdl'"),
+        ({"backend": "spork"}, r"got backend: 'spork'; use one of them, backend='bigdl'"),
         ({"config": {"batch_size": 3}}, "config must not hold batch_size"),
         ({"config": ["lr"]}, "config must be a dict, got list"),
         ({"model": 3}, "model must be an nn.Module or a function .* got int"),

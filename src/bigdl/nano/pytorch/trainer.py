@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Trainer"]
 
+_NOT_OF_TRIALS = ("self", "__class__", "use_hpo", "kwargs")
+
 if TYPE_CHECKING:
     import pytorch_lightning as _lightning
 else:
@@ -132,8 +134,7 @@ class Trainer(_lightning.Trainer):
         algorithms: Sequence[Any] | None = None,
         **kwargs: Any,
     ):
-        not_of_trials = ("self", "__class__", "use_hpo", "kwargs")
-        named = {name: value for name, value in locals().items() if name not in not_of_trials}
+        named = {name: value for name, value in locals().items() if name not in _NOT_OF_TRIALS}
         processes = Processes.of(
             num_processes,
             distributed_backend,
