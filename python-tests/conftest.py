@@ -12,15 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
-
-# A JVM of a test lives for a minute: it gains nothing from the second compiler and from collecting
-# in parallel, and both cost the tests two fifths of their CPU time.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+from quick_jvm import QUICK_JVM
 
 
 def pytest_configure(config):
-    for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
-        os.environ.setdefault(name, QUICK_JVM)
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JVM)
     config.addinivalue_line(
         "markers", "local_cluster: runs late, with the tests that use the fixture of this name"
     )

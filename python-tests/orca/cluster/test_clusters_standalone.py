@@ -11,9 +11,8 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from quick_jvm import QUICK_JVM
 from test_context import environment, start, survivors
-
-QUICK_EXECUTORS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 # A cluster of its own, in one process: a training, an error at the start, and the end.
 OWN = """
@@ -129,7 +128,7 @@ def own(directory: Path, starts: int, seconds: float = 280) -> dict:
     local = directory / "local"
     local.mkdir()
     program = OWN.replace('"library.py"', repr(str(directory / "lib" / "library.py")))
-    program = program.replace("sys.argv[1]", repr(QUICK_EXECUTORS))
+    program = program.replace("sys.argv[1]", repr(QUICK_JVM))
     program = program.replace("sys.argv[2]", str(starts))
     process = start(directory / "own.py", in_directory(program, local))
     try:
@@ -282,7 +281,7 @@ def test_a_killed_program_leaves_no_process_and_no_file(tmp_path, victim):
     local = tmp_path / "local"
     local.mkdir()
     (tmp_path / "beside.py").write_text("value = 3")
-    program = JOINED.replace("QUICK,", f"{QUICK_EXECUTORS!r},")
+    program = JOINED.replace("QUICK,", f"{QUICK_JVM!r},")
     driver = start(tmp_path / "joined.py", in_directory(program, local))
     try:
         (value, file), pids = json.loads(driver.stdout.readline())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from quick_jvm import QUICK_JVM
 
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
@@ -22,13 +23,12 @@ from bigdl.orca.cluster.launch import local_properties, loopback_properties
 from bigdl.orca.cluster.spark import SparkCluster
 
 # The programs below start JVMs of their own; they need not run fast for long.
-QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def environment(**more: str) -> dict[str, str]:
     return {
         **os.environ,
-        "JAVA_TOOL_OPTIONS": QUICK_START,
+        "JAVA_TOOL_OPTIONS": QUICK_JVM,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         **more,
     }

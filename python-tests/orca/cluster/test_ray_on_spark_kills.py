@@ -10,7 +10,8 @@ import time
 
 import psutil
 import pytest
-from test_clusters_standalone import QUICK_EXECUTORS, marked
+from quick_jvm import QUICK_JVM
+from test_clusters_standalone import marked
 from test_context import survivors
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
@@ -25,7 +26,7 @@ PROGRAM = f"""
 
     init_orca_context(
         "standalone", cores=1, memory="700m", num_nodes=2, driver_memory="1g",
-        conf={{"spark.executor.extraJavaOptions": {QUICK_EXECUTORS!r}}},
+        conf={{"spark.executor.extraJavaOptions": {QUICK_JVM!r}}},
         init_ray_on_spark=True, object_store_memory="100m",
     )
     sc = OrcaContext.get_spark_context()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn import arguments as old_keywords
+from bigdl.orca.learn import arguments
 from bigdl.orca.learn.tf2 import Estimator
 
 # every process that meets Keras first imports it, which takes long on a busy machine
@@ -235,7 +235,7 @@ def test_what_cannot_be_loaded_is_told_in_one_sentence(plain, tmp_path):
 
 
 def test_arguments_of_files_are_checked_or_named_as_idle(plain, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(old_keywords, "_said", set())
+    monkeypatch.setattr(arguments, "_said", set())
     for verb in ("save", "save_weights"):
         with pytest.raises(UsageError, match="save_format should be"):
             getattr(plain, verb)(str(tmp_path / "m"), save_format="banana")

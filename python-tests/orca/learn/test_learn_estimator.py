@@ -9,7 +9,7 @@ from reference_training import largest_difference, rows_of
 from torch import nn
 
 from bigdl.common.errors import MissingExtraError
-from bigdl.orca.learn import arguments as old_keywords
+from bigdl.orca.learn import arguments
 from bigdl.orca.learn.metrics import MAE, MSE
 from bigdl.orca.learn.optimizers import Adam
 from bigdl.orca.learn.pytorch import Estimator, TrainingOperator
@@ -62,7 +62,7 @@ def frame(orca_spark):
 @pytest.fixture
 def forgotten(monkeypatch):
     """Warnings that are given once are given again."""
-    monkeypatch.setattr(old_keywords, "_said", set())
+    monkeypatch.setattr(arguments, "_said", set())
 
 
 def weights(est):
