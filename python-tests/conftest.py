@@ -71,6 +71,16 @@ def _silenced() -> dict[str, object]:
     return found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _local_workers_end():
+    """Workers of ``backend="local"`` wait for the next fit, which may be in no later module."""
+    yield
+    if "bigdl.runtime.local" in sys.modules:
+        from bigdl.runtime.local import LocalEngine
+
+        LocalEngine().shutdown()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _stop_at_the_end():
     yield

@@ -18,7 +18,6 @@ import torch
 from bigdl.nano.pytorch import InferenceOptimizer
 
 X = torch.rand(2, 4)
-OTHERS = set()
 
 
 class Fragile(torch.nn.Module):
@@ -43,17 +42,9 @@ def search(model, includes=("bf16", "onnxruntime_fp32"), **keywords):
     return optimizer.results()
 
 
-@pytest.fixture(autouse=True)
-def _others():
-    """Pools that other tests of this process keep are not this file's."""
-    OTHERS.update(workers())
-    yield
-    OTHERS.clear()
-
-
 def workers():
     children = psutil.Process().children(recursive=True)
-    return [p for p in children if "_pool_main" in _command(p) and p not in OTHERS]
+    return [p for p in children if "_pool_main" in _command(p)]
 
 
 def _command(process):

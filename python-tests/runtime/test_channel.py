@@ -46,7 +46,7 @@ def test_close_leaves_no_port_and_no_thread_even_if_a_line_is_held():
     channel.close()
     gc.collect()
     assert faults.listening() == before
-    assert psutil.Process().num_threads() == threads
+    assert psutil.Process().num_threads() <= threads  # those of others may end meanwhile
     with pytest.raises(Unreachable):
         channel.address.connect(1)
 
