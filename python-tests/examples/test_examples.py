@@ -14,6 +14,7 @@ from bigdl.orca.learn.pytorch import Estimator
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.slow
 def test_digits_are_learned(tmp_path):
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "orca" / "digits.py")],

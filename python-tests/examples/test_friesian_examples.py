@@ -49,6 +49,7 @@ def test_generated_data_are_the_same_every_time(make):
     pd.testing.assert_frame_equal(make(), make())
 
 
+@pytest.mark.slow
 def test_ncf_finds_the_films_of_a_user(orca_spark):
     found = train_ncf.main(["--users", "150", "--items", "120", "--epochs", "8"])
     assert share(found["hr@10"], found["ideal hr@10"], 0.1) > 0.4

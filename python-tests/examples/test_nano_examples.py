@@ -51,6 +51,7 @@ def test_photographs_are_read(data_dir):
     assert labels.tolist() == [0, 0, 0, 1, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accelerator", ["openvino", "onnxruntime"])
 def test_an_encoder_keeps_its_accuracy_in_int8(accelerator):
     argv = ["--accelerator", accelerator, "--size", "32", "--layers", "1", "--epochs", "6"]
@@ -105,6 +106,7 @@ def test_a_model_is_switched_between_runtimes():
         assert (output.argmax(1) == labels).float().mean() > 0.8
 
 
+@pytest.mark.slow
 def test_a_dataframe_is_predicted_in_int8(orca_spark):
     found = predict_with_orca.main(["--epochs", "6"])
     assert found["own"] > 0.9

@@ -2,11 +2,13 @@
 
 import inputs
 import main_callback
+import pytest
 import segmentation
 import tabular
 import transfer_learning
 
 
+@pytest.mark.slow
 def test_loader_dataframe_and_shards_train_the_same_model(orca_spark):
     found = inputs.main(["--epochs", "4"])
     assert min(found.values()) > 0.9

@@ -20,6 +20,7 @@ def ray_beside_spark(orca_spark):
         OrcaRayContext.get(initialize=False).stop()
 
 
+@pytest.mark.slow
 def test_all_ways_of_exchanging_gradients_train_the_same_model(ray_beside_spark):
     found = parameter_layer.main(["--rows", "200", "--epochs", "3", "--batch-size", "50"])
     losses = {name: run["losses"] for name, run in found.items()}

@@ -75,6 +75,7 @@ def test_the_settings_say_that_there_was_nothing_to_replace(rows):
     assert "is in train mode, so its statistics follow" in callback.report
 
 
+@pytest.mark.slow
 def test_report_and_settings_come_home_from_two_processes(rows):
     callback = FrozenPrefixCallback(precision="fp32")
     run = trainer(num_processes=2, max_epochs=1, callbacks=[callback])

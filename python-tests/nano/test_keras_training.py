@@ -98,6 +98,7 @@ class Recorder(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
+@pytest.mark.slow
 def test_a_dataset_is_shared_and_callbacks_run_once():
     alone, together = classifier(), classifier()
     one, other = Recorder(), Recorder()

@@ -190,6 +190,7 @@ def test_an_equal_search_is_not_made_again(searched, images, capsys):
     assert again.results().equals(searched.optimizer.results())
 
 
+@pytest.mark.slow
 def test_results_stay_for_other_processes_where_the_user_wants(tmp_path):
     script = textwrap.dedent(
         """
@@ -228,18 +229,21 @@ def test_results_stay_for_other_processes_where_the_user_wants(tmp_path):
 @pytest.mark.parametrize(
     ("make", "data"),
     [
-        pytest.param(Recurrent, lambda: torch.rand(4, 5, 6), id="recurrent"),
+        pytest.param(
+            Recurrent, lambda: torch.rand(4, 5, 6), id="recurrent", marks=pytest.mark.slow
+        ),
         pytest.param(
             Encoder,
             lambda: {"input_ids": torch.randint(0, 50, (2, 7)), "labels": torch.zeros(2)},
             id="transformer",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             Tabular,
             lambda: (torch.rand(4, 5), torch.randint(0, 10, (4,)), torch.rand(4, 1)),
             id="tabular",
         ),
-        pytest.param(Branching, lambda: torch.rand(4, 4), id="branching"),
+        pytest.param(Branching, lambda: torch.rand(4, 4), id="branching", marks=pytest.mark.slow),
     ],
 )
 def test_every_kind_of_model_gets_a_table(make, data):
@@ -278,6 +282,7 @@ def test_batch_sizes_and_thread_counts_are_searched():
     assert optimizer.get_best_model(accuracy_criterion=0.01)[1]
 
 
+@pytest.mark.slow
 def test_memory_of_each_model_is_measured_where_it_is_what_counts():
     model = torch.nn.Sequential(torch.nn.Linear(2000, 2000), torch.nn.Linear(2000, 10))
     optimizer = search(model, torch.rand(2, 2000), includes=["bf16"], objective="memory")

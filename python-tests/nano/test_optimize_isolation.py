@@ -86,7 +86,13 @@ def give_up():
     [
         (crash, {}, "crashed", "SIGSEGV"),
         (leave, {}, "crashed", "exit code 3"),
-        (take_memory, {"memory_limit": 2 << 30}, "out of memory", "more than 2048 MB"),
+        pytest.param(
+            take_memory,
+            {"memory_limit": 2 << 30},
+            "out of memory",
+            "more than 2048 MB",
+            marks=pytest.mark.slow,
+        ),
         (give_up, {}, "fail to convert", "SystemExit"),
     ],
     ids=["crash", "exit", "memory", "SystemExit"],
@@ -100,6 +106,7 @@ def test_a_method_that_ends_its_process_costs_its_row(happens, limits, status, r
     assert not workers()
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_method_that_hangs_costs_its_row(tmp_path):
     def hang_once():
@@ -142,6 +149,7 @@ def test_a_model_that_cannot_travel_is_tried_in_this_process():
     assert model.training
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_saved_is_built_anew():
     class Odd(torch.nn.Module):
         def __init__(self):

@@ -102,6 +102,7 @@ def _cuda_to_cpu():
     unpatch_cuda()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_cuda_to_cpu")
 def test_a_decorated_function_in_two_processes_trains_in_place():
     @nano(num_processes=2, auto_lr=False)

@@ -166,6 +166,7 @@ def test_what_a_process_raises_is_raised_here_and_nothing_is_left():
     assert not workers_of(os.getpid())
 
 
+@pytest.mark.slow
 def test_rates_are_multiplied_and_warmed_up_in_two_processes():
     class TwoOptimizers(Regression):
         def __init__(self):

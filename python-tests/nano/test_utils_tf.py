@@ -103,6 +103,7 @@ def test_rows_that_do_not_belong_together_are_refused(x, y, message):
         helpers.as_dataset(x, y)
 
 
+@pytest.mark.slow
 def test_a_function_runs_in_processes():
     def square_and_name(number):
         import os

@@ -61,13 +61,9 @@ def test_keras_models_are_searched(tmp_path):
     assert est.trials()["mae"].min() == pytest.approx(error, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "metric"),
-    [
-        pytest.param("Regressor", "rmse", marks=pytest.mark.slow),
-        ("Classifier", "logloss"),
-    ],
-    ids=str,
+    ("kind", "metric"), [("Regressor", "rmse"), ("Classifier", "logloss")], ids=str
 )
 def test_models_of_xgboost_are_searched(tmp_path, kind, metric):
     xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed: bigdl[xgboost]")

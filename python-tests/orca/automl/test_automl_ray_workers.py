@@ -31,6 +31,7 @@ def shared(logs_dir, **parts):
     return search(logs_dir, backend="ray", workers_per_trial=2, **parts)
 
 
+@pytest.mark.slow
 def test_two_workers_find_what_one_worker_finds(tmp_path):
     """Also with a last batch that has one row, which one of them does not see."""
     data = rows(161)

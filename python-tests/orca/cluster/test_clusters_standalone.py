@@ -202,6 +202,7 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_ncf_trains_and_predicts_and_leaves_nothing(tmp_path):
     local, out = tmp_path / "local", tmp_path / "out"
     local.mkdir()

@@ -214,6 +214,7 @@ def test_killed_worker_changes_nothing(
         assert faults.times_computed(log) == [1] * faults.SOURCES
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @slow_on_ray
 def test_all_workers_killed_twice_change_nothing(orca_spark, way, undisturbed, tmp_path, log):
@@ -247,6 +248,7 @@ def test_lost_spool_is_made_again(orca_spark, way, undisturbed, tmp_path):
     assert faults.spools((tmp_path / "local").resolve()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @slow_on_ray
 @pytest.mark.parametrize("max_failures", [0, 1])
@@ -263,6 +265,7 @@ def test_more_losses_than_forgiven_raise(orca_spark, way, tmp_path, max_failures
     assert len(kill.marker.read_text().splitlines()) == max_failures + 1
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @slow_on_ray
 def test_worker_killed_in_evaluate_changes_nothing(orca_spark, way, tmp_path):

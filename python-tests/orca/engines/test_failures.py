@@ -133,6 +133,7 @@ def test_user_errors_are_reported_once_and_not_retried(tmp_path):
         assert frame not in out + err, err
 
 
+@pytest.mark.slow
 def test_interrupt_ends_the_fit_and_nothing_else(tmp_path):
     program = """
         import json, os, signal, sys, threading, time
@@ -222,6 +223,7 @@ def test_interrupt_ends_the_fit_and_nothing_else(tmp_path):
         assert frame not in out + err, err
 
 
+@pytest.mark.slow
 def test_killed_driver_leaves_nothing_and_its_program_goes_on(tmp_path, undisturbed):
     program = """
         import json, sys, time

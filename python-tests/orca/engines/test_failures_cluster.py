@@ -41,7 +41,7 @@ def test_workers_are_on_two_executors(local_cluster):
     assert one != other
 
 
-@pytest.mark.parametrize("in_directory", [False, True])
+@pytest.mark.parametrize("in_directory", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_killed_executor_changes_nothing(local_cluster, undisturbed, tmp_path, log, in_directory):
     est = faults.estimator(model_dir=str(tmp_path / "model") if in_directory else None)
     attempts = faults.Attempts(tmp_path / "attempts")
@@ -55,6 +55,7 @@ def test_killed_executor_changes_nothing(local_cluster, undisturbed, tmp_path, l
     assert faults.times_computed(log) == [1] * faults.SOURCES
 
 
+@pytest.mark.slow
 def test_input_of_a_killed_executor_is_computed_again(local_cluster, undisturbed, tmp_path, log):
     """Where its directory went with it, what it computed is lost and nothing else."""
 
@@ -74,6 +75,7 @@ def test_input_of_a_killed_executor_is_computed_again(local_cluster, undisturbed
     assert set(faults.times_computed(log)) in ({1, 2}, {2})
 
 
+@pytest.mark.slow
 def test_executor_killed_while_the_model_is_made(local_cluster, undisturbed, tmp_path):
     marker = tmp_path / "killed"
 

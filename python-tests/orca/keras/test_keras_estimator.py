@@ -347,6 +347,7 @@ def test_weights_and_checkpoints_are_files(trained, frame, tmp_path):
 # -- going on --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_run_that_was_killed_equals_one_that_was_not(frame, tmp_path):
     config, options = {"dropout": 0.3}, {"epochs": 3, "batch_size": BATCH, "seed": 4, **COLUMNS}

@@ -28,6 +28,7 @@ def program(request, orca_spark):
         pickler.unregister_pickle_by_value(module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["digits_keras"], indirect=True)
 def test_digits_are_told_apart(program):
     found = program.main(["--epochs", "4"])

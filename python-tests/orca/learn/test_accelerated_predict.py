@@ -107,6 +107,7 @@ def test_int8_is_calibrated_with_the_rows(frame, eager):
     assert 1e-5 < distance(predicted(found), eager) < 0.05
 
 
+@pytest.mark.slow
 def test_dicts_of_outputs_and_two_inputs(orca_spark):
     frame = orca_spark.range(0, 50, 1, 3).selectExpr("id", "id as user", "49 - id as item")
     est = estimator(Ratings)
@@ -120,6 +121,7 @@ def test_dicts_of_outputs_and_two_inputs(orca_spark):
         np.testing.assert_allclose(one.vector, other.vector, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_arrays_frames_and_xshards(images, eager, orca_spark):
     est = estimator()
 
@@ -135,6 +137,7 @@ def test_arrays_frames_and_xshards(images, eager, orca_spark):
     close(np.concatenate([shard["prediction"] for shard in found]))
 
 
+@pytest.mark.slow
 def test_a_saved_directory_is_used_with_the_threads_of_a_task(frame, eager, saved, caplog):
     est = estimator()
     found = est.predict(frame, feature_cols=["x"], accelerate=saved)
@@ -147,6 +150,7 @@ def test_a_saved_directory_is_used_with_the_threads_of_a_task(frame, eager, save
     assert yaml.safe_load((saved / "nano_model_meta.yml").read_text())["thread_num"] == 2
 
 
+@pytest.mark.slow
 def test_one_model_is_converted_once_and_another_one_anew(frame, orca_spark):
     est = estimator()
     est.predict(frame, feature_cols=["x"], accelerate="openvino_fp32")

@@ -16,6 +16,7 @@ def active():
     rays.active_ray()
 
 
+@pytest.mark.slow
 def test_the_quickstart_learns():
     import ray_quickstart
 

@@ -375,6 +375,7 @@ def killing(folder, times, config):
     return Killer(folder, times)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_worker_that_is_lost_at_the_very_start_is_replaced(orca_spark, tmp_path):
     model = functools.partial(killed_at_the_start, str(tmp_path))

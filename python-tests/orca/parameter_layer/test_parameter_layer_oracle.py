@@ -48,6 +48,7 @@ def check(transport, optimizer, ranks, group):
             assert torch.equal(torch.as_tensor(found[number][key]), torch.as_tensor(value)), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("transport", "optimizer"), [("shuffle", "sgd"), ("barrier", "adam")])
 def test_two_workers(orca_spark, transport, optimizer):
     check(transport, optimizer, 2, 50)
