@@ -20,12 +20,11 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.executors.files import Piece, Rows, file_of, opened, table_of, write
 from bigdl.friesian.executors.tallies import answer, merged, tally
 from bigdl.friesian.ops.batches import Batch, batch_of, factored
-from bigdl.friesian.ops.operator import Ask, Field, Fitted, GroupOperator, Program, Request
+from bigdl.friesian.ops.kinds import Field
+from bigdl.friesian.ops.operator import Ask, Fitted, GroupOperator, Program, Request
 
 if TYPE_CHECKING:
     from bigdl.friesian.executors.hosts import Host
-
-__all__ = ["answers", "transformed"]
 
 
 def answers(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import os
-import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,21 +21,7 @@ import pyarrow.parquet as pq
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, Factored, normal
-from bigdl.friesian.ops.operator import Field
-
-__all__ = [
-    "Piece",
-    "Rows",
-    "Source",
-    "clear",
-    "file_of",
-    "mark_complete",
-    "opened",
-    "pieces_of",
-    "source_of",
-    "table_of",
-    "write",
-]
+from bigdl.friesian.ops.kinds import Field
 
 
 @dataclass(frozen=True)
@@ -171,9 +155,13 @@ def source_of(src: Any) -> Source:
         inside = open_file_system(root)[1] if is_local_path(root) else root
         for path in files_of(root, nested=True):
             named[path] = _named_in(path, inside)
-    in_names = _fields_of(named)
-    given = {path: _typed(each, in_names) for path, each in named.items()}
+    columns = _columns_of(named)
     paths = list(named)
+    given = {
+        path: {name: values[i].as_py() for name, values in columns.items()}
+        for i, path in enumerate(paths)
+    }
+    in_names = {name: Field(kinds.of_arrow(values.type)) for name, values in columns.items()}
     with opened(paths[0]) as file:
         in_file = {each.name: Field(kinds.of_arrow(each.type)) for each in file.schema_arrow}
     fields = {name: each for name, each in in_file.items() if name not in in_names}
@@ -192,63 +180,35 @@ def _named_in(path: str, root: str) -> dict[str, str | None]:
     return {unquote(name): None if value == _NULL else unquote(value) for name, _, value in pairs}
 
 
-def _fields_of(found: Mapping[str, Mapping[str, str | None]]) -> dict[str, Field]:
-    """The fields of the columns in the names of the folders of files.
+def _columns_of(named: Mapping[str, Mapping[str, str | None]]) -> dict[str, pa.Array]:
+    """The columns in the names of the folders of files, with a value for each file.
 
     As with Spark a column is int, bigint, double, date or string: the first that takes all values.
 
     Parameters
     ----------
-    found : dict of str to dict
-        Of each file what :func:`_named_in` found.
+    named : dict of str to dict
+        Of each file what :func:`_named_in` returned.
     """
-    names = list(next(iter(found.values()), {}))
-    for path, values in found.items():
+    names = list(next(iter(named.values()), {}))
+    for path, values in named.items():
         if list(values) != names:
             raise UsageError(
                 f"The folders of all files should name the columns {names}, but those of {path} "
                 f"name {list(values)}"
             )
-    return {name: Field(_kind_of([values[name] for values in found.values()])) for name in names}
+    return {name: _typed([values[name] for values in named.values()]) for name in names}
 
 
-def _typed(values: Mapping[str, str | None], fields: Mapping[str, Field]) -> dict[str, Any]:
-    """The values of a file as values of Python."""
-    return {
-        name: None if text is None else _PARSERS[fields[name].kind](text)
-        for name, text in values.items()
-    }
-
-
-def _int(bits: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"-?\d+", text) or not -(1 << bits - 1) <= int(text) < 1 << bits - 1:
-            raise ValueError(text)
-        return int(text)
-
-    return parse
-
-
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "int": _int(32),
-    "bigint": _int(64),
-    "double": float,
-    "date": datetime.date.fromisoformat,
-    "string": str,
-}
-
-
-def _kind_of(values: Sequence[str | None]) -> str:
-    for kind, parse in _PARSERS.items():
+def _typed(texts: Sequence[str | None]) -> pa.Array:
+    column = pa.array(texts, pa.string())
+    for kind in (pa.int32(), pa.int64(), pa.float64(), pa.date32()):
         try:
-            for value in values:
-                if value is not None:
-                    parse(value)
-        except ValueError:
+            if column.null_count < len(column):
+                return column.cast(kind)
+        except pa.ArrowInvalid:
             continue
-        if kind == "string" or any(value is not None for value in values):
-            return kind
-    return "string"
+    return column
 
 
 def pieces_of(source: Source, count: int) -> list[Piece]:

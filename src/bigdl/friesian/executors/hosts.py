@@ -16,8 +16,6 @@ from bigdl.common.errors import UsageError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Here", "Host", "LocalWorkers", "SparkTasks", "host_of"]
-
 _PIECES = 4  # for each worker, so that none waits long for the last
 
 

@@ -22,13 +22,11 @@ from bigdl.friesian.executors.files import Piece, opened
 from bigdl.friesian.executors.hosts import Here, SparkTasks
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, batch_of
-from bigdl.friesian.ops.lookup import shared
-from bigdl.friesian.ops.operator import Field
+from bigdl.friesian.ops.kinds import Field
+from bigdl.friesian.ops.spark import shared
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-__all__ = ["from_files", "from_rows", "map_batches"]
 
 logger = logging.getLogger("bigdl.friesian")
 
@@ -62,8 +60,8 @@ def map_batches(df: DataFrame, function: Work, schema: Any) -> DataFrame:
     schema : pyspark.sql.types.StructType or str
         Of what it returns.
     """
-    found = from_files(df, function, schema)
-    return from_rows(df, function, schema) if found is None else found
+    batches = from_files(df, function, schema)
+    return from_rows(df, function, schema) if batches is None else batches
 
 
 def from_rows(df: DataFrame, function: Work, schema: Any) -> DataFrame:

@@ -25,8 +25,6 @@ from bigdl.friesian.ops.operator import (
 if TYPE_CHECKING:
     from bigdl.friesian.ops.batches import Batch
 
-__all__ = ["answer", "merged", "tally"]
-
 _RANKS = 4096  # values of a batch that stand for all of it: ranks are exact to one in so many
 
 

@@ -5,32 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors import spark
 from bigdl.friesian.feature.methods import FeatureMethods
 from bigdl.friesian.feature.tables import StringIndex, Table, TargetCode
 from bigdl.friesian.ops import functions, kinds, lookup, rows, sequences, statistics, vocabulary
-from bigdl.friesian.ops.bins import quantiles
-from bigdl.friesian.ops.columns import (
+from bigdl.friesian.ops.kinds import require_columns, require_kind
+from bigdl.friesian.ops.lookup import Dictionary
+from bigdl.friesian.ops.numbers import MinMaxScale, quantiles
+from bigdl.friesian.ops.spark import (
     as_names,
-    check_count,
     check_different,
     check_string,
     col,
     kind_of,
     replace,
-    require_columns,
     schema_of,
     temporary,
 )
-from bigdl.friesian.ops.lookup import Dictionary
-from bigdl.friesian.ops.operator import require_kind
-from bigdl.friesian.ops.scaling import MinMaxScale
 from bigdl.friesian.ops.targets import (
     CountEncode,
     TargetEncode,
     TargetStatistics,
-    join_codes,
     look_up_codes,
     without_twins,
 )
@@ -278,7 +275,7 @@ class FeatureTable(FeatureMethods, Table):
             :mod:`bigdl.friesian.models` size their layers.  Nulls do not count.
         """
         names = self.columns if columns is None else as_names(columns)
-        require_columns(self.df, names)
+        require_columns(self.columns, names)
         return statistics.feature_schema(self.df, names)
 
     # -- functions -----------------------------------------------------------------------------
@@ -371,18 +368,13 @@ class FeatureTable(FeatureMethods, Table):
             A list if `columns` is one.  The numbers are in the column ``id``, or ``id_number`` if
             the values are in one called ``id``.
         """
-        several = isinstance(columns, list | tuple)
-        if several and not columns:
-            raise UsageError("columns should be str, dict or a list of them, but got None.")
-        sources = vocabulary.sources_of(
-            columns if isinstance(columns, list | tuple) else [columns], freq_limit
-        )
+        sources = vocabulary.sources_of(columns, freq_limit)
         separator = check_string(sep, "sep") if do_split else None
         frames = vocabulary.learn(self.df, sources, order_by_freq, separator)
         indices = [
             StringIndex(frame, source.name) for frame, source in zip(frames, sources, strict=True)
         ]
-        return indices if several else indices[0]
+        return indices if isinstance(columns, list | tuple) else indices[0]
 
     def encode_string(
         self,
@@ -423,11 +415,11 @@ class FeatureTable(FeatureMethods, Table):
         FeatureTable
             Nulls for what is not in the vocabulary, and for cells without any known value.
         """
-        check_count(oov_buckets, "oov_buckets", 0)
+        check_integer("oov_buckets", oov_buckets, 0)
         if oov_buckets and do_split:
             raise UsageError("oov_buckets cannot be used with do_split; leave one of them out")
         names = as_names(columns)
-        require_columns(self.df, names)
+        require_columns(self.columns, names)
         given = list(indices) if isinstance(indices, list | tuple) else [indices]
         if len(given) != len(names):
             raise UsageError(
@@ -503,7 +495,7 @@ class FeatureTable(FeatureMethods, Table):
             Nulls for what is not in the vocabulary.
         """
         names = as_names(columns)
-        require_columns(self.df, names)
+        require_columns(self.columns, names)
         if index is None:
             source = {"src_cols": names, "col_name": name}
             indices = self.gen_string_idx([source], freq_limit, order_by_freq)
@@ -602,7 +594,7 @@ class FeatureTable(FeatureMethods, Table):
             rows.  One job finds all of them.
         """
         names = as_names(columns)
-        check_count(parts, "parts", 2)
+        check_integer("parts", parts, 2)
         before = schema_of(self.df)
         require_kind(before, names, kinds.is_number, "numbers")
         found = spark.answer(self.df, {name: quantiles(name, parts) for name in names})
@@ -668,13 +660,13 @@ class FeatureTable(FeatureMethods, Table):
             cat_cols,
             target_cols,
             target_mean,
-            smooth,
-            kfold,
-            fold_seed,
-            fold_col,
-            drop_cat,
-            drop_fold,
             out_cols,
+            smooth=smooth,
+            kfold=kfold,
+            fold_seed=fold_seed,
+            fold_col=fold_col,
+            drop_cat=drop_cat,
+            drop_fold=drop_fold,
         )
         df, found = operator.by_folds(self.df)
         return self._clone(df), _codes_of(found)
@@ -711,7 +703,7 @@ class FeatureTable(FeatureMethods, Table):
             Of each of `cat_cols`, by all rows, for :meth:`encode_target` on later data.
         """
         operator = TargetEncode.of(
-            cat_cols, target_cols, target_mean, smooth, 1, None, "", drop_cat, True, out_cols
+            cat_cols, target_cols, target_mean, out_cols, smooth=smooth, drop_cat=drop_cat
         )
         df, found = operator.by_times(self.df, time_col, folds)
         return self._clone(df), _codes_of(found)
@@ -800,12 +792,16 @@ class FeatureTable(FeatureMethods, Table):
                         f"columns are {self.df.columns}"
                     )
             once = without_twins(code.df, code.key_cols, list(code.out_target_mean))
-            found = look_up_codes(once, code.key_cols, names, code.out_target_mean, wanted)
-            look_ups.append(found)
+            means = {
+                output: mean
+                for output, (target, mean) in code.out_target_mean.items()
+                if wanted is None or target in wanted
+            }
+            look_ups.append(look_up_codes(once, code.key_cols, names, means))
             done += names
         made = [name for each in look_ups for name in each.outputs]
         check_different(made, "The codes of targets")
-        df = join_codes(self.df, look_ups)
+        df = lookup.join(self.df, look_ups)
         return self._clone(df.drop(*(set(done) - set(made))) if drop_cat else df)
 
     # -- arrays and other rows -----------------------------------------------------------------
@@ -831,7 +827,7 @@ class FeatureTable(FeatureMethods, Table):
             Values without an entry, and nulls, become 0, or null if the entries are no numbers.
         """
         names = as_names(columns)
-        require_columns(self.df, names)
+        require_columns(self.columns, names)
         if not isinstance(dict_tbl, Table):
             raise UsageError(f"dict_tbl should be a Table, but got {type(dict_tbl).__name__}")
         check_string(key, "key")

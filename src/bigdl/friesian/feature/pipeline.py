@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from bigdl.common.errors import UsageError
@@ -21,22 +21,22 @@ from bigdl.friesian.feature.feature_table import FeatureTable
 from bigdl.friesian.feature.methods import FeatureMethods
 from bigdl.friesian.feature.tables import Table
 from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.bins import CutBins
-from bigdl.friesian.ops.columns import Filter, Select, as_names, check_string, schema_of
+from bigdl.friesian.ops.batches import Batch, flat
+from bigdl.friesian.ops.columns import Filter, Select
+from bigdl.friesian.ops.kinds import Field, Schema
+from bigdl.friesian.ops.numbers import CutBins, MinMaxScale
 from bigdl.friesian.ops.operator import (
     Ask,
-    Field,
     Fitted,
     Operator,
     Program,
-    Schema,
     State,
     check_schema,
     executors_of,
     inputs_of,
 )
-from bigdl.friesian.ops.scaling import MinMaxScale
 from bigdl.friesian.ops.schema import Feature, FeatureSchema
+from bigdl.friesian.ops.spark import as_names, check_string, schema_of
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode
 from bigdl.friesian.ops.vocabulary import CategoryEncode
 
@@ -201,13 +201,13 @@ class FeaturePipeline(FeatureMethods):
                 cat_cols,
                 target_cols,
                 target_mean,
-                smooth,
-                kfold,
-                fold_seed,
-                fold_col,
-                drop_cat,
-                drop_fold,
                 out_cols,
+                smooth=smooth,
+                kfold=kfold,
+                fold_seed=fold_seed,
+                fold_col=fold_col,
+                drop_cat=drop_cat,
+                drop_fold=drop_fold,
             )
         )
 
@@ -544,6 +544,7 @@ def _program(
     for place, step in enumerate(steps):
         if not step.is_row_wise and any(isinstance(each, Ask) for each in program):
             break  # what was asked is about the rows before this step
+        step.check(schema)
         requests = {} if place in states else step.requests(schema)
         if not requests and place not in states:
             states[place] = step.settled(schema, {})
@@ -570,7 +571,7 @@ def _program(
 
 
 class RowExecutor:
-    """Steps prepared for rows.
+    """Steps prepared for rows, each of which is a batch of one row.
 
     Parameters
     ----------
@@ -582,7 +583,15 @@ class RowExecutor:
     def __init__(self, fitted: Sequence[Fitted], schema: Schema):
         self._kinds = {name: each.kind for name, each in schema.items()}
         self._needed = inputs_of(fitted)
-        self._steps = [(each.cells, tuple(each.after)) for each in fitted]
+        self._fitted = fitted
+        # of the columns of the result those that are columns of the row as they were
+        self._sources: dict[str, str | None] = {name: name for name in schema}
+        for each in fitted:
+            made = {
+                cell.output: self._sources[cell.inputs[0]] if cell.function is None else None
+                for cell in each.cells
+            }
+            self._sources = {name: (self._sources | made)[name] for name in each.after}
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         missing = [name for name in self._needed if name not in row]
@@ -593,28 +602,25 @@ class RowExecutor:
             for name, kind in self._kinds.items()
             if name in row
         }
-        for cells, names in self._steps:
-            made = {}
-            for cell in cells:
-                if cell.function is not None:
-                    made[cell.output] = cell.function.value(*(values[each] for each in cell.inputs))
-                elif cell.inputs[0] in values:
-                    made[cell.output] = values[cell.inputs[0]]
-            values |= made
-            values = {name: values[name] for name in names if name in values}
-        return values
+        columns = {
+            name: partial(kinds.array_of, value, self._kinds[name])
+            for name, value in values.items()
+        }
+        behind = Batch(columns, 1).behind(self._fitted)
+        return {
+            name: flat(behind[name])[0].as_py() if source is None else values[source]
+            for name, source in self._sources.items()
+            if name in behind
+        }
 
 
 # -- pipelines as text and as schemas --------------------------------------------------------------
 
 
 def _feature(field: Field) -> Feature:
-    kind = field.kind
-    shape: list[int | None] = []
-    while kinds.is_array(kind):
-        shape.append(None if shape else field.length)
-        kind = kinds.element_of(kind)
-    return Feature(kind, field.cardinality, tuple(shape))
+    kind, depth = kinds.innermost(field.kind)
+    shape = (field.length, *[None] * depth)[:depth]
+    return Feature(kind, field.cardinality, shape)
 
 
 def _explained(steps: Sequence[Operator], fitted: Sequence[Fitted] | None) -> str:

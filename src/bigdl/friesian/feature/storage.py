@@ -11,27 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops.bins import CutBins, OneHotEncode
-from bigdl.friesian.ops.cells import Cast, Clip, DropNa, FillMedian, FillNa, Log
-from bigdl.friesian.ops.columns import Drop, Filter, Rename, Select
-from bigdl.friesian.ops.hashing import CrossColumns, HashEncode
-from bigdl.friesian.ops.negatives import AddNegativeSamples, AddNegHistSeq
-from bigdl.friesian.ops.operator import Field, Fitted, Operator, Schema, State
-from bigdl.friesian.ops.scaling import MinMaxScale
-from bigdl.friesian.ops.sequences import AddHistSeq, Mask, Pad
-from bigdl.friesian.ops.targets import CountEncode, TargetEncode
-from bigdl.friesian.ops.vocabulary import CategoryEncode
+from bigdl.friesian.ops.kinds import Field, Schema
+from bigdl.friesian.ops.operator import OPERATORS, Fitted, Operator, State
 
-__all__ = ["load", "save"]
-
-OPERATORS: dict[str, type[Operator]] = {
-    each.method: each
-    for each in (
-        *(AddHistSeq, AddNegHistSeq, AddNegativeSamples, Cast, CategoryEncode, Clip, CountEncode),
-        *(CrossColumns, CutBins, Drop, DropNa, FillMedian, FillNa, Filter, HashEncode, Log, Mask),
-        *(MinMaxScale, OneHotEncode, Pad, Rename, Select, TargetEncode),
-    )
-}
 _FORMAT = "bigdl.friesian.FeaturePipeline"
 _VERSION = 1
 _FILE = "pipeline.json"
@@ -62,7 +44,12 @@ def save(
             each["state"] = _written(fs, folder, place, fitted[place].state)
         content["steps"].append(each)
     with fs.open(f"{folder}/{_FILE}", "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, ensure_ascii=False)
+        json.dump(content, file, indent=1, ensure_ascii=False, default=_plain)
+
+
+def _plain(number: Any) -> Any:
+    """A number of NumPy as one of Python."""
+    return number.item()
 
 
 def _written(fs: Any, folder: str, place: int, state: State) -> dict[str, Any]:

@@ -13,7 +13,10 @@ from bigdl.friesian.executors import spark
 from bigdl.friesian.feature.methods import CellMethods
 from bigdl.friesian.ops import kinds, rows, statistics
 from bigdl.friesian.ops.cells import medians_of
-from bigdl.friesian.ops.columns import (
+from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops.lookup import Dictionary
+from bigdl.friesian.ops.spark import (
+    F,
     as_names,
     check_string,
     col,
@@ -22,11 +25,8 @@ from bigdl.friesian.ops.columns import (
     kind_of,
     names_of,
     replace,
-    require_columns,
     schema_of,
 )
-from bigdl.friesian.ops.lookup import Dictionary
-from bigdl.friesian.ops.spark import F
 from bigdl.friesian.ops.vocabulary import number_column
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Table(CellMethods):
         if not isinstance(columns, list):
             raise UsageError(f"columns must be a list of column names, but got {columns!r}")
         names = as_names(columns)
-        require_columns(self.df, names)
+        require_columns(self.columns, names)
         check_string(target, "target")
         merged = replace(self.df, {target: F.array(*common_text(self.df, names))})
         return self._clone(merged.drop(*(name for name in names if name != target)))
@@ -354,7 +354,7 @@ class Table(CellMethods):
         """
         if not isinstance(column, str):
             raise UsageError(f"Column should be of str type, but got {type(column).__name__}")
-        require_columns(self.df, [column])
+        require_columns(self.columns, [column])
         return self._columns([column])[column]
 
     def to_dict(self) -> dict[str, list]:
@@ -466,8 +466,7 @@ def _check_mode(mode: str) -> None:
 
 def _is_same_in_arrow(kind: str) -> bool:
     """Return True if Arrow gives the same Python objects as the rows of Spark, only faster."""
-    while kinds.is_array(kind):
-        kind = kinds.element_of(kind)
+    kind, _ = kinds.innermost(kind)
     return kinds.is_number(kind) or kinds.is_text(kind) or kind == "boolean"
 
 
@@ -619,13 +618,13 @@ class TargetCode(Table):
             raise UsageError(
                 f"key_cols should be as many columns as cat_col, {categories}, got {key_cols!r}"
             )
-        require_columns(df, self.key_cols)
+        require_columns(df.columns, self.key_cols)
         if not isinstance(out_target_mean, Mapping):
             raise UsageError(
                 "out_target_mean should be a dict from a column to a target and its mean, but got "
                 f"{out_target_mean!r}"
             )
-        require_columns(df, out_target_mean)
+        require_columns(df.columns, out_target_mean)
         self.cat_col = list(cat_col) if isinstance(cat_col, tuple) else cat_col
         self.out_target_mean = dict(out_target_mean)
 

@@ -7,22 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bigdl.common.checks import check_integer
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.columns import (
-    as_names,
-    check_string,
-    col,
-    names_of,
-    replace,
-    require_columns,
-)
-from bigdl.friesian.ops.spark import F
+from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops.spark import F, as_names, check_string, col, names_of, replace
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-__all__ = ["apply", "string_embed"]
 
 
 def apply(
@@ -34,7 +26,7 @@ def apply(
     if not callable(func):
         raise UsageError(f"func should be a function, got {func!r}")
     names = as_names(in_col, "in_col")
-    require_columns(df, names)
+    require_columns(df.columns, names)
     if vectorized:
         return replace(df, {out_col: _on_series(func, dtype, isinstance(in_col, str), names)})
     if isinstance(in_col, str):
@@ -119,8 +111,7 @@ def _reduced(df: DataFrame, name: str, dimensions: int) -> DataFrame:
     from pyspark.ml.feature import PCA
     from pyspark.ml.functions import array_to_vector
 
-    if isinstance(dimensions, bool) or not isinstance(dimensions, int) or dimensions < 1:
-        raise UsageError(f"reduce_dim should be an integer from 1 on, got {dimensions!r}")
+    check_integer("reduce_dim", dimensions, 1)
     present = df.filter(col(name).isNotNull())
     first = present.select(F.size(col(name))).first()
     if first is None:

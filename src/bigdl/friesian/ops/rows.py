@@ -6,40 +6,27 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from bigdl.common.checks import check_integer
+from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.cells import Cast
-from bigdl.friesian.ops.columns import (
+from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops.spark import (
+    F,
+    all_of,
     as_names,
     check_string,
     col,
     kind_of,
     random_seed,
     renamed,
-    require_columns,
     schema_of,
     temporary,
 )
-from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import Column, DataFrame, SparkSession
-
-__all__ = [
-    "concat",
-    "drop_duplicates",
-    "filter_by_frequency",
-    "from_pandas",
-    "join",
-    "join_as_of",
-    "read_csv",
-    "read_json",
-    "read_parquet",
-    "read_text",
-    "shuffle_partitions",
-]
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -170,11 +157,11 @@ def drop_duplicates(df: DataFrame, subset: Any, sort_cols: Any, keep: str) -> Da
     if keep not in ("min", "max"):
         raise UsageError(f"keep should be either min or max, but got {keep!r}")
     names = df.columns if subset is None else as_names(subset, "subset")
-    require_columns(df, names)
+    require_columns(df.columns, names)
     if sort_cols is None:
         return df.dropDuplicates(names)
     order = as_names(sort_cols, "sort_cols")
-    require_columns(df, order)
+    require_columns(df.columns, order)
     place, rank = temporary(df, "place"), temporary(df, "rank")
     sorting = [col(name).asc() if keep == "min" else col(name).desc() for name in order]
     window = Window.partitionBy(*map(col, names)).orderBy(*sorting, place)
@@ -187,7 +174,7 @@ def filter_by_frequency(df: DataFrame, columns: Any, min_freq: int, keep_rows: b
     """Values, or their rows, that occur often enough; see :meth:`FeatureTable`."""
 
     names = as_names(columns)
-    require_columns(df, names)
+    require_columns(df.columns, names)
     check_integer("min_freq", min_freq)
     count = temporary(df, "count")
     counted = df.groupBy(*map(col, names)).agg(F.count("*").alias(count))
@@ -196,9 +183,7 @@ def filter_by_frequency(df: DataFrame, columns: Any, min_freq: int, keep_rows: b
         return frequent
     hidden = {name: temporary([*df.columns], f"key{i}") for i, name in enumerate(names)}
     frequent = frequent.withColumnsRenamed(hidden)
-    same = reduce(
-        lambda a, b: a & b, (col(name).eqNullSafe(col(key)) for name, key in hidden.items())
-    )
+    same = all_of(col(name).eqNullSafe(col(key)) for name, key in hidden.items())
     return df.join(frequent, same, "left_semi")
 
 
@@ -221,8 +206,8 @@ def join(
     if keys is None and how != "cross":
         raise UsageError(f"on should be str or a list of str for a join of type {how!r}; got None")
     if keys is not None:
-        require_columns(left, keys)
-        require_columns(right, keys)
+        require_columns(left.columns, keys)
+        require_columns(right.columns, keys)
     shared = [name for name in left.columns if name in right.columns and name not in (keys or [])]
     if lsuffix is not None:
         left = renamed(left, {name: name + lsuffix for name in shared})
@@ -248,7 +233,7 @@ def join_as_of(
 
     keys = as_names(on, "on")
     for frame in (df, other):
-        require_columns(frame, [*keys, check_string(time_col, "time_col")])
+        require_columns(frame.columns, [*keys, check_string(time_col, "time_col")])
     _check_times(time_col, kind_of(df, time_col), kind_of(other, time_col))
     added = [name for name in other.columns if name not in (*keys, time_col)]
     shared = [name for name in added if name in df.columns]
@@ -256,8 +241,9 @@ def join_as_of(
         raise UsageError(f"Both tables have the columns {shared}; rename those of one of them")
     if not added:
         raise UsageError(f"The other table has no columns beside {[*keys, time_col]}")
-    _check_ttl(ttl)
-    known = reduce(lambda a, b: a & b, (col(name).isNotNull() for name in (*keys, time_col)))
+    if ttl is not None:
+        check_number("ttl", ttl, 0)
+    known = all_of(col(name).isNotNull() for name in (*keys, time_col))
     names = [f"key_{i}" for i in range(len(keys))]
     shown = [col(key).alias(name) for key, name in zip(keys, names, strict=True)]
     rows = df.select(
@@ -293,12 +279,6 @@ def _check_times(name: str, ours: str, theirs: str) -> None:
             f"{name} should hold numbers in both tables or in none, but its types are "
             f"{ours} and {theirs}"
         )
-
-
-def _check_ttl(ttl: Any) -> None:
-    is_number = isinstance(ttl, int | float) and not isinstance(ttl, bool)
-    if ttl is not None and (not is_number or not ttl >= 0):
-        raise UsageError(f"ttl should be a number from 0 on, or None, but got {ttl!r}")
 
 
 def _all(df: DataFrame) -> Column:

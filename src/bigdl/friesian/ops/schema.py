@@ -9,8 +9,6 @@ from typing import Any, cast
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["Feature", "FeatureSchema"]
-
 
 @dataclass(frozen=True)
 class Feature:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,40 +10,33 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import factored, normal
-from bigdl.friesian.ops.columns import (
+from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
+from bigdl.friesian.ops.operator import (
+    Cell,
+    Function,
+    GroupOperator,
+    Operator,
+    State,
+)
+from bigdl.friesian.ops.spark import (
+    F,
     as_names,
-    check_count,
     check_string,
     col,
     kind_of,
     names_of_results,
+    or_error,
     random_seed,
     replace,
-    require_columns,
     temporary,
 )
-from bigdl.friesian.ops.operator import (
-    Cell,
-    Field,
-    Function,
-    GroupOperator,
-    Operator,
-    Request,
-    Schema,
-    State,
-    TableOperator,
-    require_fields,
-    require_kind,
-)
-from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-__all__ = ["AddHistSeq", "Mask", "Pad", "difference_lag", "sample_listwise"]
 
 _ROWS = 1 << 16  # of a table that comes out: histories are many times as large as what they are of
 _ALL = 2147483647
@@ -53,7 +46,7 @@ _ALL = 2147483647
 
 
 @dataclass(frozen=True)
-class AddHistSeq(GroupOperator, TableOperator):
+class AddHistSeq(GroupOperator):
     """``add_hist_seq``, which the executor ``arrow`` makes of all rows of some users at a time."""
 
     cols: list[str]
@@ -67,24 +60,14 @@ class AddHistSeq(GroupOperator, TableOperator):
     def __post_init__(self) -> None:
         check_string(self.user_col, "user_col")
         check_string(self.sort_col, "sort_col")
-        check_count(self.min_len, "min_len", 0)
-        check_count(self.max_len, "max_len", 1)
-        check_count(self.num_seqs, "num_seqs", 1)
+        check_integer("min_len", self.min_len, 0)
+        check_integer("max_len", self.max_len, 1)
+        check_integer("num_seqs", self.num_seqs, 1)
 
-    def requests(self, before: Schema) -> dict[str, Request]:
-        require_fields(before, self.columns)
-        return {}
-
-    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
-        return {}
-
-    def hides_columns(self, before: Schema) -> bool:
-        return False
+    def check(self, before: Schema) -> None:
+        require_columns(before, self.columns)
 
     def after(self, before: Schema, state: State | None) -> Schema:
-        return self._fields(before)
-
-    def _fields(self, before: Schema) -> dict[str, Field]:
         columns = self._order(before)
         return {
             name: Field(f"array<{before[of].kind}>", before[of].cardinality) if of else before[name]
@@ -113,32 +96,25 @@ class AddHistSeq(GroupOperator, TableOperator):
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         from pyspark.sql import Window
 
-        require_columns(df, self.columns)
+        require_columns(df.columns, self.columns)
         place, rank, history, later = (
             temporary(df, each) for each in ("place", "rank", "history", "later")
         )
-        time = F.when(col(self.sort_col).isNotNull(), col(self.sort_col)).otherwise(
-            F.raise_error(
-                F.lit(f"The column {self.sort_col} has nulls; drop or fill them first")
-            ).cast(kind_of(df, self.sort_col))
-        )
+        time = col(self.sort_col)
+        time = or_error(time, time.isNotNull(), self._nulls, kind_of(df, self.sort_col))
         # records of equal time keep the order of the input
         window = Window.partitionBy(col(self.user_col)).orderBy(time, col(place))
         past = F.collect_list(F.struct(*(col(name).alias(name) for name in self.cols)))
-        rows = df.withColumn(place, F.monotonically_increasing_id()).withColumns(
-            {
-                rank: F.row_number().over(window),
-                history: past.over(window.rowsBetween(-self.max_len, -1)),
-            }
-            | (
-                {later: F.lead(F.lit(1), self.num_seqs).over(window)}
-                if self.num_seqs < _ALL
-                else {}
-            )
-        )
-        rows = rows.filter(col(rank) > self.min_len)
+        figures = {
+            rank: F.row_number().over(window),
+            history: past.over(window.rowsBetween(-self.max_len, -1)),
+        }
+        is_wanted = col(rank) > self.min_len
         if self.num_seqs < _ALL:
-            rows = rows.filter(col(later).isNull())
+            figures[later] = F.lead(F.lit(1), self.num_seqs).over(window)
+            is_wanted = is_wanted & col(later).isNull()
+        rows = df.withColumn(place, F.monotonically_increasing_id()).withColumns(figures)
+        rows = rows.filter(is_wanted)
         return rows.select(
             *(
                 F.col(history).getField(of).alias(name) if of else col(name)
@@ -182,7 +158,11 @@ class AddHistSeq(GroupOperator, TableOperator):
 
     def check_rows(self, table: pa.Table) -> None:
         if table[self.sort_col].null_count:
-            raise UsageError(f"The column {self.sort_col} has nulls; drop or fill them first")
+            raise UsageError(self._nulls)
+
+    @property
+    def _nulls(self) -> str:
+        return f"The column {self.sort_col} has nulls; drop or fill them first"
 
 
 def _ranks(column: pa.ChunkedArray) -> np.ndarray:
@@ -230,9 +210,11 @@ class Ones(Function):
         found = np.arange(self.length) < _lengths(values)[:, None]
         return _lists(pa.array(found.ravel().astype(np.int32)), len(values), self.length)
 
-    def value(self, value: list | None) -> list[int]:
-        ones = min(len(value or ()), self.length)
-        return [1] * ones + [0] * (self.length - ones)
+    def column(self, value: Column) -> Column:
+        length = F.least(F.coalesce(F.size(value), F.lit(0)), F.lit(self.length))
+        length = F.greatest(length, F.lit(0))  # size of null is −1 outside of ANSI mode
+        zeros = F.array_repeat(F.lit(0), F.lit(self.length) - length)
+        return F.concat(F.array_repeat(F.lit(1), length), zeros)
 
 
 class Padded(Function):
@@ -249,15 +231,15 @@ class Padded(Function):
     """
 
     def __init__(self, kind: str, length: int, token: Any, row_len: int):
-        element = kinds.element_of(kind)
-        self.kind, self.length, self.row_len = kind, length, row_len
-        self.has_rows = kinds.is_array(element)
-        inner = kinds.element_of(element) if self.has_rows else element
-        self.token = kinds.coerced(_whole(token, inner), inner, "mask_token")
+        inner, depth = kinds.innermost(kind)
+        self.kind, self.inner, self.length, self.row_len = kind, inner, length, row_len
+        self.has_rows = depth > 1
+        is_whole = type(token) is float and token.is_integer() and kinds.is_integral(inner)
+        self.token = kinds.coerced(int(token) if is_whole else token, inner, "mask_token")
 
     def array(self, values: pa.Array) -> pa.Array:
         if self.has_rows:  # what is filled in depends on the row
-            return pa.array(map(self.value, values.to_pylist()), kinds.to_arrow(self.kind))
+            return pa.array(map(self._rows, values.to_pylist()), kinds.to_arrow(self.kind))
         items, lengths = values.flatten(), _lengths(values)
         if _is_plain(items) and self.token is not None:
             found = self._plain(items.to_numpy(zero_copy_only=False), lengths)
@@ -280,20 +262,22 @@ class Padded(Function):
         found[np.arange(self.length) < lengths[:, None]] = items
         return found.ravel()
 
-    def value(self, value: list | None) -> list:
+    def _rows(self, value: list | None) -> list:
         kept = list(value or ())[-self.length :]
-        return kept + [self._filler(value)] * (self.length - len(kept))
-
-    def _filler(self, value: list | None) -> Any:
-        if not self.has_rows:
-            return self.token
         first = value[0] if value else None
-        return [self.token] * (self.row_len if first is None else len(first))
+        filler = [self.token] * (self.row_len if first is None else len(first))
+        return kept + [filler] * (self.length - len(kept))
 
-
-def _whole(token: Any, kind: str) -> Any:
-    is_whole = type(token) is float and token.is_integer() and kinds.is_integral(kind)
-    return int(token) if is_whole else token
+    def column(self, value: Column) -> Column:
+        filler = F.lit(self.token).cast(self.inner)
+        if self.has_rows:
+            first = F.get(value, F.lit(0))
+            width = F.when(first.isNotNull(), F.size(first)).otherwise(F.lit(self.row_len))
+            filler = F.array_repeat(filler, width).cast(kinds.element_of(self.kind))
+        value = F.coalesce(value, F.array().cast(self.kind))
+        longest = F.slice(value, -self.length, self.length)
+        value = F.when(F.size(value) > self.length, longest).otherwise(value)
+        return F.concat(value, F.array_repeat(filler, F.lit(self.length) - F.size(value)))
 
 
 @dataclass(frozen=True)
@@ -305,24 +289,13 @@ class Mask(Operator):
     method = "mask"
 
     def __post_init__(self) -> None:
-        check_count(self.seq_len, "seq_len", 1)
+        check_integer("seq_len", self.seq_len, 1)
 
     def cells(self, before: Schema, state: Any) -> list[Cell]:
         require_kind(before, self.columns, kinds.is_array, "arrays")
         made = Field("array<int>", 2, self.seq_len)
         ones = Ones(self.seq_len)
         return [Cell((name,), f"{name}_mask", made, ones) for name in self.columns]
-
-    def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
-        require_kind(before, self.columns, kinds.is_array, "arrays")
-
-        def ones(name: str) -> Column:
-            length = F.least(F.coalesce(F.size(col(name)), F.lit(0)), F.lit(self.seq_len))
-            length = F.greatest(length, F.lit(0))  # size of null is −1 outside of ANSI mode
-            zeros = F.array_repeat(F.lit(0), F.lit(self.seq_len) - length)
-            return F.concat(F.array_repeat(F.lit(1), length), zeros)
-
-        return replace(df, {f"{name}_mask": ones(name) for name in self.columns})
 
 
 @dataclass(frozen=True)
@@ -336,58 +309,29 @@ class Pad(Operator):
     method = "pad"
 
     def __post_init__(self) -> None:
-        check_count(self.seq_len, "seq_len", 1)
-        check_count(self.row_len, "row_len", 0)
+        check_integer("seq_len", self.seq_len, 1)
+        check_integer("row_len", self.row_len, 0)
         if not isinstance(self.mask_token, int | float | str):
             raise UsageError(
                 f"mask_token should be a number, str or bool, but got {self.mask_token!r}"
             )
-
-    def _inner(self, name: str, kind: str) -> str:
-        """Return the kind of the values of a column of one or two dimensions."""
-        element = kinds.element_of(kind)
-        inner = kinds.element_of(element) if kinds.is_array(element) else element
-        if kinds.is_array(inner):
-            raise UsageError(
-                f"{name} should hold arrays of one or two dimensions, but its type is {kind}"
-            )
-        _check_token(self.mask_token, inner)
-        return inner
 
     def cells(self, before: Schema, state: Any) -> list[Cell]:
         require_kind(before, self.columns, kinds.is_array, "arrays")
         return [self._cell(name, before[name]) for name in self.columns]
 
     def _cell(self, name: str, field: Field) -> Cell:
-        self._inner(name, field.kind)
+        inner, depth = kinds.innermost(field.kind)
+        if depth > 2:
+            raise UsageError(
+                f"{name} should hold arrays of one or two dimensions, but its type is {field.kind}"
+            )
+        _check_token(self.mask_token, inner)
         padded = Padded(field.kind, self.seq_len, self.mask_token, self.row_len)
         cardinality = field.cardinality
         if cardinality is not None:
             cardinality = max(cardinality, int(padded.token) + 1)
         return Cell((name,), name, Field(field.kind, cardinality, self.seq_len), padded)
-
-    def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
-        require_kind(before, self.columns, kinds.is_array, "arrays")
-
-        def padded(name: str) -> Column:
-            value = F.coalesce(col(name), F.array().cast(before[name].kind))
-            longest = F.slice(value, -self.seq_len, self.seq_len)
-            value = F.when(F.size(value) > self.seq_len, longest).otherwise(value)
-            missing = F.lit(self.seq_len) - F.size(value)
-            filler = self._filler(name, before[name].kind)
-            return F.concat(value, F.array_repeat(filler, missing))
-
-        return replace(df, {name: padded(name) for name in self.columns})
-
-    def _filler(self, name: str, kind: str) -> Column:
-        """Return the token, or a row of it as wide as the first."""
-
-        token = F.lit(self.mask_token).cast(self._inner(name, kind))
-        if not kinds.is_array(kinds.element_of(kind)):
-            return token
-        first = F.get(col(name), F.lit(0))
-        width = F.when(first.isNotNull(), F.size(first)).otherwise(F.lit(self.row_len))
-        return F.array_repeat(token, width).cast(kinds.element_of(kind))
 
 
 _JAVA = {"int": "Integer", "bigint": "Long", "smallint": "Short", "tinyint": "Byte"}
@@ -425,7 +369,7 @@ def difference_lag(
 
     names, order = as_names(columns), as_names(sort_cols, "sort_cols")
     groups = [] if partition_cols is None else as_names(partition_cols, "partition_cols")
-    require_columns(df, [*names, *order, *groups])
+    require_columns(df.columns, [*names, *order, *groups])
     for name in names:
         if not kinds.is_number(kind_of(df, name)):
             raise UsageError(f"columns should be numeric, but {name} is {kind_of(df, name)}")
@@ -475,8 +419,8 @@ def sample_listwise(
             raise UsageError(
                 f"Each column should be of list type, but {name} is {kind_of(df, name)}"
             )
-    check_count(num_sampled_list, "num_sampled_list", 1)
-    check_count(num_sampled_item, "num_sampled_item", 1)
+    check_integer("num_sampled_list", num_sampled_list, 1)
+    check_integer("num_sampled_item", num_sampled_item, 1)
     seed = random_seed(random_seed_)
     row, draw, places = (temporary(df, each) for each in ("row", "draw", "places"))
     rows = df.withColumn(row, F.monotonically_increasing_id())
@@ -485,9 +429,7 @@ def sample_listwise(
         lengths = F.array(*(F.coalesce(F.size(col(name)), F.lit(-1)) for name in names))
         equal = F.array_min(lengths) == F.array_max(lengths)
         message = "Each row of the FeatureTable should have the same array length in all of columns"
-        long_enough = F.when(equal, long_enough).otherwise(
-            F.raise_error(F.lit(message)).cast("boolean")
-        )
+        long_enough = or_error(long_enough, equal, message, "boolean")
     rows = rows.filter(long_enough)
     rows = rows.withColumn(draw, F.explode(F.sequence(F.lit(1), F.lit(num_sampled_list))))
     # sorted by a random number each, the first items are a sample without replacement

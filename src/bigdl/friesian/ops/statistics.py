@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.columns import (
+from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops.schema import Feature, FeatureSchema
+from bigdl.friesian.ops.spark import (
+    F,
+    all_of,
     as_names,
     col,
     kind_of,
     names_of,
     numeric_columns,
-    require_columns,
     temporary,
 )
-from bigdl.friesian.ops.schema import Feature, FeatureSchema
-from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
-
-__all__ = ["extremes", "feature_schema", "get_stats", "group_by"]
 
 _STATS = ("min", "max", "avg", "sum", "count")
 _ARITHMETIC: tuple[str, ...] = ("sum", "avg", "mean", "sum_distinct", "stddev", "stddev_pop")
@@ -42,7 +40,7 @@ def get_stats(df: DataFrame, columns: Any, aggr: Any) -> dict[str, Any]:
     """Figures of columns; see :meth:`Table.get_stats`."""
 
     names = numeric_columns(df) if columns is None else as_names(columns)
-    require_columns(df, [*names, *(aggr if isinstance(aggr, Mapping) else ())])
+    require_columns(df.columns, [*names, *(aggr if isinstance(aggr, Mapping) else ())])
     wanted = {name: _stats_of(aggr, name) for name in names}
     for name, stats in wanted.items():
         needs_numbers = {"avg", "sum"} & set(stats)
@@ -56,8 +54,8 @@ def get_stats(df: DataFrame, columns: Any, aggr: Any) -> dict[str, Any]:
     figures = [getattr(F, stat)(col(name)) for name, stats in wanted.items() for stat in stats]
     row = df.agg(*(each.alias(str(i)) for i, each in enumerate(figures))).first()
     values = iter(cast("Row", row))
-    found = {name: [next(values) for _ in stats] for name, stats in wanted.items()}
-    return {name: each[0] if len(each) == 1 else each for name, each in found.items()}
+    of_columns = {name: [next(values) for _ in stats] for name, stats in wanted.items()}
+    return {name: each[0] if len(each) == 1 else each for name, each in of_columns.items()}
 
 
 def _stats_of(aggr: Any, column: str) -> list[str]:
@@ -77,15 +75,15 @@ def extremes(df: DataFrame, columns: Any, stat: str) -> DataFrame:
     names = numeric_columns(df) if columns is None else as_names(columns)
     if names:
         names_of(df, names, kinds.is_number, "numbers")
-    found = get_stats(df, names, stat) if names else {}
-    rows = [(name, None if value is None else float(value)) for name, value in found.items()]
+    stats = get_stats(df, names, stat) if names else {}
+    rows = [(name, None if value is None else float(value)) for name, value in stats.items()]
     return df.sparkSession.createDataFrame(rows, f"column string, `{stat}` double")
 
 
 def group_by(df: DataFrame, columns: Any, agg: Any, join: bool) -> DataFrame:
     """Aggregates of groups; see :meth:`FeatureTable.group_by`."""
     keys = as_names(columns) if columns else []
-    require_columns(df, keys)
+    require_columns(df.columns, keys)
     if join and not keys:
         raise UsageError("columns should not be empty if join is True: there is nothing to join on")
     figures = [_aggregate(df, name, each) for name, each in _wanted_aggregates(df, keys, agg)]
@@ -97,7 +95,7 @@ def group_by(df: DataFrame, columns: Any, agg: Any, join: bool) -> DataFrame:
 
 def _wanted_aggregates(df: DataFrame, keys: list[str], agg: Any) -> list[tuple[str, str]]:
     if isinstance(agg, Mapping):
-        require_columns(df, agg)
+        require_columns(df.columns, agg)
         return [(name, each) for name, some in agg.items() for each in as_names(some, "agg")]
     if not isinstance(agg, str | list | tuple):
         raise UsageError(f"agg should be str, list or dict, but got {agg!r}")
@@ -119,13 +117,11 @@ def _aggregate(df: DataFrame, name: str, agg: str) -> Column:
 
 def _join_groups(df: DataFrame, grouped: DataFrame, keys: list[str]) -> DataFrame:
     """The rows of `df` with the figures of their groups, of groups of null too."""
-    hidden: list[str] = []
-    for key in keys:
-        hidden.append(temporary([*df.columns, *grouped.columns, *hidden], f"key{len(hidden)}"))
-        grouped = grouped.withColumnRenamed(key, hidden[-1])
-    pairs = zip(keys, hidden, strict=True)
-    same = reduce(lambda a, b: a & b, (col(key).eqNullSafe(col(other)) for key, other in pairs))
-    return df.join(grouped, same, "left").drop(*hidden)
+    known = [*df.columns, *grouped.columns]
+    hidden = {key: temporary(known, f"key{i}") for i, key in enumerate(keys)}
+    grouped = grouped.withColumnsRenamed(hidden)
+    same = all_of(col(key).eqNullSafe(col(other)) for key, other in hidden.items())
+    return df.join(grouped, same, "left").drop(*hidden.values())
 
 
 def feature_schema(df: DataFrame, names: Sequence[str]) -> FeatureSchema:
@@ -134,12 +130,12 @@ def feature_schema(df: DataFrame, names: Sequence[str]) -> FeatureSchema:
     for i, name in enumerate(names):
         for figure, column in _figures(col(name), kind_of(df, name)).items():
             figures[f"{i}_{figure}"] = column
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if figures:
         row = df.agg(*(column.alias(name) for name, column in figures.items())).first()
-        found = cast("Row", row).asDict()
+        values = cast("Row", row).asDict()
     return FeatureSchema(
-        {name: _feature(kind_of(df, name), i, found) for i, name in enumerate(names)}
+        {name: _feature(kind_of(df, name), i, values) for i, name in enumerate(names)}
     )
 
 

@@ -11,8 +11,6 @@ from typing import cast
 
 import numpy as np
 
-__all__ = ["NULL", "hashes"]
-
 NULL = 42
 """The hash of null: the seed."""
 
