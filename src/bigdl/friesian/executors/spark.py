@@ -54,9 +54,12 @@ def applied(
     """Return a DataFrame behind a step, through Arrow batches where that is faster."""
     batched, rest = operator.divided(state)
     if batched is not None and can_travel(df):
-        df, operator = mapped(df, [Fitted(batched, before, state)]), rest
-    method = operator.training if is_training else operator.catalyst
-    return method(df, before, state)
+        df = mapped(df, [Fitted(batched, before, state)])
+    else:
+        rest = operator
+    if rest is None:
+        return df
+    return (rest.training if is_training else rest.catalyst)(df, before, state)
 
 
 def answer(df: DataFrame, requests: dict[str, Request]) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def transformed(
 
     for are_row_wise, run in groupby(fitted, can_batch):
         steps = list(run)
-        pays = are_row_wise and any(each.step.pays_in_batches(each.state) for each in steps)
+        pays = are_row_wise and any(each.step.divided(each.state)[1] is None for each in steps)
         if pays and can_travel(df):
             df = mapped(df, steps)
             continue

@@ -9,20 +9,18 @@ from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors import spark
 from bigdl.friesian.feature.methods import FeatureMethods
-from bigdl.friesian.feature.tables import StringIndex, Table, TargetCode
+from bigdl.friesian.feature.tables import StringIndex, Table, TargetCode, check_table
 from bigdl.friesian.ops import functions, kinds, lookup, rows, sequences, statistics, vocabulary
 from bigdl.friesian.ops.kinds import require_columns, require_kind
 from bigdl.friesian.ops.lookup import Dictionary
 from bigdl.friesian.ops.numbers import MinMaxScale, quantiles
+from bigdl.friesian.ops.operator import Extremes
 from bigdl.friesian.ops.spark import (
     as_names,
     check_different,
     check_string,
-    col,
     kind_of,
-    replace,
     schema_of,
-    temporary,
 )
 from bigdl.friesian.ops.targets import (
     CountEncode,
@@ -145,7 +143,11 @@ class FeatureTable(FeatureMethods, Table):
             arrays.
         """
         operator = MinMaxScale(as_names(columns), min, max, False)
-        extremes = operator.extremes(self.df)
+        extremes = operator.extremes_of_arrays(self.df)
+        numbers = {name: Extremes((name,)) for name in operator.columns if name not in extremes}
+        for name, (low, high) in spark.answer(self.df, numbers).items():
+            extremes[name] = (None, None) if low is None else (float(low), float(high))
+        extremes = {name: extremes[name] for name in operator.columns}
         return self._scaled(operator, extremes), extremes
 
     def transform_min_max_scale(
@@ -201,8 +203,7 @@ class FeatureTable(FeatureMethods, Table):
         lsuffix, rsuffix : str, optional
             For the names that both tables have beside `on`.
         """
-        if not isinstance(table, Table):
-            raise UsageError(f"table should be a Table, but got {type(table).__name__}")
+        check_table("table", table)
         return self._clone(rows.join(self.df, table.df, on, how, lsuffix, rsuffix))
 
     def join_as_of(
@@ -227,8 +228,7 @@ class FeatureTable(FeatureMethods, Table):
             With the other columns of `table`: of its latest row that is not later than the row, or
             null.
         """
-        if not isinstance(table, Table):
-            raise UsageError(f"table should be a Table, but got {type(table).__name__}")
+        check_table("table", table)
         return self._clone(rows.join_as_of(self.df, table.df, on, time_col, ttl))
 
     def group_by(
@@ -828,8 +828,7 @@ class FeatureTable(FeatureMethods, Table):
         """
         names = as_names(columns)
         require_columns(self.columns, names)
-        if not isinstance(dict_tbl, Table):
-            raise UsageError(f"dict_tbl should be a Table, but got {type(dict_tbl).__name__}")
+        check_table("dict_tbl", dict_tbl)
         check_string(key, "key")
         check_string(value, "value")
         known = dict_tbl.columns
@@ -840,12 +839,7 @@ class FeatureTable(FeatureMethods, Table):
         default = 0 if kinds.is_number(dictionary.value_type) else None
         outputs = {name: name.replace(key, value) for name in names}
         check_different(list(outputs.values()), "The names of the results")
-        df, hidden = self.df, {}
-        for i, (name, output) in enumerate(outputs.items()):
-            hidden[output] = temporary(df, f"found{i}")  # the output may be another of the columns
-            df = lookup.value_features(df, name, hidden[output], dictionary, default)
-        found = {output: col(other) for output, other in hidden.items()}
-        return self._clone(replace(df, found).drop(*hidden.values()))
+        return self._clone(lookup.value_features(self.df, outputs, dictionary, default))
 
     def sample_listwise(
         self,

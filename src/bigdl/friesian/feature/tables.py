@@ -217,11 +217,11 @@ class Table(CellMethods):
 
     def subtract(self, other: Table) -> Self:
         """The different rows that another table has not."""
-        return self._clone(self.df.subtract(_table(other).df))
+        return self._clone(self.df.subtract(check_table("other", other).df))
 
     def intersect(self, other: Table) -> Self:
         """The different rows that another table has too."""
-        return self._clone(self.df.intersect(_table(other).df))
+        return self._clone(self.df.intersect(check_table("other", other).df))
 
     def sample(self, fraction: float, replace: bool = False, seed: int | None = None) -> Self:
         """Random rows, about `fraction` of them."""
@@ -453,10 +453,11 @@ class Table(CellMethods):
         df.write.csv(os.fspath(path), mode=mode, header=header, sep=delimiter)
 
 
-def _table(other: Any) -> Table:
-    if not isinstance(other, Table):
-        raise UsageError(f"other should be a Table, but got {type(other).__name__}")
-    return other
+def check_table(name: str, value: Any) -> Table:
+    """Return `value`, which must be a table."""
+    if not isinstance(value, Table):
+        raise UsageError(f"{name} should be a Table, but got {type(value).__name__}")
+    return value
 
 
 def _check_mode(mode: str) -> None:

@@ -242,13 +242,15 @@ class LookUp:
     outputs: Mapping[str, tuple[str, Column]]
 
 
-def join(df: DataFrame, look_ups: Sequence[LookUp]) -> DataFrame:
-    """`df` with what some tables say about its rows.
+def join(
+    df: DataFrame, look_ups: Sequence[LookUp], others: Mapping[str, Column] | None = None
+) -> DataFrame:
+    """`df` with what some tables say about its rows, and some other columns.
 
     No result takes the place of a column before all are there, since the column may be a key of
     this or another table.
     """
-    rows, results = df, {}
+    rows, results = df, dict(others or {})
     gone: list[str] = []
     for i, each in enumerate(look_ups):
         if not each.outputs:
@@ -354,31 +356,33 @@ def _join_tokens(
 
 
 def value_features(
-    df: DataFrame, column: str, output: str, dictionary: Dictionary, default: Any
+    df: DataFrame, outputs: Mapping[str, str], dictionary: Dictionary, default: Any
 ) -> DataFrame:
-    """A column of what a dictionary says about the values of another, or of its nested arrays.
+    """Columns of what a dictionary says about the values of others, or of their nested arrays.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-    column, output : str
-        They may be the same.
+    outputs : dict of str to str
+        By the column of values the result; they may be the same.
     dictionary : Dictionary
     default : object
         For values that it does not have.
     """
-    inner, depth = kinds.innermost(kind_of(df, column))
-    if not depth:
-        known = F.lit(default).cast(dictionary.value_type)
-        return join(df, [dictionary.look_up(df, column, output, known)])
-
-    def nested(kind: str) -> str:
-        return "array<" * depth + kind + ">" * depth
-
-    kind = dictionary.meeting_type(inner)
-    shipped = cast("Shipped", dictionary.shipped(kind, limited=False))
-    function = arrow_function(_Values(shipped, depth, default), nested(dictionary.value_type))
-    return replace(df, {output: function(col(column).try_cast(nested(kind)))})
+    wanted = dictionary.value_type
+    look_ups, nested = [], {}
+    for name, output in outputs.items():
+        inner, depth = kinds.innermost(kind_of(df, name))
+        if not depth:
+            known = F.lit(default).cast(wanted)
+            look_ups.append(dictionary.look_up(df, name, output, known))
+            continue
+        kind = dictionary.meeting_type(inner)
+        shipped = cast("Shipped", dictionary.shipped(kind, limited=False))
+        begin, end = "array<" * depth, ">" * depth
+        function = arrow_function(_Values(shipped, depth, default), f"{begin}{wanted}{end}")
+        nested[output] = function(col(name).try_cast(f"{begin}{kind}{end}"))
+    return join(df, look_ups, nested)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +38,7 @@ from bigdl.friesian.ops.spark import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql import Column, DataFrame
 
 
 class NumberOperator(Operator):
@@ -288,19 +288,24 @@ class MinMaxScale(Operator):
             cells.append(Cell((name,), name, Field("float"), scale))
         return cells
 
-    def extremes(self, df: DataFrame) -> dict[str, tuple]:
-        """Return the extremes of the columns of a table, without nulls and NaN.
+    def extremes_of_arrays(self, df: DataFrame) -> dict[str, tuple]:
+        """Return the extremes of the columns of arrays or vectors, without nulls and NaN.
 
-        Two floats for a column of numbers, two lists of floats for one of arrays or vectors; None
-        for a column that has no value.
+        Two lists of floats for each, with a number for each position.
         """
         before = schema_of(df)
         self._check(before, _is_scalable)
-        numbers = [name for name in self.columns if kinds.is_number(before[name].kind)]
-        arrays = [name for name in self.columns if name not in numbers]
-        extremes = _extremes_of_numbers(df, numbers, before) if numbers else {}
-        extremes |= _extremes_of_arrays(df, arrays, before) if arrays else {}
-        return {name: extremes[name] for name in self.columns}
+        names = [name for name in self.columns if not kinds.is_number(before[name].kind)]
+        cells = [_tagged(i, name, before[name].kind) for i, name in enumerate(names)]
+        extremes: dict[str, tuple] = {name: ([], []) for name in names}
+        if not names:
+            return extremes
+        rows = df.select(F.explode(F.concat(*cells)).alias("cell")).select("cell.*")
+        grouped = rows.groupBy("column", "place").agg(F.min("value"), F.max("value"))
+        for i, _, low, high in sorted(grouped.collect(), key=lambda row: row[:2]):
+            extremes[names[i]][0].append(low)
+            extremes[names[i]][1].append(high)
+        return extremes
 
 
 def _is_scalable(kind: str) -> bool:
@@ -308,32 +313,15 @@ def _is_scalable(kind: str) -> bool:
     return kinds.is_number(inner) or kind == "vector"
 
 
-def _extremes_of_numbers(df: DataFrame, names: Sequence[str], before: Schema) -> dict[str, tuple]:
-    figures = []
-    for i, name in enumerate(names):
-        value = without_nan(col(name).cast("double"), before[name].kind)
-        figures += [F.min(value).alias(f"min{i}"), F.max(value).alias(f"max{i}")]
-    row = cast("Row", df.agg(*figures).first())
-    return {name: (row[2 * i], row[2 * i + 1]) for i, name in enumerate(names)}
+def _tagged(column: int, name: str, kind: str) -> Column:
+    """Return the values of an array with the number of its column and their places."""
 
+    def one(value: Column, place: Column) -> Column:
+        value = without_nan(value, "double").alias("value")
+        return F.struct(F.lit(column).alias("column"), place.alias("place"), value)
 
-def _extremes_of_arrays(df: DataFrame, names: Sequence[str], before: Schema) -> dict[str, tuple]:
-    def tagged(i: int, name: str) -> Column:
-        def one(value: Column, place: Column) -> Column:
-            value = without_nan(value, "double").alias("value")
-            return F.struct(F.lit(i).alias("column"), place.alias("place"), value)
-
-        values = _as_array(col(name), before[name].kind)
-        return F.transform(F.coalesce(values, F.array().cast("array<double>")), one)
-
-    cells = [tagged(i, name) for i, name in enumerate(names)]
-    rows = df.select(F.explode(F.concat(*cells)).alias("cell")).select("cell.*")
-    grouped = rows.groupBy("column", "place").agg(F.min("value"), F.max("value"))
-    extremes: dict[str, tuple] = {name: ([], []) for name in names}
-    for i, _, low, high in sorted(grouped.collect(), key=lambda row: row[:2]):
-        extremes[names[i]][0].append(low)
-        extremes[names[i]][1].append(high)
-    return extremes
+    values = _as_array(col(name), kind)
+    return F.transform(F.coalesce(values, F.array().cast("array<double>")), one)
 
 
 def _as_array(value: Column, kind: str) -> Column:

@@ -236,13 +236,9 @@ class Operator(ABC):
         }
         return replace(df, made).drop(*self.dropped)
 
-    def divided(self, state: State) -> tuple[Operator | None, Operator]:
-        """Return the part that is faster through Arrow batches, if there is one, and the rest."""
+    def divided(self, state: State) -> tuple[Operator | None, Operator | None]:
+        """Return the part that is faster through Arrow batches, and the rest, if there are such."""
         return None, self
-
-    def pays_in_batches(self, state: State) -> bool:
-        """Return True if ``catalyst`` is slower than a way through Arrow batches and back."""
-        return False
 
     def training(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         """:meth:`catalyst` on the very rows that the state was learned from."""

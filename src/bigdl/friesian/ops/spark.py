@@ -15,6 +15,7 @@ from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.kinds import Field, require_kind
+from bigdl.orca.data.transformer.encoding import as_names
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -31,28 +32,6 @@ else:
 
 
 # -- what users give -------------------------------------------------------------------------------
-
-
-def as_names(columns: Any, what: str = "columns") -> list[str]:
-    """A name or a list of names, as a list."""
-    if isinstance(columns, str):
-        return [columns]
-    if (
-        not isinstance(columns, list | tuple)
-        or not columns
-        or not all(isinstance(each, str) for each in columns)
-    ):
-        shown = None if columns in ([], ()) else columns
-        raise UsageError(f"{what} should be str or a list of str, but got {shown}.")
-    return list(columns)
-
-
-def check_string(value: Any, what: str) -> str:
-    """`value`, which must be a str."""
-    if not isinstance(value, str):
-        found = "None" if value is None else type(value).__name__
-        raise UsageError(f"{what} should be str, but get {found}")
-    return value
 
 
 def check_different(names: Sequence[str], what: str) -> None:

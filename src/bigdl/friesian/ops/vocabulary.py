@@ -28,13 +28,13 @@ from bigdl.friesian.ops.operator import Cell, Counts, Function, Operator, Reques
 from bigdl.friesian.ops.spark import (
     F,
     all_of,
-    as_names,
     check_string,
     col,
     kind_of,
     temporary,
     without_nan,
 )
+from bigdl.orca.data.transformer.encoding import Source, sources_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -43,67 +43,9 @@ if TYPE_CHECKING:
 DRIVER_VALUES = 2_000_000
 
 
-@dataclass(frozen=True)
-class Source:
-    """One vocabulary to be learned.
-
-    Attributes
-    ----------
-    name : str
-        Of the column of values in the result.
-    columns : tuple of str
-        Where the values come from.
-    at_least : int
-        Values that occur less often are left out.
-    """
-
-    name: str
-    columns: tuple[str, ...]
-    at_least: int = 0
-
-
 def number_column(name: str) -> str:
     """The column of the numbers of a vocabulary: ``id``, unless its values are called so."""
     return "id_number" if name.lower() == "id" else "id"
-
-
-def sources_of(columns: Any, freq_limit: Any) -> list[Source]:
-    """Return the vocabularies for the arguments of ``gen_string_idx``.
-
-    Parameters
-    ----------
-    columns : str, dict or list of them
-        A dict ``{"src_cols": [...], "col_name": ...}`` means one vocabulary of several columns.
-    freq_limit : int, dict of str to int, or None
-    """
-    columns = columns if isinstance(columns, list | tuple) else [columns]
-    if not columns:
-        raise UsageError("columns should be str, dict or a list of them, but got None.")
-    if freq_limit is not None and not isinstance(freq_limit, Mapping):
-        _check_limit(freq_limit)
-    sources = []
-    for each in columns:
-        if isinstance(each, Mapping):
-            if "src_cols" not in each:
-                raise UsageError(
-                    f"src_cols must be provided if columns is a dictionary, but got {dict(each)!r}"
-                )
-            names = as_names(each["src_cols"], "src_cols")
-            name = each.get("col_name") or f"{names[0]}_union"
-        else:
-            names = as_names(each)
-            name = names[0]
-        limit = freq_limit.get(name) if isinstance(freq_limit, Mapping) else freq_limit
-        sources.append(Source(name, tuple(names), 0 if limit is None else _check_limit(limit)))
-    return sources
-
-
-def _check_limit(limit: Any) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int):
-        raise UsageError(
-            f"freq_limit should be int, dict of str to int, or None, but got {limit!r}"
-        )
-    return limit
 
 
 def learn(
@@ -438,22 +380,14 @@ class CategoryEncode(Operator):
             return EncodeTokens(vocabulary, self.sep, self.sort_for_array, self.keep_most_frequent)
         return Encode(vocabulary, self.oov_buckets)
 
-    def pays_in_batches(self, state: State) -> bool:
-        return len(self._fit_in_workers(state)) == len(self.columns) and self._are_many()
-
-    def _are_many(self) -> bool:
-        count = sum(len(each["src_cols"]) for each in self.columns)
-        return self.broadcast and not self.do_split and count > _JOINED_COLUMNS
-
-    def _fit_in_workers(self, state: State) -> list[dict[str, Any]]:
-        return [each for each in self.columns if len(state[each["col_name"]]) <= DRIVER_KEYS]
-
-    def divided(self, state: State) -> tuple[Operator | None, Operator]:
-        small = self._fit_in_workers(state)
-        if not small or not self._are_many():
+    def divided(self, state: State) -> tuple[Operator | None, Operator | None]:
+        # vocabularies that fit in workers are faster there, unless they are few
+        small = [each for each in self.columns if len(state[each["col_name"]]) <= DRIVER_KEYS]
+        are_many = len(self.reads) > _JOINED_COLUMNS
+        if not small or not are_many or not self.broadcast or self.do_split:
             return None, self
         rest = [each for each in self.columns if each not in small]
-        return replace(self, columns=small), replace(self, columns=rest)
+        return replace(self, columns=small), replace(self, columns=rest) if rest else None
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         dictionaries = {}
