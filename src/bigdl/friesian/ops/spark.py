@@ -15,7 +15,8 @@ from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.kinds import Field, require_kind
-from bigdl.orca.data.transformer.encoding import as_names
+from bigdl.orca.data.transformer.encoding import as_names as as_names
+from bigdl.orca.data.transformer.encoding import check_string as check_string
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
