@@ -68,39 +68,32 @@ class Piece(Rows):
             if each.kind == "string" and name not in self.given
         ]
         with opened(self.path, texts) as file:
-            found = {each.name: kinds.of_arrow(each.type) for each in file.schema_arrow}
+            known = {each.name: kinds.of_arrow(each.type) for each in file.schema_arrow}
             for name, each in schema.items():
-                if name not in self.given and found.get(name, each.kind) != each.kind:
+                if name not in self.given and known.get(name, each.kind) != each.kind:
                     raise UsageError(
-                        f"The column {name} should be of type {each.kind}, but is {found[name]} in "
+                        f"The column {name} should be of type {each.kind}, but is {known[name]} in "
                         f"{self.path}"
                     )
-            there = [name for name in schema if name in found or name in self.given]
-            if not self.groups:
-                empty = file.schema_arrow.empty_table()
-                kept = Batch({n: partial(normal, empty[n]) for n in there if n in found}, 0)
-                yield self._whole(kept, schema, there)
-            for group in self.groups:
-                columns = {n: partial(_column, file, group, n) for n in there if n in found}
-                batch = Batch(columns, file.metadata.row_group(group).num_rows)
-                yield self._whole(batch, schema, there)
-
-    def _whole(self, batch: Batch, schema: dict[str, Field], names: list[str]) -> Batch:
-        """A batch with the columns that all rows have the same value of."""
-        given = {
-            name: partial(_repeated, value, schema[name].kind, batch.rows)
-            for name, value in self.given.items()
-            if name in schema
-        }
-        return Batch({n: given.get(n) or partial(batch.__getitem__, n) for n in names}, batch.rows)
+            for group in self.groups or (None,):
+                rows = 0 if group is None else file.metadata.row_group(group).num_rows
+                columns = {
+                    name: partial(_repeated, self.given[name], each.kind, rows)
+                    if name in self.given
+                    else partial(_column, file, group, name)
+                    for name, each in schema.items()
+                    if name in known or name in self.given
+                }
+                yield Batch(columns, rows)
 
 
 def _repeated(value: Any, kind: str, rows: int) -> Factored:
-
     return Factored(pa.array([value], kinds.to_arrow(kind)), np.zeros(rows, np.int32))
 
 
-def _column(file: pq.ParquetFile, group: int, name: str) -> Any:
+def _column(file: pq.ParquetFile, group: int | None, name: str) -> Any:
+    if group is None:
+        return normal(file.schema_arrow.empty_table()[name])
     return normal(file.read_row_group(group, columns=[name], use_threads=False)[name])
 
 

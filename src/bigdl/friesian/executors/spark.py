@@ -15,7 +15,7 @@ from bigdl.friesian.executors import scans
 from bigdl.friesian.executors.tallies import tally
 from bigdl.friesian.ops.batches import Batch, batch_of, cut, flat
 from bigdl.friesian.ops.columns import HIDDEN
-from bigdl.friesian.ops.kinds import Schema, innermost, is_fractional, is_integral
+from bigdl.friesian.ops.kinds import PLAIN, Schema, innermost, is_fractional, is_integral
 from bigdl.friesian.ops.operator import (
     Ask,
     Counts,
@@ -268,14 +268,12 @@ def count_texts(
 # -- steps in batches ------------------------------------------------------------------------------
 
 _BATCH_ROWS = 1 << 16  # of a batch on its way back
-_PLAIN = ("decimal(", "timestamp")
-_NAMES = ("tinyint", "smallint", "int", "bigint", "float", "double", "boolean", "string", "date")
 
 
 def can_travel(df: DataFrame) -> bool:
     """Return True if all columns come back from Arrow as they were."""
     inner = [innermost(field.kind)[0] for field in schema_of(df).values()]
-    return all(kind in _NAMES or kind.startswith(_PLAIN) for kind in inner)
+    return all(kind in PLAIN or kind.startswith(("decimal(", "timestamp")) for kind in inner)
 
 
 def mapped(df: DataFrame, fitted: Sequence[Fitted]) -> DataFrame:

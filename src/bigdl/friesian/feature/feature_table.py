@@ -10,7 +10,7 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.executors import spark
 from bigdl.friesian.feature.methods import FeatureMethods
 from bigdl.friesian.feature.tables import StringIndex, Table, TargetCode, check_table
-from bigdl.friesian.ops import functions, kinds, lookup, rows, sequences, statistics, vocabulary
+from bigdl.friesian.ops import frames, kinds, lookup, vocabulary
 from bigdl.friesian.ops.kinds import require_columns, require_kind
 from bigdl.friesian.ops.lookup import Dictionary
 from bigdl.friesian.ops.numbers import MinMaxScale, quantiles
@@ -63,7 +63,7 @@ class FeatureTable(FeatureMethods, Table):
         paths : str or list of str
             Files, folders or patterns, of any file system that Spark knows.
         """
-        return cls(rows.read_parquet(paths))
+        return cls(frames.read_parquet(paths))
 
     @classmethod
     def read_json(cls, paths: str | list[str], cols: str | list[str] | None = None) -> FeatureTable:
@@ -75,7 +75,7 @@ class FeatureTable(FeatureMethods, Table):
         cols : str or list of str, optional
             Default: all columns.
         """
-        return cls(rows.read_json(paths, cols))
+        return cls(frames.read_json(paths, cols))
 
     @classmethod
     def read_csv(
@@ -100,7 +100,7 @@ class FeatureTable(FeatureMethods, Table):
             The type of all columns, of each of them, or of some; as in :meth:`cast`.  Other types
             are inferred, by another pass over the data.
         """
-        return cls(rows.read_csv(paths, delimiter, header, names, dtype))
+        return cls(frames.read_csv(paths, delimiter, header, names, dtype))
 
     @classmethod
     def read_text(cls, paths: str | list[str], col_name: str = "value") -> FeatureTable:
@@ -112,12 +112,12 @@ class FeatureTable(FeatureMethods, Table):
         col_name : str, default "value"
             The name of the one column.
         """
-        return cls(rows.read_text(paths, check_string(col_name, "col_name")))
+        return cls(frames.read_text(paths, check_string(col_name, "col_name")))
 
     @staticmethod
     def from_pandas(pandas_df: pd.DataFrame) -> FeatureTable:
         """Make a table of a frame of pandas, without its index; missing values become null."""
-        return FeatureTable(rows.from_pandas(pandas_df))
+        return FeatureTable(frames.from_pandas(pandas_df))
 
     # -- scaling -------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class FeatureTable(FeatureMethods, Table):
             For the names that both tables have beside `on`.
         """
         check_table("table", table)
-        return self._clone(rows.join(self.df, table.df, on, how, lsuffix, rsuffix))
+        return self._clone(frames.join(self.df, table.df, on, how, lsuffix, rsuffix))
 
     def join_as_of(
         self, table: Table, on: str | list[str], time_col: str = "time", ttl: float | None = None
@@ -229,7 +229,7 @@ class FeatureTable(FeatureMethods, Table):
             null.
         """
         check_table("table", table)
-        return self._clone(rows.join_as_of(self.df, table.df, on, time_col, ttl))
+        return self._clone(frames.join_as_of(self.df, table.df, on, time_col, ttl))
 
     def group_by(
         self,
@@ -256,7 +256,7 @@ class FeatureTable(FeatureMethods, Table):
             The figures have Spark's names, such as ``sum(price)``, also those of texts that hold
             numbers.
         """
-        return self._clone(statistics.group_by(self.df, columns, agg, join))
+        return self._clone(frames.group_by(self.df, columns, agg, join))
 
     # -- sizes ---------------------------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class FeatureTable(FeatureMethods, Table):
         """
         names = self.columns if columns is None else as_names(columns)
         require_columns(self.columns, names)
-        return statistics.feature_schema(self.df, names)
+        return frames.feature_schema(self.df, names)
 
     # -- functions -----------------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class FeatureTable(FeatureMethods, Table):
         vectorized : bool, default False
             `func` takes a Series of pandas, or a list of them, and returns one: many times faster.
         """
-        return self._clone(functions.apply(self.df, in_col, out_col, func, dtype, vectorized))
+        return self._clone(frames.apply(self.df, in_col, out_col, func, dtype, vectorized))
 
     def string_embed(
         self,
@@ -330,7 +330,7 @@ class FeatureTable(FeatureMethods, Table):
         FeatureTable
             With columns of array<double>; null for a null.
         """
-        df = functions.string_embed(self.df, columns, bert_model, reduce_dim, replace)
+        df = frames.string_embed(self.df, columns, bert_model, reduce_dim, replace)
         return self._clone(df)
 
     # -- vocabularies --------------------------------------------------------------------------
@@ -573,7 +573,7 @@ class FeatureTable(FeatureMethods, Table):
         keep_rows : bool, default False
             Return all columns of all rows with such values, instead of the different values only.
         """
-        return self._clone(rows.filter_by_frequency(self.df, columns, min_freq, keep_rows))
+        return self._clone(frames.filter_by_frequency(self.df, columns, min_freq, keep_rows))
 
     # -- bins ----------------------------------------------------------------------------------
 
@@ -865,7 +865,7 @@ class FeatureTable(FeatureMethods, Table):
         replace : bool, default True
             Put the parts in the place of the arrays, otherwise into ``sampled_<column>``.
         """
-        df = sequences.sample_listwise(
+        df = frames.sample_listwise(
             self.df, columns, num_sampled_list, num_sampled_item, random_seed, replace
         )
         return self._clone(df)
@@ -899,7 +899,7 @@ class FeatureTable(FeatureMethods, Table):
         FeatureTable
             With columns of the same types; null where either value is missing.
         """
-        df = sequences.difference_lag(self.df, columns, sort_cols, shifts, partition_cols, out_cols)
+        df = frames.difference_lag(self.df, columns, sort_cols, shifts, partition_cols, out_cols)
         return self._clone(df)
 
 

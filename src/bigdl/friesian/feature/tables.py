@@ -11,7 +11,7 @@ import pyarrow as pa
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors import spark
 from bigdl.friesian.feature.methods import CellMethods
-from bigdl.friesian.ops import kinds, rows, statistics
+from bigdl.friesian.ops import frames, kinds
 from bigdl.friesian.ops.cells import medians_of
 from bigdl.friesian.ops.kinds import require_columns
 from bigdl.friesian.ops.lookup import Dictionary
@@ -193,7 +193,7 @@ class Table(CellMethods):
         keep : {"min", "max"}
             Ascending or descending order.
         """
-        return self._clone(rows.drop_duplicates(self.df, subset, sort_cols, keep))
+        return self._clone(frames.drop_duplicates(self.df, subset, sort_cols, keep))
 
     def concat(
         self, tables: Table | list[Table], mode: str = "inner", distinct: bool = False
@@ -213,7 +213,7 @@ class Table(CellMethods):
         if not all(isinstance(each, Table) for each in others):
             raise UsageError(f"tables should be a Table or a list of Tables, but got {tables!r}")
         frames = [*(each.df for each in others), self.df]
-        return self._clone(rows.concat(frames, mode, distinct))
+        return self._clone(frames.concat(frames, mode, distinct))
 
     def subtract(self, other: Table) -> Self:
         """The different rows that another table has not."""
@@ -280,7 +280,7 @@ class Table(CellMethods):
         seed : int, optional
             The same seed gives the same order.
         """
-        return self._clone(rows.shuffle_partitions(self.df, seed))
+        return self._clone(frames.shuffle_partitions(self.df, seed))
 
     def repartition(self, num_partitions: int) -> Self:
         """Distribute the rows anew over partitions."""
@@ -385,7 +385,7 @@ class Table(CellMethods):
         dict of str to value or list
             By column; a list, in the order of `aggr`, if there are several figures.
         """
-        return statistics.get_stats(self.df, columns, aggr)
+        return frames.get_stats(self.df, columns, aggr)
 
     def min(self, columns: str | list[str] | None = None) -> Table:
         """Smallest values: a table of ``column`` (string) and ``min`` (double)."""
@@ -396,7 +396,7 @@ class Table(CellMethods):
         return self._extremes(columns, "max")
 
     def _extremes(self, columns: str | list[str] | None, stat: str) -> Table:
-        return Table(statistics.extremes(self.df, columns, stat))
+        return Table(frames.extremes(self.df, columns, stat))
 
     def median(self, columns: str | list[str] | None = None) -> Table:
         """Medians, whose rank is exact to a thousandth of the rows.
@@ -539,7 +539,7 @@ class StringIndex(Table):
         first = cast("str", paths[0] if isinstance(paths, list | tuple) and paths else paths)
         if col_name is None:
             col_name = os.path.basename(os.fspath(first).rstrip("/")).split(".")[0]
-        return cls(rows.read_parquet(paths), col_name)
+        return cls(frames.read_parquet(paths), col_name)
 
     @classmethod
     def from_dict(cls, indices: dict[str, int], col_name: str) -> StringIndex:

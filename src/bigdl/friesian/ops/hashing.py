@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import xxhash64
 from bigdl.friesian.ops.batches import factored, texts_of
@@ -99,7 +98,8 @@ class Cross(Hash):
 
 
 def _check_hash(bins: Any, what: str, method: Any) -> None:
-    check_integer(what, bins, 1, 2**31 - 1)
+    if type(bins) is not int or not 0 < bins < 2**31:
+        raise UsageError(f"{what} should be a whole number from 1 to 2**31 - 1, got {bins!r}")
     known = [each for each in sorted(hashlib.algorithms_available) if "shake" not in each]
     if method != FAST and method not in known:
         raise UsageError(

@@ -40,6 +40,9 @@ Schema = Mapping[str, Field]
 
 BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _FRACTIONAL = ("float", "double")
+PLAIN = (*BITS, *_FRACTIONAL, "boolean", "string", "date")
+"""Kinds that Spark, Arrow and Parquet have in common."""
+
 _NAMES = {
     pa.int8(): "tinyint",
     pa.int16(): "smallint",

@@ -24,14 +24,10 @@ from bigdl.friesian.ops.operator import (
 )
 from bigdl.friesian.ops.spark import (
     F,
-    as_names,
     check_string,
     col,
     kind_of,
-    names_of_results,
     or_error,
-    random_seed,
-    replace,
     temporary,
 )
 
@@ -351,98 +347,3 @@ def _check_token(token: Any, kind: str) -> None:
             f"Failed to convert mask_token type java.lang.{java[type(token)]} to the element type "
             f"of column java.lang.{_JAVA.get(kind, kind.capitalize())}"
         )
-
-
-# -- tables only -----------------------------------------------------------------------------------
-
-
-def difference_lag(
-    df: DataFrame,
-    columns: Any,
-    sort_cols: Any,
-    shifts: Any,
-    partition_cols: Any,
-    out_cols: Any,
-) -> DataFrame:
-    """Differences to earlier or later rows; see :meth:`FeatureTable.difference_lag`."""
-    from pyspark.sql import Window
-
-    names, order = as_names(columns), as_names(sort_cols, "sort_cols")
-    groups = [] if partition_cols is None else as_names(partition_cols, "partition_cols")
-    require_columns(df.columns, [*names, *order, *groups])
-    for name in names:
-        if not kinds.is_number(kind_of(df, name)):
-            raise UsageError(f"columns should be numeric, but {name} is {kind_of(df, name)}")
-    steps = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
-    if not steps or not all(type(step) is int for step in steps):
-        raise UsageError(f"shifts should be int or a list of int, but got {shifts!r}")
-    outputs = _difference_names(names, order, steps, out_cols)
-    place = temporary(df, "place")
-    keys = groups or [temporary(df, "group")]
-    rows = df.withColumn(place, F.monotonically_increasing_id())
-    if not groups:
-        rows = rows.withColumn(keys[0], F.lit(0))
-    window = Window.partitionBy(*map(col, keys)).orderBy(*map(col, order), place)
-    differences = {
-        outputs[i][j]: (col(name) - F.lag(col(name), step).over(window)).cast(kind_of(df, name))
-        for i, name in enumerate(names)
-        for j, step in enumerate(steps)
-    }
-    return replace(rows, differences).drop(place, *(key for key in keys if key not in groups))
-
-
-def _difference_names(
-    names: list[str], order: list[str], steps: list[int], out_cols: Any
-) -> list[list[str]]:
-    """The name of the difference of each column (first index) by each step."""
-    if out_cols is None:
-        prefix = "_".join(order) + "_diff_lag"
-        return [[f"{prefix}_{name}_{step}" for step in steps] for name in names]
-    return names_of_results(out_cols, len(names), len(steps), "columns", "shifts")
-
-
-def sample_listwise(
-    df: DataFrame,
-    columns: Any,
-    num_sampled_list: int,
-    num_sampled_item: int,
-    random_seed_: int | None,
-    replaced: bool,
-) -> DataFrame:
-    """Samples of the items of lists; see :meth:`FeatureTable.sample_listwise`."""
-
-    names = as_names(columns)
-    for name in names:
-        if name not in df.columns:
-            raise UsageError(f"{name} does not exist in this FeatureTable.")
-        if not kinds.is_array(kind_of(df, name)):
-            raise UsageError(
-                f"Each column should be of list type, but {name} is {kind_of(df, name)}"
-            )
-    check_integer("num_sampled_list", num_sampled_list, 1)
-    check_integer("num_sampled_item", num_sampled_item, 1)
-    seed = random_seed(random_seed_)
-    row, draw, places = (temporary(df, each) for each in ("row", "draw", "places"))
-    rows = df.withColumn(row, F.monotonically_increasing_id())
-    long_enough = F.size(col(names[0])) >= num_sampled_item
-    if len(names) > 1:
-        lengths = F.array(*(F.coalesce(F.size(col(name)), F.lit(-1)) for name in names))
-        equal = F.array_min(lengths) == F.array_max(lengths)
-        message = "Each row of the FeatureTable should have the same array length in all of columns"
-        long_enough = or_error(long_enough, equal, message, "boolean")
-    rows = rows.filter(long_enough)
-    rows = rows.withColumn(draw, F.explode(F.sequence(F.lit(1), F.lit(num_sampled_list))))
-    # sorted by a random number each, the first items are a sample without replacement
-    key = F.lit(seed)
-    numbers = F.transform(
-        F.sequence(F.lit(0), F.size(col(names[0])) - 1),
-        lambda place: F.struct(F.xxhash64(key, col(row), col(draw), place), place.alias("at")),
-    )
-    chosen = F.slice(F.sort_array(numbers), 1, num_sampled_item)["at"]
-    rows = rows.withColumn(places, chosen)
-
-    def at_places(name: str) -> Column:
-        return F.transform(col(places), lambda place: F.get(col(name), place))
-
-    samples = {name if replaced else f"sampled_{name}": at_places(name) for name in names}
-    return replace(rows, samples).drop(row, draw, places)

@@ -2,7 +2,7 @@
 
 Rows become (vocabulary, value) pairs by one ``explode``, and one aggregation counts them.  The
 numbers of a vocabulary depend on nothing but the values and their counts.  As long as they are few
-they are ranked on the driver, else by a sort of Spark.
+they are ranked on the driver, else by Spark, each vocabulary by a task.
 """
 
 from __future__ import annotations
@@ -205,30 +205,15 @@ def _ranked_on_driver(
 
 
 def _ranked_by_spark(counted: DataFrame, fields: list[str], order_by_freq: bool) -> list[DataFrame]:
-    """Ranks by a range-partitioned sort; the sorted values are written once and never sorted again.
+    from pyspark.sql import Window
 
-    A second sort could cut other ranges, and the offsets of the first would be wrong for it.
-    """
-
-    frames = []
-    for i, field in enumerate(fields):
-        order = [F.col("count").desc()] if order_by_freq else []
-        mine = counted.filter(F.col("source") == i).select(F.col(field), F.col("count"))
-        laid = mine.orderBy(*order, F.col(field)).localCheckpoint(eager=True)
-        numbered = laid.select(
-            F.col(field),
-            F.spark_partition_id().alias("part"),
-            F.monotonically_increasing_id().bitwiseAND((1 << 33) - 1).alias("place"),
-        )
-        offsets, total = [], 0
-        for part, size in sorted(numbered.groupBy("part").count().collect()):
-            offsets.append((part, total))
-            total += size
-        starts = laid.sparkSession.createDataFrame(offsets, "part int, start bigint")
-        rank = (F.col("start") + F.col("place") + 1).cast("int")
-        ranked = numbered.join(F.broadcast(starts), "part")
-        frames.append(ranked.select(F.col(field), rank.alias("id")))
-    return frames
+    values = [name for name in counted.columns if name not in ("source", "count")]
+    order = [F.col("count").desc()] if order_by_freq else []
+    window = Window.partitionBy("source").orderBy(*order, *values)
+    ranked = counted.withColumn("id", F.row_number().over(window)).localCheckpoint(eager=True)
+    return [
+        ranked.filter(F.col("source") == i).select(field, "id") for i, field in enumerate(fields)
+    ]
 
 
 # -- the operator of pipelines ---------------------------------------------------------------------
