@@ -201,7 +201,7 @@ CASES = {
     ),
     "history": (
         lambda t: t.add_hist_seq("item", "user", max_len=0),
-        "max_len should be a positive",
+        "max_len should be a p",
     ),
     "history sort": (lambda t: t.add_hist_seq("item", "user", "no"), "do not exist in this Table"),
     "negatives": (lambda t: t.add_negative_samples(2), "item_size should be the largest item"),
