@@ -10,8 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Self, cast
+
+import pyarrow as pa
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors import arrow, files, spark
@@ -21,7 +24,6 @@ from bigdl.friesian.feature.feature_table import FeatureTable
 from bigdl.friesian.feature.methods import FeatureMethods
 from bigdl.friesian.feature.tables import Table
 from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.batches import Batch, flat
 from bigdl.friesian.ops.columns import Filter, Select
 from bigdl.friesian.ops.kinds import Field, Schema
 from bigdl.friesian.ops.numbers import CutBins, MinMaxScale
@@ -584,34 +586,35 @@ class RowExecutor:
         self._kinds = {name: each.kind for name, each in schema.items()}
         self._needed = inputs_of(fitted)
         self._fitted = fitted
-        # of the columns of the result those that are columns of the row as they were
-        self._sources: dict[str, str | None] = {name: name for name in schema}
-        for each in fitted:
-            made = {
-                cell.output: self._sources[cell.inputs[0]] if cell.function is None else None
-                for cell in each.cells
-            }
-            self._sources = {name: (self._sources | made)[name] for name in each.after}
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         missing = [name for name in self._needed if name not in row]
         if missing:
             raise UsageError(f"The row has no {missing}, which the pipeline reads; give None")
+        # values of Python as they were, or arrays of what was computed
         values = {
             name: kinds.coerced(row[name], kind, name)
             for name, kind in self._kinds.items()
             if name in row
         }
-        columns = {
-            name: partial(kinds.array_of, value, self._kinds[name])
+        for each in self._fitted:
+            made = {}
+            for cell in each.cells:
+                if cell.function is not None:
+                    inputs = [(values[name], each.before[name].kind) for name in cell.inputs]
+                    made[cell.output] = cell.function.array(*starmap(_array, inputs))
+                elif cell.inputs[0] in values:
+                    made[cell.output] = values[cell.inputs[0]]
+            values |= made
+            values = {name: values[name] for name in each.after if name in values}
+        return {
+            name: value[0].as_py() if isinstance(value, pa.Array) else value
             for name, value in values.items()
         }
-        behind = Batch(columns, 1).behind(self._fitted)
-        return {
-            name: flat(behind[name])[0].as_py() if source is None else values[source]
-            for name, source in self._sources.items()
-            if name in behind
-        }
+
+
+def _array(value: Any, kind: str) -> pa.Array:
+    return value if isinstance(value, pa.Array) else kinds.array_of(value, kind)
 
 
 # -- pipelines as text and as schemas --------------------------------------------------------------

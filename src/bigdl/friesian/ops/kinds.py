@@ -9,6 +9,7 @@ import ctypes
 import datetime
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -138,6 +139,7 @@ def of_arrow(kind: pa.DataType) -> str:
     return _NAMES.get(kind, str(kind))
 
 
+@cache
 def to_arrow(kind: str) -> pa.DataType:
     """The type of Arrow for a name that :func:`of_arrow` gives to what steps compute with."""
     if is_array(kind):
