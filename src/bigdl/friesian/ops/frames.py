@@ -269,12 +269,10 @@ def join_as_of(
     known = all_of(col(name).isNotNull() for name in (*keys, time_col))
     names = [f"key_{i}" for i in range(len(keys))]
     shown = [col(key).alias(name) for key, name in zip(keys, names, strict=True)]
-    rows = df.select(
-        *shown, col(time_col).alias("time"), F.lit(True).alias("asks"), _all(df).alias("row")
-    )
-    facts = other.filter(known).select(
-        *shown, col(time_col).alias("time"), F.lit(False).alias("asks"), _all(other).alias("fact")
-    )
+    row, fact = (F.struct(*map(col, frame.columns)) for frame in (df, other))
+    shown.append(col(time_col).alias("time"))
+    rows = df.select(*shown, F.lit(True).alias("asks"), row.alias("row"))
+    facts = other.filter(known).select(*shown, F.lit(False).alias("asks"), fact.alias("fact"))
     # at the same time the facts come first: what is known at that time counts
     window = Window.partitionBy(*names).orderBy("time", "asks")
     window = window.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -304,18 +302,13 @@ def _check_times(name: str, ours: str, theirs: str) -> None:
         )
 
 
-def _all(df: DataFrame) -> Column:
-
-    return F.struct(*(col(name).alias(name) for name in df.columns))
-
-
 def _age(now: Column, then: Column, kind: str) -> Column:
     """The time between, in seconds unless the times are numbers."""
     if kinds.is_integral(kind):
-        return now.cast("bigint") - then.cast("bigint")
-    if kinds.is_number(kind):
-        return now - then
-    return now.cast("timestamp").cast("double") - then.cast("timestamp").cast("double")
+        now, then = now.cast("bigint"), then.cast("bigint")
+    elif not kinds.is_number(kind):
+        now, then = now.cast("timestamp").cast("double"), then.cast("timestamp").cast("double")
+    return now - then
 
 
 # -- parts of lists, and differences along an order -----------------------------------------------
@@ -341,29 +334,21 @@ def difference_lag(
     steps = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
     if not steps or not all(type(step) is int for step in steps):
         raise UsageError(f"shifts should be int or a list of int, but got {shifts!r}")
-    outputs = _difference_names(names, order, steps, out_cols)
+    if out_cols is None:
+        prefix = "_".join(order) + "_diff_lag"
+        outputs = [[f"{prefix}_{name}_{step}" for step in steps] for name in names]
+    else:
+        outputs = names_of_results(out_cols, len(names), len(steps), "columns", "shifts")
     place = temporary(df, "place")
-    keys = groups or [temporary(df, "group")]
     rows = df.withColumn(place, F.monotonically_increasing_id())
-    if not groups:
-        rows = rows.withColumn(keys[0], F.lit(0))
-    window = Window.partitionBy(*map(col, keys)).orderBy(*map(col, order), place)
+    keys = [*map(col, groups)] or [F.lit(0)]
+    window = Window.partitionBy(*keys).orderBy(*map(col, order), place)
     differences = {
         outputs[i][j]: (col(name) - F.lag(col(name), step).over(window)).cast(kind_of(df, name))
         for i, name in enumerate(names)
         for j, step in enumerate(steps)
     }
-    return replace(rows, differences).drop(place, *(key for key in keys if key not in groups))
-
-
-def _difference_names(
-    names: list[str], order: list[str], steps: list[int], out_cols: Any
-) -> list[list[str]]:
-    """The name of the difference of each column (first index) by each step."""
-    if out_cols is None:
-        prefix = "_".join(order) + "_diff_lag"
-        return [[f"{prefix}_{name}_{step}" for step in steps] for name in names]
-    return names_of_results(out_cols, len(names), len(steps), "columns", "shifts")
+    return replace(rows, differences).drop(place)
 
 
 def sample_listwise(
