@@ -7,20 +7,27 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
-from bigdl.friesian.executors import spark
+from bigdl.friesian.executors.spark import answer
 from bigdl.friesian.feature.methods import FeatureMethods
 from bigdl.friesian.feature.tables import StringIndex, Table, TargetCode, check_table
-from bigdl.friesian.ops import frames, kinds, lookup, vocabulary
+from bigdl.friesian.ops import frames, kinds, lookup, spark, vocabulary
 from bigdl.friesian.ops.kinds import require_columns, require_kind
 from bigdl.friesian.ops.lookup import Dictionary
 from bigdl.friesian.ops.numbers import MinMaxScale, quantiles
 from bigdl.friesian.ops.operator import Extremes
 from bigdl.friesian.ops.spark import (
+    F,
     as_names,
     check_different,
     check_string,
+    col,
     kind_of,
+    names_of_results,
+    or_error,
+    renamed,
+    replace,
     schema_of,
+    temporary,
 )
 from bigdl.friesian.ops.targets import (
     CountEncode,
@@ -33,6 +40,7 @@ from bigdl.friesian.ops.vocabulary import number_column
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pyspark.sql import Column
     from pyspark.sql.types import DataType
 
     from bigdl.friesian.ops.schema import FeatureSchema
@@ -145,7 +153,7 @@ class FeatureTable(FeatureMethods, Table):
         operator = MinMaxScale(as_names(columns), min, max, False)
         extremes = operator.extremes_of_arrays(self.df)
         numbers = {name: Extremes((name,)) for name in operator.columns if name not in extremes}
-        for name, (low, high) in spark.answer(self.df, numbers).items():
+        for name, (low, high) in answer(self.df, numbers).items():
             extremes[name] = (None, None) if low is None else (float(low), float(high))
         extremes = {name: extremes[name] for name in operator.columns}
         return self._scaled(operator, extremes), extremes
@@ -203,8 +211,20 @@ class FeatureTable(FeatureMethods, Table):
         lsuffix, rsuffix : str, optional
             For the names that both tables have beside `on`.
         """
-        check_table("table", table)
-        return self._clone(frames.join(self.df, table.df, on, how, lsuffix, rsuffix))
+        keys = None if on is None or on == [] else as_names(on, "on")
+        if keys is None and how != "cross":
+            raise UsageError(
+                f"on should be str or a list of str for a join of type {how!r}; got None"
+            )
+        left, right = self.df, check_table("table", table).df
+        require_columns(left.columns, keys or ())
+        require_columns(right.columns, keys or ())
+        shared = (set(left.columns) & set(right.columns)).difference(keys or ())
+        if lsuffix is not None:
+            left = renamed(left, {name: name + lsuffix for name in shared})
+        if rsuffix is not None:
+            right = renamed(right, {name: name + rsuffix for name in shared})
+        return self._clone(left.crossJoin(right) if keys is None else left.join(right, keys, how))
 
     def join_as_of(
         self, table: Table, on: str | list[str], time_col: str = "time", ttl: float | None = None
@@ -597,7 +617,7 @@ class FeatureTable(FeatureMethods, Table):
         check_integer("parts", parts, 2)
         before = schema_of(self.df)
         require_kind(before, names, kinds.is_number, "numbers")
-        found = spark.answer(self.df, {name: quantiles(name, parts) for name in names})
+        found = answer(self.df, {name: quantiles(name, parts) for name in names})
         empty = [name for name, edges in found.items() if not edges]
         if empty:
             raise UsageError(f"The columns {empty} have no value that bins could be made of")
@@ -865,10 +885,44 @@ class FeatureTable(FeatureMethods, Table):
         replace : bool, default True
             Put the parts in the place of the arrays, otherwise into ``sampled_<column>``.
         """
-        df = frames.sample_listwise(
-            self.df, columns, num_sampled_list, num_sampled_item, random_seed, replace
+        names = as_names(columns)
+        for name in names:
+            if name not in self.columns:
+                raise UsageError(f"{name} does not exist in this FeatureTable.")
+            if not kinds.is_array(kind_of(self.df, name)):
+                raise UsageError(
+                    f"Each column should be of list type, but {name} is {kind_of(self.df, name)}"
+                )
+        check_integer("num_sampled_list", num_sampled_list, 1)
+        check_integer("num_sampled_item", num_sampled_item, 1)
+        seed = spark.random_seed(random_seed)
+        row, draw, places = (temporary(self.df, each) for each in ("row", "draw", "places"))
+        rows = self.df.withColumn(row, F.monotonically_increasing_id())
+        long_enough = F.size(col(names[0])) >= num_sampled_item
+        if len(names) > 1:
+            lengths = F.array(*(F.coalesce(F.size(col(name)), F.lit(-1)) for name in names))
+            equal = F.array_min(lengths) == F.array_max(lengths)
+            message = (
+                "Each row of the FeatureTable should have the same array length in all of columns"
+            )
+            long_enough = or_error(long_enough, equal, message, "boolean")
+        rows = rows.filter(long_enough)
+        rows = rows.withColumn(draw, F.explode(F.sequence(F.lit(1), F.lit(num_sampled_list))))
+        # sorted by a random number each, the first items are a sample without replacement
+        key = F.lit(seed)
+        numbers = F.transform(
+            F.sequence(F.lit(0), F.size(col(names[0])) - 1),
+            lambda place: F.struct(F.xxhash64(key, col(row), col(draw), place), place.alias("at")),
         )
-        return self._clone(df)
+        chosen = F.slice(F.sort_array(numbers), 1, num_sampled_item)["at"]
+        rows = rows.withColumn(places, chosen)
+
+        def at_places(name: str) -> Column:
+            return F.transform(col(places), lambda place: F.get(col(name), place))
+
+        samples = {name if replace else f"sampled_{name}": at_places(name) for name in names}
+        rows = spark.replace(rows, samples).drop(row, draw, places)
+        return self._clone(rows)
 
     def difference_lag(
         self,
@@ -899,8 +953,36 @@ class FeatureTable(FeatureMethods, Table):
         FeatureTable
             With columns of the same types; null where either value is missing.
         """
-        df = frames.difference_lag(self.df, columns, sort_cols, shifts, partition_cols, out_cols)
-        return self._clone(df)
+        from pyspark.sql import Window
+
+        names, order = as_names(columns), as_names(sort_cols, "sort_cols")
+        groups = [] if partition_cols is None else as_names(partition_cols, "partition_cols")
+        require_columns(self.columns, [*names, *order, *groups])
+        for name in names:
+            if not kinds.is_number(kind_of(self.df, name)):
+                raise UsageError(
+                    f"columns should be numeric, but {name} is {kind_of(self.df, name)}"
+                )
+        steps = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
+        if not steps or not all(type(step) is int for step in steps):
+            raise UsageError(f"shifts should be int or a list of int, but got {shifts!r}")
+        if out_cols is None:
+            prefix = "_".join(order) + "_diff_lag"
+            outputs = [[f"{prefix}_{name}_{step}" for step in steps] for name in names]
+        else:
+            outputs = names_of_results(out_cols, len(names), len(steps), "columns", "shifts")
+        place = temporary(self.df, "place")
+        rows = self.df.withColumn(place, F.monotonically_increasing_id())
+        keys = [*map(col, groups)] or [F.lit(0)]
+        window = Window.partitionBy(*keys).orderBy(*map(col, order), place)
+        differences = {
+            outputs[i][j]: (col(name) - F.lag(col(name), step).over(window)).cast(
+                kind_of(self.df, name)
+            )
+            for i, name in enumerate(names)
+            for j, step in enumerate(steps)
+        }
+        return self._clone(replace(rows, differences).drop(place))
 
 
 def _dictionary(index: Any, name: str) -> Dictionary:

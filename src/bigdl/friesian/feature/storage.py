@@ -110,13 +110,11 @@ def _step(path: str, saved: dict[str, Any]) -> Operator:
 
 def _read(fs: Any, folder: str, saved: dict[str, Any]) -> State:
     return {
-        name: _table(fs, f"{folder}/{value['file']}") if _is_file(value) else value
+        name: _table(fs, f"{folder}/{value['file']}")
+        if isinstance(value, dict) and list(value) == ["file"]
+        else value
         for name, value in saved.items()
     }
-
-
-def _is_file(value: Any) -> bool:
-    return isinstance(value, dict) and list(value) == ["file"]
 
 
 def _table(fs: Any, path: str) -> pa.Table:

@@ -212,8 +212,8 @@ class Table(CellMethods):
         others = tables if isinstance(tables, list | tuple) else [tables]
         if not all(isinstance(each, Table) for each in others):
             raise UsageError(f"tables should be a Table or a list of Tables, but got {tables!r}")
-        frames = [*(each.df for each in others), self.df]
-        return self._clone(frames.concat(frames, mode, distinct))
+        all_rows = [*(each.df for each in others), self.df]
+        return self._clone(frames.concat(all_rows, mode, distinct))
 
     def subtract(self, other: Table) -> Self:
         """The different rows that another table has not."""

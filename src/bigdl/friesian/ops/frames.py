@@ -25,11 +25,8 @@ from bigdl.friesian.ops.spark import (
     col,
     kind_of,
     names_of,
-    names_of_results,
     numeric_columns,
-    or_error,
     random_seed,
-    renamed,
     replace,
     schema_of,
     temporary,
@@ -216,31 +213,6 @@ def shuffle_partitions(df: DataFrame, seed: int | None) -> DataFrame:
     return df.sortWithinPartitions(F.rand(random_seed(seed)))
 
 
-def join(
-    left: DataFrame,
-    right: DataFrame,
-    on: Any,
-    how: str,
-    lsuffix: str | None,
-    rsuffix: str | None,
-) -> DataFrame:
-    """The join of two frames; see :meth:`FeatureTable.join`."""
-    keys = None if on is None or on == [] else as_names(on, "on")
-    if keys is None and how != "cross":
-        raise UsageError(f"on should be str or a list of str for a join of type {how!r}; got None")
-    if keys is not None:
-        require_columns(left.columns, keys)
-        require_columns(right.columns, keys)
-    shared = [name for name in left.columns if name in right.columns and name not in (keys or [])]
-    if lsuffix is not None:
-        left = renamed(left, {name: name + lsuffix for name in shared})
-    if rsuffix is not None:
-        right = renamed(right, {name: name + rsuffix for name in shared})
-    if keys is None:
-        return left.crossJoin(right)
-    return left.join(right, keys, how)
-
-
 # -- joins in time ---------------------------------------------------------------------------------
 
 
@@ -309,93 +281,6 @@ def _age(now: Column, then: Column, kind: str) -> Column:
     elif not kinds.is_number(kind):
         now, then = now.cast("timestamp").cast("double"), then.cast("timestamp").cast("double")
     return now - then
-
-
-# -- parts of lists, and differences along an order -----------------------------------------------
-
-
-def difference_lag(
-    df: DataFrame,
-    columns: Any,
-    sort_cols: Any,
-    shifts: Any,
-    partition_cols: Any,
-    out_cols: Any,
-) -> DataFrame:
-    """Differences to earlier or later rows; see :meth:`FeatureTable.difference_lag`."""
-    from pyspark.sql import Window
-
-    names, order = as_names(columns), as_names(sort_cols, "sort_cols")
-    groups = [] if partition_cols is None else as_names(partition_cols, "partition_cols")
-    require_columns(df.columns, [*names, *order, *groups])
-    for name in names:
-        if not kinds.is_number(kind_of(df, name)):
-            raise UsageError(f"columns should be numeric, but {name} is {kind_of(df, name)}")
-    steps = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
-    if not steps or not all(type(step) is int for step in steps):
-        raise UsageError(f"shifts should be int or a list of int, but got {shifts!r}")
-    if out_cols is None:
-        prefix = "_".join(order) + "_diff_lag"
-        outputs = [[f"{prefix}_{name}_{step}" for step in steps] for name in names]
-    else:
-        outputs = names_of_results(out_cols, len(names), len(steps), "columns", "shifts")
-    place = temporary(df, "place")
-    rows = df.withColumn(place, F.monotonically_increasing_id())
-    keys = [*map(col, groups)] or [F.lit(0)]
-    window = Window.partitionBy(*keys).orderBy(*map(col, order), place)
-    differences = {
-        outputs[i][j]: (col(name) - F.lag(col(name), step).over(window)).cast(kind_of(df, name))
-        for i, name in enumerate(names)
-        for j, step in enumerate(steps)
-    }
-    return replace(rows, differences).drop(place)
-
-
-def sample_listwise(
-    df: DataFrame,
-    columns: Any,
-    num_sampled_list: int,
-    num_sampled_item: int,
-    random_seed_: int | None,
-    replaced: bool,
-) -> DataFrame:
-    """Samples of the items of lists; see :meth:`FeatureTable.sample_listwise`."""
-
-    names = as_names(columns)
-    for name in names:
-        if name not in df.columns:
-            raise UsageError(f"{name} does not exist in this FeatureTable.")
-        if not kinds.is_array(kind_of(df, name)):
-            raise UsageError(
-                f"Each column should be of list type, but {name} is {kind_of(df, name)}"
-            )
-    check_integer("num_sampled_list", num_sampled_list, 1)
-    check_integer("num_sampled_item", num_sampled_item, 1)
-    seed = random_seed(random_seed_)
-    row, draw, places = (temporary(df, each) for each in ("row", "draw", "places"))
-    rows = df.withColumn(row, F.monotonically_increasing_id())
-    long_enough = F.size(col(names[0])) >= num_sampled_item
-    if len(names) > 1:
-        lengths = F.array(*(F.coalesce(F.size(col(name)), F.lit(-1)) for name in names))
-        equal = F.array_min(lengths) == F.array_max(lengths)
-        message = "Each row of the FeatureTable should have the same array length in all of columns"
-        long_enough = or_error(long_enough, equal, message, "boolean")
-    rows = rows.filter(long_enough)
-    rows = rows.withColumn(draw, F.explode(F.sequence(F.lit(1), F.lit(num_sampled_list))))
-    # sorted by a random number each, the first items are a sample without replacement
-    key = F.lit(seed)
-    numbers = F.transform(
-        F.sequence(F.lit(0), F.size(col(names[0])) - 1),
-        lambda place: F.struct(F.xxhash64(key, col(row), col(draw), place), place.alias("at")),
-    )
-    chosen = F.slice(F.sort_array(numbers), 1, num_sampled_item)["at"]
-    rows = rows.withColumn(places, chosen)
-
-    def at_places(name: str) -> Column:
-        return F.transform(col(places), lambda place: F.get(col(name), place))
-
-    samples = {name if replaced else f"sampled_{name}": at_places(name) for name in names}
-    return replace(rows, samples).drop(row, draw, places)
 
 
 # -- figures of columns and groups ----------------------------------------------------------------

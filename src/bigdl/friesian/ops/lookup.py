@@ -243,11 +243,12 @@ class LookUp:
 
 
 def join(
-    df: DataFrame, look_ups: Sequence[LookUp], others: Mapping[str, Column] | None = None
+    df: DataFrame, look_ups: Sequence[LookUp], others: Mapping[str, Column | None] | None = None
 ) -> DataFrame:
-    """`df` with what some tables say about its rows, and some other columns.
+    """`df` with what some tables say about its rows.
 
-    No result takes the place of a column before all are there, since the column may be a key of
+    With `others` there are other columns too: they are in its order, and None in it stands for a
+    result of the look-ups.  No result takes the place of a column before all are there, since the column may be a key of
     this or another table.
     """
     rows, results = df, dict(others or {})
@@ -263,7 +264,7 @@ def join(
         for output, (column, default) in each.outputs.items():
             results[output] = F.coalesce(col(hidden[column]), default)
         gone += hidden.values()
-    return replace(rows, results).drop(*gone)
+    return replace(rows, cast("dict[str, Column]", results)).drop(*gone)
 
 
 def check_single(name: str, kind: str) -> None:
@@ -370,7 +371,8 @@ def value_features(
         For values that it does not have.
     """
     wanted = dictionary.value_type
-    look_ups, nested = [], {}
+    look_ups: list[LookUp] = []
+    results: dict[str, Column | None] = dict.fromkeys(outputs.values())
     for name, output in outputs.items():
         inner, depth = kinds.innermost(kind_of(df, name))
         if not depth:
@@ -381,8 +383,8 @@ def value_features(
         shipped = cast("Shipped", dictionary.shipped(kind, limited=False))
         begin, end = "array<" * depth, ">" * depth
         function = arrow_function(_Values(shipped, depth, default), f"{begin}{wanted}{end}")
-        nested[output] = function(col(name).try_cast(f"{begin}{kind}{end}"))
-    return join(df, look_ups, nested)
+        results[output] = function(col(name).try_cast(f"{begin}{kind}{end}"))
+    return join(df, look_ups, results)
 
 
 @dataclass(frozen=True)

@@ -112,30 +112,33 @@ class Encoding:
         ]
 
 
-def _encodings_of(cat_cols: Any, targets: Sequence[str], out_cols: Any) -> list[Encoding]:
-    """Return the groups of categories and their results for the arguments of users.
+def _named_groups(
+    cat_cols: Any, targets: Sequence[str], out_cols: Any, infix: str
+) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the groups of categories, and of each the names of its results.
 
     Parameters
     ----------
     cat_cols : str, list of str, or list whose elements may be lists of str (groups of columns)
     targets : list of str
+        What each group has a result for.
     out_cols : str, list of str, or list of lists of str, optional
-        A name for each group and target.
+        The names; default: those of the columns and of the target with `infix` between them.
+    infix : str
     """
     if isinstance(cat_cols, str):
         cat_cols = [cat_cols]
     if not isinstance(cat_cols, list | tuple) or not cat_cols:
         raise UsageError(f"cat_cols should be str, list of str or nested list, got {cat_cols!r}")
-    groups = [tuple(as_names(each, "each element of cat_cols")) for each in cat_cols]
-    if out_cols is None:
-        names = [[f"{'_'.join(group)}_te_{target}" for target in targets] for group in groups]
-        check_different([name for row in names for name in row], "The names of the codes")
-    else:
-        names = names_of_results(out_cols, len(groups), len(targets), "cat_cols", "target_cols")
-    return [
-        Encoding(group, dict(zip(targets, row, strict=True)))
-        for group, row in zip(groups, names, strict=True)
-    ]
+    groups = [as_names(each, "each element of cat_cols") for each in cat_cols]
+    if out_cols is not None:
+        return groups, names_of_results(
+            out_cols, len(groups), len(targets), "cat_cols", "target_cols"
+        )
+    names = [[f"{'_'.join(group)}{infix}{target}" for target in targets] for group in groups]
+    # ["a_b", ["a", "b"]] would have one name for both
+    check_different([name for row in names for name in row], "The names of the codes")
+    return groups, names
 
 
 def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
@@ -566,10 +569,8 @@ class TargetEncode(GroupEncode):
     ) -> TargetEncode:
         """Return the operator for the arguments that users give."""
         targets = as_names(target_cols, "target_cols")
-        encodings = _encodings_of(cat_cols, targets, out_cols)
-        groups = [list(each.categories) for each in encodings]
-        outputs = [[each.outputs[name] for name in targets] for each in encodings]
-        return cls(groups, targets, outputs, _check_means(target_mean, targets), **options)
+        groups, names = _named_groups(cat_cols, targets, out_cols, "_te_")
+        return cls(groups, targets, names, _check_means(target_mean, targets), **options)
 
     def __post_init__(self) -> None:
         if self.fold_seed is not None:
@@ -694,16 +695,8 @@ class CountEncode(GroupEncode):
         """Return the operator for the arguments that users give: a result for each group."""
         if not isinstance(normalize, bool):
             raise UsageError(f"normalize should be a boolean, got {normalize!r}")
-        wanted = _COUNTS[normalize]
-        encodings = _encodings_of(cat_cols, [wanted], out_cols)
-        groups = [list(each.categories) for each in encodings]
-        if out_cols is not None:
-            return cls(groups, normalize, [each.outputs[wanted] for each in encodings])
-        return cls(groups, normalize, [f"{'_'.join(group)}_{wanted}" for group in groups])
-
-    def __post_init__(self) -> None:
-        # ["a_b", ["a", "b"]] would have one name for both
-        check_different(self.out_cols, "The names of the counts")
+        groups, names = _named_groups(cat_cols, [_COUNTS[normalize]], out_cols, "_")
+        return cls(groups, normalize, [name for row in names for name in row])
 
     @property
     def reads(self) -> list[str]:
