@@ -248,8 +248,8 @@ def join(
     """`df` with what some tables say about its rows.
 
     With `others` there are other columns too: they are in its order, and None in it stands for a
-    result of the look-ups.  No result takes the place of a column before all are there, since the column may be a key of
-    this or another table.
+    result of the look-ups.  No result takes the place of a column before all are there, since the
+    column may be a key of this or another table.
     """
     rows, results = df, dict(others or {})
     gone: list[str] = []
