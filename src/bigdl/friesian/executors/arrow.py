@@ -71,7 +71,7 @@ class Learn:
 
     def __call__(self, rows: Rows) -> list[Any]:
         requests: list[Request] = []
-        found: list[list[Any]] = []
+        of_batches: list[list[Any]] = []
         for batch in rows.batches(self.schema):
             requests, parts = [], []
             for each in self.program:
@@ -80,9 +80,11 @@ class Learn:
                     continue
                 requests += each.requests.values()
                 parts += [tally(request, batch) for request in each.requests.values()]
-            found.append(parts)
+            of_batches.append(parts)
         return [
-            merged(request, [parts[i] for parts in found]) if len(found) > 1 else found[0][i]
+            merged(request, [parts[i] for parts in of_batches])
+            if len(of_batches) > 1
+            else of_batches[0][i]
             for i, request in enumerate(requests)
         ]
 
@@ -159,11 +161,11 @@ class Cut:
 
     def __call__(self, rows: Rows) -> list[int]:
         """The buckets of the row groups of the file."""
-        found: list[int] = []
-        write(self.path, rows.place, self._tables(rows, found))
-        return found
+        of_groups: list[int] = []
+        write(self.path, rows.place, self._tables(rows, of_groups))
+        return of_groups
 
-    def _tables(self, rows: Rows, found: list[int]) -> Iterator[pa.Table]:
+    def _tables(self, rows: Rows, of_groups: list[int]) -> Iterator[pa.Table]:
         for rows_of_piece in rows.batches(self.schema):
             batch = rows_of_piece.behind(self.fitted)
             missing = [name for name in self.step.columns if name not in batch]
@@ -179,8 +181,10 @@ class Cut:
             counts = np.bincount(buckets, minlength=self.buckets)
             table, start = table.take(pa.array(order)), 0
             for bucket, count in enumerate(counts.tolist()):
-                if count or (bucket == 0 and not found):  # a file has a row group, for its schema
-                    found.append(bucket)
+                if count or (
+                    bucket == 0 and not of_groups
+                ):  # a file has a row group, for its schema
+                    of_groups.append(bucket)
                     yield table.slice(start, count)
                 start += count
 
@@ -210,11 +214,8 @@ def _buckets_of(path: str, step: Fitted, written: Sequence[list[int]], count: in
             groups.setdefault(bucket, []).append(group)
         for bucket, mine in groups.items():
             parts[bucket].append((place, tuple(mine)))
-    found: list[Rows] = []
-    for own in parts:
-        if own:
-            found.append(Bucket(len(found), path, tuple(own), step))
-    return found
+    filled = [tuple(groups) for groups in parts if groups]
+    return [Bucket(place, path, groups, step) for place, groups in enumerate(filled)]
 
 
 @contextmanager

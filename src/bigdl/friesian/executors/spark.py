@@ -64,8 +64,8 @@ def applied(
 
 def answer(df: DataFrame, requests: dict[str, Request]) -> dict[str, Any]:
     """Return the answers to requests about a DataFrame."""
-    found = answers(df, [Ask(0, requests)]) if requests else {}
-    return {name: found[0, name] for name in requests}
+    results = answers(df, [Ask(0, requests)]) if requests else {}
+    return {name: results[0, name] for name in requests}
 
 
 def transformed(
@@ -107,7 +107,7 @@ def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
     Columns that are asked about are kept under a name of their own, as they are at that place.
     """
     asked: dict[tuple[int, str], Request] = {}
-    found: dict[tuple[int, str], Any] = {}
+    outcomes: dict[tuple[int, str], Any] = {}
     for each in program:
         if isinstance(each, Fitted):
             df = applied(df, each.step, each.before, each.state)
@@ -115,7 +115,7 @@ def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
         for name, request in each.requests.items():
             if isinstance(request, Outcome):
                 after = schema_of(request.step.catalyst(df, schema_of(df), {}))
-                found[each.step, name] = {name: field.kind for name, field in after.items()}
+                outcomes[each.step, name] = {name: field.kind for name, field in after.items()}
                 continue
             hidden = [f"{HIDDEN}{len(asked)}_{i}" for i in range(len(request.columns))]
             df = df.withColumns(dict(zip(hidden, map(col, request.columns), strict=True)))
@@ -126,7 +126,7 @@ def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
     sums = {
         key: _target_sums(df, each) for key, each in asked.items() if isinstance(each, TargetSums)
     }
-    return found | sums | _counts_and_figures(df, counts, figures)
+    return outcomes | sums | _counts_and_figures(df, counts, figures)
 
 
 def _counts_and_figures(

@@ -63,11 +63,11 @@ def _count(request: Counts, columns: list[Any]) -> pa.Table:
 
 def _tokens(values: pa.Array, counts: np.ndarray, separator: str) -> tuple[pa.Array, np.ndarray]:
 
-    found: dict[str, int] = {}
+    tokens: dict[str, int] = {}
     for value, count in zip(values.to_pylist(), counts.tolist(), strict=True):
         for token in () if value is None else value.split(separator):
-            found[token] = found.get(token, 0) + count
-    return pa.array(found, pa.string()), np.fromiter(found.values(), np.int64, len(found))
+            tokens[token] = tokens.get(token, 0) + count
+    return pa.array(tokens, pa.string()), np.fromiter(tokens.values(), np.int64, len(tokens))
 
 
 def _merged_counts(parts: Sequence[pa.Table]) -> pa.Table:
@@ -90,16 +90,16 @@ def _numbers(column: Any) -> np.ndarray:
     if isinstance(column, Factored):
         occurs = np.bincount(column.codes, minlength=len(column.values)) > 0
         column = column.values.filter(pa.array(occurs))
-    found = column.drop_null().to_numpy(zero_copy_only=False)
-    return found[~np.isnan(found)] if found.dtype.kind == "f" else found
+    numbers = column.drop_null().to_numpy(zero_copy_only=False)
+    return numbers[~np.isnan(numbers)] if numbers.dtype.kind == "f" else numbers
 
 
 def _extremes(request: Extremes, columns: list[Any]) -> tuple:
 
-    found = _numbers(columns[0])
-    if request.is_finite and found.dtype.kind == "f":
-        found = found[np.isfinite(found)]
-    return (found.min().item(), found.max().item()) if len(found) else (None, None)
+    numbers = _numbers(columns[0])
+    if request.is_finite and numbers.dtype.kind == "f":
+        numbers = numbers[np.isfinite(numbers)]
+    return (numbers.min().item(), numbers.max().item()) if len(numbers) else (None, None)
 
 
 def _merged_extremes(parts: Sequence[tuple]) -> tuple:
@@ -116,12 +116,12 @@ def _ranks(request: Quantiles, columns: list[Any]) -> tuple[np.ndarray, np.ndarr
     """Values and how many rows each stands for."""
 
     column = flat(columns[0]).drop_null()
-    found = column.to_numpy(zero_copy_only=False).astype(np.float64)
-    found = np.sort(found[~np.isnan(found)])
-    step = -(-len(found) // _RANKS) or 1
-    starts = np.arange(0, len(found), step)
-    weights = np.minimum(step, len(found) - starts)
-    return found[starts + weights // 2], weights
+    numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
+    numbers = np.sort(numbers[~np.isnan(numbers)])
+    step = -(-len(numbers) // _RANKS) or 1
+    starts = np.arange(0, len(numbers), step)
+    weights = np.minimum(step, len(numbers) - starts)
+    return numbers[starts + weights // 2], weights
 
 
 def _merged_ranks(parts: Sequence[tuple]) -> tuple[np.ndarray, np.ndarray]:
@@ -149,15 +149,15 @@ def _sums(request: TargetSums, columns: list[Any]) -> pa.Table:
     split = len(columns) - request.targets
     keys, codes = crossed([factored(each) for each in columns[:split]])
     size = len(keys[0])
-    found = {f"key_{i}": key for i, key in enumerate(keys)}
-    found["rows"] = pa.array(np.bincount(codes, minlength=size), pa.int64())
+    figures = {f"key_{i}": key for i, key in enumerate(keys)}
+    figures["rows"] = pa.array(np.bincount(codes, minlength=size), pa.int64())
     for i, column in enumerate(map(flat, columns[split:])):
         target = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         valid = ~np.isnan(target)  # null is NaN here
         sums = np.bincount(codes[valid], weights=target[valid], minlength=size)
         counts = np.bincount(codes[valid], minlength=size)
-        found[f"sum_{i}"], found[f"count_{i}"] = pa.array(sums), pa.array(counts, pa.int64())
-    return pa.table(found)
+        figures[f"sum_{i}"], figures[f"count_{i}"] = pa.array(sums), pa.array(counts, pa.int64())
+    return pa.table(figures)
 
 
 def _merged_sums(parts: Sequence[pa.Table]) -> pa.Table:

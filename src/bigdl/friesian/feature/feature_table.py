@@ -440,16 +440,16 @@ class FeatureTable(FeatureMethods, Table):
             raise UsageError("oov_buckets cannot be used with do_split; leave one of them out")
         names = as_names(columns)
         require_columns(self.columns, names)
-        given = list(indices) if isinstance(indices, list | tuple) else [indices]
-        if len(given) != len(names):
+        chosen = list(indices) if isinstance(indices, list | tuple) else [indices]
+        if len(chosen) != len(names):
             raise UsageError(
                 "columns and indices should have the same length, but got "
-                f"{len(names)} and {len(given)}"
+                f"{len(names)} and {len(chosen)}"
             )
         for name in names:
             lookup.check_single(name, kind_of(self.df, name))
         dictionaries = {
-            name: _dictionary(index, name) for name, index in zip(names, given, strict=True)
+            name: _dictionary(index, name) for name, index in zip(names, chosen, strict=True)
         }
         if not do_split:
             return self._clone(lookup.encode(self.df, dictionaries, broadcast, oov_buckets))
@@ -617,11 +617,11 @@ class FeatureTable(FeatureMethods, Table):
         check_integer("parts", parts, 2)
         before = schema_of(self.df)
         require_kind(before, names, kinds.is_number, "numbers")
-        found = answer(self.df, {name: quantiles(name, parts) for name in names})
-        empty = [name for name, edges in found.items() if not edges]
+        answers = answer(self.df, {name: quantiles(name, parts) for name in names})
+        empty = [name for name, edges in answers.items() if not edges]
         if empty:
             raise UsageError(f"The columns {empty} have no value that bins could be made of")
-        return {name: sorted(set(edges)) for name, edges in found.items()}
+        return {name: sorted(set(edges)) for name, edges in answers.items()}
 
     # -- targets and counts --------------------------------------------------------------------
 
@@ -688,8 +688,8 @@ class FeatureTable(FeatureMethods, Table):
             drop_cat=drop_cat,
             drop_fold=drop_fold,
         )
-        df, found = operator.by_folds(self.df)
-        return self._clone(df), _codes_of(found)
+        df, statistics = operator.by_folds(self.df)
+        return self._clone(df), _codes_of(statistics)
 
     def target_encode_by_time(
         self,
@@ -725,8 +725,8 @@ class FeatureTable(FeatureMethods, Table):
         operator = TargetEncode.of(
             cat_cols, target_cols, target_mean, out_cols, smooth=smooth, drop_cat=drop_cat
         )
-        df, found = operator.by_times(self.df, time_col, folds)
-        return self._clone(df), _codes_of(found)
+        df, statistics = operator.by_times(self.df, time_col, folds)
+        return self._clone(df), _codes_of(statistics)
 
     def count_encode(
         self,
@@ -1001,13 +1001,13 @@ def _dictionary(index: Any, name: str) -> Dictionary:
     return index.dictionary_of(name)
 
 
-def _codes_of(found: TargetStatistics) -> list[TargetCode]:
+def _codes_of(statistics: TargetStatistics) -> list[TargetCode]:
     return [
         TargetCode(
-            found.codes(each),
+            statistics.codes(each),
             each.categories[0] if len(each.categories) == 1 else list(each.categories),
-            {output: (name, found.means[name]) for name, output in each.outputs.items()},
+            {output: (name, statistics.means[name]) for name, output in each.outputs.items()},
             each.key_columns,
         )
-        for each in found.encodings
+        for each in statistics.encodings
     ]

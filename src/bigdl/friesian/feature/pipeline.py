@@ -368,9 +368,9 @@ class FeaturePipeline(FeatureMethods):
             return FeatureTable.read_parquet(dst).size()
         self._check_runs("arrow")
         source = files.source_of(src)
-        found = source.schema
-        check_schema(found, self._schema, inputs_of(fitted))
-        schema = {name: each for name, each in found.items() if name in self._schema}
+        known = source.schema
+        check_schema(known, self._schema, inputs_of(fitted))
+        schema = {name: each for name, each in known.items() if name in self._schema}
         files.clear(dst, source.paths, mode)
         with _host(host) as runner:
             pieces = files.pieces_of(source, runner.pieces)

@@ -55,16 +55,16 @@ def _plain(number: Any) -> Any:
 def _written(fs: Any, folder: str, place: int, state: State) -> dict[str, Any]:
     """The state with names of files in the place of tables."""
 
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for i, (name, value) in enumerate(state.items()):
         if not isinstance(value, pa.Table):
-            found[name] = value
+            content[name] = value
             continue
         file_name = f"state-{place:03d}-{i:03d}.parquet"
         with fs.open(f"{folder}/{file_name}", "wb") as file:
             pq.write_table(value, file)
-        found[name] = {"file": file_name}
-    return found
+        content[name] = {"file": file_name}
+    return content
 
 
 def load(path: str) -> tuple[list[Operator], dict[str, Field], list[Fitted] | None]:

@@ -412,8 +412,8 @@ class Table(CellMethods):
             Columns ``column`` (string) and ``median`` (double), null for a column of nulls.
         """
         names = None if columns is None else as_names(columns)
-        found = spark.answer(self.df, medians_of(schema_of(self.df), names))
-        rows = [(name, each[0] if each else None) for name, each in found.items()]
+        medians = spark.answer(self.df, medians_of(schema_of(self.df), names))
+        rows = [(name, each[0] if each else None) for name, each in medians.items()]
         return Table(self.df.sparkSession.createDataFrame(rows, "column string, median double"))
 
     def write_parquet(self, path: str, mode: str = "overwrite") -> None:
@@ -516,11 +516,11 @@ class StringIndex(Table):
 
     def dictionary_of(self, column: str) -> Dictionary:
         """The numbers by the values of a column, for look-ups; what they collect is kept."""
-        found = self._dictionaries.get(column)
-        if found is None or found.df is not self.df:
+        dictionary = self._dictionaries.get(column)
+        if dictionary is None or dictionary.df is not self.df:
             number = number_column(self.col_name)
-            found = self._dictionaries[column] = Dictionary(self.df, column, number)
-        return found
+            dictionary = self._dictionaries[column] = Dictionary(self.df, column, number)
+        return dictionary
 
     @classmethod
     def read_parquet(cls, paths: str | list[str], col_name: str | None = None) -> StringIndex:

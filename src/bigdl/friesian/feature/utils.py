@@ -53,11 +53,11 @@ def featuretable_to_xshards(
 
 def _arrays(frame: Any, stacked: frozenset[str]) -> dict[str, Any]:
 
-    found = {}
+    arrays = {}
     for name in frame.columns:
         cells = frame[name]
         if name in stacked and len(cells) and isinstance(cells.iloc[0], list):
-            found[name] = np.array(cells.tolist())
+            arrays[name] = np.array(cells.tolist())
         else:
-            found[name] = cells.to_numpy()
-    return found
+            arrays[name] = cells.to_numpy()
+    return arrays

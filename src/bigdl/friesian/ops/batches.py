@@ -179,8 +179,8 @@ def normal(column: pa.Array | pa.ChunkedArray) -> Values:
             column = column.unify_dictionaries()
         column = column.combine_chunks()
     if isinstance(column, pa.DictionaryArray):
-        found = factored(column)
-        return Factored(_normal_values(found.values), found.codes)
+        parts = factored(column)
+        return Factored(_normal_values(parts.values), parts.codes)
     return _normal_values(column)
 
 

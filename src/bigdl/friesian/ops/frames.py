@@ -161,7 +161,7 @@ def _with_equal_kinds(frames: list[DataFrame]) -> list[DataFrame]:
     for frame in frames:
         for name, field in schema_of(frame).items():
             textual.setdefault(name, set()).add(kinds.is_text(field.kind))
-    mixed = [name for name, found in textual.items() if len(found) > 1]
+    mixed = [name for name, answers in textual.items() if len(answers) > 1]
     return [
         frame.withColumns(
             {name: col(name).cast("string") for name in mixed if name in frame.columns}
@@ -451,8 +451,8 @@ def _on_series(func: Callable, dtype: Any, is_single: bool, names: list[str]) ->
     import pandas as pd
 
     def on_series(*series):
-        found = func(series[0]) if is_single else func(list(series))
-        return found if isinstance(found, pd.Series) else pd.Series(found)
+        results = func(series[0]) if is_single else func(list(series))
+        return results if isinstance(results, pd.Series) else pd.Series(results)
 
     function = F.pandas_udf(on_series, dtype)  # type: ignore[call-overload]  # pyspark's stubs lack a default
     return function(*map(col, names))
@@ -482,8 +482,8 @@ def _embedding_function(encoder: Callable) -> Callable:
         import pandas as pd
 
         distinct = texts.dropna().unique().tolist()
-        found = np.asarray(encoder(distinct), dtype=float) if distinct else []
-        vectors = dict(zip(distinct, map(list, found), strict=True))
+        matrix = np.asarray(encoder(distinct), dtype=float) if distinct else []
+        vectors = dict(zip(distinct, map(list, matrix), strict=True))
         cells = [vectors.get(text) if isinstance(text, str) else None for text in texts]
         return pd.Series(cells, dtype=object)
 

@@ -179,9 +179,9 @@ def coerced(value: Any, kind: str, name: str) -> Any:
     if hasattr(value, "item") and not getattr(value, "ndim", 0):
         value = value.item()
     if is_array(kind):
-        given = value.tolist() if hasattr(value, "tolist") else value
-        if isinstance(given, list | tuple):
-            return [coerced(each, element_of(kind), name) for each in given]
+        values = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(values, list | tuple):
+            return [coerced(each, element_of(kind), name) for each in values]
     if is_fractional(kind) and isinstance(value, int | float) and not isinstance(value, bool):
         return ctypes.c_float(value).value if kind == "float" else float(value)
     if is_integral(kind) and type(value) is int:

@@ -178,7 +178,7 @@ def _other_than_all(excluded: Column, item_size: int, *keys: Any) -> Column:
     left = F.lit(item_size - 1) - F.size(excluded)
     drawn = _uniform(F.greatest(left, F.lit(1)), *keys) + 1
     stepped = F.aggregate(
-        excluded, drawn, lambda found, item: F.when(item <= found, found + 1).otherwise(found)
+        excluded, drawn, lambda number, item: F.when(item <= number, number + 1).otherwise(number)
     )
     return F.when(left > 0, stepped)
 
@@ -279,10 +279,10 @@ class _Tickets:
         drawn = (random.view(np.uint64) % left[owner].astype(np.uint64)).astype(np.int64)
         place = np.searchsorted(row * apart + free, owner * apart + drawn, "right")
         skipped = padded[place] - padded[first[owner]]
-        found = np.searchsorted(ends, drawn + skipped, "right")
+        items = np.searchsorted(ends, drawn + skipped, "right")
         counts = np.bincount(owner, minlength=len(bits))
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(found))
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(items))
 
 
 def _rows_and_values(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:

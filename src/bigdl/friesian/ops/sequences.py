@@ -73,13 +73,13 @@ class AddHistSeq(GroupOperator):
     def _order(self, names: Any) -> dict[str, str | None]:
         """The columns that come out, with what the histories among them are made of."""
         histories = {f"{name}_hist_seq": name for name in self.cols}
-        found: dict[str, str | None] = {}
+        order: dict[str, str | None] = {}
         for name in names:
             if name not in histories:
-                found[name] = None
+                order[name] = None
             if name in self.cols:
-                found[f"{name}_hist_seq"] = name
-        return found
+                order[f"{name}_hist_seq"] = name
+        return order
 
     @property
     def key(self) -> str:
@@ -120,11 +120,11 @@ class AddHistSeq(GroupOperator):
 
     def of_groups(self, table: pa.Table) -> Iterator[pa.Table]:
         order, place, size = self._places(table)
-        found = np.flatnonzero((place >= self.min_len) & (place + self.num_seqs >= size))
+        wanted = np.flatnonzero((place >= self.min_len) & (place + self.num_seqs >= size))
         columns = self._order(table.column_names)
         arrays = {name: table[name].combine_chunks() for name in table.column_names}
-        for start in range(0, max(len(found), 1), _ROWS):  # one without rows has the columns
-            rows = found[start : start + _ROWS]
+        for start in range(0, max(len(wanted), 1), _ROWS):  # one without rows has the columns
+            rows = wanted[start : start + _ROWS]
             lengths = np.minimum(place[rows], self.max_len)
             ends = np.cumsum(lengths)
             # the places of all values of all histories, one history behind the other
@@ -203,8 +203,8 @@ class Ones(Function):
         self.length = length
 
     def array(self, values: pa.Array) -> pa.Array:
-        found = np.arange(self.length) < _lengths(values)[:, None]
-        return _lists(pa.array(found.ravel().astype(np.int32)), len(values), self.length)
+        is_value = np.arange(self.length) < _lengths(values)[:, None]
+        return _lists(pa.array(is_value.ravel().astype(np.int32)), len(values), self.length)
 
     def column(self, value: Column) -> Column:
         length = F.least(F.coalesce(F.size(value), F.lit(0)), F.lit(self.length))
@@ -254,9 +254,9 @@ class Padded(Function):
         if len(lengths) and lengths.max() > self.length:
             behind = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(items))
             items = items[behind <= self.length]
-        found = np.full((len(lengths), self.length), self.token, items.dtype)
-        found[np.arange(self.length) < lengths[:, None]] = items
-        return found.ravel()
+        padded = np.full((len(lengths), self.length), self.token, items.dtype)
+        padded[np.arange(self.length) < lengths[:, None]] = items
+        return padded.ravel()
 
     def _rows(self, value: list | None) -> list:
         kept = list(value or ())[-self.length :]
