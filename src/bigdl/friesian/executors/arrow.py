@@ -71,7 +71,7 @@ class Learn:
 
     def __call__(self, rows: Rows) -> list[Any]:
         requests: list[Request] = []
-        of_batches: list[list[Any]] = []
+        batches: list[list[Any]] = []
         for batch in rows.batches(self.schema):
             requests, parts = [], []
             for each in self.program:
@@ -80,11 +80,9 @@ class Learn:
                     continue
                 requests += each.requests.values()
                 parts += [tally(request, batch) for request in each.requests.values()]
-            of_batches.append(parts)
+            batches.append(parts)
         return [
-            merged(request, [parts[i] for parts in of_batches])
-            if len(of_batches) > 1
-            else of_batches[0][i]
+            merged(request, [parts[i] for parts in batches]) if len(batches) > 1 else batches[0][i]
             for i, request in enumerate(requests)
         ]
 
