@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, Factored, normal
@@ -232,8 +233,7 @@ def clear(path: str, sources: Sequence[str], mode: str) -> None:
     """Make an empty folder for results."""
     from bigdl.orca.data.file import open_file_system
 
-    if mode not in ("overwrite", "error"):
-        raise UsageError(f"mode should be one of overwrite, error; got {mode!r}")
+    check_choice("mode", mode, ("overwrite", "error"))
     fs, folder = open_file_system(path)
     folder = folder.rstrip("/")
     for source in sources:

@@ -390,9 +390,9 @@ class FeatureTable(FeatureMethods, Table):
         """
         sources = vocabulary.sources_of(columns, freq_limit)
         separator = check_string(sep, "sep") if do_split else None
-        frames = vocabulary.learn(self.df, sources, order_by_freq, separator)
+        learned = vocabulary.learn(self.df, sources, order_by_freq, separator)
         indices = [
-            StringIndex(frame, source.name) for frame, source in zip(frames, sources, strict=True)
+            StringIndex(each, source.name) for each, source in zip(learned, sources, strict=True)
         ]
         return indices if isinstance(columns, list | tuple) else indices[0]
 
@@ -556,8 +556,11 @@ class FeatureTable(FeatureMethods, Table):
                 f"freq_limit should have a limit for each of {names}, but got {dict(freq_limit)!r}"
             )
         sources = vocabulary.sources_of(names, freq_limit)
-        frames = vocabulary.learn(self.df, sources, True, None, "{}_new".format)
-        return [self._clone(frame) for frame in frames]
+        learned = vocabulary.learn(self.df, sources, True, None)
+        return [
+            self._clone(each.toDF(name, f"{name}_new"))
+            for name, each in zip(names, learned, strict=True)
+        ]
 
     def reindex(self, columns: str | Sequence[str] = (), index_tbls: Any = ()) -> Self:
         """Replace values by what :meth:`gen_reindex_mapping` found, unknown ones by 0.

@@ -8,7 +8,7 @@ they are ranked on the driver, else by Spark, each vocabulary by a task.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import accumulate, pairwise
@@ -53,7 +53,6 @@ def learn(
     sources: Sequence[Source],
     order_by_freq: bool,
     separator: str | None,
-    id_name: Callable[[str], str] | None = None,
 ) -> list[DataFrame]:
     """Learn vocabularies.
 
@@ -65,13 +64,12 @@ def learn(
         Number the values by falling count, and equal counts by value; otherwise by value.
     separator : str or None
         Regular expression between the several values of a cell.
-    id_name : callable, optional
-        The name of the column of numbers by that of the source; default: :func:`number_column`.
 
     Returns
     -------
     list of pyspark.sql.DataFrame
-        Columns: the name of the source, and the numbers (int), which begin with 1.
+        Columns: the name of the source and, called by :func:`number_column`, the numbers (int),
+        which begin with 1.
     """
     counted, fields = count_values(df, sources, separator)
     counted = counted.persist()
@@ -81,7 +79,7 @@ def learn(
     finally:
         counted.unpersist()
     return [
-        frame.toDF(source.name, (id_name or number_column)(source.name))
+        frame.toDF(source.name, number_column(source.name))
         for frame, source in zip(frames, sources, strict=True)
     ]
 
