@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors.files import Piece, Rows, file_of, opened, table_of, write
-from bigdl.friesian.executors.tallies import answer, merged, tally
 from bigdl.friesian.ops.batches import Batch, batch_of, factored
 from bigdl.friesian.ops.kinds import Field
-from bigdl.friesian.ops.operator import Ask, Fitted, GroupOperator, Program, Request
+from bigdl.friesian.ops.operator import Ask, Fitted, GroupOperator, Program
+from bigdl.friesian.ops.requests import Request
 
 if TYPE_CHECKING:
     from bigdl.friesian.executors.hosts import Host
@@ -45,7 +45,7 @@ def answers(
             )
     parts = host.run(Learn(program, dict(schema)), pieces)
     return {
-        key: answer(request, merged(request, [part[i] for part in parts]))
+        key: request.answer(request.merged([part[i] for part in parts]))
         for i, (key, request) in enumerate(asked.items())
     }
 
@@ -79,10 +79,10 @@ class Learn:
                     batch = batch.after(each)
                     continue
                 requests += each.requests.values()
-                parts += [tally(request, batch) for request in each.requests.values()]
+                parts += [request.of_batch(batch) for request in each.requests.values()]
             batches.append(parts)
         return [
-            merged(request, [parts[i] for parts in batches]) if len(batches) > 1 else batches[0][i]
+            request.merged([parts[i] for parts in batches]) if len(batches) > 1 else batches[0][i]
             for i, request in enumerate(requests)
         ]
 

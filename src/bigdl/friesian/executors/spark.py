@@ -12,24 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bigdl.friesian.executors import scans
-from bigdl.friesian.executors.tallies import tally
 from bigdl.friesian.ops.batches import Batch, batch_of, cut, flat
 from bigdl.friesian.ops.columns import HIDDEN
 from bigdl.friesian.ops.kinds import PLAIN, Schema, innermost, is_fractional, is_integral
 from bigdl.friesian.ops.operator import (
     Ask,
-    Counts,
-    Extremes,
     Fitted,
     Operator,
-    Outcome,
     Program,
-    Quantiles,
-    Request,
-    TargetSums,
     check_schema,
     inputs_of,
 )
+from bigdl.friesian.ops.requests import Counts, Extremes, Outcome, Quantiles, Request, TargetSums
 from bigdl.friesian.ops.spark import F, col, kind_of, schema_of, shared, without_nan
 from bigdl.friesian.ops.vocabulary import Source, count_values, enough
 
@@ -62,9 +56,9 @@ def applied(
     return (rest.training if is_training else rest.catalyst)(df, before, state)
 
 
-def answer(df: DataFrame, requests: dict[str, Request]) -> dict[str, Any]:
+def answer(df: DataFrame, requests: Mapping[str, Request]) -> dict[str, Any]:
     """Return the answers to requests about a DataFrame."""
-    results = answers(df, [Ask(0, requests)]) if requests else {}
+    results = answers(df, [Ask(0, dict(requests))]) if requests else {}
     return {name: results[0, name] for name in requests}
 
 
@@ -253,7 +247,7 @@ def count_texts(
 
     def count(batch: Batch) -> Iterator[pa.RecordBatch]:
         for place, request in enumerate(requests):
-            counts = tally(request, batch)
+            counts = request.of_batch(batch)
             places = pa.repeat(pa.scalar(place, pa.int32()), len(counts))
             yield from counts.add_column(0, "source", places).to_batches()
 

@@ -14,7 +14,7 @@ from bigdl.friesian.ops import frames, kinds, lookup, spark, vocabulary
 from bigdl.friesian.ops.kinds import require_columns, require_kind
 from bigdl.friesian.ops.lookup import Dictionary
 from bigdl.friesian.ops.numbers import MinMaxScale, quantiles
-from bigdl.friesian.ops.operator import Extremes
+from bigdl.friesian.ops.requests import Extremes
 from bigdl.friesian.ops.spark import (
     F,
     as_names,
@@ -966,7 +966,7 @@ class FeatureTable(FeatureMethods, Table):
                 raise UsageError(
                     f"columns should be numeric, but {name} is {kind_of(self.df, name)}"
                 )
-        steps = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
+        steps: list[Any] = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
         if not steps or not all(type(step) is int for step in steps):
             raise UsageError(f"shifts should be int or a list of int, but got {shifts!r}")
         if out_cols is None:

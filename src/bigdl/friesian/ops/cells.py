@@ -17,7 +17,8 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark
 from bigdl.friesian.ops.batches import texts_of
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns
-from bigdl.friesian.ops.operator import Cell, Function, Operator, Quantiles, Request, State
+from bigdl.friesian.ops.operator import Cell, Function, Operator, State
+from bigdl.friesian.ops.requests import Quantiles, Request
 from bigdl.friesian.ops.spark import F, col
 
 if TYPE_CHECKING:
@@ -224,9 +225,10 @@ class OfText(Function):
         return pc.coalesce(exact, _cut_to(numbers, self.kind))
 
     def _whole(self, text: str | None) -> int | None:
+        if text is None or not _WHOLE.fullmatch(text):
+            return None
         low, high = kinds.limits(self.kind)
-        is_whole = text is not None and _WHOLE.fullmatch(text)
-        return int(text) if is_whole and low <= int(text) <= high else None
+        return int(text) if low <= int(text) <= high else None
 
 
 class ToText(Function):

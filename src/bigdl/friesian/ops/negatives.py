@@ -25,7 +25,8 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, lookup, spark
 from bigdl.friesian.ops.kinds import Schema, require_columns
 from bigdl.friesian.ops.lookup import LookUp
-from bigdl.friesian.ops.operator import Outcome, Request, State, TableOperator
+from bigdl.friesian.ops.operator import State, TableOperator
+from bigdl.friesian.ops.requests import Outcome, Request
 from bigdl.friesian.ops.spark import (
     F,
     arrow_function,

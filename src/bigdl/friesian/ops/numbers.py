@@ -17,15 +17,8 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import by_numpy, doubles
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
-from bigdl.friesian.ops.operator import (
-    Cell,
-    Extremes,
-    Function,
-    Operator,
-    Quantiles,
-    Request,
-    State,
-)
+from bigdl.friesian.ops.operator import Cell, Function, Operator, State
+from bigdl.friesian.ops.requests import Extremes, Quantiles, Request
 from bigdl.friesian.ops.spark import (
     F,
     as_names,

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns
+from bigdl.friesian.ops.requests import Outcome, Request
 from bigdl.friesian.ops.spark import col, replace
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ class Function(ABC):
     def array(self, *values: pa.Array) -> pa.Array:
         """The results for arrays of the same length."""
 
-    def column(self, *values: Column) -> Column:
-        """The results as an expression of Spark, unless the operator has a plan of its own."""
+    def column(self, *values: Any) -> Column:
+        """The results for columns of Spark, unless the operator has a plan of its own."""
         raise NotImplementedError
 
 
@@ -69,96 +70,6 @@ class Cell:
     output: str
     field: Field
     function: Function | None
-
-
-@dataclass(frozen=True)
-class Request:
-    """A question; executors replace the columns by the names that these have for them.
-
-    Attributes
-    ----------
-    columns : tuple of str
-    """
-
-    columns: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Counts(Request):
-    """Counts of the values of the columns together, without nulls.
-
-    The answer is a table of Arrow with the columns ``value`` and ``count`` (int64), in no order.
-
-    Attributes
-    ----------
-    separator : str or None
-        Between the several values of a cell.
-    at_least : int
-        Leave out values that occur less often.
-    """
-
-    separator: str | None = None
-    at_least: int = 0
-
-
-@dataclass(frozen=True)
-class Extremes(Request):
-    """The smallest and the largest value of a column of numbers, without nulls and NaN.
-
-    The answer is a pair of float, or of int for whole numbers, or (None, None).
-
-    Attributes
-    ----------
-    is_finite : bool
-        Leave out infinite values too.
-    """
-
-    is_finite: bool = False
-
-
-@dataclass(frozen=True)
-class Quantiles(Request):
-    """Values of a column of numbers at shares of the rows, without nulls and NaN.
-
-    The answer is a list of float, exact to a thousandth of the rows; empty if there is no value.
-
-    Attributes
-    ----------
-    shares : tuple of float
-    """
-
-    shares: tuple[float, ...] = (0.5,)
-
-
-@dataclass(frozen=True)
-class TargetSums(Request):
-    """Rows, sums and counts of targets for each combination of values; nulls make none.
-
-    The columns are those of the categories, then those of the targets.  The answer is a table of
-    Arrow with the columns ``key_<i>``, ``rows``, ``sum_<j>`` and ``count_<j>``, in no order; the
-    combination of nulls, if there is one, is in it too.
-
-    Attributes
-    ----------
-    targets : int
-        How many of the columns are targets.
-    """
-
-    targets: int = 1
-
-
-@dataclass(frozen=True)
-class Outcome(Request):
-    """The columns behind an operator that only runs on tables of Spark.
-
-    The answer is a dict from their names to their kinds.
-
-    Attributes
-    ----------
-    step : TableOperator
-    """
-
-    step: Any = None
 
 
 OPERATORS: dict[str, type[Operator]] = {}

@@ -26,7 +26,8 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, lookup
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
 from bigdl.friesian.ops.lookup import LookUp, Vocabulary
-from bigdl.friesian.ops.operator import Cell, Function, Operator, Request, State, TargetSums
+from bigdl.friesian.ops.operator import Cell, Function, Operator, State
+from bigdl.friesian.ops.requests import Request, TargetSums
 from bigdl.friesian.ops.spark import (
     F,
     as_names,

@@ -24,7 +24,8 @@ from bigdl.friesian.ops.batches import texts_of
 from bigdl.friesian.ops.hashing import FAST, buckets
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns
 from bigdl.friesian.ops.lookup import DRIVER_KEYS, Vocabulary
-from bigdl.friesian.ops.operator import Cell, Counts, Function, Operator, Request, State
+from bigdl.friesian.ops.operator import Cell, Function, Operator, State
+from bigdl.friesian.ops.requests import Counts, Request
 from bigdl.friesian.ops.spark import (
     F,
     all_of,
@@ -373,7 +374,7 @@ class CategoryEncode(Operator):
         return replace(self, columns=small), replace(self, columns=rest) if rest else None
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        dictionaries = {}
+        dictionaries: dict[str, lookup.Dictionary] = {}
         for each in self.columns:
             learned = lookup.numbered(df.sparkSession, state[each["col_name"]])
             dictionaries |= dict.fromkeys(each["src_cols"], learned)
