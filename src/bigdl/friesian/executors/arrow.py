@@ -19,7 +19,7 @@ import pyarrow as pa
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors.files import Piece, Rows, file_of, opened, table_of, write
 from bigdl.friesian.ops.batches import Batch, batch_of, factored
-from bigdl.friesian.ops.kinds import Field
+from bigdl.friesian.ops.kinds import Field, require_columns
 from bigdl.friesian.ops.operator import Ask, Fitted, GroupOperator, Program
 from bigdl.friesian.ops.requests import Request
 
@@ -166,12 +166,8 @@ class Cut:
     def _tables(self, rows: Rows, of_groups: list[int]) -> Iterator[pa.Table]:
         for rows_of_piece in rows.batches(self.schema):
             batch = rows_of_piece.behind(self.fitted)
-            missing = [name for name in self.step.columns if name not in batch]
-            if missing:
-                raise UsageError(
-                    f"{missing} do not exist in this Table, whose columns are {batch.names}; "
-                    f"{self.step.method} reads them"
-                )
+            advice = f"; {self.step.method} reads them"
+            require_columns(batch.names, self.step.columns, advice=advice)
             table = table_of(batch)
             self.step.check_rows(table)
             buckets = _buckets(batch, self.step.key, self.buckets)
