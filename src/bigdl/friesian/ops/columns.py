@@ -29,9 +29,6 @@ class Select(Operator):
         if twins:
             raise UsageError(f"cols should have every column once, but got {twins} several times")
 
-    def cells(self, before: Schema, state: Any) -> list[Cell]:
-        return []
-
     def after(self, before: Schema, state: Any) -> Schema:
         require_columns(before, self.columns)
         return {name: before[name] for name in self.columns}
@@ -56,9 +53,6 @@ class Drop(Operator):
     @property
     def dropped(self) -> set[str]:
         return set(self.columns)
-
-    def cells(self, before: Schema, state: Any) -> list[Cell]:
-        return []
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ OPERATORS: dict[str, type[Operator]] = {}
 
 
 @dataclass(frozen=True)
-class Operator(ABC):
+class Operator:
     """One method with its arguments; see the module for its life.
 
     Attributes
@@ -114,7 +114,7 @@ class Operator(ABC):
         """The columns before it that are not behind it."""
         return set()
 
-    def check(self, before: Schema) -> None:  # noqa: B027
+    def check(self, before: Schema) -> None:
         """Refuse columns that only Spark can work on; called before all else in pipelines."""
 
     def requests(self, before: Schema) -> dict[str, Request]:
@@ -129,9 +129,9 @@ class Operator(ABC):
         """Return True if its columns are unknown before it has learned."""
         return False
 
-    @abstractmethod
     def cells(self, before: Schema, state: State | None) -> list[Cell]:
         """The columns that it makes; without a state the functions may be None."""
+        return []
 
     def after(self, before: Schema, state: State | None) -> Schema:
         """The fields of all columns behind it, in their order."""
@@ -156,7 +156,7 @@ class Operator(ABC):
         return self.catalyst(df, before, state)
 
 
-class GroupOperator(Operator):
+class GroupOperator(Operator, ABC):
     """An operator that looks at the rows with the same value in a column, and at no others."""
 
     is_row_wise = False
@@ -170,9 +170,6 @@ class GroupOperator(Operator):
     @abstractmethod
     def columns(self) -> list[str]:
         """All columns that it reads."""
-
-    def cells(self, before: Schema, state: State | None) -> list[Cell]:
-        return []
 
     def check_rows(self, table: pa.Table) -> None:
         """Refuse rows that it cannot work on; they need not belong together."""
@@ -271,9 +268,6 @@ class TableOperator(Operator):
 
     def hides_columns(self, before: Schema) -> bool:
         return True
-
-    def cells(self, before: Schema, state: State | None) -> list[Cell]:
-        return []
 
     def after(self, before: Schema, state: State | None) -> Schema:
         known = cast("State", state)  # nothing asks before, as its columns are hidden

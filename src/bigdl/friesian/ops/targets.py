@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -491,7 +491,7 @@ def _total(sums: pa.Table, name: str) -> Any:
     return pc.sum(sums[name]).as_py() or 0
 
 
-class GroupEncode(Operator):
+class GroupEncode(Operator, ABC):
     """An operator that adds columns of a table of codes for each group of categories.
 
     The state has the tables by the places of the groups.
