@@ -65,7 +65,8 @@ def lookup_sides(spark, rows, columns, size, is_skewed):
     from pyspark.sql import functions as F
 
     from bigdl.friesian.feature import FeatureTable, StringIndex
-    from bigdl.friesian.ops.lookup import _arrow_function, _Values
+    from bigdl.friesian.ops.lookup import _Values
+    from bigdl.friesian.ops.spark import arrow_function
 
     names = [f"v{i}" for i in range(columns)]
 
@@ -89,7 +90,7 @@ def lookup_sides(spark, rows, columns, size, is_skewed):
         drain(table.encode_string(names, indices).df)
 
     def arrow():
-        functions = {name: _arrow_function(_Values(shipped[name]), "int") for name in names}
+        functions = {name: arrow_function(_Values(shipped[name]), "int") for name in names}
         drain(table.df.select(*(functions[name](name).alias(name) for name in names)))
 
     def shuffle():

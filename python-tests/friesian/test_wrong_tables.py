@@ -24,7 +24,7 @@ CASES = {
     "fillna flag": (lambda t: t.fillna(True, "age"), "boolean does not match the type of column"),
     "fillna size": (lambda t: t.fillna(2**40, "age"), "cannot hold 1099511627776"),
     "fillna value": (lambda t: t.fillna([1], "age"), "value should be int, float, str or bool"),
-    "dropna how": (lambda t: t.dropna(None, how="some"), "how should be any or all"),
+    "dropna how": (lambda t: t.dropna(None, how="some"), "how should be one of 'any', 'all'"),
     "dropna thresh": (lambda t: t.dropna(None, thresh="2"), "thresh should be an integer"),
     "clip bounds": (lambda t: t.clip("age"), "at least one of min and max should be not None"),
     "clip order": (lambda t: t.clip("age", 3, 2), "min should be smaller than max"),
@@ -106,13 +106,13 @@ CASES = {
     ),
     "encode unknown": (
         lambda t: t.encode_string("city", {"x": 1}, oov_buckets=-1),
-        "oov_buckets should be an integer from 0 on",
+        "oov_buckets should be an integer of at least 0",
     ),
     "encode unknown tokens": (
         lambda t: t.encode_string("city", {"x": 1}, do_split=True, oov_buckets=3),
         "oov_buckets cannot be used with do_split",
     ),
-    "quantiles": (lambda t: t.quantile_edges("age", 1), "parts should be an integer from 2 on"),
+    "quantiles": (lambda t: t.quantile_edges("age", 1), "parts should be an integer of at least 2"),
     "quantiles text": (lambda t: t.quantile_edges("city", 3), "city should be a column of numbers"),
     "encode name": (
         lambda t: t.encode_string("city", StringIndex.from_dict({"x": 1}, "town")),
@@ -199,7 +199,10 @@ CASES = {
         lambda t: t.transform_min_max_scale("age", {"age": ([0], [1])}),
         "should be numbers, got",
     ),
-    "history": (lambda t: t.add_hist_seq("item", "user", max_len=0), "max_len should be an int"),
+    "history": (
+        lambda t: t.add_hist_seq("item", "user", max_len=0),
+        "max_len should be a p",
+    ),
     "history sort": (lambda t: t.add_hist_seq("item", "user", "no"), "do not exist in this Table"),
     "negatives": (lambda t: t.add_negative_samples(2), "item_size should be the largest item"),
     "negatives text": (
@@ -213,11 +216,11 @@ CASES = {
     "negatives seed": (lambda t: t.add_negative_samples(9, seed="1"), "seed should be an integer"),
     "negatives popularity": (
         lambda t: t.add_negative_samples(9, popularity=-1),
-        "popularity should be a number from 0 on",
+        "popularity should be a number of at least 0",
     ),
     "negatives popularity of nothing": (
         lambda t: t.add_negative_samples(9, popularity=float("nan")),
-        "popularity should be a number from 0 on",
+        "popularity should be a number of at least 0",
     ),
     "negatives user": (
         lambda t: t.add_negative_samples(9, user_col="no"),
@@ -229,7 +232,7 @@ CASES = {
         "Failed to convert mask_token type java.lang.String to the element type of column "
         "java.lang.Integer",
     ),
-    "pad length": (lambda t: t.pad("history", 0), "seq_len should be an integer from 1 on"),
+    "pad length": (lambda t: t.pad("history", 0), "seq_len should be a positive integer"),
     "difference": (lambda t: t.difference_lag("city", "time"), "columns should be numeric"),
     "difference shifts": (lambda t: t.difference_lag("age", "time", 1.5), "shifts should be int"),
     "difference names": (

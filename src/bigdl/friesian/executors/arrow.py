@@ -18,14 +18,13 @@ import pyarrow as pa
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors.files import Piece, Rows, file_of, opened, table_of, write
-from bigdl.friesian.executors.tallies import answer, merged, tally
 from bigdl.friesian.ops.batches import Batch, batch_of, factored
-from bigdl.friesian.ops.operator import Ask, Field, Fitted, GroupOperator, Program, Request
+from bigdl.friesian.ops.kinds import Field, require_columns
+from bigdl.friesian.ops.operator import Ask, Fitted, GroupOperator, Program
+from bigdl.friesian.ops.requests import Request
 
 if TYPE_CHECKING:
     from bigdl.friesian.executors.hosts import Host
-
-__all__ = ["answers", "transformed"]
 
 
 def answers(
@@ -46,7 +45,7 @@ def answers(
             )
     parts = host.run(Learn(program, dict(schema)), pieces)
     return {
-        key: answer(request, merged(request, [part[i] for part in parts]))
+        key: request.answer(request.merged([part[i] for part in parts]))
         for i, (key, request) in enumerate(asked.items())
     }
 
@@ -72,7 +71,7 @@ class Learn:
 
     def __call__(self, rows: Rows) -> list[Any]:
         requests: list[Request] = []
-        found: list[list[Any]] = []
+        batches: list[list[Any]] = []
         for batch in rows.batches(self.schema):
             requests, parts = [], []
             for each in self.program:
@@ -80,10 +79,10 @@ class Learn:
                     batch = batch.after(each)
                     continue
                 requests += each.requests.values()
-                parts += [tally(request, batch) for request in each.requests.values()]
-            found.append(parts)
+                parts += [request.of_batch(batch) for request in each.requests.values()]
+            batches.append(parts)
         return [
-            merged(request, [parts[i] for parts in found]) if len(found) > 1 else found[0][i]
+            request.merged([parts[i] for parts in batches]) if len(batches) > 1 else batches[0][i]
             for i, request in enumerate(requests)
         ]
 
@@ -160,19 +159,15 @@ class Cut:
 
     def __call__(self, rows: Rows) -> list[int]:
         """The buckets of the row groups of the file."""
-        found: list[int] = []
-        write(self.path, rows.place, self._tables(rows, found))
-        return found
+        of_groups: list[int] = []
+        write(self.path, rows.place, self._tables(rows, of_groups))
+        return of_groups
 
-    def _tables(self, rows: Rows, found: list[int]) -> Iterator[pa.Table]:
+    def _tables(self, rows: Rows, of_groups: list[int]) -> Iterator[pa.Table]:
         for rows_of_piece in rows.batches(self.schema):
             batch = rows_of_piece.behind(self.fitted)
-            missing = [name for name in self.step.columns if name not in batch]
-            if missing:
-                raise UsageError(
-                    f"{missing} do not exist in this Table, whose columns are {batch.names}; "
-                    f"{self.step.method} reads them"
-                )
+            advice = f"; {self.step.method} reads them"
+            require_columns(batch.names, self.step.columns, advice=advice)
             table = table_of(batch)
             self.step.check_rows(table)
             buckets = _buckets(batch, self.step.key, self.buckets)
@@ -180,8 +175,10 @@ class Cut:
             counts = np.bincount(buckets, minlength=self.buckets)
             table, start = table.take(pa.array(order)), 0
             for bucket, count in enumerate(counts.tolist()):
-                if count or (bucket == 0 and not found):  # a file has a row group, for its schema
-                    found.append(bucket)
+                if count or (
+                    bucket == 0 and not of_groups
+                ):  # a file has a row group, for its schema
+                    of_groups.append(bucket)
                     yield table.slice(start, count)
                 start += count
 
@@ -211,11 +208,8 @@ def _buckets_of(path: str, step: Fitted, written: Sequence[list[int]], count: in
             groups.setdefault(bucket, []).append(group)
         for bucket, mine in groups.items():
             parts[bucket].append((place, tuple(mine)))
-    found: list[Rows] = []
-    for own in parts:
-        if own:
-            found.append(Bucket(len(found), path, tuple(own), step))
-    return found
+    filled = [tuple(groups) for groups in parts if groups]
+    return [Bucket(place, path, groups, step) for place, groups in enumerate(filled)]
 
 
 @contextmanager

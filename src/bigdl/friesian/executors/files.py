@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import os
-import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,24 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, Factored, normal
-from bigdl.friesian.ops.operator import Field
-
-__all__ = [
-    "Piece",
-    "Rows",
-    "Source",
-    "clear",
-    "file_of",
-    "mark_complete",
-    "opened",
-    "pieces_of",
-    "source_of",
-    "table_of",
-    "write",
-]
+from bigdl.friesian.ops.kinds import Field
 
 
 @dataclass(frozen=True)
@@ -84,39 +69,32 @@ class Piece(Rows):
             if each.kind == "string" and name not in self.given
         ]
         with opened(self.path, texts) as file:
-            found = {each.name: kinds.of_arrow(each.type) for each in file.schema_arrow}
+            known = {each.name: kinds.of_arrow(each.type) for each in file.schema_arrow}
             for name, each in schema.items():
-                if name not in self.given and found.get(name, each.kind) != each.kind:
+                if name not in self.given and known.get(name, each.kind) != each.kind:
                     raise UsageError(
-                        f"The column {name} should be of type {each.kind}, but is {found[name]} in "
+                        f"The column {name} should be of type {each.kind}, but is {known[name]} in "
                         f"{self.path}"
                     )
-            there = [name for name in schema if name in found or name in self.given]
-            if not self.groups:
-                empty = file.schema_arrow.empty_table()
-                kept = Batch({n: partial(normal, empty[n]) for n in there if n in found}, 0)
-                yield self._whole(kept, schema, there)
-            for group in self.groups:
-                columns = {n: partial(_column, file, group, n) for n in there if n in found}
-                batch = Batch(columns, file.metadata.row_group(group).num_rows)
-                yield self._whole(batch, schema, there)
-
-    def _whole(self, batch: Batch, schema: dict[str, Field], names: list[str]) -> Batch:
-        """A batch with the columns that all rows have the same value of."""
-        given = {
-            name: partial(_repeated, value, schema[name].kind, batch.rows)
-            for name, value in self.given.items()
-            if name in schema
-        }
-        return Batch({n: given.get(n) or partial(batch.__getitem__, n) for n in names}, batch.rows)
+            for group in self.groups or (None,):
+                rows = 0 if group is None else file.metadata.row_group(group).num_rows
+                columns = {
+                    name: partial(_repeated, self.given[name], each.kind, rows)
+                    if name in self.given
+                    else partial(_column, file, group, name)
+                    for name, each in schema.items()
+                    if name in known or name in self.given
+                }
+                yield Batch(columns, rows)
 
 
 def _repeated(value: Any, kind: str, rows: int) -> Factored:
-
     return Factored(pa.array([value], kinds.to_arrow(kind)), np.zeros(rows, np.int32))
 
 
-def _column(file: pq.ParquetFile, group: int, name: str) -> Any:
+def _column(file: pq.ParquetFile, group: int | None, name: str) -> Any:
+    if group is None:
+        return normal(file.schema_arrow.empty_table()[name])
     return normal(file.read_row_group(group, columns=[name], use_threads=False)[name])
 
 
@@ -171,9 +149,13 @@ def source_of(src: Any) -> Source:
         inside = open_file_system(root)[1] if is_local_path(root) else root
         for path in files_of(root, nested=True):
             named[path] = _named_in(path, inside)
-    in_names = _fields_of(named)
-    given = {path: _typed(each, in_names) for path, each in named.items()}
+    columns = _columns_of(named)
     paths = list(named)
+    given = {
+        path: {name: values[i].as_py() for name, values in columns.items()}
+        for i, path in enumerate(paths)
+    }
+    in_names = {name: Field(kinds.of_arrow(values.type)) for name, values in columns.items()}
     with opened(paths[0]) as file:
         in_file = {each.name: Field(kinds.of_arrow(each.type)) for each in file.schema_arrow}
     fields = {name: each for name, each in in_file.items() if name not in in_names}
@@ -192,63 +174,35 @@ def _named_in(path: str, root: str) -> dict[str, str | None]:
     return {unquote(name): None if value == _NULL else unquote(value) for name, _, value in pairs}
 
 
-def _fields_of(found: Mapping[str, Mapping[str, str | None]]) -> dict[str, Field]:
-    """The fields of the columns in the names of the folders of files.
+def _columns_of(named: Mapping[str, Mapping[str, str | None]]) -> dict[str, pa.Array]:
+    """The columns in the names of the folders of files, with a value for each file.
 
     As with Spark a column is int, bigint, double, date or string: the first that takes all values.
 
     Parameters
     ----------
-    found : dict of str to dict
-        Of each file what :func:`_named_in` found.
+    named : dict of str to dict
+        Of each file what :func:`_named_in` returned.
     """
-    names = list(next(iter(found.values()), {}))
-    for path, values in found.items():
+    names = list(next(iter(named.values()), {}))
+    for path, values in named.items():
         if list(values) != names:
             raise UsageError(
                 f"The folders of all files should name the columns {names}, but those of {path} "
                 f"name {list(values)}"
             )
-    return {name: Field(_kind_of([values[name] for values in found.values()])) for name in names}
+    return {name: _typed([values[name] for values in named.values()]) for name in names}
 
 
-def _typed(values: Mapping[str, str | None], fields: Mapping[str, Field]) -> dict[str, Any]:
-    """The values of a file as values of Python."""
-    return {
-        name: None if text is None else _PARSERS[fields[name].kind](text)
-        for name, text in values.items()
-    }
-
-
-def _int(bits: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"-?\d+", text) or not -(1 << bits - 1) <= int(text) < 1 << bits - 1:
-            raise ValueError(text)
-        return int(text)
-
-    return parse
-
-
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "int": _int(32),
-    "bigint": _int(64),
-    "double": float,
-    "date": datetime.date.fromisoformat,
-    "string": str,
-}
-
-
-def _kind_of(values: Sequence[str | None]) -> str:
-    for kind, parse in _PARSERS.items():
+def _typed(texts: Sequence[str | None]) -> pa.Array:
+    column = pa.array(texts, pa.string())
+    for kind in (pa.int32(), pa.int64(), pa.float64(), pa.date32()):
         try:
-            for value in values:
-                if value is not None:
-                    parse(value)
-        except ValueError:
+            if column.null_count < len(column):
+                return column.cast(kind)
+        except pa.ArrowInvalid:
             continue
-        if kind == "string" or any(value is not None for value in values):
-            return kind
-    return "string"
+    return column
 
 
 def pieces_of(source: Source, count: int) -> list[Piece]:
@@ -279,8 +233,7 @@ def clear(path: str, sources: Sequence[str], mode: str) -> None:
     """Make an empty folder for results."""
     from bigdl.orca.data.file import open_file_system
 
-    if mode not in ("overwrite", "error"):
-        raise UsageError(f"mode should be one of overwrite, error; got {mode!r}")
+    check_choice("mode", mode, ("overwrite", "error"))
     fs, folder = open_file_system(path)
     folder = folder.rstrip("/")
     for source in sources:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
+from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["Here", "Host", "LocalWorkers", "SparkTasks", "host_of"]
 
 _PIECES = 4  # for each worker, so that none waits long for the last
 
@@ -37,9 +36,17 @@ class Host(ABC):
         """Number of pieces that keep all workers busy."""
         return self.workers if self.workers == 1 else self.workers * _PIECES
 
-    @abstractmethod
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """The results in the order of the items."""
+        """The results in the order of the items; raises the first error of the user."""
+        results = self._outcomes(function, items)
+        for result in results:
+            if isinstance(result, UsageError):
+                raise result
+        return results
+
+    @abstractmethod
+    def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """The results in the order of the items, with errors of the user in their place."""
 
     def close(self) -> None:  # noqa: B027
         """Free what the host holds."""
@@ -48,7 +55,7 @@ class Host(ABC):
 class Here(Host):
     """This process."""
 
-    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         return [function(item) for item in items]
 
 
@@ -65,7 +72,7 @@ class SparkTasks(Host):
         context = getattr(spark, "_sc", None)
         self.workers = context.defaultParallelism if context is not None else 8
 
-    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             pa.set_cpu_count(1)
             for batch in batches:
@@ -79,12 +86,8 @@ class SparkTasks(Host):
         if not items:
             return []
         tasks = self._spark.range(0, len(items), 1, len(items))
-        found = tasks.mapInArrow(work, "place bigint, result binary").toArrow().to_pydict()
-        results = dict(zip(found["place"], map(pickle.loads, found["result"]), strict=True))
-        for result in results.values():
-            if isinstance(result, UsageError):
-                raise result
-        return [results[place] for place in range(len(items))]
+        done = tasks.mapInArrow(work, "place bigint, result binary").toArrow()
+        return [pickle.loads(each.as_py()) for each in done.sort_by("place")["result"]]
 
 
 def _outcome(function: Callable[[Any], Any], item: Any) -> Any:
@@ -108,22 +111,18 @@ class LocalWorkers(Host):
         from bigdl.runtime.pool import CpuSlot, Stage, WorkerPool
 
         cores = sorted(os.sched_getaffinity(0))
-        if workers is not None and (type(workers) is not int or workers < 1):
-            raise UsageError(f"workers should be an integer from 1 on, got {workers!r}")
+        if workers is not None:
+            check_integer("workers", workers, 1)
         self.workers = workers or len(cores)
-        seats = [CpuSlot((cores[i % len(cores)],), 1) for i in range(self.workers)]
-        self._pool = WorkerPool([Stage("the pipeline", _Caller, seats)])
+        slots = [CpuSlot((cores[i % len(cores)],), 1) for i in range(self.workers)]
+        self._pool = WorkerPool([Stage("the pipeline", _Caller, slots)])
 
-    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         with tempfile.TemporaryDirectory(prefix="bigdl-") as folder:
             path = os.path.join(folder, "work")
             with open(path, "wb") as file:
                 pickle.dump(function, file, protocol=5)
-            results = self._pool.run((path, item) for item in items)
-        for result in results:
-            if isinstance(result, UsageError):
-                raise result
-        return results
+            return self._pool.run((path, item) for item in items)
 
     def close(self) -> None:
         """End the processes."""

@@ -22,28 +22,15 @@ from bigdl.friesian.executors.files import Piece, opened
 from bigdl.friesian.executors.hosts import Here, SparkTasks
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, batch_of
-from bigdl.friesian.ops.lookup import shared
-from bigdl.friesian.ops.operator import Field
+from bigdl.friesian.ops.kinds import Field
+from bigdl.friesian.ops.spark import shared
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["from_files", "from_rows", "map_batches"]
-
 logger = logging.getLogger("bigdl.friesian")
 
 _ROWS, _BYTES = 1 << 18, 1 << 28  # from which batches are enough to be worked on together
-_WIDTHS = {  # bytes of a value; that of a text is its code
-    "tinyint": 1,
-    "smallint": 2,
-    "int": 4,
-    "bigint": 8,
-    "float": 4,
-    "double": 8,
-    "boolean": 1,
-    "date": 4,
-    "string": 4,
-}
 _MOST_BYTES = 1 << 29  # of the columns of a row group, which are in memory together
 _FEW_FILES = 32  # that the driver looks into itself
 _OF_TASK = 16  # files that a task looks into
@@ -62,8 +49,8 @@ def map_batches(df: DataFrame, function: Work, schema: Any) -> DataFrame:
     schema : pyspark.sql.types.StructType or str
         Of what it returns.
     """
-    found = from_files(df, function, schema)
-    return from_rows(df, function, schema) if found is None else found
+    batches = from_files(df, function, schema)
+    return from_rows(df, function, schema) if batches is None else batches
 
 
 def from_rows(df: DataFrame, function: Work, schema: Any) -> DataFrame:
@@ -105,7 +92,7 @@ def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
         from everywhere with the values and the types of Spark.
     """
     types = {each.name: each.dataType.simpleString() for each in df.schema}
-    if not _WIDTHS.keys() >= set(types.values()):
+    if not set(kinds.PLAIN) >= set(types.values()):
         return None
     scan = scan_of(df)
     if scan is None:
@@ -222,11 +209,16 @@ class Look:
         return not is_old and b"org.apache.spark.legacyDateTime" not in known
 
     def _size(self, group: Any) -> int:
-        size = group.num_rows * sum(_WIDTHS[kind] for kind in self.kinds.values())
+        size = group.num_rows * sum(map(_width, self.kinds.values()))
         for column in map(group.column, range(group.num_columns)):
             if self.kinds.get(column.path_in_schema) == "string":
                 size += column.total_uncompressed_size
         return size
+
+
+def _width(kind: str) -> int:
+    """Bytes of a value; that of a text is its code."""
+    return 4 if kind == "string" else -(-kinds.to_arrow(kind).bit_width // 8)
 
 
 def _middle(group: Any) -> int:

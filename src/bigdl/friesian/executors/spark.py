@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from bigdl.friesian.executors import scans
-from bigdl.friesian.executors.tallies import tally
-from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.batches import Batch, Values, batch_of, cut, flat
-from bigdl.friesian.ops.columns import HIDDEN, col, kind_of, schema_of
-from bigdl.friesian.ops.lookup import shared
+from bigdl.friesian.ops.batches import Batch, batch_of, cut, flat
+from bigdl.friesian.ops.columns import HIDDEN
+from bigdl.friesian.ops.kinds import PLAIN, Schema, innermost, is_fractional, is_integral
 from bigdl.friesian.ops.operator import (
     Ask,
-    Counts,
-    Extremes,
     Fitted,
     Operator,
-    Outcome,
     Program,
-    Quantiles,
-    Request,
-    Schema,
-    TargetSums,
     check_schema,
     inputs_of,
 )
-from bigdl.friesian.ops.spark import F
+from bigdl.friesian.ops.requests import Counts, Extremes, Outcome, Quantiles, Request, TargetSums
+from bigdl.friesian.ops.spark import F, col, kind_of, schema_of, shared, without_nan
+from bigdl.friesian.ops.vocabulary import Source, count_values, enough
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Observation
-
-__all__ = ["answer", "answers", "can_travel", "mapped", "run", "transformed"]
+    from pyspark.sql import Column, DataFrame, Row
 
 _ACCURACY = 10_000  # of percentile_approx: the rank is exact to one part in so many
 
@@ -55,15 +48,18 @@ def applied(
     """Return a DataFrame behind a step, through Arrow batches where that is faster."""
     batched, rest = operator.divided(state)
     if batched is not None and can_travel(df):
-        df, operator = mapped(df, [Fitted(batched, before, state)]), rest
-    method = operator.training if is_training else operator.catalyst
-    return method(df, before, state)
+        df = mapped(df, [Fitted(batched, before, state)])
+    else:
+        rest = operator
+    if rest is None:
+        return df
+    return (rest.training if is_training else rest.catalyst)(df, before, state)
 
 
-def answer(df: DataFrame, requests: dict[str, Request]) -> dict[str, Any]:
+def answer(df: DataFrame, requests: Mapping[str, Request]) -> dict[str, Any]:
     """Return the answers to requests about a DataFrame."""
-    found = answers(df, [Ask(0, requests)]) if requests else {}
-    return {name: found[0, name] for name in requests}
+    results = answers(df, [Ask(0, dict(requests))]) if requests else {}
+    return {name: results[0, name] for name in requests}
 
 
 def transformed(
@@ -83,11 +79,18 @@ def transformed(
     """
     check_schema(schema_of(df), schema, inputs_of(fitted))
     df = df.select(*(col(name) for name in schema if name in df.columns))
-    for in_batches, run in together(df, fitted, is_training):
-        if in_batches:
-            df = mapped(df, run)
+
+    def can_batch(each: Fitted) -> bool:
+        is_same = not is_training or type(each.step).training is Operator.training
+        return each.step.is_row_wise and is_same
+
+    for are_row_wise, run in groupby(fitted, can_batch):
+        steps = list(run)
+        pays = are_row_wise and any(each.step.divided(each.state)[1] is None for each in steps)
+        if pays and can_travel(df):
+            df = mapped(df, steps)
             continue
-        for each in run:
+        for each in steps:
             df = applied(df, each.step, each.before, each.state, is_training)
     return df
 
@@ -98,7 +101,7 @@ def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
     Columns that are asked about are kept under a name of their own, as they are at that place.
     """
     asked: dict[tuple[int, str], Request] = {}
-    found: dict[tuple[int, str], Any] = {}
+    outcomes: dict[tuple[int, str], Any] = {}
     for each in program:
         if isinstance(each, Fitted):
             df = applied(df, each.step, each.before, each.state)
@@ -106,21 +109,18 @@ def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
         for name, request in each.requests.items():
             if isinstance(request, Outcome):
                 after = schema_of(request.step.catalyst(df, schema_of(df), {}))
-                found[each.step, name] = {name: field.kind for name, field in after.items()}
+                outcomes[each.step, name] = {name: field.kind for name, field in after.items()}
                 continue
             hidden = [f"{HIDDEN}{len(asked)}_{i}" for i in range(len(request.columns))]
             df = df.withColumns(dict(zip(hidden, map(col, request.columns), strict=True)))
             asked[each.step, name] = replace(request, columns=tuple(hidden))
     df = df.select(*(name for request in asked.values() for name in request.columns))
-    return found | _answers(df, asked)
-
-
-def _answers(df: DataFrame, asked: Mapping[Any, Request]) -> dict[Any, Any]:
     counts = {key: each for key, each in asked.items() if isinstance(each, Counts)}
     figures = {key: each for key, each in asked.items() if isinstance(each, Extremes | Quantiles)}
-    sums = {key: each for key, each in asked.items() if isinstance(each, TargetSums)}
-    found = _counts_and_figures(df, counts, figures)
-    return found | {key: _target_sums(df, each) for key, each in sums.items()}
+    sums = {
+        key: _target_sums(df, each) for key, each in asked.items() if isinstance(each, TargetSums)
+    }
+    return outcomes | sums | _counts_and_figures(df, counts, figures)
 
 
 def _counts_and_figures(
@@ -129,37 +129,22 @@ def _counts_and_figures(
     """The figures are observed while the values are counted, if rows of Spark are counted."""
     from pyspark.sql import Observation
 
-    found = _counts_of_files(df, counts)
-    rest = {key: each for key, each in counts.items() if key not in found}
+    counted = _counts_of_files(df, counts)
+    rest = {key: each for key, each in counts.items() if key not in counted}
     columns = [each for request in figures.values() for each in _figures(df, request)]
     named = [each.alias(f"f{i}") for i, each in enumerate(columns)]
-    if not rest:
-        row = cast("Any", df.agg(*named).first()).asDict() if named else {}
-        return found | _read_figures(figures, row)
-    observation = Observation() if named else None
+    observation = Observation() if named and rest else None
     rows = df if observation is None else df.observe(observation, *named)
-    counted: dict[Any, pa.Table] = {}
     # cells with several values and others cannot be exploded by the same expression
     for separator in dict.fromkeys(each.separator for each in rest.values()):
         mine = {key: each for key, each in rest.items() if each.separator == separator}
         counted |= _counts(rows, mine, separator)
-    row = _observed(observation, df, named, counted.values())
-    return found | counted | _read_figures(figures, row)
-
-
-def _observed(
-    observation: Observation | None, df: DataFrame, named: list[Column], counts: Iterable[pa.Table]
-) -> dict[str, Any]:
-    """Return the figures that were observed while values were counted.
-
-    Spark observes nothing, and fails when asked, if it sees from the plan that there are no rows.
-    Then nothing was counted, so that the figures of such data are computed by themselves.
-    """
-    if observation is None:
-        return {}
-    if any(each.num_rows for each in counts):
-        return observation.get
-    return cast("Any", df.agg(*named).first()).asDict()
+    # Spark observes nothing, and fails when asked, if it sees from the plan that there are no rows
+    if observation is not None and any(counted[key].num_rows for key in rest):
+        row = observation.get
+    else:
+        row = cast("Row", df.agg(*named).first()).asDict() if named else {}
+    return counted | _read_figures(figures, row)
 
 
 def _counts_of_files(df: DataFrame, counts: Mapping[Any, Counts]) -> dict[Any, pa.Table]:
@@ -173,10 +158,6 @@ def _counts_of_files(df: DataFrame, counts: Mapping[Any, Counts]) -> dict[Any, p
 def _counts(
     df: DataFrame, counts: Mapping[Any, Counts], separator: str | None
 ) -> dict[Any, pa.Table]:
-    import re
-
-    from bigdl.friesian.ops.vocabulary import Source, count_values
-
     requests = list(counts.values())
     if separator is None and pays(df, requests):
         counted: Any = count_texts(df, requests, scans.from_rows)
@@ -190,24 +171,22 @@ def _tables(counted: DataFrame, fields: Mapping[Any, str]) -> dict[Any, pa.Table
     """The counts of each request, given the column that its values are in."""
 
     table = counted.toArrow()
-    found = {}
+    tables = {}
     for i, (key, field) in enumerate(fields.items()):
         mine = table.filter(pc.equal(table["source"], i))
-        found[key] = mine.select([field, "count"]).rename_columns(["value", "count"])
-    return found
+        tables[key] = mine.select([field, "count"]).rename_columns(["value", "count"])
+    return tables
 
 
 def _figures(df: DataFrame, request: Extremes | Quantiles) -> list[Column]:
 
     (name,) = request.columns
-    kind, value = kind_of(df, name), col(name)
-    if kinds.is_fractional(kind):
-        present = ~F.isnan(value)
-        if isinstance(request, Extremes) and request.is_finite:
-            present = present & (F.abs(value) < float("inf"))
-        value = F.when(present, value)
+    kind = kind_of(df, name)
+    value = without_nan(col(name), kind)
+    if isinstance(request, Extremes) and request.is_finite and is_fractional(kind):
+        value = F.when(F.abs(value) < float("inf"), value)
     if isinstance(request, Extremes):
-        value = value if kinds.is_integral(kind) else value.cast("double")
+        value = value if is_integral(kind) else value.cast("double")
         return [F.min(value), F.max(value)]
     shares = F.array(*map(F.lit, request.shares))
     return [F.percentile_approx(value.cast("double"), shares, F.lit(_ACCURACY))]
@@ -229,9 +208,7 @@ def _target_sums(df: DataFrame, request: TargetSums) -> pa.Table:
     keys, targets = request.columns[:split], request.columns[split:]
     figures = [F.count("*").alias("rows")]
     for i, name in enumerate(targets):
-        value = col(name).cast("double")
-        if kinds.is_fractional(kind_of(df, name)):
-            value = F.when(~F.isnan(value), value)
+        value = without_nan(col(name).cast("double"), kind_of(df, name))
         figures += [F.sum(value).alias(f"sum_{i}"), F.count(value).alias(f"count_{i}")]
     named = [col(name).alias(f"key_{i}") for i, name in enumerate(keys)]
     return df.groupBy(*named).agg(*figures).toArrow()
@@ -270,68 +247,27 @@ def count_texts(
 
     def count(batch: Batch) -> Iterator[pa.RecordBatch]:
         for place, request in enumerate(requests):
-            counts = tally(request, batch)
+            counts = request.of_batch(batch)
             places = pa.repeat(pa.scalar(place, pa.int32()), len(counts))
             yield from counts.add_column(0, "source", places).to_batches()
 
     names = dict.fromkeys(name for request in requests for name in request.columns)
-    found = way(df.select(*map(col, names)), count, "source int, value string, count bigint")
-    if found is None:
+    rows = way(df.select(*map(col, names)), count, "source int, value string, count bigint")
+    if rows is None:
         return None
-    found = found.groupBy("source", "value").agg(F.sum("count").alias("count"))
-    limits = F.lit(True)
-    for place, request in enumerate(requests):
-        if request.at_least > 1:
-            limits = limits & ((F.col("source") != place) | (F.col("count") >= request.at_least))
-    return found.filter(limits)
+    counted = rows.groupBy("source", "value").agg(F.sum("count").alias("count"))
+    return enough(counted, (request.at_least for request in requests))
 
 
 # -- steps in batches ------------------------------------------------------------------------------
 
 _BATCH_ROWS = 1 << 16  # of a batch on its way back
-_PLAIN = ("decimal(", "timestamp")
-_NAMES = ("tinyint", "smallint", "int", "bigint", "float", "double", "boolean", "string", "date")
-
-
-def together(
-    df: DataFrame, fitted: Sequence[Fitted], is_training: bool
-) -> Iterator[tuple[bool, list[Fitted]]]:
-    """Cut steps into runs: whether they go through Arrow together, and the steps.
-
-    Parameters
-    ----------
-    df : pyspark.sql.DataFrame
-        In front of the steps.
-    fitted : list of Fitted
-    is_training : bool
-        Whether these are the rows that the steps learned from.
-    """
-    run: list[Fitted] = []
-    for each in fitted:
-        is_same = not is_training or type(each.step).training is Operator.training
-        if each.step.is_row_wise and is_same:
-            run.append(each)
-            continue
-        yield from _run(df, run)
-        run = []
-        yield False, [each]
-    yield from _run(df, run)
-
-
-def _run(df: DataFrame, run: list[Fitted]) -> Iterator[tuple[bool, list[Fitted]]]:
-    if run:
-        yield any(each.step.pays_in_batches(each.state) for each in run) and can_travel(df), run
 
 
 def can_travel(df: DataFrame) -> bool:
     """Return True if all columns come back from Arrow as they were."""
-    return all(_is_plain(each.dataType.simpleString()) for each in df.schema)
-
-
-def _is_plain(kind: str) -> bool:
-    while kind.startswith("array<"):
-        kind = kind[len("array<") : -1]
-    return kind in _NAMES or kind.startswith(_PLAIN)
+    inner = [innermost(field.kind)[0] for field in schema_of(df).values()]
+    return all(kind in PLAIN or kind.startswith(("decimal(", "timestamp")) for kind in inner)
 
 
 def mapped(df: DataFrame, fitted: Sequence[Fitted]) -> DataFrame:
@@ -343,7 +279,7 @@ def mapped(df: DataFrame, fitted: Sequence[Fitted]) -> DataFrame:
         May lack columns that no step reads, and have others, which come last.
     fitted : list of Fitted
     """
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
     types = {each.name: each.dataType for each in df.schema}
     made = {cell.output: cell.field.kind for each in fitted for cell in each.cells}
@@ -351,26 +287,16 @@ def mapped(df: DataFrame, fitted: Sequence[Fitted]) -> DataFrame:
     known = {name: () for name in types if name not in others}
     names = batch_of(known).behind(fitted).names
     fields = [
-        StructField(name, _spark_type(made[name]) if name in made else types[name])
+        StructField(name, DataType.fromDDL(made[name]) if name in made else types[name])
         for name in [*names, *others]
     ]
     steps = shared(list(fitted), df.sparkSession)
 
     def run(batch: Batch) -> Iterator[pa.RecordBatch]:
-        found = batch.select(known).behind(steps.value)
-        columns = [found[name] for name in names] + [batch[name] for name in others]
-        yield from _record_batches([*names, *others], columns, batch.rows)
+        behind = batch.select(known).behind(steps.value)
+        columns = [behind[name] for name in names] + [batch[name] for name in others]
+        for start in range(0, batch.rows, _BATCH_ROWS):
+            rows = [flat(cut(each, start, _BATCH_ROWS)) for each in columns]
+            yield pa.record_batch(rows, [*names, *others])
 
     return scans.map_batches(df, run, StructType(fields))
-
-
-def _record_batches(names: list[str], columns: list[Values], rows: int) -> Iterator[pa.RecordBatch]:
-
-    for start in range(0, rows, _BATCH_ROWS):
-        yield pa.record_batch([flat(cut(each, start, _BATCH_ROWS)) for each in columns], names)
-
-
-def _spark_type(kind: str) -> Any:
-    from pyspark.sql.types import DataType
-
-    return DataType.fromDDL(kind)

@@ -5,32 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
-from bigdl.friesian.executors import spark
+from bigdl.friesian.executors.spark import answer
 from bigdl.friesian.feature.methods import FeatureMethods
-from bigdl.friesian.feature.tables import StringIndex, Table, TargetCode
-from bigdl.friesian.ops import functions, kinds, lookup, rows, sequences, statistics, vocabulary
-from bigdl.friesian.ops.bins import quantiles
-from bigdl.friesian.ops.columns import (
+from bigdl.friesian.feature.tables import StringIndex, Table, TargetCode, check_table
+from bigdl.friesian.ops import frames, kinds, lookup, spark, vocabulary
+from bigdl.friesian.ops.kinds import require_columns, require_kind
+from bigdl.friesian.ops.lookup import Dictionary
+from bigdl.friesian.ops.numbers import MinMaxScale, quantiles
+from bigdl.friesian.ops.requests import Extremes
+from bigdl.friesian.ops.spark import (
+    F,
     as_names,
-    check_count,
     check_different,
     check_string,
     col,
     kind_of,
+    names_of_results,
+    or_error,
+    renamed,
     replace,
-    require_columns,
     schema_of,
     temporary,
 )
-from bigdl.friesian.ops.lookup import Dictionary
-from bigdl.friesian.ops.operator import require_kind
-from bigdl.friesian.ops.scaling import MinMaxScale
 from bigdl.friesian.ops.targets import (
     CountEncode,
     TargetEncode,
     TargetStatistics,
-    join_codes,
     look_up_codes,
     without_twins,
 )
@@ -38,6 +40,7 @@ from bigdl.friesian.ops.vocabulary import number_column
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pyspark.sql import Column
     from pyspark.sql.types import DataType
 
     from bigdl.friesian.ops.schema import FeatureSchema
@@ -68,7 +71,7 @@ class FeatureTable(FeatureMethods, Table):
         paths : str or list of str
             Files, folders or patterns, of any file system that Spark knows.
         """
-        return cls(rows.read_parquet(paths))
+        return cls(frames.read_parquet(paths))
 
     @classmethod
     def read_json(cls, paths: str | list[str], cols: str | list[str] | None = None) -> FeatureTable:
@@ -80,7 +83,7 @@ class FeatureTable(FeatureMethods, Table):
         cols : str or list of str, optional
             Default: all columns.
         """
-        return cls(rows.read_json(paths, cols))
+        return cls(frames.read_json(paths, cols))
 
     @classmethod
     def read_csv(
@@ -105,7 +108,7 @@ class FeatureTable(FeatureMethods, Table):
             The type of all columns, of each of them, or of some; as in :meth:`cast`.  Other types
             are inferred, by another pass over the data.
         """
-        return cls(rows.read_csv(paths, delimiter, header, names, dtype))
+        return cls(frames.read_csv(paths, delimiter, header, names, dtype))
 
     @classmethod
     def read_text(cls, paths: str | list[str], col_name: str = "value") -> FeatureTable:
@@ -117,12 +120,12 @@ class FeatureTable(FeatureMethods, Table):
         col_name : str, default "value"
             The name of the one column.
         """
-        return cls(rows.read_text(paths, check_string(col_name, "col_name")))
+        return cls(frames.read_text(paths, check_string(col_name, "col_name")))
 
     @staticmethod
     def from_pandas(pandas_df: pd.DataFrame) -> FeatureTable:
         """Make a table of a frame of pandas, without its index; missing values become null."""
-        return FeatureTable(rows.from_pandas(pandas_df))
+        return FeatureTable(frames.from_pandas(pandas_df))
 
     # -- scaling -------------------------------------------------------------------------------
 
@@ -148,7 +151,11 @@ class FeatureTable(FeatureMethods, Table):
             arrays.
         """
         operator = MinMaxScale(as_names(columns), min, max, False)
-        extremes = operator.extremes(self.df)
+        extremes = operator.extremes_of_arrays(self.df)
+        numbers = {name: Extremes((name,)) for name in operator.columns if name not in extremes}
+        for name, (low, high) in answer(self.df, numbers).items():
+            extremes[name] = (None, None) if low is None else (float(low), float(high))
+        extremes = {name: extremes[name] for name in operator.columns}
         return self._scaled(operator, extremes), extremes
 
     def transform_min_max_scale(
@@ -204,9 +211,20 @@ class FeatureTable(FeatureMethods, Table):
         lsuffix, rsuffix : str, optional
             For the names that both tables have beside `on`.
         """
-        if not isinstance(table, Table):
-            raise UsageError(f"table should be a Table, but got {type(table).__name__}")
-        return self._clone(rows.join(self.df, table.df, on, how, lsuffix, rsuffix))
+        keys = None if on is None or on == [] else as_names(on, "on")
+        if keys is None and how != "cross":
+            raise UsageError(
+                f"on should be str or a list of str for a join of type {how!r}; got None"
+            )
+        left, right = self.df, check_table("table", table).df
+        require_columns(left.columns, keys or ())
+        require_columns(right.columns, keys or ())
+        shared = (set(left.columns) & set(right.columns)).difference(keys or ())
+        if lsuffix is not None:
+            left = renamed(left, {name: name + lsuffix for name in shared})
+        if rsuffix is not None:
+            right = renamed(right, {name: name + rsuffix for name in shared})
+        return self._clone(left.crossJoin(right) if keys is None else left.join(right, keys, how))
 
     def join_as_of(
         self, table: Table, on: str | list[str], time_col: str = "time", ttl: float | None = None
@@ -230,9 +248,8 @@ class FeatureTable(FeatureMethods, Table):
             With the other columns of `table`: of its latest row that is not later than the row, or
             null.
         """
-        if not isinstance(table, Table):
-            raise UsageError(f"table should be a Table, but got {type(table).__name__}")
-        return self._clone(rows.join_as_of(self.df, table.df, on, time_col, ttl))
+        check_table("table", table)
+        return self._clone(frames.join_as_of(self.df, table.df, on, time_col, ttl))
 
     def group_by(
         self,
@@ -259,7 +276,7 @@ class FeatureTable(FeatureMethods, Table):
             The figures have Spark's names, such as ``sum(price)``, also those of texts that hold
             numbers.
         """
-        return self._clone(statistics.group_by(self.df, columns, agg, join))
+        return self._clone(frames.group_by(self.df, columns, agg, join))
 
     # -- sizes ---------------------------------------------------------------------------------
 
@@ -278,8 +295,8 @@ class FeatureTable(FeatureMethods, Table):
             :mod:`bigdl.friesian.models` size their layers.  Nulls do not count.
         """
         names = self.columns if columns is None else as_names(columns)
-        require_columns(self.df, names)
-        return statistics.feature_schema(self.df, names)
+        require_columns(self.columns, names)
+        return frames.feature_schema(self.df, names)
 
     # -- functions -----------------------------------------------------------------------------
 
@@ -306,7 +323,7 @@ class FeatureTable(FeatureMethods, Table):
         vectorized : bool, default False
             `func` takes a Series of pandas, or a list of them, and returns one: many times faster.
         """
-        return self._clone(functions.apply(self.df, in_col, out_col, func, dtype, vectorized))
+        return self._clone(frames.apply(self.df, in_col, out_col, func, dtype, vectorized))
 
     def string_embed(
         self,
@@ -333,7 +350,7 @@ class FeatureTable(FeatureMethods, Table):
         FeatureTable
             With columns of array<double>; null for a null.
         """
-        df = functions.string_embed(self.df, columns, bert_model, reduce_dim, replace)
+        df = frames.string_embed(self.df, columns, bert_model, reduce_dim, replace)
         return self._clone(df)
 
     # -- vocabularies --------------------------------------------------------------------------
@@ -371,18 +388,13 @@ class FeatureTable(FeatureMethods, Table):
             A list if `columns` is one.  The numbers are in the column ``id``, or ``id_number`` if
             the values are in one called ``id``.
         """
-        several = isinstance(columns, list | tuple)
-        if several and not columns:
-            raise UsageError("columns should be str, dict or a list of them, but got None.")
-        sources = vocabulary.sources_of(
-            columns if isinstance(columns, list | tuple) else [columns], freq_limit
-        )
+        sources = vocabulary.sources_of(columns, freq_limit)
         separator = check_string(sep, "sep") if do_split else None
-        frames = vocabulary.learn(self.df, sources, order_by_freq, separator)
+        learned = vocabulary.learn(self.df, sources, order_by_freq, separator)
         indices = [
-            StringIndex(frame, source.name) for frame, source in zip(frames, sources, strict=True)
+            StringIndex(each, source.name) for each, source in zip(learned, sources, strict=True)
         ]
-        return indices if several else indices[0]
+        return indices if isinstance(columns, list | tuple) else indices[0]
 
     def encode_string(
         self,
@@ -423,21 +435,21 @@ class FeatureTable(FeatureMethods, Table):
         FeatureTable
             Nulls for what is not in the vocabulary, and for cells without any known value.
         """
-        check_count(oov_buckets, "oov_buckets", 0)
+        check_integer("oov_buckets", oov_buckets, 0)
         if oov_buckets and do_split:
             raise UsageError("oov_buckets cannot be used with do_split; leave one of them out")
         names = as_names(columns)
-        require_columns(self.df, names)
-        given = list(indices) if isinstance(indices, list | tuple) else [indices]
-        if len(given) != len(names):
+        require_columns(self.columns, names)
+        chosen = list(indices) if isinstance(indices, list | tuple) else [indices]
+        if len(chosen) != len(names):
             raise UsageError(
                 "columns and indices should have the same length, but got "
-                f"{len(names)} and {len(given)}"
+                f"{len(names)} and {len(chosen)}"
             )
         for name in names:
             lookup.check_single(name, kind_of(self.df, name))
         dictionaries = {
-            name: _dictionary(index, name) for name, index in zip(names, given, strict=True)
+            name: _dictionary(index, name) for name, index in zip(names, chosen, strict=True)
         }
         if not do_split:
             return self._clone(lookup.encode(self.df, dictionaries, broadcast, oov_buckets))
@@ -503,7 +515,7 @@ class FeatureTable(FeatureMethods, Table):
             Nulls for what is not in the vocabulary.
         """
         names = as_names(columns)
-        require_columns(self.df, names)
+        require_columns(self.columns, names)
         if index is None:
             source = {"src_cols": names, "col_name": name}
             indices = self.gen_string_idx([source], freq_limit, order_by_freq)
@@ -544,8 +556,11 @@ class FeatureTable(FeatureMethods, Table):
                 f"freq_limit should have a limit for each of {names}, but got {dict(freq_limit)!r}"
             )
         sources = vocabulary.sources_of(names, freq_limit)
-        frames = vocabulary.learn(self.df, sources, True, None, "{}_new".format)
-        return [self._clone(frame) for frame in frames]
+        learned = vocabulary.learn(self.df, sources, True, None)
+        return [
+            self._clone(each.toDF(name, f"{name}_new"))
+            for name, each in zip(names, learned, strict=True)
+        ]
 
     def reindex(self, columns: str | Sequence[str] = (), index_tbls: Any = ()) -> Self:
         """Replace values by what :meth:`gen_reindex_mapping` found, unknown ones by 0.
@@ -581,7 +596,7 @@ class FeatureTable(FeatureMethods, Table):
         keep_rows : bool, default False
             Return all columns of all rows with such values, instead of the different values only.
         """
-        return self._clone(rows.filter_by_frequency(self.df, columns, min_freq, keep_rows))
+        return self._clone(frames.filter_by_frequency(self.df, columns, min_freq, keep_rows))
 
     # -- bins ----------------------------------------------------------------------------------
 
@@ -602,14 +617,14 @@ class FeatureTable(FeatureMethods, Table):
             rows.  One job finds all of them.
         """
         names = as_names(columns)
-        check_count(parts, "parts", 2)
+        check_integer("parts", parts, 2)
         before = schema_of(self.df)
         require_kind(before, names, kinds.is_number, "numbers")
-        found = spark.answer(self.df, {name: quantiles(name, parts) for name in names})
-        empty = [name for name, edges in found.items() if not edges]
+        answers = answer(self.df, {name: quantiles(name, parts) for name in names})
+        empty = [name for name, edges in answers.items() if not edges]
         if empty:
             raise UsageError(f"The columns {empty} have no value that bins could be made of")
-        return {name: sorted(set(edges)) for name, edges in found.items()}
+        return {name: sorted(set(edges)) for name, edges in answers.items()}
 
     # -- targets and counts --------------------------------------------------------------------
 
@@ -668,16 +683,16 @@ class FeatureTable(FeatureMethods, Table):
             cat_cols,
             target_cols,
             target_mean,
-            smooth,
-            kfold,
-            fold_seed,
-            fold_col,
-            drop_cat,
-            drop_fold,
             out_cols,
+            smooth=smooth,
+            kfold=kfold,
+            fold_seed=fold_seed,
+            fold_col=fold_col,
+            drop_cat=drop_cat,
+            drop_fold=drop_fold,
         )
-        df, found = operator.by_folds(self.df)
-        return self._clone(df), _codes_of(found)
+        df, statistics = operator.by_folds(self.df)
+        return self._clone(df), _codes_of(statistics)
 
     def target_encode_by_time(
         self,
@@ -711,10 +726,10 @@ class FeatureTable(FeatureMethods, Table):
             Of each of `cat_cols`, by all rows, for :meth:`encode_target` on later data.
         """
         operator = TargetEncode.of(
-            cat_cols, target_cols, target_mean, smooth, 1, None, "", drop_cat, True, out_cols
+            cat_cols, target_cols, target_mean, out_cols, smooth=smooth, drop_cat=drop_cat
         )
-        df, found = operator.by_times(self.df, time_col, folds)
-        return self._clone(df), _codes_of(found)
+        df, statistics = operator.by_times(self.df, time_col, folds)
+        return self._clone(df), _codes_of(statistics)
 
     def count_encode(
         self,
@@ -800,12 +815,16 @@ class FeatureTable(FeatureMethods, Table):
                         f"columns are {self.df.columns}"
                     )
             once = without_twins(code.df, code.key_cols, list(code.out_target_mean))
-            found = look_up_codes(once, code.key_cols, names, code.out_target_mean, wanted)
-            look_ups.append(found)
+            means = {
+                output: mean
+                for output, (target, mean) in code.out_target_mean.items()
+                if wanted is None or target in wanted
+            }
+            look_ups.append(look_up_codes(once, code.key_cols, names, means))
             done += names
         made = [name for each in look_ups for name in each.outputs]
         check_different(made, "The codes of targets")
-        df = join_codes(self.df, look_ups)
+        df = lookup.join(self.df, look_ups)
         return self._clone(df.drop(*(set(done) - set(made))) if drop_cat else df)
 
     # -- arrays and other rows -----------------------------------------------------------------
@@ -831,9 +850,8 @@ class FeatureTable(FeatureMethods, Table):
             Values without an entry, and nulls, become 0, or null if the entries are no numbers.
         """
         names = as_names(columns)
-        require_columns(self.df, names)
-        if not isinstance(dict_tbl, Table):
-            raise UsageError(f"dict_tbl should be a Table, but got {type(dict_tbl).__name__}")
+        require_columns(self.columns, names)
+        check_table("dict_tbl", dict_tbl)
         check_string(key, "key")
         check_string(value, "value")
         known = dict_tbl.columns
@@ -844,12 +862,7 @@ class FeatureTable(FeatureMethods, Table):
         default = 0 if kinds.is_number(dictionary.value_type) else None
         outputs = {name: name.replace(key, value) for name in names}
         check_different(list(outputs.values()), "The names of the results")
-        df, hidden = self.df, {}
-        for i, (name, output) in enumerate(outputs.items()):
-            hidden[output] = temporary(df, f"found{i}")  # the output may be another of the columns
-            df = lookup.value_features(df, name, hidden[output], dictionary, default)
-        found = {output: col(other) for output, other in hidden.items()}
-        return self._clone(replace(df, found).drop(*hidden.values()))
+        return self._clone(lookup.value_features(self.df, outputs, dictionary, default))
 
     def sample_listwise(
         self,
@@ -875,10 +888,44 @@ class FeatureTable(FeatureMethods, Table):
         replace : bool, default True
             Put the parts in the place of the arrays, otherwise into ``sampled_<column>``.
         """
-        df = sequences.sample_listwise(
-            self.df, columns, num_sampled_list, num_sampled_item, random_seed, replace
+        names = as_names(columns)
+        for name in names:
+            if name not in self.columns:
+                raise UsageError(f"{name} does not exist in this FeatureTable.")
+            if not kinds.is_array(kind_of(self.df, name)):
+                raise UsageError(
+                    f"Each column should be of list type, but {name} is {kind_of(self.df, name)}"
+                )
+        check_integer("num_sampled_list", num_sampled_list, 1)
+        check_integer("num_sampled_item", num_sampled_item, 1)
+        seed = spark.random_seed(random_seed)
+        row, draw, places = (temporary(self.df, each) for each in ("row", "draw", "places"))
+        rows = self.df.withColumn(row, F.monotonically_increasing_id())
+        long_enough = F.size(col(names[0])) >= num_sampled_item
+        if len(names) > 1:
+            lengths = F.array(*(F.coalesce(F.size(col(name)), F.lit(-1)) for name in names))
+            equal = F.array_min(lengths) == F.array_max(lengths)
+            message = (
+                "Each row of the FeatureTable should have the same array length in all of columns"
+            )
+            long_enough = or_error(long_enough, equal, message, "boolean")
+        rows = rows.filter(long_enough)
+        rows = rows.withColumn(draw, F.explode(F.sequence(F.lit(1), F.lit(num_sampled_list))))
+        # sorted by a random number each, the first items are a sample without replacement
+        key = F.lit(seed)
+        numbers = F.transform(
+            F.sequence(F.lit(0), F.size(col(names[0])) - 1),
+            lambda place: F.struct(F.xxhash64(key, col(row), col(draw), place), place.alias("at")),
         )
-        return self._clone(df)
+        chosen = F.slice(F.sort_array(numbers), 1, num_sampled_item)["at"]
+        rows = rows.withColumn(places, chosen)
+
+        def at_places(name: str) -> Column:
+            return F.transform(col(places), lambda place: F.get(col(name), place))
+
+        samples = {name if replace else f"sampled_{name}": at_places(name) for name in names}
+        rows = spark.replace(rows, samples).drop(row, draw, places)
+        return self._clone(rows)
 
     def difference_lag(
         self,
@@ -909,8 +956,36 @@ class FeatureTable(FeatureMethods, Table):
         FeatureTable
             With columns of the same types; null where either value is missing.
         """
-        df = sequences.difference_lag(self.df, columns, sort_cols, shifts, partition_cols, out_cols)
-        return self._clone(df)
+        from pyspark.sql import Window
+
+        names, order = as_names(columns), as_names(sort_cols, "sort_cols")
+        groups = [] if partition_cols is None else as_names(partition_cols, "partition_cols")
+        require_columns(self.columns, [*names, *order, *groups])
+        for name in names:
+            if not kinds.is_number(kind_of(self.df, name)):
+                raise UsageError(
+                    f"columns should be numeric, but {name} is {kind_of(self.df, name)}"
+                )
+        steps: list[Any] = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
+        if not steps or not all(type(step) is int for step in steps):
+            raise UsageError(f"shifts should be int or a list of int, but got {shifts!r}")
+        if out_cols is None:
+            prefix = "_".join(order) + "_diff_lag"
+            outputs = [[f"{prefix}_{name}_{step}" for step in steps] for name in names]
+        else:
+            outputs = names_of_results(out_cols, len(names), len(steps), "columns", "shifts")
+        place = temporary(self.df, "place")
+        rows = self.df.withColumn(place, F.monotonically_increasing_id())
+        keys = [*map(col, groups)] or [F.lit(0)]
+        window = Window.partitionBy(*keys).orderBy(*map(col, order), place)
+        differences = {
+            outputs[i][j]: (col(name) - F.lag(col(name), step).over(window)).cast(
+                kind_of(self.df, name)
+            )
+            for i, name in enumerate(names)
+            for j, step in enumerate(steps)
+        }
+        return self._clone(replace(rows, differences).drop(place))
 
 
 def _dictionary(index: Any, name: str) -> Dictionary:
@@ -929,13 +1004,13 @@ def _dictionary(index: Any, name: str) -> Dictionary:
     return index.dictionary_of(name)
 
 
-def _codes_of(found: TargetStatistics) -> list[TargetCode]:
+def _codes_of(statistics: TargetStatistics) -> list[TargetCode]:
     return [
         TargetCode(
-            found.codes(each),
+            statistics.codes(each),
             each.categories[0] if len(each.categories) == 1 else list(each.categories),
-            {output: (name, found.means[name]) for name, output in each.outputs.items()},
+            {output: (name, statistics.means[name]) for name, output in each.outputs.items()},
             each.key_columns,
         )
-        for each in found.encodings
+        for each in statistics.encodings
     ]

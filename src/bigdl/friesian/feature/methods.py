@@ -7,19 +7,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops.bins import CutBins, OneHotEncode
-from bigdl.friesian.ops.cells import Cast, Clip, DropNa, FillMedian, FillNa, Log
-from bigdl.friesian.ops.columns import Drop, Rename, as_names, random_seed
+from bigdl.friesian.ops.cells import Cast, FillMedian, FillNa
+from bigdl.friesian.ops.columns import Drop, DropNa, Rename
 from bigdl.friesian.ops.hashing import CrossColumns, HashEncode
 from bigdl.friesian.ops.negatives import AddNegativeSamples, AddNegHistSeq
+from bigdl.friesian.ops.numbers import Clip, CutBins, Log, OneHotEncode
 from bigdl.friesian.ops.sequences import AddHistSeq, Mask, Pad
+from bigdl.friesian.ops.spark import as_names, random_seed
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     from bigdl.friesian.ops.operator import Operator
-
-__all__ = ["CellMethods", "FeatureMethods"]
 
 
 class CellMethods(ABC):

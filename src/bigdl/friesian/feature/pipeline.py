@@ -11,7 +11,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Self, cast
+
+import pyarrow as pa
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors import arrow, files, spark
@@ -21,22 +24,21 @@ from bigdl.friesian.feature.feature_table import FeatureTable
 from bigdl.friesian.feature.methods import FeatureMethods
 from bigdl.friesian.feature.tables import Table
 from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.bins import CutBins
-from bigdl.friesian.ops.columns import Filter, Select, as_names, check_string, schema_of
+from bigdl.friesian.ops.columns import Filter, Select
+from bigdl.friesian.ops.kinds import Field, Schema
+from bigdl.friesian.ops.numbers import CutBins, MinMaxScale
 from bigdl.friesian.ops.operator import (
     Ask,
-    Field,
     Fitted,
     Operator,
     Program,
-    Schema,
     State,
     check_schema,
     executors_of,
     inputs_of,
 )
-from bigdl.friesian.ops.scaling import MinMaxScale
 from bigdl.friesian.ops.schema import Feature, FeatureSchema
+from bigdl.friesian.ops.spark import as_names, check_string, schema_of
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode
 from bigdl.friesian.ops.vocabulary import CategoryEncode
 
@@ -201,13 +203,13 @@ class FeaturePipeline(FeatureMethods):
                 cat_cols,
                 target_cols,
                 target_mean,
-                smooth,
-                kfold,
-                fold_seed,
-                fold_col,
-                drop_cat,
-                drop_fold,
                 out_cols,
+                smooth=smooth,
+                kfold=kfold,
+                fold_seed=fold_seed,
+                fold_col=fold_col,
+                drop_cat=drop_cat,
+                drop_fold=drop_fold,
             )
         )
 
@@ -366,9 +368,9 @@ class FeaturePipeline(FeatureMethods):
             return FeatureTable.read_parquet(dst).size()
         self._check_runs("arrow")
         source = files.source_of(src)
-        found = source.schema
-        check_schema(found, self._schema, inputs_of(fitted))
-        schema = {name: each for name, each in found.items() if name in self._schema}
+        known = source.schema
+        check_schema(known, self._schema, inputs_of(fitted))
+        schema = {name: each for name, each in known.items() if name in self._schema}
         files.clear(dst, source.paths, mode)
         with _host(host) as runner:
             pieces = files.pieces_of(source, runner.pieces)
@@ -544,6 +546,7 @@ def _program(
     for place, step in enumerate(steps):
         if not step.is_row_wise and any(isinstance(each, Ask) for each in program):
             break  # what was asked is about the rows before this step
+        step.check(schema)
         requests = {} if place in states else step.requests(schema)
         if not requests and place not in states:
             states[place] = step.settled(schema, {})
@@ -570,7 +573,7 @@ def _program(
 
 
 class RowExecutor:
-    """Steps prepared for rows.
+    """Steps prepared for rows, each of which is a batch of one row.
 
     Parameters
     ----------
@@ -582,39 +585,45 @@ class RowExecutor:
     def __init__(self, fitted: Sequence[Fitted], schema: Schema):
         self._kinds = {name: each.kind for name, each in schema.items()}
         self._needed = inputs_of(fitted)
-        self._steps = [(each.cells, tuple(each.after)) for each in fitted]
+        self._fitted = fitted
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         missing = [name for name in self._needed if name not in row]
         if missing:
             raise UsageError(f"The row has no {missing}, which the pipeline reads; give None")
+        # values of Python as they were, or arrays of what was computed
         values = {
             name: kinds.coerced(row[name], kind, name)
             for name, kind in self._kinds.items()
             if name in row
         }
-        for cells, names in self._steps:
+        for each in self._fitted:
             made = {}
-            for cell in cells:
+            for cell in each.cells:
                 if cell.function is not None:
-                    made[cell.output] = cell.function.value(*(values[each] for each in cell.inputs))
+                    inputs = [(values[name], each.before[name].kind) for name in cell.inputs]
+                    made[cell.output] = cell.function.array(*starmap(_array, inputs))
                 elif cell.inputs[0] in values:
                     made[cell.output] = values[cell.inputs[0]]
             values |= made
-            values = {name: values[name] for name in names if name in values}
-        return values
+            values = {name: values[name] for name in each.after if name in values}
+        return {
+            name: value[0].as_py() if isinstance(value, pa.Array) else value
+            for name, value in values.items()
+        }
+
+
+def _array(value: Any, kind: str) -> pa.Array:
+    return value if isinstance(value, pa.Array) else kinds.array_of(value, kind)
 
 
 # -- pipelines as text and as schemas --------------------------------------------------------------
 
 
 def _feature(field: Field) -> Feature:
-    kind = field.kind
-    shape: list[int | None] = []
-    while kinds.is_array(kind):
-        shape.append(None if shape else field.length)
-        kind = kinds.element_of(kind)
-    return Feature(kind, field.cardinality, tuple(shape))
+    kind, depth = kinds.innermost(field.kind)
+    shape = (field.length, *[None] * depth)[:depth]
+    return Feature(kind, field.cardinality, shape)
 
 
 def _explained(steps: Sequence[Operator], fitted: Sequence[Fitted] | None) -> str:

@@ -11,27 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops.bins import CutBins, OneHotEncode
-from bigdl.friesian.ops.cells import Cast, Clip, DropNa, FillMedian, FillNa, Log
-from bigdl.friesian.ops.columns import Drop, Filter, Rename, Select
-from bigdl.friesian.ops.hashing import CrossColumns, HashEncode
-from bigdl.friesian.ops.negatives import AddNegativeSamples, AddNegHistSeq
-from bigdl.friesian.ops.operator import Field, Fitted, Operator, Schema, State
-from bigdl.friesian.ops.scaling import MinMaxScale
-from bigdl.friesian.ops.sequences import AddHistSeq, Mask, Pad
-from bigdl.friesian.ops.targets import CountEncode, TargetEncode
-from bigdl.friesian.ops.vocabulary import CategoryEncode
+from bigdl.friesian.ops.kinds import Field, Schema
+from bigdl.friesian.ops.operator import OPERATORS, Fitted, Operator, State
 
-__all__ = ["load", "save"]
-
-OPERATORS: dict[str, type[Operator]] = {
-    each.method: each
-    for each in (
-        *(AddHistSeq, AddNegHistSeq, AddNegativeSamples, Cast, CategoryEncode, Clip, CountEncode),
-        *(CrossColumns, CutBins, Drop, DropNa, FillMedian, FillNa, Filter, HashEncode, Log, Mask),
-        *(MinMaxScale, OneHotEncode, Pad, Rename, Select, TargetEncode),
-    )
-}
 _FORMAT = "bigdl.friesian.FeaturePipeline"
 _VERSION = 1
 _FILE = "pipeline.json"
@@ -62,22 +44,27 @@ def save(
             each["state"] = _written(fs, folder, place, fitted[place].state)
         content["steps"].append(each)
     with fs.open(f"{folder}/{_FILE}", "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, ensure_ascii=False)
+        json.dump(content, file, indent=1, ensure_ascii=False, default=_plain)
+
+
+def _plain(number: Any) -> Any:
+    """A number of NumPy as one of Python."""
+    return number.item()
 
 
 def _written(fs: Any, folder: str, place: int, state: State) -> dict[str, Any]:
     """The state with names of files in the place of tables."""
 
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for i, (name, value) in enumerate(state.items()):
         if not isinstance(value, pa.Table):
-            found[name] = value
+            content[name] = value
             continue
         file_name = f"state-{place:03d}-{i:03d}.parquet"
         with fs.open(f"{folder}/{file_name}", "wb") as file:
             pq.write_table(value, file)
-        found[name] = {"file": file_name}
-    return found
+        content[name] = {"file": file_name}
+    return content
 
 
 def load(path: str) -> tuple[list[Operator], dict[str, Field], list[Fitted] | None]:
@@ -123,13 +110,11 @@ def _step(path: str, saved: dict[str, Any]) -> Operator:
 
 def _read(fs: Any, folder: str, saved: dict[str, Any]) -> State:
     return {
-        name: _table(fs, f"{folder}/{value['file']}") if _is_file(value) else value
+        name: _table(fs, f"{folder}/{value['file']}")
+        if isinstance(value, dict) and list(value) == ["file"]
+        else value
         for name, value in saved.items()
     }
-
-
-def _is_file(value: Any) -> bool:
-    return isinstance(value, dict) and list(value) == ["file"]
 
 
 def _table(fs: Any, path: str) -> pa.Table:

@@ -11,9 +11,12 @@ import pyarrow as pa
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors import spark
 from bigdl.friesian.feature.methods import CellMethods
-from bigdl.friesian.ops import kinds, rows, statistics
+from bigdl.friesian.ops import frames, kinds
 from bigdl.friesian.ops.cells import medians_of
-from bigdl.friesian.ops.columns import (
+from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops.lookup import Dictionary
+from bigdl.friesian.ops.spark import (
+    F,
     as_names,
     check_string,
     col,
@@ -22,11 +25,8 @@ from bigdl.friesian.ops.columns import (
     kind_of,
     names_of,
     replace,
-    require_columns,
     schema_of,
 )
-from bigdl.friesian.ops.lookup import Dictionary
-from bigdl.friesian.ops.spark import F
 from bigdl.friesian.ops.vocabulary import number_column
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Table(CellMethods):
         if not isinstance(columns, list):
             raise UsageError(f"columns must be a list of column names, but got {columns!r}")
         names = as_names(columns)
-        require_columns(self.df, names)
+        require_columns(self.columns, names)
         check_string(target, "target")
         merged = replace(self.df, {target: F.array(*common_text(self.df, names))})
         return self._clone(merged.drop(*(name for name in names if name != target)))
@@ -193,7 +193,7 @@ class Table(CellMethods):
         keep : {"min", "max"}
             Ascending or descending order.
         """
-        return self._clone(rows.drop_duplicates(self.df, subset, sort_cols, keep))
+        return self._clone(frames.drop_duplicates(self.df, subset, sort_cols, keep))
 
     def concat(
         self, tables: Table | list[Table], mode: str = "inner", distinct: bool = False
@@ -212,16 +212,16 @@ class Table(CellMethods):
         others = tables if isinstance(tables, list | tuple) else [tables]
         if not all(isinstance(each, Table) for each in others):
             raise UsageError(f"tables should be a Table or a list of Tables, but got {tables!r}")
-        frames = [*(each.df for each in others), self.df]
-        return self._clone(rows.concat(frames, mode, distinct))
+        all_rows = [*(each.df for each in others), self.df]
+        return self._clone(frames.concat(all_rows, mode, distinct))
 
     def subtract(self, other: Table) -> Self:
         """The different rows that another table has not."""
-        return self._clone(self.df.subtract(_table(other).df))
+        return self._clone(self.df.subtract(check_table("other", other).df))
 
     def intersect(self, other: Table) -> Self:
         """The different rows that another table has too."""
-        return self._clone(self.df.intersect(_table(other).df))
+        return self._clone(self.df.intersect(check_table("other", other).df))
 
     def sample(self, fraction: float, replace: bool = False, seed: int | None = None) -> Self:
         """Random rows, about `fraction` of them."""
@@ -280,7 +280,7 @@ class Table(CellMethods):
         seed : int, optional
             The same seed gives the same order.
         """
-        return self._clone(rows.shuffle_partitions(self.df, seed))
+        return self._clone(frames.shuffle_partitions(self.df, seed))
 
     def repartition(self, num_partitions: int) -> Self:
         """Distribute the rows anew over partitions."""
@@ -354,7 +354,7 @@ class Table(CellMethods):
         """
         if not isinstance(column, str):
             raise UsageError(f"Column should be of str type, but got {type(column).__name__}")
-        require_columns(self.df, [column])
+        require_columns(self.columns, [column])
         return self._columns([column])[column]
 
     def to_dict(self) -> dict[str, list]:
@@ -385,7 +385,7 @@ class Table(CellMethods):
         dict of str to value or list
             By column; a list, in the order of `aggr`, if there are several figures.
         """
-        return statistics.get_stats(self.df, columns, aggr)
+        return frames.get_stats(self.df, columns, aggr)
 
     def min(self, columns: str | list[str] | None = None) -> Table:
         """Smallest values: a table of ``column`` (string) and ``min`` (double)."""
@@ -396,7 +396,7 @@ class Table(CellMethods):
         return self._extremes(columns, "max")
 
     def _extremes(self, columns: str | list[str] | None, stat: str) -> Table:
-        return Table(statistics.extremes(self.df, columns, stat))
+        return Table(frames.extremes(self.df, columns, stat))
 
     def median(self, columns: str | list[str] | None = None) -> Table:
         """Medians, whose rank is exact to a thousandth of the rows.
@@ -412,8 +412,8 @@ class Table(CellMethods):
             Columns ``column`` (string) and ``median`` (double), null for a column of nulls.
         """
         names = None if columns is None else as_names(columns)
-        found = spark.answer(self.df, medians_of(schema_of(self.df), names))
-        rows = [(name, each[0] if each else None) for name, each in found.items()]
+        medians = spark.answer(self.df, medians_of(schema_of(self.df), names))
+        rows = [(name, each[0] if each else None) for name, each in medians.items()]
         return Table(self.df.sparkSession.createDataFrame(rows, "column string, median double"))
 
     def write_parquet(self, path: str, mode: str = "overwrite") -> None:
@@ -453,10 +453,11 @@ class Table(CellMethods):
         df.write.csv(os.fspath(path), mode=mode, header=header, sep=delimiter)
 
 
-def _table(other: Any) -> Table:
-    if not isinstance(other, Table):
-        raise UsageError(f"other should be a Table, but got {type(other).__name__}")
-    return other
+def check_table(name: str, value: Any) -> Table:
+    """Return `value`, which must be a table."""
+    if not isinstance(value, Table):
+        raise UsageError(f"{name} should be a Table, but got {type(value).__name__}")
+    return value
 
 
 def _check_mode(mode: str) -> None:
@@ -466,8 +467,7 @@ def _check_mode(mode: str) -> None:
 
 def _is_same_in_arrow(kind: str) -> bool:
     """Return True if Arrow gives the same Python objects as the rows of Spark, only faster."""
-    while kinds.is_array(kind):
-        kind = kinds.element_of(kind)
+    kind, _ = kinds.innermost(kind)
     return kinds.is_number(kind) or kinds.is_text(kind) or kind == "boolean"
 
 
@@ -516,11 +516,11 @@ class StringIndex(Table):
 
     def dictionary_of(self, column: str) -> Dictionary:
         """The numbers by the values of a column, for look-ups; what they collect is kept."""
-        found = self._dictionaries.get(column)
-        if found is None or found.df is not self.df:
+        dictionary = self._dictionaries.get(column)
+        if dictionary is None or dictionary.df is not self.df:
             number = number_column(self.col_name)
-            found = self._dictionaries[column] = Dictionary(self.df, column, number)
-        return found
+            dictionary = self._dictionaries[column] = Dictionary(self.df, column, number)
+        return dictionary
 
     @classmethod
     def read_parquet(cls, paths: str | list[str], col_name: str | None = None) -> StringIndex:
@@ -539,7 +539,7 @@ class StringIndex(Table):
         first = cast("str", paths[0] if isinstance(paths, list | tuple) and paths else paths)
         if col_name is None:
             col_name = os.path.basename(os.fspath(first).rstrip("/")).split(".")[0]
-        return cls(rows.read_parquet(paths), col_name)
+        return cls(frames.read_parquet(paths), col_name)
 
     @classmethod
     def from_dict(cls, indices: dict[str, int], col_name: str) -> StringIndex:
@@ -619,13 +619,13 @@ class TargetCode(Table):
             raise UsageError(
                 f"key_cols should be as many columns as cat_col, {categories}, got {key_cols!r}"
             )
-        require_columns(df, self.key_cols)
+        require_columns(df.columns, self.key_cols)
         if not isinstance(out_target_mean, Mapping):
             raise UsageError(
                 "out_target_mean should be a dict from a column to a target and its mean, but got "
                 f"{out_target_mean!r}"
             )
-        require_columns(df, out_target_mean)
+        require_columns(df.columns, out_target_mean)
         self.cat_col = list(cat_col) if isinstance(cat_col, tuple) else cat_col
         self.out_target_mean = dict(out_target_mean)
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops.columns import as_names, require_columns
+from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops.spark import as_names
 
 if TYPE_CHECKING:
     from bigdl.friesian.feature.tables import Table
@@ -39,7 +40,7 @@ def featuretable_to_xshards(
     if not isinstance(tbl, Table):
         raise UsageError(f"tbl should be a Table, but got {type(tbl).__name__}")
     names = tbl.columns if convert_cols is None else as_names(convert_cols, "convert_cols")
-    require_columns(tbl.df, names)
+    require_columns(tbl.columns, names)
     columns, stacked = tbl.columns, frozenset(names)
 
     def shard(rows: Any) -> Any:
@@ -52,11 +53,11 @@ def featuretable_to_xshards(
 
 def _arrays(frame: Any, stacked: frozenset[str]) -> dict[str, Any]:
 
-    found = {}
+    arrays = {}
     for name in frame.columns:
         cells = frame[name]
         if name in stacked and len(cells) and isinstance(cells.iloc[0], list):
-            found[name] = np.array(cells.tolist())
+            arrays[name] = np.array(cells.tolist())
         else:
-            found[name] = cells.to_numpy()
-    return found
+            arrays[name] = cells.to_numpy()
+    return arrays

@@ -12,35 +12,15 @@ import importlib
 
 from bigdl.common.errors import require
 
-_HOMES = {
-    "AUGRU": "dien",
-    "DIEN": "dien",
-    "DeepFM": "choices",
-    "InBatchSoftmax": "two_tower",
-    "InterestLoss": "dien",
-    "MMoE": "choices",
-    "MultiTaskLoss": "choices",
-    "NCF": "choices",
-    "TFRSModel": "tfrs",
-    "Tower": "two_tower",
-    "TwoTower": "two_tower",
-    "WideAndDeep": "choices",
+_MODULES = {
+    "choices": ("DeepFM", "MMoE", "MultiTaskLoss", "NCF", "WideAndDeep"),
+    "dien": ("AUGRU", "DIEN", "InterestLoss"),
+    "tfrs": ("TFRSModel",),
+    "two_tower": ("InBatchSoftmax", "Tower", "TwoTower"),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [
-    "AUGRU",
-    "DIEN",
-    "NCF",
-    "DeepFM",
-    "InBatchSoftmax",
-    "InterestLoss",
-    "MMoE",
-    "MultiTaskLoss",
-    "TFRSModel",
-    "Tower",
-    "TwoTower",
-    "WideAndDeep",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str):

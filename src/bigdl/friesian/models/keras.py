@@ -24,25 +24,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bigdl.common.errors import UsageError, require
 from bigdl.friesian.models.columns import cardinalities, check_numbers, check_tasks
 
-if TYPE_CHECKING:
-    import keras
+require("keras", "tf")
+import keras  # noqa: E402
+from keras import layers, ops  # noqa: E402
 
-    from bigdl.friesian.models.keras_losses import InBatchSoftmax
+if TYPE_CHECKING:
     from bigdl.friesian.ops.schema import FeatureSchema
 
 __all__ = ["InBatchSoftmax", "deepfm", "mmoe", "ncf", "two_tower", "wide_and_deep"]
-
-
-def __getattr__(name: str):
-    if name != "InBatchSoftmax":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require("keras", "tf")
-    from bigdl.friesian.models.keras_losses import InBatchSoftmax
-
-    return InBatchSoftmax
 
 
 def ncf(
@@ -73,7 +67,6 @@ def ncf(
     keras.Model
         Its output has the shape ``(n, 1)``.
     """
-    layers = require("keras", "tf").layers
     sizes = cardinalities(schema, [user, item])
     inputs = _inputs(sizes, ())
     product = layers.Multiply()(_embedded(inputs, sizes, factors, "product"))
@@ -113,7 +106,6 @@ def wide_and_deep(
     keras.Model
         Its output has the shape ``(n, 1)``.
     """
-    layers = require("keras", "tf").layers
     linear, deep = cardinalities(schema, wide), cardinalities(schema, categories)
     numbers = check_numbers(schema, numbers)
     if not linear:
@@ -157,8 +149,6 @@ def deepfm(
     keras.Model
         Its output has the shape ``(n, 1)``.
     """
-    keras = require("keras", "tf")
-    layers, ops = keras.layers, keras.ops
     sizes, numbers = cardinalities(schema, categories), check_numbers(schema, numbers)
     if not sizes:
         raise UsageError("categories has no columns; name those that are embedded")
@@ -225,8 +215,6 @@ def mmoe(
         Of each task an output of the shape ``(n, 1)``.  The layers ``<task>_gate`` give the shares
         of the experts, of shape ``(n, experts)``.
     """
-    keras = require("keras", "tf")
-    layers = keras.layers
     check_tasks(tasks)
     sizes, numbers = cardinalities(schema, categories), check_numbers(schema, numbers)
     taken = [task for i, task in enumerate(tasks) if task in [*sizes, *numbers, *tasks[:i]]]
@@ -239,7 +227,7 @@ def mmoe(
     outputs = []
     for task in tasks:
         shares = layers.Dense(experts, activation="softmax", name=f"{task}_gate")(rows)
-        mixed = keras.ops.einsum("ne,new->nw", shares, opinions)
+        mixed = ops.einsum("ne,new->nw", shares, opinions)
         tower = _network(mixed, tower_hidden, dropout)
         outputs.append(layers.Dense(1, activation="sigmoid", name=task)(tower))
     return keras.Model(dict(inputs), outputs)
@@ -280,7 +268,6 @@ def two_tower(
         Its output has the shape ``(n, 2, dim)``: vectors of length 1 of the user and of the item,
         as :class:`InBatchSoftmax` takes them.
     """
-    keras = require("keras", "tf")
     towers = [
         _tower("user_tower", schema, user, user_numbers, user_sequences, dim, hidden),
         _tower("item_tower", schema, item, item_numbers, (), dim, hidden),
@@ -297,28 +284,24 @@ def two_tower(
             name: keras.Input(each.shape[1:], dtype=each.dtype, name=name)
             for name, each in tower.input.items()
         }
-        vectors.append(keras.layers.Reshape((1, dim))(tower(own)))
+        vectors.append(layers.Reshape((1, dim))(tower(own)))
         inputs |= own
-    return keras.Model(inputs, keras.layers.Concatenate(axis=1, name="vectors")(vectors))
+    return keras.Model(inputs, layers.Concatenate(axis=1, name="vectors")(vectors))
 
 
 def _tower(label, schema, categories, numbers, sequences, dim, hidden) -> keras.Model:
     """A vector of length 1 for the columns of a user, or of an item."""
-    import keras
-
     sizes, numbers = cardinalities(schema, categories), check_numbers(schema, numbers)
     lists = cardinalities(schema, sequences)
     inputs = _inputs(sizes, numbers, lists)
     rows = _rows(inputs, sizes, numbers, dim, lists)
-    vectors = keras.layers.Dense(dim)(_network(rows, hidden, 0.0))
-    return keras.Model(dict(inputs), keras.layers.UnitNormalization(axis=1)(vectors), name=label)
+    vectors = layers.Dense(dim)(_network(rows, hidden, 0.0))
+    return keras.Model(dict(inputs), layers.UnitNormalization(axis=1)(vectors), name=label)
 
 
 def _inputs(
     categories: Iterable[str], numbers: Iterable[str], sequences: Iterable[str] = ()
 ) -> dict[str, Any]:
-    import keras
-
     found = {name: keras.Input((), dtype="int64", name=name) for name in categories}
     found |= {name: keras.Input((None,), dtype="int64", name=name) for name in sequences}
     return found | {name: keras.Input((), dtype="float32", name=name) for name in numbers}
@@ -345,8 +328,6 @@ def _rows(
 
 def _mean_of_known(vectors: Any, numbers: Any) -> Any:
     """Of vectors of shape ``(n, length, dim)`` the mean of those whose number is not 0."""
-    from keras import ops
-
     known = ops.cast(ops.expand_dims(ops.not_equal(numbers, 0), -1), vectors.dtype)
     return ops.sum(vectors * known, 1) / ops.maximum(ops.sum(known, 1), 1.0)
 
@@ -359,45 +340,103 @@ def _embedded(
     initializer: str | None = None,
 ) -> list[Any]:
     """A vector for each of some columns."""
-    import keras
-
     found = []
     for name, size in sizes.items():
-        table = keras.layers.Embedding(
+        table = layers.Embedding(
             max(1, size),
             dim,
             name=f"{prefix}_{name}",
             embeddings_initializer=initializer or keras.initializers.RandomNormal(stddev=0.05),
         )
         number = inputs[name]
-        is_known = keras.ops.logical_and(number >= 0, number < max(1, size))
-        found.append(table(keras.ops.where(is_known, number, keras.ops.zeros_like(number))))
+        is_known = ops.logical_and(number >= 0, number < max(1, size))
+        found.append(table(ops.where(is_known, number, ops.zeros_like(number))))
     return found
 
 
 def _column(numbers: Any) -> Any:
-    import keras
-
-    return keras.layers.Reshape((1,))(numbers)
+    return layers.Reshape((1,))(numbers)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    import keras
-
-    return keras.layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
+    return layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
 
 
 def _network(vectors: Any, hidden: Sequence[int], dropout: float) -> Any:
-    import keras
-
     for width in hidden:
-        vectors = keras.layers.Dense(width, activation="relu")(vectors)
+        vectors = layers.Dense(width, activation="relu")(vectors)
         if dropout:
-            vectors = keras.layers.Dropout(dropout)(vectors)
+            vectors = layers.Dropout(dropout)(vectors)
     return vectors
 
 
 def _model(inputs: Mapping[str, Any], score: Any) -> keras.Model:
-    import keras
+    return keras.Model(dict(inputs), layers.Activation("sigmoid", name="chance")(score))
 
-    return keras.Model(dict(inputs), keras.layers.Activation("sigmoid", name="chance")(score))
+
+@keras.saving.register_keras_serializable("bigdl")
+class InBatchSoftmax(keras.losses.Loss):
+    """The other items of a batch are the negatives of each of its rows.
+
+    The logarithm of the probability of an item is taken off, since frequent items come up as
+    negatives more often (Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
+    Recommendations", RecSys 2019); see :class:`bigdl.friesian.models.InBatchSoftmax`.  The target
+    is the number of the item, below 2**24 since Keras makes targets float32: the same item in
+    another row is no negative.  With several workers the negatives are those of the worker's own
+    rows.
+
+    Parameters
+    ----------
+    temperature : float, default 0.1
+        By which the products are divided.
+    item_counts : sequence of number, optional
+        How often each item number occurs in the data; without it nothing is taken off.
+    reduction, name, dtype
+        Of ``keras.losses.Loss``.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.1,
+        item_counts: Sequence[float] | None = None,
+        reduction: str = "sum_over_batch_size",
+        name: str = "in_batch_softmax",
+        dtype: str | None = None,
+    ):
+        super().__init__(name=name, reduction=reduction, dtype=dtype)
+        if not temperature > 0:
+            raise UsageError(f"temperature should be a number above 0, got {temperature!r}")
+        self.temperature = temperature
+        self.item_counts = None if item_counts is None else [float(each) for each in item_counts]
+        if item_counts is None:
+            self._log_share = None
+        else:
+            counts = np.maximum(np.asarray(item_counts, np.float64), 1)
+            self._log_share = np.log(counts / counts.sum()).astype(np.float32)
+
+    def call(self, y_true, y_pred):
+        """Of each row a loss, of shape ``(n,)``.
+
+        Parameters
+        ----------
+        y_true : tensor of shape (n,) or (n, 1)
+            Numbers of the items.
+        y_pred : tensor of shape (n, 2, dim)
+            Vectors of the users and of the items.
+        """
+        number = ops.cast(ops.reshape(y_true, (-1,)), "int64")
+        user, item = y_pred[:, 0], y_pred[:, 1]
+        logits = ops.matmul(user, ops.transpose(item)) / self.temperature
+        if self._log_share is not None:
+            logits = logits - ops.take(ops.convert_to_tensor(self._log_share), number)
+        place = ops.arange(ops.shape(y_pred)[0])
+        is_own = ops.equal(ops.expand_dims(place, 1), place)
+        is_again = ops.logical_and(ops.equal(ops.expand_dims(number, 1), number), ~is_own)
+        logits = ops.where(is_again, -1e9, logits)
+        own = ops.sum(ops.where(is_own, logits, 0.0), 1)
+        return ops.logsumexp(logits, 1) - own
+
+    def get_config(self) -> dict:
+        """Return the arguments for :meth:`from_config`."""
+        config = super().get_config()
+        return config | {"temperature": self.temperature, "item_counts": self.item_counts}

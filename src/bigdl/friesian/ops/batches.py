@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,22 +15,6 @@ from bigdl.friesian.ops import kinds
 
 if TYPE_CHECKING:
     from bigdl.friesian.ops.operator import Cell, Fitted, Function
-
-__all__ = [
-    "Batch",
-    "Factored",
-    "Values",
-    "batch_of",
-    "by_numpy",
-    "crossed",
-    "cut",
-    "doubles",
-    "factored",
-    "flat",
-    "normal",
-    "text_of",
-    "texts_of",
-]
 
 
 @dataclass(frozen=True)
@@ -195,8 +179,8 @@ def normal(column: pa.Array | pa.ChunkedArray) -> Values:
             column = column.unify_dictionaries()
         column = column.combine_chunks()
     if isinstance(column, pa.DictionaryArray):
-        found = factored(column)
-        return Factored(_normal_values(found.values), found.codes)
+        parts = factored(column)
+        return Factored(_normal_values(parts.values), parts.codes)
     return _normal_values(column)
 
 
@@ -232,14 +216,6 @@ def doubles(values: pa.Array) -> pa.Array:
     return values.cast(pa.float64(), safe=False)
 
 
-def text_of(value: Any) -> str | None:
-    """The text that Spark has for a string, a whole number, a boolean or a date."""
-    if value is None or isinstance(value, str):
-        return value
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def texts_of(values: pa.Array) -> pa.Array:
-    """:func:`text_of` for an array."""
-
+    """The texts that Spark has for strings, whole numbers, booleans or dates."""
     return values if pa.types.is_string(values.type) else values.cast(pa.string())

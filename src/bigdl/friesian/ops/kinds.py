@@ -1,34 +1,61 @@
-"""Kinds of columns, by the names that Spark has for its types; nothing here needs Spark."""
+"""Fields of columns and their kinds, by the names that Spark has for its types.
+
+Nothing here needs Spark.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import datetime
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
 
 from bigdl.common.errors import UsageError
 
-__all__ = [
-    "BITS",
-    "coerced",
-    "digits",
-    "element_of",
-    "float32",
-    "is_array",
-    "is_atomic",
-    "is_fractional",
-    "is_integral",
-    "is_number",
-    "is_numeric",
-    "is_text",
-    "of_arrow",
-    "to_arrow",
-]
+
+@dataclass(frozen=True)
+class Field:
+    """Type, cardinality and length of a column.
+
+    Attributes
+    ----------
+    kind : str
+        Its type, as Spark writes it: ``"int"``, ``"array<double>"``.
+    cardinality : int or None
+        One more than the largest number that it can hold, for columns of category numbers from 0
+        on; the number of rows of an embedding.
+    length : int or None
+        Of its arrays, if all have the same.
+    """
+
+    kind: str
+    cardinality: int | None = None
+    length: int | None = None
+
+
+Schema = Mapping[str, Field]
 
 BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _FRACTIONAL = ("float", "double")
+PLAIN = (*BITS, *_FRACTIONAL, "boolean", "string", "date")
+"""Kinds that Spark, Arrow and Parquet have in common."""
+
+_NAMES = {
+    pa.int8(): "tinyint",
+    pa.int16(): "smallint",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.bool_(): "boolean",
+    pa.date32(): "date",
+    pa.binary(): "binary",
+}
 
 
 def is_integral(kind: str) -> bool:
@@ -68,6 +95,11 @@ def is_atomic(kind: str) -> bool:
     return not nested and kind not in ("matrix", "variant", "vector", "void")
 
 
+def is_category(kind: str) -> bool:
+    """Return True if Spark, Arrow and Python tell values apart, and write them, in the same way."""
+    return is_integral(kind) or kind in ("string", "boolean", "date")
+
+
 def is_array(kind: str) -> bool:
     """Return True if values are arrays."""
     return kind.startswith("array<")
@@ -78,9 +110,22 @@ def element_of(kind: str) -> str:
     return kind[len("array<") : -1]
 
 
+def innermost(kind: str) -> tuple[str, int]:
+    """The kind of what is in the innermost arrays, and how deep they are nested."""
+    depth = 0
+    while is_array(kind):
+        kind, depth = element_of(kind), depth + 1
+    return kind, depth
+
+
+def limits(kind: str) -> tuple[int, int]:
+    """The smallest and the largest number of a kind of whole numbers."""
+    limit = 1 << (BITS[kind] - 1)
+    return -limit, limit - 1
+
+
 def of_arrow(kind: pa.DataType) -> str:
     """The name that Spark has for a type of Arrow."""
-
     if pa.types.is_dictionary(kind):
         return of_arrow(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -91,38 +136,26 @@ def of_arrow(kind: pa.DataType) -> str:
         return "timestamp_ntz" if kind.tz is None else "timestamp"
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return "string"
-    return _names().get(kind, str(kind))
+    return _NAMES.get(kind, str(kind))
 
 
+@cache
 def to_arrow(kind: str) -> pa.DataType:
     """The type of Arrow for a name that :func:`of_arrow` gives to what steps compute with."""
-
     if is_array(kind):
         return pa.list_(to_arrow(element_of(kind)))
     if kind.startswith("decimal"):
         return pa.decimal128(*digits(kind))
-    return next(each for each, name in _names().items() if name == kind)
+    return next(each for each, name in _NAMES.items() if name == kind)
 
 
-def _names() -> dict[pa.DataType, str]:
-
-    return {
-        pa.int8(): "tinyint",
-        pa.int16(): "smallint",
-        pa.int32(): "int",
-        pa.int64(): "bigint",
-        pa.float32(): "float",
-        pa.float64(): "double",
-        pa.string(): "string",
-        pa.bool_(): "boolean",
-        pa.date32(): "date",
-        pa.binary(): "binary",
-    }
-
-
-def float32(value: float) -> float:
-    """A float of 64 bits rounded to the nearest of 32 bits; infinite where that is too small."""
-    return ctypes.c_float(value).value
+def array_of(value: Any, kind: str) -> pa.Array:
+    """An array of one value; None is null."""
+    try:
+        known = to_arrow(kind)
+    except StopIteration:  # no step computes with such values, but one may ask for a length
+        known = pa.list_(pa.null()) if value is None else None
+    return pa.array([value], known)
 
 
 def coerced(value: Any, kind: str, name: str) -> Any:
@@ -146,14 +179,14 @@ def coerced(value: Any, kind: str, name: str) -> Any:
     if hasattr(value, "item") and not getattr(value, "ndim", 0):
         value = value.item()
     if is_array(kind):
-        given = value.tolist() if hasattr(value, "tolist") else value
-        if isinstance(given, list | tuple):
-            return [coerced(each, element_of(kind), name) for each in given]
+        values = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(values, list | tuple):
+            return [coerced(each, element_of(kind), name) for each in values]
     if is_fractional(kind) and isinstance(value, int | float) and not isinstance(value, bool):
-        return float32(value) if kind == "float" else float(value)
+        return ctypes.c_float(value).value if kind == "float" else float(value)
     if is_integral(kind) and type(value) is int:
-        limit = 1 << (BITS[kind] - 1)
-        if -limit <= value < limit:
+        low, high = limits(kind)
+        if low <= value <= high:
             return value
         raise UsageError(f"{name} is of type {kind}, which cannot hold {value!r}")
     if _is_of_kind(value, kind):
@@ -170,3 +203,33 @@ def _is_of_kind(value: Any, kind: str) -> bool:
     if kind in known:
         return isinstance(value, known[kind])
     return not (is_numeric(kind) or is_array(kind))  # what no step computes with passes as it is
+
+
+# -- checks of columns -----------------------------------------------------------------------------
+
+
+def require_columns(
+    known: Iterable[str], names: Iterable[str], where: str = "Table", advice: str = ""
+) -> None:
+    """Check that all columns exist, in the names of a table or in its schema."""
+    missing = [name for name in dict.fromkeys(names) if name not in known]
+    if missing:
+        raise UsageError(
+            f"{missing} do not exist in this {where}, whose columns are {list(known)}{advice}"
+        )
+
+
+def require_kind(
+    before: Schema,
+    names: Iterable[str],
+    is_kind: Callable[[str], bool],
+    word: str,
+    advice: str = "",
+) -> None:
+    """Check that columns exist and are of a kind, which a message calls by a word."""
+    names = list(names)
+    require_columns(before, names)
+    for name in names:
+        kind = before[name].kind
+        if not is_kind(kind):
+            raise UsageError(f"{name} should be a column of {word}, but its type is {kind}{advice}")

@@ -1,4 +1,4 @@
-"""Values replaced by what a table says about them: numbers of a vocabulary, categories of items.
+"""Values replaced by what a table says about them: numbers of a vocabulary, codes of categories.
 
 Single values are joined.  Up to ``DRIVER_KEYS`` keys the table is made unique on the driver and
 broadcast.  Values in arrays go through Arrow batches, with one look-up for each distinct value of a
@@ -9,7 +9,9 @@ the CPU time of Arrow, and less in most cases, with vocabularies of 1,000 to a m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -18,31 +20,63 @@ import pyarrow.compute as pc
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.columns import (
+from bigdl.friesian.ops.hashing import fast_bucket
+from bigdl.friesian.ops.spark import (
+    F,
+    all_of,
+    arrow_function,
     col,
+    is_missing,
     kind_of,
     replace,
+    shared,
     temporary,
 )
-from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
-__all__ = [
-    "DRIVER_KEYS",
-    "Dictionary",
-    "check_single",
-    "encode",
-    "encode_tokens",
-    "numbered",
-    "shared",
-    "value_features",
-]
-
 # Keys that are collected, which is some 30 MB of short strings.  In a Python worker they take about
 # ten times as much.
 DRIVER_KEYS = 1_000_000
+
+
+class Vocabulary:
+    """Different values and their places.
+
+    Parameters
+    ----------
+    values : pyarrow.Array
+    """
+
+    def __init__(self, values: pa.Array):
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @cached_property
+    def _places(self) -> dict[Any, int]:
+        return {value: place for place, value in enumerate(self.values.to_pylist())}
+
+    @cached_property
+    def _order(self) -> tuple[np.ndarray, np.ndarray]:
+        """The places of whole numbers by their values, and these in order."""
+        numbers = self.values.to_numpy(zero_copy_only=False)
+        places = np.argsort(numbers, kind="stable")
+        return places, numbers[places]
+
+    def find(self, values: pa.Array) -> pa.Array:
+        """The places (int32) of values, null for a null or an unknown one."""
+        if len(self) and pa.types.is_integer(values.type):
+            places, ordered = self._order
+            wanted = values.fill_null(0).to_numpy(zero_copy_only=False)
+            at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+            is_unknown = (ordered[at] != wanted) | values.is_null().to_numpy(zero_copy_only=False)
+            return pa.array(places[at], pa.int32(), mask=is_unknown)
+        if len(self) < 4 * len(values):  # it builds a table of its own of the whole vocabulary
+            return pc.index_in(values, value_set=self.values)
+        return pa.array(map(self._places.get, values.to_pylist()), pa.int32())
 
 
 class Dictionary:
@@ -65,16 +99,28 @@ class Dictionary:
         self._shipped: dict[str, Shipped] = {}
 
     @property
-    def key_type(self) -> str:
-        return kind_of(self.df, self.key)
-
-    @property
     def value_type(self) -> str:
         return kind_of(self.df, self.value)
 
+    def meeting_type(self, kind: str) -> str:
+        """The type in which values of a kind and keys are equal if they mean the same."""
+        key = kind_of(self.df, self.key)
+        if kind != key and kinds.is_integral(kind) and kinds.is_integral(key):
+            return "bigint"
+        if kind != key and kinds.is_number(kind) and kinds.is_number(key):
+            return "double"
+        return key
+
+    def look_up(
+        self, df: DataFrame, name: str, output: str, default: Column, broadcast: bool = True
+    ) -> LookUp:
+        """Return the look-up of the values of a column, which are compared in a type that fits."""
+        kind = self.meeting_type(kind_of(df, name))
+        entries = self.entries(kind) if broadcast else self.joined(kind)
+        return LookUp(entries, {"key": col(name).try_cast(kind)}, {output: ("value", default)})
+
     def entries(self, kind: str) -> DataFrame:
         """Columns ``key``, cast to a type, and ``value``, with every key once."""
-
         table = self._table(kind)
         if table is None:
             return self.joined(kind)
@@ -95,12 +141,10 @@ class Dictionary:
 
     def joined(self, kind: str) -> DataFrame:
         """As :meth:`entries`, with nothing collected or broadcast."""
-
         return self._pairs(kind).groupBy("key").agg(F.min("value").alias("value"))
 
     def largest(self) -> int:
         """The largest value, 0 if there is none."""
-
         row = cast("Row", self.df.agg(F.max(col(self.value))).first())
         return row[0] or 0
 
@@ -108,10 +152,8 @@ class Dictionary:
         pairs = self.df.select(
             col(self.key).try_cast(kind).alias("key"), col(self.value).alias("value")
         )
-        pairs = pairs.filter(F.col("key").isNotNull() & F.col("value").isNotNull())
-        if kinds.is_fractional(kind_of(pairs, "key")):
-            pairs = pairs.filter(~F.isnan("key"))
-        return pairs
+        is_known = ~is_missing(F.col("key"), kind_of(pairs, "key"))
+        return pairs.filter(is_known & F.col("value").isNotNull())
 
     def _table(self, kind: str) -> pa.Table | None:
         """The entries, sorted by key, or None if there are too many to collect."""
@@ -126,23 +168,16 @@ class _Learned(Dictionary):
 
     def __init__(self, df: DataFrame, entries: pa.Table):
         super().__init__(df, "key", "value")
-        self._entries, self._kind = entries, kinds.of_arrow(entries["key"].type)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        self._entries = entries
+        if len(entries) <= DRIVER_KEYS:
+            self._tables[kinds.of_arrow(entries["key"].type)] = entries
 
     def largest(self) -> int:
-        return len(self)
-
-    def _table(self, kind: str) -> pa.Table | None:
-        if kind == self._kind and len(self) <= DRIVER_KEYS:
-            return self._entries
-        return super()._table(kind)
+        return len(self._entries)
 
 
-def numbered(spark: SparkSession, vocabulary: pa.Table) -> _Learned:
+def numbered(spark: SparkSession, vocabulary: pa.Table) -> Dictionary:
     """Return the dictionary of a vocabulary, the values of which are numbered by their places."""
-
     numbers = pa.array(range(1, len(vocabulary) + 1), pa.int32())
     entries = pa.table({"key": vocabulary["value"], "value": numbers})
     entries = entries.sort_by("key").combine_chunks()
@@ -152,7 +187,6 @@ def numbered(spark: SparkSession, vocabulary: pa.Table) -> _Learned:
 
 def _unique(pairs: pa.Table) -> pa.Table:
     """Pairs sorted by key, of each key the one with the smallest value."""
-
     pairs = pairs.sort_by([("key", "ascending"), ("value", "ascending")]).combine_chunks()
     if pairs.num_rows < 2:
         return pairs
@@ -173,78 +207,64 @@ class Shipped:
 
     def find(self, keys: pa.Array) -> pa.Array:
         """The value of every key; null where there is none."""
-
-        places, values = self._unpacked()
+        vocabulary, values = self._unpacked()
         codes = keys.cast(self.key_type).dictionary_encode()
-        return values.take(pa.array(places(codes.dictionary)).take(codes.indices))
+        return values.take(vocabulary.find(codes.dictionary).take(codes.indices))
 
-    def _unpacked(self) -> tuple[Callable, pa.Array]:
+    def _unpacked(self) -> tuple[Vocabulary, pa.Array]:
         if not hasattr(self._data, "_bigdl_unpacked"):  # lives as long as Spark keeps the bytes
-            self._data._bigdl_unpacked = _unpack(self._data.value)
+            table = pa.ipc.open_stream(self._data.value).read_all()
+            keys, values = (column.combine_chunks() for column in table.columns)
+            self._data._bigdl_unpacked = Vocabulary(keys), values
         return self._data._bigdl_unpacked
 
 
-def shared(value: Any, spark: Any) -> Any:
-    """A broadcast: Spark sends the value to each worker once, whose process unpacks it once."""
-    context = getattr(spark, "_sc", None)
-    # Spark Connect has no broadcasts: there it travels with the function.
-    return _Carried(value) if context is None else context.broadcast(value)
+# -- joins -----------------------------------------------------------------------------------------
 
 
-class _Carried:
-    """A value that travels with a function, in the place of a broadcast."""
+@dataclass(frozen=True)
+class LookUp:
+    """A table, and the columns that rows take out of it.
 
-    def __init__(self, value: Any):
-        self.value = value
+    Attributes
+    ----------
+    table : pyspark.sql.DataFrame
+        One row for each combination of keys.
+    at : dict of str to Column
+        By the columns of its keys what the rows have in their place.
+    outputs : dict of str to (str, Column)
+        By the name of the result the column of the table, and what stands in for a combination that
+        it has not.
+    """
 
-    def __reduce__(self):
-        return _Carried, (self.value,)
-
-
-def _unpack(data: bytes) -> tuple[Callable, pa.Array]:
-    """A function from keys to their places, and the values at the places."""
-
-    table = pa.ipc.open_stream(data).read_all()
-    keys, values = table["key"], table["value"].combine_chunks()
-    if pa.types.is_integer(keys.type):
-        return _places_by_search(keys.to_numpy()), values
-    keys = keys.to_pylist()
-    return _places_by_hash(dict(zip(keys, range(len(keys)), strict=True))), values
-
-
-def _places_by_search(sorted_keys: np.ndarray) -> Callable:
-
-    def places(keys: pa.Array) -> np.ma.MaskedArray:
-        wanted = keys.to_numpy(zero_copy_only=False)
-        found = np.searchsorted(sorted_keys, wanted)
-        if not len(sorted_keys):
-            return np.ma.masked_all(len(wanted), np.int64)
-        there = sorted_keys[np.minimum(found, len(sorted_keys) - 1)] == wanted
-        return np.ma.MaskedArray(found, mask=~there)
-
-    return places
+    table: DataFrame
+    at: Mapping[str, Column]
+    outputs: Mapping[str, tuple[str, Column]]
 
 
-def _places_by_hash(table: dict) -> Callable:
+def join(
+    df: DataFrame, look_ups: Sequence[LookUp], others: Mapping[str, Column | None] | None = None
+) -> DataFrame:
+    """`df` with what some tables say about its rows.
 
-    def places(keys: pa.Array) -> pa.Array:
-        return pa.array([table.get(key) for key in keys.to_pylist()], pa.int64())
-
-    return places
-
-
-# -- look-ups --------------------------------------------------------------------------------------
-
-
-def _meeting_type(kind: str, key_type: str) -> str:
-    """The type in which values and keys are equal if they mean the same."""
-    if kind == key_type or kinds.is_text(key_type):
-        return key_type
-    if kinds.is_integral(kind) and kinds.is_integral(key_type):
-        return "bigint"
-    if kinds.is_number(kind) and kinds.is_number(key_type):
-        return "double"
-    return key_type
+    With `others` there are other columns too: they are in its order, and None in it stands for a
+    result of the look-ups.  No result takes the place of a column before all are there, since the
+    column may be a key of this or another table.
+    """
+    rows, results = df, dict(others or {})
+    gone: list[str] = []
+    for i, each in enumerate(look_ups):
+        if not each.outputs:
+            continue
+        wanted = [*each.at, *dict.fromkeys(column for column, _ in each.outputs.values())]
+        hidden = {name: temporary(rows, f"found{i}_{j}") for j, name in enumerate(wanted)}
+        table = each.table.select(*(col(name).alias(other) for name, other in hidden.items()))
+        same = all_of(value == col(hidden[name]) for name, value in each.at.items())
+        rows = rows.join(table, same, "left")
+        for output, (column, default) in each.outputs.items():
+            results[output] = F.coalesce(col(hidden[column]), default)
+        gone += hidden.values()
+    return replace(rows, cast("dict[str, Column]", results)).drop(*gone)
 
 
 def check_single(name: str, kind: str) -> None:
@@ -271,32 +291,14 @@ def encode(
     oov_buckets : int, default 0
         So many numbers behind the largest one are given to values without an entry, by their hash.
     """
-
+    look_ups = []
     for name, dictionary in dictionaries.items():
-        if not oov_buckets:
-            df = _join(df, name, dictionary, broadcast)
-            continue
-        source = temporary(df, "source")
-        found = _join(df.withColumn(source, col(name)), name, dictionary, broadcast)
-        bucket = _bucket(col(source), dictionary.largest() + 1, oov_buckets)
-        df = replace(found, {name: F.coalesce(col(name), bucket)}).drop(source)
-    return df
-
-
-def _bucket(value: Column, first: int, buckets: int) -> Column:
-    """A number from `first` on for a value that is not missing."""
-
-    number = F.pmod(F.xxhash64(value.cast("string")), F.lit(buckets)) + first
-    return F.when(value.isNotNull(), number.cast("int"))
-
-
-def _join(df: DataFrame, name: str, dictionary: Dictionary, broadcast: bool) -> DataFrame:
-    kind = _meeting_type(kind_of(df, name), dictionary.key_type)
-    key, value = temporary(df, "key"), temporary(df, "value")
-    entries = dictionary.entries(kind) if broadcast else dictionary.joined(kind)
-    entries = entries.withColumnsRenamed({"key": key, "value": value})
-    joined = df.join(entries, col(name).try_cast(kind) == col(key), "left")
-    return replace(joined, {name: col(value)}).drop(key, value)
+        default = F.lit(None)
+        if oov_buckets:
+            number = fast_bucket(col(name), oov_buckets) + (dictionary.largest() + 1)
+            default = F.when(col(name).isNotNull(), number)
+        look_ups.append(dictionary.look_up(df, name, name, default, broadcast))
+    return join(df, look_ups)
 
 
 def encode_tokens(
@@ -324,15 +326,14 @@ def encode_tokens(
     smallest : bool
         Only the smallest number of each cell.
     """
-
     for name, dictionary in dictionaries.items():
-        kind = _meeting_type("string", dictionary.key_type)
+        kind = dictionary.meeting_type("string")
         shipped = dictionary.shipped(kind) if broadcast else None
         if shipped is None:
             df = _join_tokens(df, name, dictionary, kind, separator)
         else:
             tokens = F.split(col(name).cast("string"), separator)
-            function = _arrow_function(_Known(shipped), f"array<{dictionary.value_type}>")
+            function = arrow_function(_Known(shipped), f"array<{dictionary.value_type}>")
             df = replace(df, {name: function(tokens.try_cast(f"array<{kind}>"))})
         if smallest:
             df = replace(df, {name: F.array_min(col(name))})
@@ -345,91 +346,81 @@ def _join_tokens(
     df: DataFrame, name: str, dictionary: Dictionary, kind: str, separator: str
 ) -> DataFrame:
     """Each different cell is split and joined once, then the cells are joined with the rows."""
-
     cells = df.select(col(name).alias("cell")).dropna().distinct()
     tokens = F.split(F.col("cell").cast("string"), separator)
     rows = cells.select("cell", F.posexplode(tokens).alias("place", "token"))
     entries = dictionary.joined(kind)
-    found = rows.join(entries, F.col("token").try_cast(kind) == F.col("key"))
+    known = rows.join(entries, F.col("token").try_cast(kind) == F.col("key"))
     both = F.sort_array(F.collect_list(F.struct("place", "value")))
-    cell, numbers = temporary(df, "cell"), temporary(df, "numbers")
-    encoded = found.groupBy(F.col("cell").alias(cell)).agg(both["value"].alias(numbers))
-    joined = df.join(encoded, col(name) == col(cell), "left")
-    return replace(joined, {name: col(numbers)}).drop(cell, numbers)
+    encoded = known.groupBy("cell").agg(both["value"].alias("numbers"))
+    return join(df, [LookUp(encoded, {"cell": col(name)}, {name: ("numbers", F.lit(None))})])
 
 
 def value_features(
-    df: DataFrame, column: str, output: str, dictionary: Dictionary, default: Any
+    df: DataFrame, outputs: Mapping[str, str], dictionary: Dictionary, default: Any
 ) -> DataFrame:
-    """A column of what a dictionary says about the values of another, or of its nested arrays.
+    """Columns of what a dictionary says about the values of others, or of their nested arrays.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-    column, output : str
-        They may be the same.
+    outputs : dict of str to str
+        By the column of values the result; they may be the same.
     dictionary : Dictionary
     default : object
         For values that it does not have.
     """
-
-    depth, kind, wanted = 0, kind_of(df, column), dictionary.value_type
-    while kinds.is_array(kind):
-        depth, kind, wanted = depth + 1, kinds.element_of(kind), f"array<{wanted}>"
-    if not depth:
-        source = temporary(df, "source")
-        found = _join(df.withColumn(source, col(column)), source, dictionary, True)
-        value = F.coalesce(col(source), F.lit(default).cast(wanted))
-        return replace(found, {output: value}).drop(source)
-    meeting = _meeting_type(kind, dictionary.key_type)
-    shipped = cast("Shipped", dictionary.shipped(meeting, limited=False))
-    function = _arrow_function(_Values(shipped, depth, default), wanted)
-    nested = "array<" * depth + meeting + ">" * depth
-    return replace(df, {output: function(col(column).try_cast(nested))})
-
-
-def _arrow_function(function: Callable, kind: str) -> Callable:
-    from pyspark.sql.functions import arrow_udf
-
-    def apply(values):
-        return function(values)
-
-    return arrow_udf(apply, kind)  # type: ignore[call-overload]  # pyspark's stubs lack a default
+    wanted = dictionary.value_type
+    look_ups: list[LookUp] = []
+    results: dict[str, Column | None] = dict.fromkeys(outputs.values())
+    for name, output in outputs.items():
+        inner, depth = kinds.innermost(kind_of(df, name))
+        if not depth:
+            known = F.lit(default).cast(wanted)
+            look_ups.append(dictionary.look_up(df, name, output, known))
+            continue
+        kind = dictionary.meeting_type(inner)
+        shipped = cast("Shipped", dictionary.shipped(kind, limited=False))
+        begin, end = "array<" * depth, ">" * depth
+        function = arrow_function(_Values(shipped, depth, default), f"{begin}{wanted}{end}")
+        results[output] = function(col(name).try_cast(f"{begin}{kind}{end}"))
+    return join(df, look_ups, results)
 
 
+@dataclass(frozen=True)
 class _Values:
     """The values of keys, which may be in nested lists; a default for unknown ones."""
 
-    def __init__(self, shipped: Shipped, depth: int = 0, default: Any = None):
-        self.shipped, self.depth, self.default = shipped, depth, default
+    shipped: Shipped
+    depth: int = 0
+    default: Any = None
 
     def __call__(self, keys: pa.Array) -> pa.Array:
         return self._nested(keys, self.depth)
 
     def _nested(self, keys: pa.Array, depth: int) -> pa.Array:
         if not depth:
-            found = self.shipped.find(keys)
-            return found if self.default is None else found.fill_null(self.default)
+            values = self.shipped.find(keys)
+            return values if self.default is None else values.fill_null(self.default)
         inner = self._nested(keys.flatten(), depth - 1)
         return pa.ListArray.from_arrays(_offsets(keys), inner, mask=keys.is_null())
 
 
+@dataclass(frozen=True)
 class _Known:
     """The values of the keys in a list, without those of unknown ones; null if there are none."""
 
-    def __init__(self, shipped: Shipped):
-        self.shipped = shipped
+    shipped: Shipped
 
     def __call__(self, keys: pa.Array) -> pa.Array:
-        found = self.shipped.find(keys.flatten())
-        known = np.concatenate([[0], np.cumsum(found.is_valid().to_numpy(zero_copy_only=False))])
+        values = self.shipped.find(keys.flatten())
+        known = np.concatenate([[0], np.cumsum(values.is_valid().to_numpy(zero_copy_only=False))])
         offsets = known[_offsets(keys).to_numpy()].astype(np.int32)
         empty = pa.array(offsets[1:] == offsets[:-1])
-        return pa.ListArray.from_arrays(pa.array(offsets), found.drop_null(), mask=empty)
+        return pa.ListArray.from_arrays(pa.array(offsets), values.drop_null(), mask=empty)
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
     """Where the lists begin in ``lists.flatten()``, which has nothing of null lists."""
-
     lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
     return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))

@@ -13,32 +13,33 @@ Representations of Words and Phrases and their Compositionality", NIPS 2013).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import columns, kinds
-from bigdl.friesian.ops.columns import (
-    check_count,
+from bigdl.friesian.ops import kinds, lookup, spark
+from bigdl.friesian.ops.kinds import Schema, require_columns
+from bigdl.friesian.ops.lookup import LookUp
+from bigdl.friesian.ops.operator import State, TableOperator
+from bigdl.friesian.ops.requests import Outcome, Request
+from bigdl.friesian.ops.spark import (
+    F,
+    arrow_function,
     check_string,
     col,
     kind_of,
     names_of,
-    require_columns,
+    shared,
     temporary,
 )
-from bigdl.friesian.ops.operator import Outcome, Request, Schema, State, TableOperator
-from bigdl.friesian.ops.spark import F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-__all__ = ["AddNegHistSeq", "AddNegativeSamples"]
 
 _TICKETS = 1 << 38  # of all items; times the rows of a batch they fit in 64 bits
 
@@ -49,7 +50,7 @@ def _check_sizes(item_size: Any, neg_num: Any) -> None:
             "item_size should be the largest item number plus 1, and at least 3 for there to be "
             f"another item, but got {item_size!r}"
         )
-    check_count(neg_num, "neg_num", 1)
+    check_integer("neg_num", neg_num, 1)
 
 
 def _check_items(name: str, kind: str) -> None:
@@ -96,7 +97,7 @@ class AddNegativeSamples(TableOperator):
             if getattr(self, what) is not None:
                 check_string(getattr(self, what), what)
         if self.popularity is not None:
-            _check_popularity(self.popularity)
+            check_number("popularity", self.popularity, 0)
 
     @property
     def reads(self) -> list[str]:
@@ -112,7 +113,7 @@ class AddNegativeSamples(TableOperator):
         return known.get(name) or super().cardinality(name, state)
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        require_columns(df, self.reads)
+        require_columns(df.columns, self.reads)
         kind = kind_of(df, self.item_col)
         _check_items(self.item_col, kind)
         row, samples, history = (temporary(df, each) for each in ("row", "samples", "history"))
@@ -122,7 +123,7 @@ class AddNegativeSamples(TableOperator):
             _check_history(df, self.exclude_history_col, "exclude_history_col")
             histories.append(col(self.exclude_history_col))
         if self.user_col is not None:
-            rows = self._with_items_of_user(rows, history)
+            rows = self._with_items(rows, col(self.user_col), history)
             histories.append(col(history))
         pair = F.array(F.struct(col(self.item_col).alias("item"), F.lit(1).alias("label")))
         wrong = F.transform(
@@ -131,15 +132,13 @@ class AddNegativeSamples(TableOperator):
         )
         rows = rows.withColumn(samples, F.explode(F.concat(wrong, pair)))
         sample = {self.item_col: col(samples)["item"], self.label_col: col(samples)["label"]}
-        return columns.replace(rows, sample).drop(row, samples, history)
+        return spark.replace(rows, sample).drop(row, samples, history)
 
-    def _with_items_of_user(self, rows: DataFrame, history: str) -> DataFrame:
+    def _with_items(self, rows: DataFrame, user: Column, history: str) -> DataFrame:
         """Return `rows` with a column of all items that the table has of the user of each."""
-
-        user, user_col = temporary(rows, "user"), cast("str", self.user_col)
-        items = F.collect_set(col(self.item_col)).alias(history)
-        known = rows.groupBy(col(user_col).alias(user)).agg(items)
-        return rows.join(known, col(user_col) == col(user), "left").drop(user)
+        items = F.collect_set(col(self.item_col)).alias("items")
+        known = rows.groupBy(user.alias("user")).agg(items)
+        return lookup.join(rows, [LookUp(known, {"user": user}, {history: ("items", F.lit(None))})])
 
     def _negatives(self, df: DataFrame, row: Column, histories: Sequence[Column]) -> Column:
         """Return arrays of the items that are drawn."""
@@ -152,9 +151,10 @@ class AddNegativeSamples(TableOperator):
         if self.popularity is not None:
             tickets = _tickets_of(df, self.item_col, size, self.popularity)
             bits = F.transform(draws, lambda k: F.xxhash64(key, row, k))
-            return _popular_draws(tickets, df, bits, excluded)
-        found = F.transform(draws, lambda k: _other_than_all(excluded, size, key, row, k))
-        return F.filter(found, lambda item: item.isNotNull())
+            draw = arrow_function(_Tickets(tickets, df.sparkSession).draw, "array<bigint>")
+            return draw(bits, excluded)
+        items = F.transform(draws, lambda k: _other_than_all(excluded, size, key, row, k))
+        return F.filter(items, lambda item: item.isNotNull())
 
 
 def _check_history(df: DataFrame, name: str, what: str) -> None:
@@ -179,7 +179,7 @@ def _other_than_all(excluded: Column, item_size: int, *keys: Any) -> Column:
     left = F.lit(item_size - 1) - F.size(excluded)
     drawn = _uniform(F.greatest(left, F.lit(1)), *keys) + 1
     stepped = F.aggregate(
-        excluded, drawn, lambda found, item: F.when(item <= found, found + 1).otherwise(found)
+        excluded, drawn, lambda number, item: F.when(item <= number, number + 1).otherwise(number)
     )
     return F.when(left > 0, stepped)
 
@@ -224,14 +224,7 @@ class AddNegHistSeq(TableOperator):
         rows = df.withColumn(row, F.monotonically_increasing_id())
         history = col(self.item_history_col)
         added = {f"neg_{self.item_history_col}": F.transform(history, others)}
-        return columns.replace(rows, added).drop(row)
-
-
-def _check_popularity(popularity: Any) -> None:
-    """Check the power of the counts."""
-    is_number = isinstance(popularity, int | float) and not isinstance(popularity, bool)
-    if not is_number or not 0 <= popularity < math.inf:
-        raise UsageError(f"popularity should be a number from 0 on, or None, got {popularity!r}")
+        return spark.replace(rows, added).drop(row)
 
 
 def _tickets_of(df: DataFrame, item_col: str, item_size: int, popularity: float) -> np.ndarray:
@@ -253,45 +246,22 @@ def _tickets_of(df: DataFrame, item_col: str, item_size: int, popularity: float)
     return np.ceil(weights * (_TICKETS / max(total, 1.0))).astype(np.int64)
 
 
-def _popular_draws(tickets: np.ndarray, df: DataFrame, draws: Column, excluded: Column) -> Column:
-    """Items for random numbers.
-
-    Parameters
-    ----------
-    tickets : ndarray of int64
-        Of every item.
-    df : pyspark.sql.DataFrame
-    draws : Column of array<bigint>
-        Random bits, one number for each item to be drawn.
-    excluded : Column of array<bigint>
-        Items that must not be drawn: ascending, different, and all of them numbers of `tickets`.
-
-    Returns
-    -------
-    Column of array<bigint>
-        Empty where no item is left.
-    """
-    from pyspark.sql.functions import arrow_udf
-
-    table = _Tickets(tickets, df.sparkSession)
-
-    def draw(bits, left_out):
-        return table.draw(bits, left_out)
-
-    function = arrow_udf(draw, "array<bigint>")  # type: ignore[call-overload]  # pyspark's stubs lack a default
-    return function(draws, excluded)
-
-
 class _Tickets:
-    """The tickets in a worker: sent there once."""
+    """The tickets of every item, in a worker."""
 
     def __init__(self, tickets: np.ndarray, spark: Any):
-        # Spark Connect has no broadcasts: there the array travels with the function.
-        context = getattr(spark, "_sc", None)
-        self._given: Any = tickets if context is None else context.broadcast(tickets)
+        self._shared = shared(tickets, spark)
 
     def draw(self, bits: pa.ListArray, excluded: pa.ListArray) -> pa.ListArray:
-        tickets = getattr(self._given, "value", self._given)
+        """Draw an item for each of some random bits; none where no item is left.
+
+        Parameters
+        ----------
+        bits : pyarrow.ListArray of int64
+        excluded : pyarrow.ListArray of int64
+            Items that must not be drawn: ascending, different, and all of them have tickets.
+        """
+        tickets = self._shared.value
         ends = np.cumsum(tickets)
         begins, total = ends - tickets, int(ends[-1])
         row, item = _rows_and_values(excluded)
@@ -310,10 +280,10 @@ class _Tickets:
         drawn = (random.view(np.uint64) % left[owner].astype(np.uint64)).astype(np.int64)
         place = np.searchsorted(row * apart + free, owner * apart + drawn, "right")
         skipped = padded[place] - padded[first[owner]]
-        found = np.searchsorted(ends, drawn + skipped, "right")
+        items = np.searchsorted(ends, drawn + skipped, "right")
         counts = np.bincount(owner, minlength=len(bits))
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(found))
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(items))
 
 
 def _rows_and_values(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,10 +1,10 @@
 """Operators, what they do to cells, and what they have to learn first.
 
 An :class:`Operator` holds the arguments of one method.  Given the fields of the columns before it
-and, if it learns, its state, it says what it does in two ways.  :meth:`Operator.catalyst` is a
-function of a DataFrame of Spark.  :meth:`Operator.cells` lists what each new column is computed
-from and by which :class:`Function`, which knows how to compute an array of Arrow and a single value
-of Python: the executors ``arrow`` and ``row`` need nothing else.
+and, if it learns, its state, :meth:`Operator.cells` lists what each new column is computed from and
+by which :class:`Function`, which computes an array of Arrow: the executors ``arrow`` and ``row``
+need nothing else.  :meth:`Operator.catalyst` is the same as a function of a DataFrame of Spark: by
+default a column for each cell, of the expression that its function has.
 
 A :class:`FeatureTable` runs an operator at once.  A :class:`FeaturePipeline` records it, which
 checks its arguments; ``fit`` calls :meth:`Operator.requests`, has them answered together with those
@@ -15,7 +15,7 @@ then on a :class:`Fitted` holds operator, fields and state.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -23,59 +23,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import pyarrow as pa
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops.kinds import Field, Schema, require_columns
+from bigdl.friesian.ops.requests import Outcome, Request
+from bigdl.friesian.ops.spark import col, replace
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
-__all__ = [
-    "Ask",
-    "Cell",
-    "Counts",
-    "Extremes",
-    "Field",
-    "Fitted",
-    "Function",
-    "GroupOperator",
-    "Operator",
-    "Outcome",
-    "Program",
-    "Quantiles",
-    "Request",
-    "Schema",
-    "State",
-    "TableOperator",
-    "TargetSums",
-    "check_schema",
-    "executors_of",
-    "inputs_of",
-    "require_fields",
-    "require_kind",
-    "require_numbers",
-]
-
-
-@dataclass(frozen=True)
-class Field:
-    """Type, cardinality and length of a column.
-
-    Attributes
-    ----------
-    kind : str
-        Its type, as Spark writes it: ``"int"``, ``"array<double>"``.
-    cardinality : int or None
-        One more than the largest number that it can hold, for columns of category numbers from 0
-        on; the number of rows of an embedding.
-    length : int or None
-        Of its arrays, if all have the same.
-    """
-
-    kind: str
-    cardinality: int | None = None
-    length: int | None = None
-
-
-Schema = Mapping[str, Field]
 State = Mapping[str, Any]
 
 
@@ -94,9 +48,9 @@ class Function(ABC):
     def array(self, *values: pa.Array) -> pa.Array:
         """The results for arrays of the same length."""
 
-    @abstractmethod
-    def value(self, *values: Any) -> Any:
-        """The result for one row; None is null."""
+    def column(self, *values: Any) -> Column:
+        """The results for columns of Spark, unless the operator has a plan of its own."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -118,98 +72,12 @@ class Cell:
     function: Function | None
 
 
-@dataclass(frozen=True)
-class Request:
-    """A question; executors replace the columns by the names that these have for them.
-
-    Attributes
-    ----------
-    columns : tuple of str
-    """
-
-    columns: tuple[str, ...]
+OPERATORS: dict[str, type[Operator]] = {}
+"""The operators by their methods."""
 
 
 @dataclass(frozen=True)
-class Counts(Request):
-    """Counts of the values of the columns together, without nulls.
-
-    The answer is a table of Arrow with the columns ``value`` and ``count`` (int64), in no order.
-
-    Attributes
-    ----------
-    separator : str or None
-        Between the several values of a cell.
-    at_least : int
-        Leave out values that occur less often.
-    """
-
-    separator: str | None = None
-    at_least: int = 0
-
-
-@dataclass(frozen=True)
-class Extremes(Request):
-    """The smallest and the largest value of a column of numbers, without nulls and NaN.
-
-    The answer is a pair of float, or of int for whole numbers, or (None, None).
-
-    Attributes
-    ----------
-    is_finite : bool
-        Leave out infinite values too.
-    """
-
-    is_finite: bool = False
-
-
-@dataclass(frozen=True)
-class Quantiles(Request):
-    """Values of a column of numbers at shares of the rows, without nulls and NaN.
-
-    The answer is a list of float, exact to a thousandth of the rows; empty if there is no value.
-
-    Attributes
-    ----------
-    shares : tuple of float
-    """
-
-    shares: tuple[float, ...] = (0.5,)
-
-
-@dataclass(frozen=True)
-class TargetSums(Request):
-    """Rows, sums and counts of targets for each combination of values; nulls make none.
-
-    The columns are those of the categories, then those of the targets.  The answer is a table of
-    Arrow with the columns ``key_<i>``, ``rows``, ``sum_<j>`` and ``count_<j>``, in no order; the
-    combination of nulls, if there is one, is in it too.
-
-    Attributes
-    ----------
-    targets : int
-        How many of the columns are targets.
-    """
-
-    targets: int = 1
-
-
-@dataclass(frozen=True)
-class Outcome(Request):
-    """The columns behind an operator that only runs on tables of Spark.
-
-    The answer is a dict from their names to their kinds.
-
-    Attributes
-    ----------
-    step : TableOperator
-    """
-
-    step: Any = None
-
-
-@dataclass(frozen=True)
-class Operator(ABC):
+class Operator:
     """One method with its arguments; see the module for its life.
 
     Attributes
@@ -224,6 +92,10 @@ class Operator(ABC):
     method: ClassVar[str]
     is_row_wise: ClassVar[bool] = True
 
+    def __init_subclass__(cls) -> None:
+        if "method" in vars(cls):
+            OPERATORS[cls.method] = cls
+
     def arguments(self) -> dict[str, Any]:
         """The arguments of the method, which are values of JSON."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
@@ -237,6 +109,14 @@ class Operator(ABC):
         columns = getattr(self, "columns", ())
         return None if columns is None else list(columns)
 
+    @property
+    def dropped(self) -> set[str]:
+        """The columns before it that are not behind it."""
+        return set()
+
+    def check(self, before: Schema) -> None:
+        """Refuse columns that only Spark can work on; called before all else in pipelines."""
+
     def requests(self, before: Schema) -> dict[str, Request]:
         """Return questions about the data, by name; raises where a column does not fit."""
         return {}
@@ -249,34 +129,37 @@ class Operator(ABC):
         """Return True if its columns are unknown before it has learned."""
         return False
 
-    @abstractmethod
     def cells(self, before: Schema, state: State | None) -> list[Cell]:
         """The columns that it makes; without a state the functions may be None."""
+        return []
 
     def after(self, before: Schema, state: State | None) -> Schema:
         """The fields of all columns behind it, in their order."""
         made = {cell.output: cell.field for cell in self.cells(before, state)}
-        return {**{name: made.get(name, each) for name, each in before.items()}, **made}
+        return {name: each for name, each in {**before, **made}.items() if name not in self.dropped}
 
-    @abstractmethod
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         """The step on a DataFrame, which may lack columns that the step does not read."""
+        made = {
+            cell.output: cell.function.column(*map(col, cell.inputs))
+            for cell in self.cells(before, state)
+            if cell.function is not None
+        }
+        return replace(df, made).drop(*self.dropped)
 
-    def divided(self, state: State) -> tuple[Operator | None, Operator]:
-        """Return the part that is faster through Arrow batches, if there is one, and the rest."""
+    def divided(self, state: State) -> tuple[Operator | None, Operator | None]:
+        """Return the part that is faster through Arrow batches, and the rest, if there are such."""
         return None, self
-
-    def pays_in_batches(self, state: State) -> bool:
-        """Return True if ``catalyst`` is slower than a way through Arrow batches and back."""
-        return False
 
     def training(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         """:meth:`catalyst` on the very rows that the state was learned from."""
         return self.catalyst(df, before, state)
 
 
-class GroupOperator(Operator):
+class GroupOperator(Operator, ABC):
     """An operator that looks at the rows with the same value in a column, and at no others."""
+
+    is_row_wise = False
 
     @property
     @abstractmethod
@@ -357,50 +240,15 @@ def inputs_of(fitted: Sequence[Fitted]) -> list[str]:
     return [name for name in (fitted[0].before if fitted else ()) if name in needed]
 
 
-def check_schema(found: Schema, wanted: Schema, needed: Sequence[str]) -> None:
+def check_schema(known: Schema, wanted: Schema, needed: Sequence[str]) -> None:
     """Check that data have the columns that a pipeline reads, of the types at ``fit``."""
-    missing = [name for name in needed if name not in found]
-    if missing:
-        raise UsageError(
-            f"{missing} do not exist in this Table, whose columns are {list(found)}; the pipeline "
-            "reads them"
-        )
+    require_columns(known, needed, advice="; the pipeline reads them")
     for name in needed:
-        if found[name].kind != wanted[name].kind:
+        if known[name].kind != wanted[name].kind:
             raise UsageError(
                 f"The column {name} was {wanted[name].kind} when the pipeline learned, and is now "
-                f"{found[name].kind}; cast it first"
+                f"{known[name].kind}; cast it first"
             )
-
-
-def require_fields(before: Schema, columns: Sequence[str]) -> None:
-    """Check that all columns exist."""
-    missing = [name for name in dict.fromkeys(columns) if name not in before]
-    if missing:
-        raise UsageError(f"{missing} do not exist in this Table, whose columns are {list(before)}")
-
-
-def require_kind(
-    before: Schema,
-    columns: Sequence[str],
-    is_kind: Callable[[str], bool],
-    word: str,
-    advice: str = "",
-) -> None:
-    """Check that columns exist and are of a kind, which a message calls by a word."""
-    require_fields(before, columns)
-    for name in columns:
-        kind = before[name].kind
-        if not is_kind(kind):
-            raise UsageError(
-                f"{name} should be a column of {word}, but its type is {kind}"
-                + (advice and f"; {advice}")
-            )
-
-
-def require_numbers(before: Schema, columns: Sequence[str]) -> None:
-    """Check that columns exist and hold numbers that all executors compute alike."""
-    require_kind(before, columns, kinds.is_numeric, "numbers")
 
 
 class TableOperator(Operator):
@@ -420,9 +268,6 @@ class TableOperator(Operator):
 
     def hides_columns(self, before: Schema) -> bool:
         return True
-
-    def cells(self, before: Schema, state: State | None) -> list[Cell]:
-        return []
 
     def after(self, before: Schema, state: State | None) -> Schema:
         known = cast("State", state)  # nothing asks before, as its columns are hidden

@@ -9,8 +9,6 @@ from typing import Any, cast
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["Feature", "FeatureSchema"]
-
 
 @dataclass(frozen=True)
 class Feature:
@@ -95,8 +93,10 @@ class FeatureSchema(Mapping):
         """
         shape = self[name].shape
         if not shape or shape[0] is None:
-            found = "arrays of different lengths" if shape else "single values"
-            raise UsageError(f"{name} should hold arrays of one length, but holds {found}; pad it")
+            content = "arrays of different lengths" if shape else "single values"
+            raise UsageError(
+                f"{name} should hold arrays of one length, but holds {content}; pad it"
+            )
         return shape[0]
 
     def union(self, other: FeatureSchema) -> FeatureSchema:
@@ -119,11 +119,11 @@ class FeatureSchema(Mapping):
     @classmethod
     def from_json(cls, text: str) -> FeatureSchema:
         """Read what :meth:`to_json` wrote."""
-        found: dict[str, Any] = json.loads(text)
+        features: dict[str, Any] = json.loads(text)
         return cls(
             {
                 name: Feature(each["dtype"], each["cardinality"], tuple(each["shape"]))
-                for name, each in found.items()
+                for name, each in features.items()
             }
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,40 +10,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import factored, normal
-from bigdl.friesian.ops.columns import (
-    as_names,
-    check_count,
-    check_string,
-    col,
-    kind_of,
-    names_of_results,
-    random_seed,
-    replace,
-    require_columns,
-    temporary,
-)
+from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
 from bigdl.friesian.ops.operator import (
     Cell,
-    Field,
     Function,
     GroupOperator,
     Operator,
-    Request,
-    Schema,
     State,
-    TableOperator,
-    require_fields,
-    require_kind,
 )
-from bigdl.friesian.ops.spark import F
+from bigdl.friesian.ops.spark import (
+    F,
+    check_string,
+    col,
+    kind_of,
+    or_error,
+    temporary,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-__all__ = ["AddHistSeq", "Mask", "Pad", "difference_lag", "sample_listwise"]
 
 _ROWS = 1 << 16  # of a table that comes out: histories are many times as large as what they are of
 _ALL = 2147483647
@@ -53,7 +42,7 @@ _ALL = 2147483647
 
 
 @dataclass(frozen=True)
-class AddHistSeq(GroupOperator, TableOperator):
+class AddHistSeq(GroupOperator):
     """``add_hist_seq``, which the executor ``arrow`` makes of all rows of some users at a time."""
 
     cols: list[str]
@@ -67,24 +56,14 @@ class AddHistSeq(GroupOperator, TableOperator):
     def __post_init__(self) -> None:
         check_string(self.user_col, "user_col")
         check_string(self.sort_col, "sort_col")
-        check_count(self.min_len, "min_len", 0)
-        check_count(self.max_len, "max_len", 1)
-        check_count(self.num_seqs, "num_seqs", 1)
+        check_integer("min_len", self.min_len, 0)
+        check_integer("max_len", self.max_len, 1)
+        check_integer("num_seqs", self.num_seqs, 1)
 
-    def requests(self, before: Schema) -> dict[str, Request]:
-        require_fields(before, self.columns)
-        return {}
-
-    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
-        return {}
-
-    def hides_columns(self, before: Schema) -> bool:
-        return False
+    def check(self, before: Schema) -> None:
+        require_columns(before, self.columns)
 
     def after(self, before: Schema, state: State | None) -> Schema:
-        return self._fields(before)
-
-    def _fields(self, before: Schema) -> dict[str, Field]:
         columns = self._order(before)
         return {
             name: Field(f"array<{before[of].kind}>", before[of].cardinality) if of else before[name]
@@ -94,13 +73,13 @@ class AddHistSeq(GroupOperator, TableOperator):
     def _order(self, names: Any) -> dict[str, str | None]:
         """The columns that come out, with what the histories among them are made of."""
         histories = {f"{name}_hist_seq": name for name in self.cols}
-        found: dict[str, str | None] = {}
+        order: dict[str, str | None] = {}
         for name in names:
             if name not in histories:
-                found[name] = None
+                order[name] = None
             if name in self.cols:
-                found[f"{name}_hist_seq"] = name
-        return found
+                order[f"{name}_hist_seq"] = name
+        return order
 
     @property
     def key(self) -> str:
@@ -113,32 +92,25 @@ class AddHistSeq(GroupOperator, TableOperator):
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         from pyspark.sql import Window
 
-        require_columns(df, self.columns)
+        require_columns(df.columns, self.columns)
         place, rank, history, later = (
             temporary(df, each) for each in ("place", "rank", "history", "later")
         )
-        time = F.when(col(self.sort_col).isNotNull(), col(self.sort_col)).otherwise(
-            F.raise_error(
-                F.lit(f"The column {self.sort_col} has nulls; drop or fill them first")
-            ).cast(kind_of(df, self.sort_col))
-        )
+        time = col(self.sort_col)
+        time = or_error(time, time.isNotNull(), self._nulls, kind_of(df, self.sort_col))
         # records of equal time keep the order of the input
         window = Window.partitionBy(col(self.user_col)).orderBy(time, col(place))
         past = F.collect_list(F.struct(*(col(name).alias(name) for name in self.cols)))
-        rows = df.withColumn(place, F.monotonically_increasing_id()).withColumns(
-            {
-                rank: F.row_number().over(window),
-                history: past.over(window.rowsBetween(-self.max_len, -1)),
-            }
-            | (
-                {later: F.lead(F.lit(1), self.num_seqs).over(window)}
-                if self.num_seqs < _ALL
-                else {}
-            )
-        )
-        rows = rows.filter(col(rank) > self.min_len)
+        figures = {
+            rank: F.row_number().over(window),
+            history: past.over(window.rowsBetween(-self.max_len, -1)),
+        }
+        is_wanted = col(rank) > self.min_len
         if self.num_seqs < _ALL:
-            rows = rows.filter(col(later).isNull())
+            figures[later] = F.lead(F.lit(1), self.num_seqs).over(window)
+            is_wanted = is_wanted & col(later).isNull()
+        rows = df.withColumn(place, F.monotonically_increasing_id()).withColumns(figures)
+        rows = rows.filter(is_wanted)
         return rows.select(
             *(
                 F.col(history).getField(of).alias(name) if of else col(name)
@@ -148,11 +120,11 @@ class AddHistSeq(GroupOperator, TableOperator):
 
     def of_groups(self, table: pa.Table) -> Iterator[pa.Table]:
         order, place, size = self._places(table)
-        found = np.flatnonzero((place >= self.min_len) & (place + self.num_seqs >= size))
+        wanted = np.flatnonzero((place >= self.min_len) & (place + self.num_seqs >= size))
         columns = self._order(table.column_names)
         arrays = {name: table[name].combine_chunks() for name in table.column_names}
-        for start in range(0, max(len(found), 1), _ROWS):  # one without rows has the columns
-            rows = found[start : start + _ROWS]
+        for start in range(0, max(len(wanted), 1), _ROWS):  # one without rows has the columns
+            rows = wanted[start : start + _ROWS]
             lengths = np.minimum(place[rows], self.max_len)
             ends = np.cumsum(lengths)
             # the places of all values of all histories, one history behind the other
@@ -182,7 +154,11 @@ class AddHistSeq(GroupOperator, TableOperator):
 
     def check_rows(self, table: pa.Table) -> None:
         if table[self.sort_col].null_count:
-            raise UsageError(f"The column {self.sort_col} has nulls; drop or fill them first")
+            raise UsageError(self._nulls)
+
+    @property
+    def _nulls(self) -> str:
+        return f"The column {self.sort_col} has nulls; drop or fill them first"
 
 
 def _ranks(column: pa.ChunkedArray) -> np.ndarray:
@@ -227,12 +203,14 @@ class Ones(Function):
         self.length = length
 
     def array(self, values: pa.Array) -> pa.Array:
-        found = np.arange(self.length) < _lengths(values)[:, None]
-        return _lists(pa.array(found.ravel().astype(np.int32)), len(values), self.length)
+        is_value = np.arange(self.length) < _lengths(values)[:, None]
+        return _lists(pa.array(is_value.ravel().astype(np.int32)), len(values), self.length)
 
-    def value(self, value: list | None) -> list[int]:
-        ones = min(len(value or ()), self.length)
-        return [1] * ones + [0] * (self.length - ones)
+    def column(self, value: Column) -> Column:
+        length = F.least(F.coalesce(F.size(value), F.lit(0)), F.lit(self.length))
+        length = F.greatest(length, F.lit(0))  # size of null is −1 outside of ANSI mode
+        zeros = F.array_repeat(F.lit(0), F.lit(self.length) - length)
+        return F.concat(F.array_repeat(F.lit(1), length), zeros)
 
 
 class Padded(Function):
@@ -249,15 +227,15 @@ class Padded(Function):
     """
 
     def __init__(self, kind: str, length: int, token: Any, row_len: int):
-        element = kinds.element_of(kind)
-        self.kind, self.length, self.row_len = kind, length, row_len
-        self.has_rows = kinds.is_array(element)
-        inner = kinds.element_of(element) if self.has_rows else element
-        self.token = kinds.coerced(_whole(token, inner), inner, "mask_token")
+        inner, depth = kinds.innermost(kind)
+        self.kind, self.inner, self.length, self.row_len = kind, inner, length, row_len
+        self.has_rows = depth > 1
+        is_whole = type(token) is float and token.is_integer() and kinds.is_integral(inner)
+        self.token = kinds.coerced(int(token) if is_whole else token, inner, "mask_token")
 
     def array(self, values: pa.Array) -> pa.Array:
         if self.has_rows:  # what is filled in depends on the row
-            return pa.array(map(self.value, values.to_pylist()), kinds.to_arrow(self.kind))
+            return pa.array(map(self._rows, values.to_pylist()), kinds.to_arrow(self.kind))
         items, lengths = values.flatten(), _lengths(values)
         if _is_plain(items) and self.token is not None:
             found = self._plain(items.to_numpy(zero_copy_only=False), lengths)
@@ -276,24 +254,26 @@ class Padded(Function):
         if len(lengths) and lengths.max() > self.length:
             behind = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(items))
             items = items[behind <= self.length]
-        found = np.full((len(lengths), self.length), self.token, items.dtype)
-        found[np.arange(self.length) < lengths[:, None]] = items
-        return found.ravel()
+        padded = np.full((len(lengths), self.length), self.token, items.dtype)
+        padded[np.arange(self.length) < lengths[:, None]] = items
+        return padded.ravel()
 
-    def value(self, value: list | None) -> list:
+    def _rows(self, value: list | None) -> list:
         kept = list(value or ())[-self.length :]
-        return kept + [self._filler(value)] * (self.length - len(kept))
-
-    def _filler(self, value: list | None) -> Any:
-        if not self.has_rows:
-            return self.token
         first = value[0] if value else None
-        return [self.token] * (self.row_len if first is None else len(first))
+        filler = [self.token] * (self.row_len if first is None else len(first))
+        return kept + [filler] * (self.length - len(kept))
 
-
-def _whole(token: Any, kind: str) -> Any:
-    is_whole = type(token) is float and token.is_integer() and kinds.is_integral(kind)
-    return int(token) if is_whole else token
+    def column(self, value: Column) -> Column:
+        filler = F.lit(self.token).cast(self.inner)
+        if self.has_rows:
+            first = F.get(value, F.lit(0))
+            width = F.when(first.isNotNull(), F.size(first)).otherwise(F.lit(self.row_len))
+            filler = F.array_repeat(filler, width).cast(kinds.element_of(self.kind))
+        value = F.coalesce(value, F.array().cast(self.kind))
+        longest = F.slice(value, -self.length, self.length)
+        value = F.when(F.size(value) > self.length, longest).otherwise(value)
+        return F.concat(value, F.array_repeat(filler, F.lit(self.length) - F.size(value)))
 
 
 @dataclass(frozen=True)
@@ -305,24 +285,13 @@ class Mask(Operator):
     method = "mask"
 
     def __post_init__(self) -> None:
-        check_count(self.seq_len, "seq_len", 1)
+        check_integer("seq_len", self.seq_len, 1)
 
     def cells(self, before: Schema, state: Any) -> list[Cell]:
         require_kind(before, self.columns, kinds.is_array, "arrays")
         made = Field("array<int>", 2, self.seq_len)
         ones = Ones(self.seq_len)
         return [Cell((name,), f"{name}_mask", made, ones) for name in self.columns]
-
-    def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
-        require_kind(before, self.columns, kinds.is_array, "arrays")
-
-        def ones(name: str) -> Column:
-            length = F.least(F.coalesce(F.size(col(name)), F.lit(0)), F.lit(self.seq_len))
-            length = F.greatest(length, F.lit(0))  # size of null is −1 outside of ANSI mode
-            zeros = F.array_repeat(F.lit(0), F.lit(self.seq_len) - length)
-            return F.concat(F.array_repeat(F.lit(1), length), zeros)
-
-        return replace(df, {f"{name}_mask": ones(name) for name in self.columns})
 
 
 @dataclass(frozen=True)
@@ -336,58 +305,29 @@ class Pad(Operator):
     method = "pad"
 
     def __post_init__(self) -> None:
-        check_count(self.seq_len, "seq_len", 1)
-        check_count(self.row_len, "row_len", 0)
+        check_integer("seq_len", self.seq_len, 1)
+        check_integer("row_len", self.row_len, 0)
         if not isinstance(self.mask_token, int | float | str):
             raise UsageError(
                 f"mask_token should be a number, str or bool, but got {self.mask_token!r}"
             )
-
-    def _inner(self, name: str, kind: str) -> str:
-        """Return the kind of the values of a column of one or two dimensions."""
-        element = kinds.element_of(kind)
-        inner = kinds.element_of(element) if kinds.is_array(element) else element
-        if kinds.is_array(inner):
-            raise UsageError(
-                f"{name} should hold arrays of one or two dimensions, but its type is {kind}"
-            )
-        _check_token(self.mask_token, inner)
-        return inner
 
     def cells(self, before: Schema, state: Any) -> list[Cell]:
         require_kind(before, self.columns, kinds.is_array, "arrays")
         return [self._cell(name, before[name]) for name in self.columns]
 
     def _cell(self, name: str, field: Field) -> Cell:
-        self._inner(name, field.kind)
+        inner, depth = kinds.innermost(field.kind)
+        if depth > 2:
+            raise UsageError(
+                f"{name} should hold arrays of one or two dimensions, but its type is {field.kind}"
+            )
+        _check_token(self.mask_token, inner)
         padded = Padded(field.kind, self.seq_len, self.mask_token, self.row_len)
         cardinality = field.cardinality
         if cardinality is not None:
             cardinality = max(cardinality, int(padded.token) + 1)
         return Cell((name,), name, Field(field.kind, cardinality, self.seq_len), padded)
-
-    def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
-        require_kind(before, self.columns, kinds.is_array, "arrays")
-
-        def padded(name: str) -> Column:
-            value = F.coalesce(col(name), F.array().cast(before[name].kind))
-            longest = F.slice(value, -self.seq_len, self.seq_len)
-            value = F.when(F.size(value) > self.seq_len, longest).otherwise(value)
-            missing = F.lit(self.seq_len) - F.size(value)
-            filler = self._filler(name, before[name].kind)
-            return F.concat(value, F.array_repeat(filler, missing))
-
-        return replace(df, {name: padded(name) for name in self.columns})
-
-    def _filler(self, name: str, kind: str) -> Column:
-        """Return the token, or a row of it as wide as the first."""
-
-        token = F.lit(self.mask_token).cast(self._inner(name, kind))
-        if not kinds.is_array(kinds.element_of(kind)):
-            return token
-        first = F.get(col(name), F.lit(0))
-        width = F.when(first.isNotNull(), F.size(first)).otherwise(F.lit(self.row_len))
-        return F.array_repeat(token, width).cast(kinds.element_of(kind))
 
 
 _JAVA = {"int": "Integer", "bigint": "Long", "smallint": "Short", "tinyint": "Byte"}
@@ -407,100 +347,3 @@ def _check_token(token: Any, kind: str) -> None:
             f"Failed to convert mask_token type java.lang.{java[type(token)]} to the element type "
             f"of column java.lang.{_JAVA.get(kind, kind.capitalize())}"
         )
-
-
-# -- tables only -----------------------------------------------------------------------------------
-
-
-def difference_lag(
-    df: DataFrame,
-    columns: Any,
-    sort_cols: Any,
-    shifts: Any,
-    partition_cols: Any,
-    out_cols: Any,
-) -> DataFrame:
-    """Differences to earlier or later rows; see :meth:`FeatureTable.difference_lag`."""
-    from pyspark.sql import Window
-
-    names, order = as_names(columns), as_names(sort_cols, "sort_cols")
-    groups = [] if partition_cols is None else as_names(partition_cols, "partition_cols")
-    require_columns(df, [*names, *order, *groups])
-    for name in names:
-        if not kinds.is_number(kind_of(df, name)):
-            raise UsageError(f"columns should be numeric, but {name} is {kind_of(df, name)}")
-    steps = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
-    if not steps or not all(type(step) is int for step in steps):
-        raise UsageError(f"shifts should be int or a list of int, but got {shifts!r}")
-    outputs = _difference_names(names, order, steps, out_cols)
-    place = temporary(df, "place")
-    keys = groups or [temporary(df, "group")]
-    rows = df.withColumn(place, F.monotonically_increasing_id())
-    if not groups:
-        rows = rows.withColumn(keys[0], F.lit(0))
-    window = Window.partitionBy(*map(col, keys)).orderBy(*map(col, order), place)
-    differences = {
-        outputs[i][j]: (col(name) - F.lag(col(name), step).over(window)).cast(kind_of(df, name))
-        for i, name in enumerate(names)
-        for j, step in enumerate(steps)
-    }
-    return replace(rows, differences).drop(place, *(key for key in keys if key not in groups))
-
-
-def _difference_names(
-    names: list[str], order: list[str], steps: list[int], out_cols: Any
-) -> list[list[str]]:
-    """The name of the difference of each column (first index) by each step."""
-    if out_cols is None:
-        prefix = "_".join(order) + "_diff_lag"
-        return [[f"{prefix}_{name}_{step}" for step in steps] for name in names]
-    return names_of_results(out_cols, len(names), len(steps), "columns", "shifts")
-
-
-def sample_listwise(
-    df: DataFrame,
-    columns: Any,
-    num_sampled_list: int,
-    num_sampled_item: int,
-    random_seed_: int | None,
-    replaced: bool,
-) -> DataFrame:
-    """Samples of the items of lists; see :meth:`FeatureTable.sample_listwise`."""
-
-    names = as_names(columns)
-    for name in names:
-        if name not in df.columns:
-            raise UsageError(f"{name} does not exist in this FeatureTable.")
-        if not kinds.is_array(kind_of(df, name)):
-            raise UsageError(
-                f"Each column should be of list type, but {name} is {kind_of(df, name)}"
-            )
-    check_count(num_sampled_list, "num_sampled_list", 1)
-    check_count(num_sampled_item, "num_sampled_item", 1)
-    seed = random_seed(random_seed_)
-    row, draw, places = (temporary(df, each) for each in ("row", "draw", "places"))
-    rows = df.withColumn(row, F.monotonically_increasing_id())
-    long_enough = F.size(col(names[0])) >= num_sampled_item
-    if len(names) > 1:
-        lengths = F.array(*(F.coalesce(F.size(col(name)), F.lit(-1)) for name in names))
-        equal = F.array_min(lengths) == F.array_max(lengths)
-        message = "Each row of the FeatureTable should have the same array length in all of columns"
-        long_enough = F.when(equal, long_enough).otherwise(
-            F.raise_error(F.lit(message)).cast("boolean")
-        )
-    rows = rows.filter(long_enough)
-    rows = rows.withColumn(draw, F.explode(F.sequence(F.lit(1), F.lit(num_sampled_list))))
-    # sorted by a random number each, the first items are a sample without replacement
-    key = F.lit(seed)
-    numbers = F.transform(
-        F.sequence(F.lit(0), F.size(col(names[0])) - 1),
-        lambda place: F.struct(F.xxhash64(key, col(row), col(draw), place), place.alias("at")),
-    )
-    chosen = F.slice(F.sort_array(numbers), 1, num_sampled_item)["at"]
-    rows = rows.withColumn(places, chosen)
-
-    def at_places(name: str) -> Column:
-        return F.transform(col(places), lambda place: F.get(col(name), place))
-
-    samples = {name if replaced else f"sampled_{name}": at_places(name) for name in names}
-    return replace(rows, samples).drop(row, draw, places)

@@ -1,12 +1,25 @@
-"""Functions of Spark, imported when one is used: rows are served where there is no Spark."""
+"""Columns of DataFrames of Spark: names that users give, their types, new columns in their place.
+
+Spark is imported when something here is used: rows are served where there is no Spark.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any, cast
 
-__all__ = ["F"]
+from bigdl.common.checks import check_integer
+from bigdl.common.errors import UsageError
+from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops.kinds import Field, require_kind
+from bigdl.orca.data.transformer.encoding import as_names as as_names
+from bigdl.orca.data.transformer.encoding import check_string as check_string
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql import functions as F
 else:
 
@@ -17,3 +30,212 @@ else:
             return getattr(functions, name)
 
     F = _Functions()
+
+
+# -- what users give -------------------------------------------------------------------------------
+
+
+def check_different(names: Sequence[str], what: str) -> None:
+    """Check that no two results have one name: one of them would be lost."""
+    twins = twins_in(names)
+    if twins:
+        raise UsageError(f"{what} should differ from each other, but {twins} are there twice")
+
+
+def check_new_names(names: Sequence[str], advice: str = "drop or rename the others") -> None:
+    """Check that no two columns of a table have one name."""
+    twins = twins_in(names)
+    if twins:
+        raise UsageError(f"There would be several columns {sorted(twins)}; {advice}")
+
+
+def twins_in(names: Sequence[str]) -> list[str]:
+    """The names that are there several times."""
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def random_seed(seed: int | None) -> int:
+    """`seed`, or a new one, so that a plan gives the same values whenever it is computed again."""
+    return random.getrandbits(62) if seed is None else check_integer("seed", seed)
+
+
+def is_column(value: Any) -> bool:
+    """Return True for a Column of Spark, of either of its two clients."""
+    from pyspark.sql import Column
+
+    return isinstance(value, Column)
+
+
+def names_of(
+    df: DataFrame,
+    columns: Any,
+    is_kind: Callable[[str], bool],
+    kind: str,
+    what: str = "columns",
+) -> list[str]:
+    """Names of columns that exist and are of one kind.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+    columns : str or list of str
+    is_kind : callable
+        Such as :func:`kinds.is_number`.
+    kind : str
+        What a message calls it, such as ``"numbers"``.
+    what : str
+        What a message calls the argument.
+    """
+    names = as_names(columns, what)
+    require_kind(schema_of(df), names, is_kind, kind)
+    return names
+
+
+def names_of_results(
+    out_cols: Any, rows: int, columns: int, of_rows: str, of_columns: str
+) -> list[list[str]]:
+    """Names that a user gives to results which have two indices.
+
+    Parameters
+    ----------
+    out_cols : str, list of str, or list of lists of str
+        A flat list is one row, or one column.
+    rows, columns : int
+        How many of each there should be.
+    of_rows, of_columns : str
+        The arguments that they belong to, for the message.
+    """
+    grid = [out_cols] if isinstance(out_cols, str) else out_cols
+    if isinstance(grid, list | tuple) and all(isinstance(each, str) for each in grid):
+        grid = [grid] if rows == 1 else [[each] for each in grid]
+    shaped = (
+        isinstance(grid, list | tuple)
+        and len(grid) == rows
+        and all(
+            isinstance(row, list | tuple)
+            and len(row) == columns
+            and all(isinstance(each, str) for each in row)
+            for row in grid
+        )
+    )
+    if not shaped:
+        raise UsageError(
+            f"out_cols should have {rows} lists, one for each of {of_rows}, of {columns} names, "
+            f"one for each of {of_columns}, but got {out_cols!r}"
+        )
+    check_different([name for row in grid for name in row], "out_cols")
+    return [list(row) for row in grid]
+
+
+# -- types -----------------------------------------------------------------------------------------
+
+
+def schema_of(df: DataFrame) -> dict[str, Field]:
+    """Return the fields of a DataFrame."""
+    return {each.name: Field(each.dataType.simpleString()) for each in df.schema.fields}
+
+
+def kind_of(df: DataFrame, column: str) -> str:
+    """Return the type of a column, as Spark writes it."""
+    return df.schema[column].dataType.simpleString()
+
+
+def numeric_columns(df: DataFrame) -> list[str]:
+    """Names of the columns of numbers."""
+    return [name for name, field in schema_of(df).items() if kinds.is_number(field.kind)]
+
+
+def common_text(df: DataFrame, columns: list[str]) -> list[Column]:
+    """Columns that can be put in one array: if any holds strings, all become strings.
+
+    In ANSI mode Spark would cast the strings to the other type instead, and fail.
+    """
+    textual = [kinds.is_text(kind_of(df, name)) for name in columns]
+    if any(textual) and not all(textual):
+        return [col(name).cast("string") for name in columns]
+    return [col(name) for name in columns]
+
+
+# -- expressions -----------------------------------------------------------------------------------
+
+
+def col(name: str) -> Column:
+    """The column of exactly this name, whatever characters it has."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def all_of(conditions: Iterable[Column]) -> Column:
+    """True where all conditions hold."""
+    return reduce(lambda a, b: a & b, conditions)
+
+
+def is_missing(value: Column, kind: str) -> Column:
+    """True for null, and for NaN of a kind that knows it."""
+    return value.isNull() | F.isnan(value) if kinds.is_fractional(kind) else value.isNull()
+
+
+def without_nan(value: Column, kind: str) -> Column:
+    """The values of a kind, with null in the place of NaN."""
+    return F.when(~F.isnan(value), value) if kinds.is_fractional(kind) else value
+
+
+def or_error(value: Column, is_good: Column, message: str, kind: str) -> Column:
+    """`value` of a kind where a condition holds; elsewhere the job fails."""
+    return F.when(is_good, value).otherwise(F.raise_error(F.lit(message)).cast(kind))
+
+
+def arrow_function(function: Callable, kind: str) -> Callable[..., Column]:
+    """A function of arrays of Arrow as one of columns."""
+
+    # without annotations: those of this module are text, which arrow_udf does not read
+    def apply(*values):
+        return function(*values)
+
+    return F.arrow_udf(apply, kind)  # type: ignore[call-overload]  # pyspark's stubs lack a default
+
+
+# -- DataFrames ------------------------------------------------------------------------------------
+
+
+def replace(df: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
+    """New values for columns, all at once; those that exist keep their place, others come last."""
+    kept = [columns[name].alias(name) if name in columns else col(name) for name in df.columns]
+    added = [value.alias(name) for name, value in columns.items() if name not in df.columns]
+    return df.select(*kept, *added)
+
+
+def renamed(df: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+    """`df` with new names for columns, all at once, so that two can swap theirs."""
+    new = {columns[name] for name in df.columns if name in columns}
+    names = [columns.get(name, name) for name in df.columns]
+    check_new_names([name for name in names if name in new])
+    if new.isdisjoint(df.columns):
+        return df.withColumnsRenamed(dict(columns))
+    return df.toDF(*names)
+
+
+def temporary(df: DataFrame | Iterable[str], purpose: str) -> str:
+    """A column name that the table has not, for the time of an operator."""
+    taken = {name.lower() for name in cast("Iterable[str]", getattr(df, "columns", df))}
+    name, number = f"__bigdl_{purpose}", 0
+    while name.lower() in taken:
+        number += 1
+        name = f"__bigdl_{purpose}_{number}"
+    return name
+
+
+class _Carried:
+    """A value that travels with a function, in the place of a broadcast."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __reduce__(self):
+        return _Carried, (self.value,)
+
+
+def shared(value: Any, spark: Any) -> Any:
+    """A broadcast: Spark sends the value to each worker once, whose process unpacks it once."""
+    context = getattr(spark, "_sc", None)
+    # Spark Connect has no broadcasts: there it travels with the function.
+    return _Carried(value) if context is None else context.broadcast(value)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import math
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,47 +21,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.columns import (
+from bigdl.friesian.ops import kinds, lookup
+from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
+from bigdl.friesian.ops.lookup import LookUp, Vocabulary
+from bigdl.friesian.ops.operator import Cell, Function, Operator, State
+from bigdl.friesian.ops.requests import Request, TargetSums
+from bigdl.friesian.ops.spark import (
+    F,
     as_names,
     check_different,
     check_string,
     col,
     kind_of,
     names_of_results,
-    replace,
-    require_columns,
+    or_error,
     temporary,
+    without_nan,
 )
-from bigdl.friesian.ops.operator import (
-    Cell,
-    Field,
-    Function,
-    Operator,
-    Request,
-    Schema,
-    State,
-    TargetSums,
-    require_numbers,
-)
-from bigdl.friesian.ops.spark import F
-from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, Vocabulary, check_categories
+from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, check_categories
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
-
-__all__ = [
-    "CountEncode",
-    "Encoding",
-    "TargetEncode",
-    "TargetStatistics",
-    "TimeStatistics",
-    "join_codes",
-    "look_up_codes",
-    "time_folds",
-    "without_twins",
-]
 
 COUNT = "target_encode_count"  # how many rows a category had, in a table of codes
 _COUNTS = ("count", "frequency")
@@ -71,57 +53,13 @@ _RELATIVE_ERROR = 0.001  # of the rank that an edge of times has
 # -- tables of codes -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LookUp:
-    """A table of codes, and the columns that rows take out of it.
-
-    Attributes
-    ----------
-    table : pyspark.sql.DataFrame
-        One row for each combination of keys.
-    at : dict of str to Column
-        By the columns of its keys what the rows have in their place.
-    outputs : dict of str to (str, Column)
-        By the name of the result the column of the table, and what stands in for a combination that
-        it has not.
-    """
-
-    table: DataFrame
-    at: Mapping[str, Column]
-    outputs: Mapping[str, tuple[str, Column]]
-
-
-def join_codes(df: DataFrame, look_ups: Sequence[LookUp]) -> DataFrame:
-    """`df` with what some tables say about its rows.
-
-    No result takes the place of a column before all are there, since the column may be a key of
-    this or another table.
-    """
-
-    rows, results = df, {}
-    gone: list[str] = []
-    for i, each in enumerate(look_ups):
-        if not each.outputs:
-            continue
-        found = [*each.at, *dict.fromkeys(code for code, _ in each.outputs.values())]
-        hidden = {name: temporary(rows, f"found{i}_{j}") for j, name in enumerate(found)}
-        table = each.table.select(*(col(name).alias(other) for name, other in hidden.items()))
-        same = (value == col(hidden[name]) for name, value in each.at.items())
-        rows = rows.join(table, reduce(lambda a, b: a & b, same), "left")
-        for output, (code, default) in each.outputs.items():
-            results[output] = F.coalesce(col(hidden[code]), default)
-        gone += hidden.values()
-    return replace(rows, results).drop(*gone)
-
-
 def look_up_codes(
     codes: DataFrame,
     keys: Sequence[str],
     categories: Sequence[str],
-    out_target_mean: Mapping[str, tuple[str, float | None]],
-    targets: Sequence[str] | None,
+    means: Mapping[str, float | None],
 ) -> LookUp:
-    """Return the look-up of a :class:`TargetCode`: the codes of all targets, or of some of them.
+    """Return the look-up of some columns of codes.
 
     Parameters
     ----------
@@ -130,16 +68,11 @@ def look_up_codes(
         Its columns of categories.
     categories : list of str
         The columns of the rows in their place.
-    out_target_mean : dict of str to (str, float)
-    targets : list of str or None
+    means : dict of str to float
+        By the columns of codes what a category has that is not in the table.
     """
-
-    outputs = {
-        output: (output, F.lit(mean).cast("double"))
-        for output, (target, mean) in out_target_mean.items()
-        if targets is None or target in targets
-    }
     at = {key: col(name) for key, name in zip(keys, categories, strict=True)}
+    outputs = {name: (name, F.lit(mean).cast("double")) for name, mean in means.items()}
     return LookUp(codes, at, outputs)
 
 
@@ -149,15 +82,14 @@ def without_twins(table: DataFrame, keys: Sequence[str], values: Sequence[str]) 
     A table that a user made or united with another may have a combination twice, and a join would
     multiply rows.
     """
-
     if not values:
         return table
     order = [COUNT] if COUNT in table.columns and COUNT not in (*keys, *values) else []
     most = F.max(F.struct(*(col(name).alias(name) for name in (*order, *values))))
     best = temporary(table, "best")
-    found = table.groupBy(*map(col, keys)).agg(most.alias(best))
+    rows = table.groupBy(*map(col, keys)).agg(most.alias(best))
     shown = [F.col(best).getField(name).alias(name) for name in values]
-    return found.select(*map(col, keys), *shown)
+    return rows.select(*map(col, keys), *shown)
 
 
 # -- means of targets ------------------------------------------------------------------------------
@@ -168,7 +100,7 @@ class Encoding:
     """A group of category columns, and the name of the result for each target."""
 
     categories: tuple[str, ...]
-    outputs: Mapping[str, str]  # by target
+    outputs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by target
 
     @property
     def key_columns(self) -> list[str]:
@@ -181,37 +113,33 @@ class Encoding:
         ]
 
 
-def _encodings_of(cat_cols: Any, targets: Sequence[str], out_cols: Any) -> list[Encoding]:
-    """Return the groups of categories and their results for the arguments of users.
+def _named_groups(
+    cat_cols: Any, targets: Sequence[str], out_cols: Any, infix: str
+) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the groups of categories, and of each the names of its results.
 
     Parameters
     ----------
     cat_cols : str, list of str, or list whose elements may be lists of str (groups of columns)
     targets : list of str
+        What each group has a result for.
     out_cols : str, list of str, or list of lists of str, optional
-        A name for each group and target.
+        The names; default: those of the columns and of the target with `infix` between them.
+    infix : str
     """
     if isinstance(cat_cols, str):
         cat_cols = [cat_cols]
     if not isinstance(cat_cols, list | tuple) or not cat_cols:
         raise UsageError(f"cat_cols should be str, list of str or nested list, got {cat_cols!r}")
-    groups = [tuple(as_names(each, "each element of cat_cols")) for each in cat_cols]
-    if out_cols is None:
-        names = [[f"{'_'.join(group)}_te_{target}" for target in targets] for group in groups]
-        check_different([name for row in names for name in row], "The names of the codes")
-    else:
-        names = names_of_results(out_cols, len(groups), len(targets), "cat_cols", "target_cols")
-    return [
-        Encoding(group, dict(zip(targets, row, strict=True)))
-        for group, row in zip(groups, names, strict=True)
-    ]
-
-
-def _check_targets(df: DataFrame, names: Sequence[str]) -> None:
-    require_columns(df, names)
-    for name in names:
-        if not kinds.is_number(kind_of(df, name)):
-            raise UsageError(f"target_cols should be numeric, but {name} is {kind_of(df, name)}")
+    groups = [as_names(each, "each element of cat_cols") for each in cat_cols]
+    if out_cols is not None:
+        return groups, names_of_results(
+            out_cols, len(groups), len(targets), "cat_cols", "target_cols"
+        )
+    names = [[f"{'_'.join(group)}{infix}{target}" for target in targets] for group in groups]
+    # ["a_b", ["a", "b"]] would have one name for both
+    check_different([name for row in names for name in row], "The names of the codes")
+    return groups, names
 
 
 def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
@@ -230,20 +158,8 @@ def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
     return {target: float(target_mean[target]) for target in targets}
 
 
-def _check_smoothing(smooth: Any, kfold: Any, fold_seed: Any = None) -> None:
-    """Check the numbers that say how much a category trusts its own rows, and the seed of folds."""
-    if fold_seed is not None and type(fold_seed) is not int:
-        raise UsageError(f"fold_seed should be an integer or None, but got {fold_seed!r}")
-    if isinstance(kfold, bool) or not isinstance(kfold, int) or kfold <= 0:
-        raise UsageError(f"kfold should be an integer larger than 0, but got {kfold!r}")
-    is_number = isinstance(smooth, int | float) and not isinstance(smooth, bool)
-    if not is_number or not 0 <= smooth < math.inf:
-        raise UsageError(f"smooth should be a number from 0 on, but got {smooth!r}")
-
-
 def _with_folds(df: DataFrame, kfold: int, fold_seed: int | None, fold_col: str) -> DataFrame:
     """`df` with a column of folds 0 … kfold − 1, unless it has one."""
-
     if fold_col in df.columns:
         if not kinds.is_integral(kind_of(df, fold_col)):
             raise UsageError(
@@ -277,25 +193,27 @@ class TargetStatistics:
         self,
         df: DataFrame,
         encodings: Sequence[Encoding],
-        targets: Sequence[str],
-        fold_col: str | None,
-        means: Mapping[str, float],
-        smooth: float,
+        targets: Sequence[str] = (),
+        fold_col: str | None = None,
+        means: Mapping[str, float] | None = None,
+        smooth: float = 0.0,
     ):
-        self.encodings, self.targets, self.smooth = list(encodings), list(targets), smooth
-        self._fold_col = fold_col
+        self.encodings, self.targets, self.smooth = list(encodings), list(targets), float(smooth)
+        self._fold_col, self._chosen_means = fold_col, means or {}
         columns = list(dict.fromkeys(name for e in encodings for name in e.categories))
         self._key_of = {name: f"key_{i}" for i, name in enumerate(columns)}
-        self._table = _settled(self._aggregated(df, columns))
-        self.means = {**self._means_of_data(), **means}
+        self._table = _computed(self._aggregated(df, columns))
+        self.means = {**self._means_of_data(), **self._chosen_means}
 
     def _aggregated(self, df: DataFrame, columns: list[str]) -> DataFrame:
         """One row for each category, fold and group of columns (``source``)."""
-
         rows = df.select(
             *(col(name).alias(self._key_of[name]) for name in columns),
             (F.lit(0) if self._fold_col is None else col(self._fold_col)).alias("fold"),
-            *(_target(df, name).alias(f"target_{i}") for i, name in enumerate(self.targets)),
+            *(
+                without_nan(col(name).cast("double"), kind_of(df, name)).alias(f"target_{i}")
+                for i, name in enumerate(self.targets)
+            ),
         )
         figures = [F.count("*").alias("rows")]
         for i in range(len(self.targets)):
@@ -334,8 +252,8 @@ class TargetStatistics:
         return F.lit(self.means[target]).cast("double")
 
     def _code(self, total: Column, count: Column, mean: Column) -> Column:
-        weight = count + F.lit(float(self.smooth))
-        code = (F.coalesce(total, F.lit(0.0)) + mean * F.lit(float(self.smooth))) / weight
+        weight = count + F.lit(self.smooth)
+        code = (F.coalesce(total, F.lit(0.0)) + mean * F.lit(self.smooth)) / weight
         return F.when(weight > 0, code).otherwise(mean)
 
     def codes(self, encoding: Encoding) -> DataFrame:
@@ -354,7 +272,7 @@ class TargetStatistics:
 
     def encode(self, df: DataFrame) -> DataFrame:
         """`df` with the codes of its rows, each by the rows of other folds."""
-        return join_codes(df, [self._look_up(encoding) for encoding in self.encodings])
+        return lookup.join(df, [self._look_up(encoding) for encoding in self.encodings])
 
     def _look_up(self, encoding: Encoding) -> LookUp:
         keys = [self._key_of[name] for name in encoding.categories]
@@ -389,13 +307,7 @@ class TargetStatistics:
         return F.when(count > 0, self._code(total, count, mean)).otherwise(mean)
 
 
-def _target(df: DataFrame, name: str) -> Column:
-
-    value = col(name).cast("double")
-    return F.when(~F.isnan(value), value) if kinds.is_fractional(kind_of(df, name)) else value
-
-
-def _settled(table: DataFrame) -> DataFrame:
+def _computed(table: DataFrame) -> DataFrame:
     """A table that is computed once: on the driver if it is small, else on the executors."""
     counted = table.persist()
     try:
@@ -422,7 +334,7 @@ def time_folds(df: DataFrame, time_col: str, folds: Any, fold_col: str) -> DataF
     fold_col : str
         Name of the new column.
     """
-    require_columns(df, [check_string(time_col, "time_col")])
+    require_columns(df.columns, [check_string(time_col, "time_col")])
     kind = kind_of(df, time_col)
     if not kinds.is_number(kind) and kind not in ("date", "timestamp"):
         raise UsageError(
@@ -434,8 +346,8 @@ def time_folds(df: DataFrame, time_col: str, folds: Any, fold_col: str) -> DataF
     else:
         edges = _given_edges(folds, df, kinds.is_number(kind))
     begun = F.size(F.filter(F.array(*map(F.lit, edges)), lambda edge: edge <= time))
-    message = F.lit(f"The column {time_col} has nulls; drop or fill them first")
-    fold = F.when(time.isNotNull(), begun).otherwise(F.raise_error(message).cast("int"))
+    message = f"The column {time_col} has nulls; drop or fill them first"
+    fold = or_error(begun, time.isNotNull(), message, "int")
     return df.withColumn(fold_col, fold if edges else F.lit(0))
 
 
@@ -447,25 +359,23 @@ def _edges_of_equal_parts(times: DataFrame, folds: int) -> list[float]:
     if folds < 2:
         raise UsageError(f"folds should be an integer from 2 on or a list of times, got {folds!r}")
     shares = [i / folds for i in range(1, folds)]
-    found = times.approxQuantile("time", shares, _RELATIVE_ERROR)
-    return sorted(set(found))
+    return sorted(set(times.approxQuantile("time", shares, _RELATIVE_ERROR)))
 
 
 def _given_edges(folds: Any, df: DataFrame, are_numbers: bool) -> list[float]:
-
     is_list = isinstance(folds, list | tuple) and len(folds) > 0
-    kinds: Any = int | float if are_numbers else str | datetime.date
-    if not is_list or not all(isinstance(e, kinds) and not isinstance(e, bool) for e in folds):
+    types: Any = int | float if are_numbers else str | datetime.date
+    if not is_list or not all(isinstance(e, types) and not isinstance(e, bool) for e in folds):
         raise UsageError(
             "folds should be an integer from 2 on or a list of "
             f"{'numbers' if are_numbers else 'dates, timestamps or their texts'}, got {folds!r}"
         )
     # by Spark, in the time zone of the session
-    edges = df.sparkSession.range(1).select(*(_as_number(F.lit(e), are_numbers) for e in folds))
-    found = list(cast("Row", edges.first()))
-    if any(a >= b for a, b in pairwise(found)):
+    times = df.sparkSession.range(1).select(*(_as_number(F.lit(e), are_numbers) for e in folds))
+    edges = list(cast("Row", times.first()))
+    if any(a >= b for a, b in pairwise(edges)):
         raise UsageError(f"The times in folds should be ascending, got {folds!r}")
-    return found
+    return edges
 
 
 class TimeStatistics(TargetStatistics):
@@ -479,18 +389,11 @@ class TimeStatistics(TargetStatistics):
     The parameters are those of :class:`TargetStatistics`; folds have numbers in the order of time.
     """
 
-    def __init__(
-        self,
-        df: DataFrame,
-        encodings: Sequence[Encoding],
-        targets: Sequence[str],
-        fold_col: str,
-        means: Mapping[str, float],
-        smooth: float,
-    ):
-        super().__init__(df, encodings, targets, fold_col, means, smooth)
-        self._earlier = {
-            target: [means[target]] if target in means else self._means_before(i)
+    @cached_property
+    def _earlier(self) -> dict[str, list[float | None]]:
+        """Of each target its mean, or a mean for every fold."""
+        return {
+            target: [self.means[target]] if target in self._chosen_means else self._means_before(i)
             for i, target in enumerate(self.targets)
         }
 
@@ -501,8 +404,8 @@ class TimeStatistics(TargetStatistics):
         """
 
         figures = [F.sum(f"sum_{i}"), F.sum(f"count_{i}")]
-        found = self._rows_of(self.encodings[0]).groupBy("fold").agg(*figures).collect()
-        by_fold = {fold: (total or 0.0, count or 0) for fold, total, count in found}
+        sums = self._rows_of(self.encodings[0]).groupBy("fold").agg(*figures).collect()
+        by_fold = {fold: (total or 0.0, count or 0) for fold, total, count in sums}
         each = [by_fold.get(fold, (0.0, 0)) for fold in range(max(by_fold, default=0) + 1)]
         totals, counts = (list(accumulate(values)) for values in zip(*each, strict=True))
         first = bisect_left(counts, 1)  # the first fold that has a target at all
@@ -539,8 +442,7 @@ class Codes(Function):
     Parameters
     ----------
     table : pyarrow.Table
-    keys : list of str
-        Columns of the table.
+        Its columns ``key_<i>`` are the values.
     code : str
         Column of the table.
     default : float, int or None
@@ -549,54 +451,96 @@ class Codes(Function):
 
     is_costly = True
 
-    def __init__(self, table: pa.Table, keys: Sequence[str], code: str, default: Any):
-        self.table, self.keys, self.code, self.default = table, list(keys), code, default
+    def __init__(self, table: pa.Table, code: str, default: Any):
+        self.keys = [table[name].combine_chunks() for name in _keys(table)]
+        codes = table[code].combine_chunks()
+        self.codes = pa.concat_arrays([codes, pa.array([default], codes.type)])
 
     @cached_property
-    def _codes(self) -> dict[tuple, Any]:
-        keys = zip(*(self.table[name].to_pylist() for name in self.keys), strict=True)
-        return dict(zip(keys, self.table[self.code].to_pylist(), strict=True))
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.keys[0])
+
+    @cached_property
+    def _places(self) -> dict[tuple, int]:
+        keys = zip(*(each.to_pylist() for each in self.keys), strict=True)
+        return {key: place for place, key in enumerate(keys)}
 
     def array(self, *values: pa.Array) -> pa.Array:
-        kind = self.table.schema.field(self.code).type
         if len(values) == 1:
-            return self._of_one(values[0], kind)
-        found = self._codes
-        rows = zip(*(each.to_pylist() for each in values), strict=True)
-        return pa.array([found.get(row, self.default) for row in rows], kind)
-
-    def _of_one(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
-        places = Vocabulary(self.table[self.keys[0]].combine_chunks()).find(values)
-        codes = pa.concat_arrays(
-            [pa.array([self.default], kind), self.table[self.code].combine_chunks()]
-        )
-        return codes.take(places.fill_null(0))
-
-    def value(self, *values: Any) -> Any:
-        return self._codes.get(values, self.default)
+            places = self._vocabulary.find(*values)
+        else:
+            rows = zip(*(each.to_pylist() for each in values), strict=True)
+            places = pa.array(map(self._places.get, rows), pa.int32())
+        return self.codes.take(places.fill_null(len(self.codes) - 1))
 
 
-def _categories(groups: Sequence[Sequence[str]]) -> list[str]:
-    return list(dict.fromkeys(name for group in groups for name in group))
+def _keys(table: pa.Table) -> list[str]:
+    return [name for name in table.column_names if name.startswith("key_")]
 
 
-def _known(sums: pa.Table, keys: int) -> pa.Table:
+def _known(sums: pa.Table) -> pa.Table:
     """The combinations without a null that occur, in their order."""
-
+    keys = _keys(sums)
     sums = sums.filter(pc.greater(sums["rows"], 0))
-    names = [f"key_{i}" for i in range(keys)]
-    for name in names:
+    for name in keys:
         sums = sums.filter(pc.is_valid(sums[name]))
-    return sums.sort_by([(name, "ascending") for name in names])
+    return sums.sort_by([(name, "ascending") for name in keys])
 
 
 def _total(sums: pa.Table, name: str) -> Any:
-
     return pc.sum(sums[name]).as_py() or 0
 
 
+class GroupEncode(Operator, ABC):
+    """An operator that adds columns of a table of codes for each group of categories.
+
+    The state has the tables by the places of the groups.
+
+    Attributes
+    ----------
+    groups : list of list of str
+    kind : str
+        Of the codes.
+    """
+
+    groups: list[list[str]]
+    kind: str
+
+    @property
+    def categories(self) -> list[str]:
+        """The columns of all groups."""
+        return list(dict.fromkeys(name for group in self.groups for name in group))
+
+    @abstractmethod
+    def codes(self, i: int, state: State | None) -> dict[str, tuple[str, Any]]:
+        """By the results of a group the column of its table, and the code of unknown categories."""
+
+    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+        check_categories(before, self.categories)
+        cells = []
+        for i, group in enumerate(self.groups):
+            for output, code in self.codes(i, state).items():
+                function = None if state is None else Codes(state[str(i)], *code)
+                cells.append(Cell(tuple(group), output, Field(self.kind), function))
+        return cells
+
+    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+        look_ups = []
+        for i, group in enumerate(self.groups):
+            keys = _keys(state[str(i)])
+            at = {key: col(name) for key, name in zip(keys, group, strict=True)}
+            outputs = {
+                output: (column, F.lit(default).cast(self.kind))
+                for output, (column, default) in self.codes(i, state).items()
+            }
+            columns = dict.fromkeys(column for column, _ in outputs.values())
+            table = df.sparkSession.createDataFrame(state[str(i)].select([*keys, *columns]))
+            look_ups.append(LookUp(table, at, outputs))
+        return lookup.join(df, look_ups).drop(*self.dropped)
+
+
 @dataclass(frozen=True)
-class TargetEncode(Operator):
+class TargetEncode(GroupEncode):
     """``target_encode``; the state has a table of codes for each group, and the means.
 
     Attributes
@@ -612,45 +556,29 @@ class TargetEncode(Operator):
     out_cols: list[list[str]]
     target_mean: dict[str, float]
     smooth: float
-    kfold: int
-    fold_seed: int | None
-    fold_col: str
-    drop_cat: bool
-    drop_fold: bool
+    kfold: int = 1
+    fold_seed: int | None = None
+    fold_col: str = ""
+    drop_cat: bool = False
+    drop_fold: bool = True
     method = "target_encode"
+    kind = "double"
 
     @classmethod
     def of(
-        cls,
-        cat_cols: Any,
-        target_cols: Any,
-        target_mean: Any,
-        smooth: float,
-        kfold: int,
-        fold_seed: int | None,
-        fold_col: str,
-        drop_cat: bool,
-        drop_fold: bool,
-        out_cols: Any,
+        cls, cat_cols: Any, target_cols: Any, target_mean: Any, out_cols: Any, **options: Any
     ) -> TargetEncode:
         """Return the operator for the arguments that users give."""
         targets = as_names(target_cols, "target_cols")
-        encodings = _encodings_of(cat_cols, targets, out_cols)
-        return cls(
-            [list(each.categories) for each in encodings],
-            targets,
-            [[each.outputs[name] for name in targets] for each in encodings],
-            _check_means(target_mean, targets),
-            smooth,
-            kfold,
-            fold_seed,
-            fold_col,
-            drop_cat,
-            drop_fold,
-        )
+        groups, names = _named_groups(cat_cols, targets, out_cols, "_te_")
+        return cls(groups, targets, names, _check_means(target_mean, targets), **options)
 
     def __post_init__(self) -> None:
-        _check_smoothing(self.smooth, self.kfold, self.fold_seed)
+        if self.fold_seed is not None:
+            check_integer("fold_seed", self.fold_seed)
+        if isinstance(self.kfold, bool) or not isinstance(self.kfold, int) or self.kfold <= 0:
+            raise UsageError(f"kfold should be an integer larger than 0, but got {self.kfold!r}")
+        check_number("smooth", self.smooth, 0)
         check_string(self.fold_col, "fold_col")
         if any(self.fold_col in outputs for outputs in self.out_cols):
             raise UsageError(
@@ -658,19 +586,12 @@ class TargetEncode(Operator):
             )
 
     @property
-    def encodings(self) -> list[Encoding]:
-        return [
-            Encoding(tuple(group), dict(zip(self.targets, outputs, strict=True)))
-            for group, outputs in zip(self.groups, self.out_cols, strict=True)
-        ]
-
-    @property
     def reads(self) -> list[str]:
-        return _categories(self.groups) + self.targets
+        return self.categories + self.targets
 
     def requests(self, before: Schema) -> dict[str, Request]:
-        check_categories(before, _categories(self.groups))
-        require_numbers(before, self.targets)
+        check_categories(before, self.categories)
+        require_kind(before, self.targets, kinds.is_numeric, "numbers")
         count = len(self.targets)
         return {
             str(i): TargetSums((*group, *self.targets), count)
@@ -684,66 +605,36 @@ class TargetEncode(Operator):
             count = _total(first, f"count_{i}")
             mean = _total(first, f"sum_{i}") / count if count else None
             means[name] = self.target_mean.get(name, mean)
-        tables = {
-            str(i): self._codes(answers[str(i)], len(group), means)
-            for i, group in enumerate(self.groups)
+        return {"means": means} | {
+            place: self._codes(_known(sums), list(means.values()))
+            for place, sums in answers.items()
         }
-        return {"means": means, **tables}
 
-    def _codes(self, sums: pa.Table, keys: int, means: Mapping[str, float | None]) -> pa.Table:
-        known = _known(sums, keys)
-        found = {f"key_{i}": known[f"key_{i}"] for i in range(keys)}
-        found["rows"] = known["rows"]
-        for i, name in enumerate(self.targets):
-            mean = means[name]
-            if mean is None:
-                found[f"code_{i}"] = pa.nulls(len(known), pa.float64())
-                continue
-            weight = known[f"count_{i}"].to_numpy() + float(self.smooth)
-            total = known[f"sum_{i}"].fill_null(0.0).to_numpy() + mean * float(self.smooth)
-            with np.errstate(all="ignore"):
-                codes = np.where(weight > 0, total / weight, mean)
-            found[f"code_{i}"] = pa.array(codes)
-        return pa.table(found)
+    def _codes(self, sums: pa.Table, means: Sequence[float | None]) -> pa.Table:
+        """The table of codes by sums and counts."""
+        table = sums.select([*_keys(sums), "rows"])
+        for i, mean in enumerate(means):
+            codes = pa.nulls(len(sums), pa.float64())
+            if mean is not None:
+                weight = sums[f"count_{i}"].to_numpy() + float(self.smooth)
+                total = sums[f"sum_{i}"].fill_null(0.0).to_numpy() + mean * float(self.smooth)
+                with np.errstate(all="ignore"):
+                    codes = pa.array(np.where(weight > 0, total / weight, mean))
+            table = table.append_column(f"code_{i}", codes)
+        return table
 
-    def cells(self, before: Schema, state: State | None) -> list[Cell]:
-        check_categories(before, _categories(self.groups))
-        cells = []
-        for i, (group, outputs) in enumerate(zip(self.groups, self.out_cols, strict=True)):
-            keys = [f"key_{j}" for j in range(len(group))]
-            for j, (target, output) in enumerate(zip(self.targets, outputs, strict=True)):
-                function = None
-                if state is not None:
-                    function = Codes(state[str(i)], keys, f"code_{j}", state["means"][target])
-                cells.append(Cell(tuple(group), output, Field("double"), function))
-        return cells
-
-    def after(self, before: Schema, state: State | None) -> Schema:
-        fields = super().after(before, state)
-        return {name: each for name, each in fields.items() if name not in self._dropped}
+    def codes(self, i: int, state: State | None) -> dict[str, tuple[str, Any]]:
+        means = {} if state is None else state["means"]
+        return {
+            output: (f"code_{j}", means.get(target))
+            for j, (target, output) in enumerate(zip(self.targets, self.out_cols[i], strict=True))
+        }
 
     @property
-    def _dropped(self) -> set[str]:
+    def dropped(self) -> set[str]:
         """The categories that no code has taken the place of, if they are left out."""
-        if not self.drop_cat:
-            return set()
-        made = {name for row in self.out_cols for name in row}
-        return {name for group in self.groups for name in group} - made
-
-    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        look_ups = []
-        for i, (group, outputs) in enumerate(zip(self.groups, self.out_cols, strict=True)):
-            keys = [f"key_{j}" for j in range(len(group))]
-            codes = state[str(i)].drop_columns("rows")
-            # behind hidden names: an output may be called as a key
-            shown = [temporary(outputs, key) for key in keys]
-            table = df.sparkSession.createDataFrame(codes.rename_columns([*shown, *outputs]))
-            means = {
-                output: (target, state["means"][target])
-                for output, target in zip(outputs, self.targets, strict=True)
-            }
-            look_ups.append(look_up_codes(table, shown, group, means, None))
-        return join_codes(df, look_ups).drop(*self._dropped)
+        outputs = {name for row in self.out_cols for name in row}
+        return set(self.categories) - outputs if self.drop_cat else set()
 
     def training(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         if self.kfold == 1:
@@ -752,35 +643,47 @@ class TargetEncode(Operator):
 
     def by_folds(self, df: DataFrame) -> tuple[DataFrame, TargetStatistics]:
         """Return a table with codes which a row's own fold does not help to form, and the sums."""
-        _check_targets(df, self.targets)
-        require_columns(df, _categories(self.groups))
-        has_folds = self.kfold > 1
-        rows = _with_folds(df, self.kfold, self.fold_seed, self.fold_col) if has_folds else df
-        folds = self.fold_col if has_folds else None
-        found = TargetStatistics(
-            rows, self.encodings, self.targets, folds, self.target_mean, self.smooth
-        )
-        rows = found.encode(rows).drop(*self._dropped)
+        self._check(df)
+        if self.kfold == 1:
+            return self._encoded(TargetStatistics, df, None)
+        rows = _with_folds(df, self.kfold, self.fold_seed, self.fold_col)
+        rows, statistics = self._encoded(TargetStatistics, rows, self.fold_col)
         if self.drop_fold and self.fold_col not in df.columns:
             rows = rows.drop(self.fold_col)
-        return rows, found
+        return rows, statistics
 
     def by_times(
         self, df: DataFrame, time_col: str, folds: Any
     ) -> tuple[DataFrame, TargetStatistics]:
         """Return a table with codes which only rows of an earlier time help to form."""
-        _check_targets(df, self.targets)
-        require_columns(df, _categories(self.groups))
+        self._check(df)
         fold_col = temporary(df, "time_fold")
         rows = time_folds(df, time_col, folds, fold_col)
-        found = TimeStatistics(
-            rows, self.encodings, self.targets, fold_col, self.target_mean, self.smooth
-        )
-        return found.encode(rows).drop(fold_col, *self._dropped), found
+        rows, statistics = self._encoded(TimeStatistics, rows, fold_col)
+        return rows.drop(fold_col), statistics
+
+    def _encoded(
+        self, of: type[TargetStatistics], rows: DataFrame, fold_col: str | None
+    ) -> tuple[DataFrame, TargetStatistics]:
+        encodings = [
+            Encoding(tuple(group), dict(zip(self.targets, outputs, strict=True)))
+            for group, outputs in zip(self.groups, self.out_cols, strict=True)
+        ]
+        statistics = of(rows, encodings, self.targets, fold_col, self.target_mean, self.smooth)
+        return statistics.encode(rows).drop(*self.dropped), statistics
+
+    def _check(self, df: DataFrame) -> None:
+        require_columns(df.columns, self.targets)
+        for name in self.targets:
+            if not kinds.is_number(kind_of(df, name)):
+                raise UsageError(
+                    f"target_cols should be numeric, but {name} is {kind_of(df, name)}"
+                )
+        require_columns(df.columns, self.categories)
 
 
 @dataclass(frozen=True)
-class CountEncode(Operator):
+class CountEncode(GroupEncode):
     """``count_encode``; the state has a table of counts for each group."""
 
     groups: list[list[str]]
@@ -793,82 +696,49 @@ class CountEncode(Operator):
         """Return the operator for the arguments that users give: a result for each group."""
         if not isinstance(normalize, bool):
             raise UsageError(f"normalize should be a boolean, got {normalize!r}")
-        wanted = _COUNTS[normalize]
-        encodings = _encodings_of(cat_cols, [wanted], out_cols)
-        groups = [list(each.categories) for each in encodings]
-        if out_cols is not None:
-            return cls(groups, normalize, [each.outputs[wanted] for each in encodings])
-        return cls(groups, normalize, [f"{'_'.join(group)}_{wanted}" for group in groups])
-
-    def __post_init__(self) -> None:
-        # ["a_b", ["a", "b"]] would have one name for both
-        check_different(self.out_cols, "The names of the counts")
+        groups, names = _named_groups(cat_cols, [_COUNTS[normalize]], out_cols, "_")
+        return cls(groups, normalize, [name for row in names for name in row])
 
     @property
     def reads(self) -> list[str]:
-        return _categories(self.groups)
+        return self.categories
 
     def requests(self, before: Schema) -> dict[str, Request]:
-        check_categories(before, _categories(self.groups))
+        check_categories(before, self.categories)
         return {str(i): TargetSums(tuple(group), 0) for i, group in enumerate(self.groups)}
 
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
-        found = {}
-        for i, group in enumerate(self.groups):
-            known = _known(answers[str(i)], len(group)).rename_columns({"rows": "count"})
+        tables = {}
+        for place, sums in answers.items():
+            known = _known(sums).rename_columns({"rows": "count"})
             share = known["count"].to_numpy() / max(_total(known, "count"), 1)
-            found[str(i)] = known.append_column("frequency", pa.array(share))
-        return found
+            tables[place] = known.append_column("frequency", pa.array(share))
+        return tables
 
     @property
-    def _wanted(self) -> str:
-        return _COUNTS[self.normalize]
+    def kind(self) -> str:  # type: ignore[override]  # it depends on an argument
+        return "double" if self.normalize else "bigint"
 
-    def cells(self, before: Schema, state: State | None) -> list[Cell]:
-        check_categories(before, _categories(self.groups))
-        field = Field("double" if self.normalize else "bigint")
-        cells = []
-        for i, (group, output) in enumerate(zip(self.groups, self.out_cols, strict=True)):
-            keys, function = [f"key_{j}" for j in range(len(group))], None
-            if state is not None:
-                default = 0.0 if self.normalize else 0
-                function = Codes(state[str(i)], keys, self._wanted, default)
-            cells.append(Cell(tuple(group), output, field, function))
-        return cells
-
-    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        look_ups = []
-        for i, group in enumerate(self.groups):
-            keys = [f"key_{j}" for j in range(len(group))]
-            table = df.sparkSession.createDataFrame(state[str(i)].select([*keys, self._wanted]))
-            look_ups.append(self._look_up(i, table, keys))
-        return join_codes(df, look_ups)
-
-    def _look_up(self, i: int, table: DataFrame, keys: Sequence[str]) -> LookUp:
-        """Return what rows take out of a table of counts or frequencies: 0 for what it has not."""
-
-        at = {key: col(name) for key, name in zip(keys, self.groups[i], strict=True)}
-        return LookUp(table, at, {self.out_cols[i]: (self._wanted, F.lit(0))})
+    def codes(self, i: int, state: State | None) -> dict[str, tuple[str, Any]]:
+        return {self.out_cols[i]: (_COUNTS[self.normalize], 0)}
 
     def count(self, df: DataFrame) -> list[DataFrame]:
         """Return of each group its values, their ``count`` and their ``frequency``.
 
         One aggregation counts all groups.  Rows with a null or NaN in the group are not counted.
         """
-
         self._check(df)
-        groups = [Encoding(tuple(group), {}) for group in self.groups]
-        statistics = TargetStatistics(df, groups, [], None, {}, 0)
+        statistics = TargetStatistics(df, [Encoding(tuple(group)) for group in self.groups])
         tables = []
-        for encoding in groups:
+        for encoding in statistics.encodings:
             counted = statistics.codes(encoding)
             total = cast("Row", counted.agg(F.sum(COUNT)).first())[0]
-            share = F.col(COUNT) / F.lit(total)
             names = [
                 col(key).alias(name)
                 for key, name in zip(encoding.key_columns, encoding.categories, strict=True)
             ]
-            figures = F.col(COUNT).alias("count"), share.alias("frequency")
+            count = F.col(COUNT)
+            figures = count.alias("count"), (count / F.lit(total)).alias("frequency")
             tables.append(counted.select(*names, *figures))
         return tables
 
@@ -884,18 +754,20 @@ class CountEncode(Operator):
             Whether they surely have every combination once.
         """
         self._check(df)
+        wanted = _COUNTS[self.normalize]
         look_ups = []
-        for i, (table, group) in enumerate(zip(tables, self.groups, strict=True)):
+        for table, group, output in zip(tables, self.groups, self.out_cols, strict=True):
             if not once:
-                require_columns(table, [*group, self._wanted], "table of counts")
-                table = without_twins(table, group, [self._wanted])
-            look_ups.append(self._look_up(i, table, group))
-        return join_codes(df, look_ups)
+                require_columns(table.columns, [*group, wanted], "table of counts")
+                table = without_twins(table, group, [wanted])
+            look_ups.append(
+                LookUp(table, {name: col(name) for name in group}, {output: (wanted, F.lit(0))})
+            )
+        return lookup.join(df, look_ups)
 
     def _check(self, df: DataFrame) -> None:
-        names = _categories(self.groups)
-        require_columns(df, names)
-        taken = [name for name in names if name.lower() in _COUNTS]
+        require_columns(df.columns, self.categories)
+        taken = [name for name in self.categories if name.lower() in _COUNTS]
         if taken:
             raise UsageError(
                 f"The columns {taken} cannot be counted, since a table of counts has columns of "

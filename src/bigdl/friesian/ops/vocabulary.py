@@ -2,84 +2,46 @@
 
 Rows become (vocabulary, value) pairs by one ``explode``, and one aggregation counts them.  The
 numbers of a vocabulary depend on nothing but the values and their counts.  As long as they are few
-they are ranked on the driver, else by a sort of Spark.
+they are ranked on the driver, else by Spark, each vocabulary by a task.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import reduce
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, lookup
-from bigdl.friesian.ops.batches import text_of, texts_of
-from bigdl.friesian.ops.columns import (
-    as_names,
-    check_count,
+from bigdl.friesian.ops.batches import texts_of
+from bigdl.friesian.ops.hashing import FAST, buckets
+from bigdl.friesian.ops.kinds import Field, Schema, require_columns
+from bigdl.friesian.ops.lookup import DRIVER_KEYS, Vocabulary
+from bigdl.friesian.ops.operator import Cell, Function, Operator, State
+from bigdl.friesian.ops.requests import Counts, Request
+from bigdl.friesian.ops.spark import (
+    F,
+    all_of,
     check_string,
     col,
     kind_of,
-    require_columns,
     temporary,
+    without_nan,
 )
-from bigdl.friesian.ops.hashing import FAST, bucket, buckets
-from bigdl.friesian.ops.lookup import DRIVER_KEYS
-from bigdl.friesian.ops.operator import (
-    Cell,
-    Counts,
-    Field,
-    Function,
-    Operator,
-    Request,
-    Schema,
-    State,
-    require_fields,
-)
-from bigdl.friesian.ops.spark import F
+from bigdl.orca.data.transformer.encoding import Source, sources_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = [
-    "DRIVER_VALUES",
-    "CategoryEncode",
-    "Source",
-    "Vocabulary",
-    "check_categories",
-    "count_values",
-    "distinct_values",
-    "learn",
-    "number_column",
-    "sources_of",
-]
-
 # Counted values that are ranked on the driver.  A million short strings take about 30 MB there.
 DRIVER_VALUES = 2_000_000
-
-
-@dataclass(frozen=True)
-class Source:
-    """One vocabulary to be learned.
-
-    Attributes
-    ----------
-    name : str
-        Of the column of values in the result.
-    columns : tuple of str
-        Where the values come from.
-    at_least : int
-        Values that occur less often are left out.
-    """
-
-    name: str
-    columns: tuple[str, ...]
-    at_least: int = 0
 
 
 def number_column(name: str) -> str:
@@ -87,48 +49,11 @@ def number_column(name: str) -> str:
     return "id_number" if name.lower() == "id" else "id"
 
 
-def sources_of(columns: Sequence[Any], freq_limit: Any) -> list[Source]:
-    """Return the vocabularies for the arguments of ``gen_string_idx``.
-
-    Parameters
-    ----------
-    columns : list of str or dict
-        A dict ``{"src_cols": [...], "col_name": ...}`` means one vocabulary of several columns.
-    freq_limit : int, dict of str to int, or None
-    """
-    if freq_limit is not None and not isinstance(freq_limit, Mapping):
-        _check_limit(freq_limit)
-    found = []
-    for each in columns:
-        if isinstance(each, Mapping):
-            if "src_cols" not in each:
-                raise UsageError(
-                    f"src_cols must be provided if columns is a dictionary, but got {dict(each)!r}"
-                )
-            names = as_names(each["src_cols"], "src_cols")
-            name = each.get("col_name") or f"{names[0]}_union"
-        else:
-            names = as_names(each)
-            name = names[0]
-        limit = freq_limit.get(name) if isinstance(freq_limit, Mapping) else freq_limit
-        found.append(Source(name, tuple(names), 0 if limit is None else _check_limit(limit)))
-    return found
-
-
-def _check_limit(limit: Any) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int):
-        raise UsageError(
-            f"freq_limit should be int, dict of str to int, or None, but got {limit!r}"
-        )
-    return limit
-
-
 def learn(
     df: DataFrame,
     sources: Sequence[Source],
     order_by_freq: bool,
     separator: str | None,
-    id_name: Callable[[str], str] | None = None,
 ) -> list[DataFrame]:
     """Learn vocabularies.
 
@@ -140,13 +65,12 @@ def learn(
         Number the values by falling count, and equal counts by value; otherwise by value.
     separator : str or None
         Regular expression between the several values of a cell.
-    id_name : callable, optional
-        The name of the column of numbers by that of the source; default: :func:`number_column`.
 
     Returns
     -------
     list of pyspark.sql.DataFrame
-        Columns: the name of the source, and the numbers (int), which begin with 1.
+        Columns: the name of the source and, called by :func:`number_column`, the numbers (int),
+        which begin with 1.
     """
     counted, fields = count_values(df, sources, separator)
     counted = counted.persist()
@@ -156,7 +80,7 @@ def learn(
     finally:
         counted.unpersist()
     return [
-        frame.toDF(source.name, (id_name or number_column)(source.name))
+        frame.toDF(source.name, number_column(source.name))
         for frame, source in zip(frames, sources, strict=True)
     ]
 
@@ -165,12 +89,12 @@ def distinct_values(df: DataFrame, columns: list[str]) -> dict[str, list]:
     """The different values of columns in their order, a null at the end."""
     sources = [Source(name, (name,)) for name in columns]
     counted, fields = count_values(df, sources, None, nulls=True)
-    found: dict[str, list] = {name: [] for name in columns}
+    distinct: dict[str, list] = {name: [] for name in columns}
     for row in counted.collect():
-        found[columns[row["source"]]].append(row[fields[row["source"]]])
+        distinct[columns[row["source"]]].append(row[fields[row["source"]]])
     return {
-        name: sorted(v for v in values if v is not None) + [v for v in values if v is None]
-        for name, values in found.items()
+        name: sorted(values, key=lambda value: (value is None, value))
+        for name, values in distinct.items()
     }
 
 
@@ -188,7 +112,7 @@ def count_values(
         The column ``value_<i>`` of each source.
     """
 
-    require_columns(df, [name for source in sources for name in source.columns])
+    require_columns(df.columns, [name for source in sources for name in source.columns])
     of_sources = [_value_kind(df, source, separator) for source in sources]
     types = list(dict.fromkeys(of_sources))
     fields = [f"value_{types.index(kind)}" for kind in of_sources]
@@ -202,34 +126,35 @@ def count_values(
     values = [f"value_{i}" for i in range(len(types))]
     rows = df.select(F.explode(every).alias(pair)).select(f"{pair}.*")
     if not nulls:
-        present = F.col(values[0]).isNotNull()
-        for value in values[1:]:
-            present = present | F.col(value).isNotNull()
-        rows = rows.filter(present)
+        rows = rows.filter(reduce(lambda a, b: a | b, (F.col(v).isNotNull() for v in values)))
     counted = rows.groupBy("source", *values).agg(F.count("*").alias("count"))
-    limits = {i: source.at_least for i, source in enumerate(sources) if source.at_least > 1}
-    if limits:
-        enough = F.lit(True)
-        for i, limit in limits.items():
-            enough = enough & ((F.col("source") != i) | (F.col("count") >= limit))
-        counted = counted.filter(enough)
-    return counted, fields
+    return enough(counted, (source.at_least for source in sources)), fields
+
+
+def enough(counted: DataFrame, limits: Iterable[int]) -> DataFrame:
+    """Return the counts that are not below the limit of their ``source``."""
+    conditions = [
+        (F.col("source") != i) | (F.col("count") >= limit)
+        for i, limit in enumerate(limits)
+        if limit > 1
+    ]
+    return counted.filter(all_of(conditions)) if conditions else counted
 
 
 def _value_kind(df: DataFrame, source: Source, separator: str | None) -> str:
-    found = [kind_of(df, name) for name in source.columns]
-    for name, kind in zip(source.columns, found, strict=True):
+    of_columns = [kind_of(df, name) for name in source.columns]
+    for name, kind in zip(source.columns, of_columns, strict=True):
         if not kinds.is_atomic(kind):
             hint = "; explode it first" if kinds.is_array(kind) else ""
             raise UsageError(
                 f"The column {name} of type {kind} has no vocabulary: its cells should be single "
                 f"values{hint}"
             )
-    if separator is not None or any(map(kinds.is_text, found)):
+    if separator is not None or any(map(kinds.is_text, of_columns)):
         return "string"
-    if len(set(found)) == 1:
-        return found[0]
-    return "double" if any(map(kinds.is_fractional, found)) else "bigint"
+    if len(set(of_columns)) == 1:
+        return of_columns[0]
+    return "double" if any(map(kinds.is_fractional, of_columns)) else "bigint"
 
 
 def _pairs(
@@ -242,10 +167,10 @@ def _pairs(
     nulls: bool,
 ) -> Column:
     """Return the pairs of one cell: a struct, or with a separator an array of structs."""
-
-    value = col(name).cast(kind)
-    if kinds.is_fractional(kind_of(df, name)) and not nulls:
-        value = F.when(~F.isnan(col(name)), value)  # NaN is no value of a vocabulary
+    value = col(name)
+    if not nulls:
+        value = without_nan(value, kind_of(df, name))  # NaN is no value of a vocabulary
+    value = value.cast(kind)
 
     def pair(value: Column) -> Column:
         fields = [
@@ -279,64 +204,20 @@ def _ranked_on_driver(
 
 
 def _ranked_by_spark(counted: DataFrame, fields: list[str], order_by_freq: bool) -> list[DataFrame]:
-    """Ranks by a range-partitioned sort; the sorted values are written once and never sorted again.
+    from pyspark.sql import Window
 
-    A second sort could cut other ranges, and the offsets of the first would be wrong for it.
-    """
-
-    frames = []
-    for i, field in enumerate(fields):
-        order = [F.col("count").desc()] if order_by_freq else []
-        mine = counted.filter(F.col("source") == i).select(F.col(field), F.col("count"))
-        laid = mine.orderBy(*order, F.col(field)).localCheckpoint(eager=True)
-        numbered = laid.select(
-            F.col(field),
-            F.spark_partition_id().alias("part"),
-            F.monotonically_increasing_id().bitwiseAND((1 << 33) - 1).alias("place"),
-        )
-        offsets, total = [], 0
-        for part, size in sorted(numbered.groupBy("part").count().collect()):
-            offsets.append((part, total))
-            total += size
-        starts = laid.sparkSession.createDataFrame(offsets, "part int, start bigint")
-        rank = (F.col("start") + F.col("place") + 1).cast("int")
-        ranked = numbered.join(F.broadcast(starts), "part")
-        frames.append(ranked.select(F.col(field), rank.alias("id")))
-    return frames
+    values = [name for name in counted.columns if name not in ("source", "count")]
+    order = [F.col("count").desc()] if order_by_freq else []
+    window = Window.partitionBy("source").orderBy(*order, *values)
+    ranked = counted.withColumn("id", F.row_number().over(window)).localCheckpoint(eager=True)
+    return [
+        ranked.filter(F.col("source") == i).select(field, "id") for i, field in enumerate(fields)
+    ]
 
 
 # -- the operator of pipelines ---------------------------------------------------------------------
 
 _JOINED_COLUMNS = 6  # that are joined faster than they go through Arrow
-
-
-class Vocabulary:
-    """Values, whose numbers are their places from 1 on.
-
-    Parameters
-    ----------
-    values : pyarrow.Array
-    """
-
-    def __init__(self, values: pa.Array):
-        self.values = values
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    @cached_property
-    def numbers(self) -> dict[Any, int]:
-        """The numbers by the values."""
-        return {value: place for place, value in enumerate(self.values.to_pylist(), 1)}
-
-    def find(self, values: pa.Array) -> pa.Array:
-        """The numbers (int32) of values, null for a null or an unknown one."""
-
-        if len(self) < 4 * len(values):  # it builds a table of its own of the whole vocabulary
-            places = pc.index_in(values, value_set=self.values)
-            return pc.add(places, pa.scalar(1, pa.int32()))
-        numbers = self.numbers
-        return pa.array([numbers.get(value) for value in values.to_pylist()], pa.int32())
 
 
 class Encode(Function):
@@ -348,24 +229,13 @@ class Encode(Function):
         self.vocabulary, self.oov_buckets = vocabulary, oov_buckets
 
     def array(self, values: pa.Array) -> pa.Array:
-        found = self.vocabulary.find(values)
-        return with_buckets(values, found, len(self.vocabulary) + 1, self.oov_buckets)
-
-    def value(self, value: Any) -> int | None:
-        found = self.vocabulary.numbers.get(value)
-        if found is not None or value is None or not self.oov_buckets:
-            return found
-        return bucket(text_of(value), self.oov_buckets, FAST) + len(self.vocabulary) + 1
-
-
-def with_buckets(values: pa.Array, found: pa.Array, first: int, count: int) -> pa.Array:
-    """Numbers that were found, and one of some from `first` on for each unknown value."""
-
-    if not count or found.null_count == values.null_count:
-        return found
-    unknown = pc.and_(values.is_valid(), found.is_null())
-    others = buckets(texts_of(values.filter(unknown)), count, FAST)
-    return pc.replace_with_mask(found, unknown, pa.array(others + first, pa.int32()))
+        numbers = pc.add(self.vocabulary.find(values), pa.scalar(1, pa.int32()))
+        if not self.oov_buckets or numbers.null_count == values.null_count:
+            return numbers
+        unknown = pc.and_(values.is_valid(), numbers.is_null())
+        others = buckets(texts_of(values.filter(unknown)), self.oov_buckets, FAST)
+        others = pa.array(others + len(self.vocabulary) + 1, pa.int32())
+        return pc.replace_with_mask(numbers, unknown, others)
 
 
 class EncodeTokens(Function):
@@ -379,18 +249,19 @@ class EncodeTokens(Function):
 
     def array(self, values: pa.Array) -> pa.Array:
         kind = pa.int32() if self.smallest else pa.list_(pa.int32())
-        return pa.array(map(self.value, values.to_pylist()), kind)
+        cells = pc.split_pattern(values, self.separator)
+        places = self.vocabulary.find(cells.flatten()).to_pylist()
+        lengths = pc.list_value_length(cells).fill_null(0).to_pylist()
+        ends = accumulate(lengths, initial=0)
+        return pa.array([self._cell(places[start:end]) for start, end in pairwise(ends)], kind)
 
-    def value(self, value: str | None) -> list[int] | int | None:
-        if value is None:
-            return None
-        numbers = self.vocabulary.numbers
-        found = [numbers[each] for each in value.split(self.separator) if each in numbers]
-        if not found:
+    def _cell(self, places: Sequence[int | None]) -> list[int] | int | None:
+        numbers = [place + 1 for place in places if place is not None]
+        if not numbers:
             return None
         if self.smallest:
-            return min(found)
-        return sorted(found) if self.sort else found
+            return min(numbers)
+        return sorted(numbers) if self.sort else numbers
 
 
 @dataclass(frozen=True)
@@ -427,10 +298,7 @@ class CategoryEncode(Operator):
         *options: Any,
     ) -> CategoryEncode:
         """Return the operator for the arguments that users give."""
-        given = list(columns) if isinstance(columns, list | tuple) else [columns]
-        if not given:
-            raise UsageError("columns should be str, dict or a list of them, but got None.")
-        sources = sources_of(given, freq_limit)
+        sources = sources_of(columns, freq_limit)
         return cls(
             [{"src_cols": list(each.columns), "col_name": each.name} for each in sources],
             {each.name: each.at_least for each in sources if each.at_least},
@@ -445,7 +313,7 @@ class CategoryEncode(Operator):
             raise UsageError(
                 f"sep should be plain text without a backslash in a pipeline, got {self.sep!r}"
             )
-        check_count(self.oov_buckets, "oov_buckets", 0)
+        check_integer("oov_buckets", self.oov_buckets, 0)
         if self.oov_buckets and self.do_split:
             raise UsageError("oov_buckets cannot be used with do_split; leave one of them out")
 
@@ -454,25 +322,23 @@ class CategoryEncode(Operator):
         return [name for each in self.columns for name in each["src_cols"]]
 
     def requests(self, before: Schema) -> dict[str, Request]:
-        found: dict[str, Request] = {}
+        separator = self.sep if self.do_split else None
+        requests: dict[str, Request] = {}
         for each in self.columns:
-            self._check(before, each["src_cols"])
-            separator = self.sep if self.do_split else None
-            limit = self.freq_limit.get(each["col_name"], 0)
-            found[each["col_name"]] = Counts(tuple(each["src_cols"]), separator, limit)
-        return found
-
-    def _check(self, before: Schema, names: Sequence[str]) -> None:
-        check_categories(before, names)
-        found = {before[name].kind for name in names}
-        for kind in found:
-            if self.do_split and kind != "string":
-                raise UsageError(f"do_split needs strings, but {list(names)} are of type {kind}")
-        if len(found) > 1:
-            raise UsageError(
-                f"The columns {list(names)} of one vocabulary should be of one type, but are "
-                f"{sorted(found)}; cast them first"
-            )
+            names, name = each["src_cols"], each["col_name"]
+            check_categories(before, names)
+            of_columns = {before[each].kind for each in names}
+            if self.do_split and of_columns != {"string"}:
+                raise UsageError(
+                    f"do_split needs strings, but {names} are of type {', '.join(of_columns)}"
+                )
+            if len(of_columns) > 1:
+                raise UsageError(
+                    f"The columns {names} of one vocabulary should be of one type, but are "
+                    f"{sorted(of_columns)}; cast them first"
+                )
+            requests[name] = Counts(tuple(names), separator, self.freq_limit.get(name, 0))
+        return requests
 
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
         return {name: self._ranked(counts) for name, counts in answers.items()}
@@ -482,15 +348,15 @@ class CategoryEncode(Operator):
         return counts.sort_by([*order, ("value", "ascending")]).select(["value"]).combine_chunks()
 
     def cells(self, before: Schema, state: State | None) -> list[Cell]:
+        kind = "array<int>" if self.do_split and not self.keep_most_frequent else "int"
         cells = []
         for each in self.columns:
-            vocabulary = None if state is None else _vocabulary(state[each["col_name"]])
-            rows = None if vocabulary is None else len(vocabulary) + self.oov_buckets + 1
-            gives_arrays = self.do_split and not self.keep_most_frequent
-            made = Field("array<int>" if gives_arrays else "int", rows)
-            for name in each["src_cols"]:
-                function = None if vocabulary is None else self._function(vocabulary)
-                cells.append(Cell((name,), name, made, function))
+            function, rows = None, None
+            if state is not None:
+                vocabulary = Vocabulary(state[each["col_name"]]["value"].combine_chunks())
+                function, rows = self._function(vocabulary), len(vocabulary) + self.oov_buckets + 1
+            made = Field(kind, rows)
+            cells += [Cell((name,), name, made, function) for name in each["src_cols"]]
         return cells
 
     def _function(self, vocabulary: Vocabulary) -> Function:
@@ -498,54 +364,32 @@ class CategoryEncode(Operator):
             return EncodeTokens(vocabulary, self.sep, self.sort_for_array, self.keep_most_frequent)
         return Encode(vocabulary, self.oov_buckets)
 
-    def pays_in_batches(self, state: State) -> bool:
-        return len(self._fit_in_workers(state)) == len(self.columns) and self._are_many()
-
-    def _are_many(self) -> bool:
-        count = sum(len(each["src_cols"]) for each in self.columns)
-        return self.broadcast and not self.do_split and count > _JOINED_COLUMNS
-
-    def _fit_in_workers(self, state: State) -> list[dict[str, Any]]:
-        return [each for each in self.columns if len(state[each["col_name"]]) <= DRIVER_KEYS]
-
-    def divided(self, state: State) -> tuple[Operator | None, Operator]:
-        small = self._fit_in_workers(state)
-        if not small or not self._are_many():
+    def divided(self, state: State) -> tuple[Operator | None, Operator | None]:
+        # vocabularies that fit in workers are faster there, unless they are few
+        small = [each for each in self.columns if len(state[each["col_name"]]) <= DRIVER_KEYS]
+        are_many = len(self.reads) > _JOINED_COLUMNS
+        if not small or not are_many or not self.broadcast or self.do_split:
             return None, self
         rest = [each for each in self.columns if each not in small]
-        return replace(self, columns=small), replace(self, columns=rest)
+        return replace(self, columns=small), replace(self, columns=rest) if rest else None
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        columns = self.columns
-        learned = {
-            each["col_name"]: lookup.numbered(df.sparkSession, state[each["col_name"]])
-            for each in columns
-        }
-        dictionaries = {
-            name: learned[each["col_name"]] for each in columns for name in each["src_cols"]
-        }
-        if self.do_split:
-            return lookup.encode_tokens(
-                df,
-                dictionaries,
-                re.escape(self.sep),
-                self.broadcast,
-                self.sort_for_array,
-                self.keep_most_frequent,
-            )
-        return lookup.encode(df, dictionaries, self.broadcast, self.oov_buckets)
-
-
-def _vocabulary(table: pa.Table) -> Vocabulary:
-    return Vocabulary(table["value"].combine_chunks())
+        dictionaries: dict[str, lookup.Dictionary] = {}
+        for each in self.columns:
+            learned = lookup.numbered(df.sparkSession, state[each["col_name"]])
+            dictionaries |= dict.fromkeys(each["src_cols"], learned)
+        if not self.do_split:
+            return lookup.encode(df, dictionaries, self.broadcast, self.oov_buckets)
+        options = self.broadcast, self.sort_for_array, self.keep_most_frequent
+        return lookup.encode_tokens(df, dictionaries, re.escape(self.sep), *options)
 
 
 def check_categories(before: Schema, names: Sequence[str]) -> None:
     """Check that columns exist and hold values that all executors tell apart alike."""
-    require_fields(before, names)
+    require_columns(before, names)
     for name in names:
         kind = before[name].kind
-        if not (kinds.is_integral(kind) or kind in ("string", "boolean", "date")):
+        if not kinds.is_category(kind):
             raise UsageError(
                 f"The column {name} of type {kind} has no categories in a pipeline: cells should "
                 "be strings, whole numbers, booleans or dates; cast or bin them first"

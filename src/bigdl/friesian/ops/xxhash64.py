@@ -11,8 +11,6 @@ from typing import cast
 
 import numpy as np
 
-__all__ = ["NULL", "hashes"]
-
 NULL = 42
 """The hash of null: the seed."""
 
@@ -41,15 +39,15 @@ def hashes(texts: Sequence[bytes]) -> np.ndarray:
     numpy.ndarray of int64
     """
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    found = np.empty(len(texts), np.uint64)
+    results = np.empty(len(texts), np.uint64)
     order = np.argsort(lengths, kind="stable")
     starts = np.flatnonzero(np.diff(lengths[order], prepend=-1))
     with np.errstate(over="ignore"):
         for places in np.split(order, starts[1:]) if len(texts) else ():
             data = b"".join([texts[place] for place in places])
             rows = np.frombuffer(data, np.uint8).reshape(len(places), -1)
-            found[places] = _of_rows(rows)
-    return found.view(np.int64)
+            results[places] = _of_rows(rows)
+    return results.view(np.int64)
 
 
 def _of_rows(rows: np.ndarray) -> np.ndarray:

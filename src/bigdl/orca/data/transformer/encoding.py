@@ -8,7 +8,9 @@ falling counts and that of the values among equal counts.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
@@ -21,14 +23,17 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "Source",
     "StringIndex",
     "StringIndexer",
     "as_columns",
+    "as_names",
     "category_encode",
+    "check_string",
     "encode_string",
     "gen_string_idx",
-    "is_spark_frame",
     "require_columns",
+    "sources_of",
 ]
 
 
@@ -112,23 +117,22 @@ def gen_string_idx(
     StringIndex or list of StringIndex
         A list if `columns` is one.
     """
-    several = isinstance(columns, list | tuple)
-    vocabularies = [_vocabulary(each) for each in (columns if several else [columns])]
-    limits = [_limit(freq_limit, name) for name, _ in vocabularies]
-    sources = [(i, c) for i, (_, found) in enumerate(vocabularies) for c in found]
-    require_columns(df, list(dict.fromkeys(column for _, column in sources)))
+    sources = sources_of(columns, freq_limit)
+    require_columns(df, [column for source in sources for column in source.columns])
     split = sep if do_split else None
     counting = _count_spark if is_spark_frame(df) else _count_shards
-    counts: list[dict] = [{} for _ in vocabularies]
-    for (i, value), count in counting(df, sources, split, limits):
-        counts[i][value] = count
+    counts: list[dict] = [{} for _ in sources]
+    for (i, value), count in counting(df, sources, split):
+        if count >= sources[i].at_least:
+            counts[i][value] = count
     indices = []
-    for (name, _), counted in zip(vocabularies, counts, strict=True):
+    for source, counted in zip(sources, counts, strict=True):
         values = _in_order(counted)
         if order_by_freq:
             values.sort(key=counted.__getitem__, reverse=True)  # stable
-        indices.append(StringIndex.from_dict({v: i for i, v in enumerate(values, 1)}, name))
-    return indices if several else indices[0]
+        numbers = {value: number for number, value in enumerate(values, 1)}
+        indices.append(StringIndex.from_dict(numbers, source.name))
+    return indices if isinstance(columns, list | tuple) else indices[0]
 
 
 def encode_string(
@@ -167,10 +171,10 @@ def encode_string(
         As `df`, with int32 numbers (or lists of them) in place of the values.
     """
     names = as_columns(columns, "columns")
-    given = list(indices) if isinstance(indices, list | tuple) else [indices]
-    if len(given) != len(names):
+    chosen = list(indices) if isinstance(indices, list | tuple) else [indices]
+    if len(chosen) != len(names):
         raise UsageError(
-            f"There must be one index for each column, got {len(given)} for {len(names)} columns"
+            f"There must be one index for each column, got {len(chosen)} for {len(names)} columns"
         )
     require_columns(df, names)
     encoders = [
@@ -182,7 +186,7 @@ def encode_string(
             sort_for_array,
             keep_most_frequent,
         )
-        for name, index in zip(names, given, strict=True)
+        for name, index in zip(names, chosen, strict=True)
     ]
     if is_spark_frame(df):
         for name, encoder in zip(names, encoders, strict=True):
@@ -216,23 +220,58 @@ def category_encode(
     return encoded, indices
 
 
-def _vocabulary(column: Any) -> tuple[str, list[str]]:
-    """Name and source columns of one vocabulary."""
-    if not isinstance(column, Mapping):
-        return as_columns(column, "columns")[0], as_columns(column, "columns")
-    if "src_cols" not in column:
-        raise UsageError(f'A dict of columns must have the key "src_cols", got {dict(column)!r}')
-    sources = as_columns(column["src_cols"], "src_cols")
-    return column.get("col_name", f"{sources[0]}_union"), sources
+@dataclass(frozen=True)
+class Source:
+    """One vocabulary to be learned.
+
+    Attributes
+    ----------
+    name : str
+        Of its column of values.
+    columns : tuple of str
+        Where the values come from.
+    at_least : int
+        Values that occur less often are left out.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    at_least: int = 0
 
 
-def _limit(freq_limit: Any, name: str) -> int:
-    limit = freq_limit.get(name, 0) if isinstance(freq_limit, Mapping) else freq_limit or 0
-    if not isinstance(limit, int) or isinstance(limit, bool):
-        raise UsageError(
-            f"freq_limit must be a whole number or a dict of them by column, got {freq_limit!r}"
-        )
-    return limit
+def sources_of(columns: Any, freq_limit: Any) -> list[Source]:
+    """Return the vocabularies for the arguments of ``gen_string_idx``.
+
+    Parameters
+    ----------
+    columns : str, dict or list of them
+        A dict ``{"src_cols": [...], "col_name": ...}`` means one vocabulary of several columns.
+    freq_limit : int, dict of str to int, or None
+    """
+    columns = columns if isinstance(columns, list | tuple) else [columns]
+    if not columns:
+        raise UsageError("columns should be str, dict or a list of them, but got None.")
+    limits = freq_limit if isinstance(freq_limit, Mapping) else {None: freq_limit}
+    for limit in limits.values():
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+            raise UsageError(
+                f"freq_limit should be int, dict of str to int, or None, but got {limit!r}"
+            )
+    sources = []
+    for each in columns:
+        if isinstance(each, Mapping):
+            if "src_cols" not in each:
+                raise UsageError(
+                    f"src_cols must be provided if columns is a dictionary, but got {dict(each)!r}"
+                )
+            names = as_names(each["src_cols"], "src_cols")
+            name = each.get("col_name") or f"{names[0]}_union"
+        else:
+            names = as_names(each)
+            name = names[0]
+        limit = limits.get(name) if isinstance(freq_limit, Mapping) else freq_limit
+        sources.append(Source(name, tuple(names), limit or 0))
+    return sources
 
 
 def _in_order(values: Any) -> list:
@@ -242,15 +281,15 @@ def _in_order(values: Any) -> list:
         return sorted(values, key=lambda value: (type(value).__name__, str(value)))
 
 
-def _count_shards(shards, sources, split, limits) -> list:
+def _count_shards(shards: SparkXShards, sources: list[Source], split: str | None) -> list:
     def count(frame: pd.DataFrame) -> Iterator[tuple[tuple, int]]:
-        for i, column in sources:
+        for i, column in _columns(sources):
             values = frame[column].dropna()
             if split is not None:
                 values = values.astype(str).str.split(split, regex=True).explode()
             try:
-                found = values.value_counts()
-                pairs = dict(zip(found.index.tolist(), found.tolist(), strict=True))
+                counts = values.value_counts()
+                pairs = dict(zip(counts.index.tolist(), counts.tolist(), strict=True))
             except TypeError as error:  # not hashable
                 message = (
                     f"The column {column!r} cannot be encoded ({error}); only strings and other "
@@ -262,27 +301,30 @@ def _count_shards(shards, sources, split, limits) -> list:
                 if number:  # 0 of a category that does not occur
                     yield (i, value), number
 
-    limit_of = {**dict(enumerate(limits)), _ERROR: 0}
+    limits = {_ERROR: 0, **{i: source.at_least for i, source in enumerate(sources)}}
     counts = shards.rdd.flatMap(count).reduceByKey(operator.add)
-    found = counts.filter(lambda pair: pair[1] >= limit_of[pair[0][0]]).collect()
-    for (i, message), _ in found:
+    frequent = counts.filter(lambda pair: pair[1] >= limits[pair[0][0]]).collect()
+    for (i, message), _ in frequent:
         if i == _ERROR:
             raise UsageError(message)
-    return found
+    return frequent
 
 
-def _count_spark(df, sources, split, limits) -> list:
+def _count_spark(df: DataFrame, sources: list[Source], split: str | None) -> list:
     from pyspark.sql import functions as F
 
-    counts: dict[tuple, int] = {}
-    for i, column in sources:
+    counts: Counter = Counter()
+    for i, column in _columns(sources):
         value = F.col(_quoted(column))
         if split is not None:
             value = F.explode(F.split(value, split))
         rows = df.select(value.alias("value")).dropna().groupBy("value").count().collect()
-        for found, number in rows:
-            counts[i, found] = counts.get((i, found), 0) + number
-    return [(key, n) for key, n in counts.items() if n >= limits[key[0]] and key[1] == key[1]]
+        counts.update({(i, value): number for value, number in rows})
+    return [(key, number) for key, number in counts.items() if key[1] == key[1]]
+
+
+def _columns(sources: list[Source]) -> list[tuple[int, str]]:
+    return [(i, column) for i, source in enumerate(sources) for column in source.columns]
 
 
 def _quoted(column: str) -> str:
@@ -341,19 +383,9 @@ class _Encoder:
         value = F.col(_quoted(column))
         if self.split is not None or all(isinstance(v, str) for v in self.values):
             value = value.cast("string")
-        return df.withColumn(column, _series_function(self, wanted)(value))
-
-
-def _series_function(encoder: _Encoder, wanted: str) -> Callable:
-    import pandas as pd
-    from pyspark.sql.functions import pandas_udf
-
-    def encode(values: pd.Series) -> pd.Series:
-        return encoder(values)
-
-    # the annotations of this module are text, which pandas_udf does not read
-    encode.__annotations__ = {"values": pd.Series, "return": pd.Series}
-    return cast("Any", pandas_udf)(encode, wanted)
+        # without annotations: those of this module are text, which pandas_udf does not read
+        encode = F.pandas_udf(lambda values: self(values), wanted)  # type: ignore[call-overload]
+        return df.withColumn(column, encode(value))
 
 
 class _EncodeShard:
@@ -384,7 +416,7 @@ class StringIndex:
     """
 
     def __init__(self, df: DataFrame, col_name: str):
-        _check_name(col_name)
+        check_string(col_name, "col_name")
         missing = {"id", col_name} - set(df.columns)
         if missing:
             raise UsageError(
@@ -405,7 +437,7 @@ class StringIndex:
         """
         if not isinstance(indices, Mapping):
             raise UsageError(f"indices should be dict, but get {type(indices).__name__}")
-        _check_name(col_name)
+        check_string(col_name, "col_name")
         for value, number in indices.items():
             if not isinstance(number, int) or isinstance(number, bool) or number < 0:
                 raise UsageError(
@@ -452,21 +484,34 @@ class StringIndex:
         return f"StringIndex({self.col_name!r}, {len(self)} values)"
 
 
-def _check_name(col_name: Any) -> None:
-    if not isinstance(col_name, str):
-        given = None if col_name is None else type(col_name).__name__
-        raise UsageError(f"col_name should be str, but get {given}")
+def check_string(value: Any, what: str) -> str:
+    """`value`, which must be a str."""
+    if not isinstance(value, str):
+        shown = "None" if value is None else type(value).__name__
+        raise UsageError(f"{what} should be str, but get {shown}")
+    return value
 
 
-def as_columns(columns: Any, name: str) -> list[str]:
-    """One column name or several, as a list without repetitions."""
-    found = [columns] if isinstance(columns, str) else columns
-    good = isinstance(found, list | tuple) and found and all(isinstance(c, str) for c in found)
-    if not good or len(set(found)) < len(found):
-        raise UsageError(
-            f"{name} must be the name of a column or a list of different ones, got {columns!r}"
-        )
-    return list(found)
+def as_names(columns: Any, what: str = "columns") -> list[str]:
+    """A name or a list of names, as a list."""
+    if isinstance(columns, str):
+        return [columns]
+    if (
+        not isinstance(columns, list | tuple)
+        or not columns
+        or not all(isinstance(each, str) for each in columns)
+    ):
+        shown = None if columns in ([], ()) else columns
+        raise UsageError(f"{what} should be str or a list of str, but got {shown}.")
+    return list(columns)
+
+
+def as_columns(columns: Any, what: str) -> list[str]:
+    """A name or a list of different names, as a list."""
+    names = as_names(columns, what)
+    if len(set(names)) < len(names):
+        raise UsageError(f"{what} should be different columns, but got {columns!r}")
+    return names
 
 
 def is_spark_frame(data: Any) -> bool:

@@ -1,0 +1,593 @@
+"""Operators on numbers: bounds, logarithms, ranges, bins, and indicators of whole numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bigdl.common.checks import check_integer, check_number
+from bigdl.common.errors import UsageError
+from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops.batches import by_numpy, doubles
+from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
+from bigdl.friesian.ops.operator import Cell, Function, Operator, State
+from bigdl.friesian.ops.requests import Extremes, Quantiles, Request
+from bigdl.friesian.ops.spark import (
+    F,
+    as_names,
+    check_different,
+    check_new_names,
+    col,
+    is_missing,
+    schema_of,
+    without_nan,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+class NumberOperator(Operator):
+    """An operator on columns of numbers, of which pipelines take no decimal ones."""
+
+    def check(self, before: Schema) -> None:
+        require_kind(before, self.reads or (), kinds.is_numeric, "numbers")
+
+    def require_numbers(self, before: Schema) -> None:
+        """Check that its columns hold numbers."""
+        require_kind(before, self.reads or (), kinds.is_number, "numbers")
+
+
+# -- bounds and logarithms -------------------------------------------------------------------------
+
+
+class Bound(Function):
+    """Bounds for numbers; nulls and NaN stay."""
+
+    def __init__(self, low: float | None, high: float | None, kind: str):
+        self.low, self.high, self.kind = _bound(low, kind), _bound(high, kind), kind
+
+    def array(self, values: pa.Array) -> pa.Array:
+        def bounded(numbers: np.ndarray) -> np.ndarray:
+            if self.low is not None:
+                numbers = np.maximum(numbers, numbers.dtype.type(self.low))
+            if self.high is not None:
+                numbers = np.minimum(numbers, numbers.dtype.type(self.high))
+            return numbers
+
+        return by_numpy(values, bounded, values.type)
+
+    def column(self, value: Column) -> Column:
+        bounded = value
+        for bound, limited in ((self.low, F.greatest), (self.high, F.least)):
+            if bound is not None:
+                bounded = limited(bounded, F.lit(bound).cast(self.kind))
+        # greatest and least skip nulls, and NaN is the greatest number of Spark
+        return F.when(is_missing(value, self.kind), value).otherwise(bounded)
+
+
+def _bound(bound: float | None, kind: str) -> float | None:
+    """The bound as the kind can hold it: an int column has no larger limit than its own."""
+    if bound is None or not kinds.is_integral(kind):
+        return None if bound is None else kinds.coerced(bound, kind, "the bound")
+    low, high = kinds.limits(kind)
+    if math.isinf(bound):
+        return high if bound > 0 else low
+    return min(max(math.trunc(bound), low), high)
+
+
+@dataclass(frozen=True)
+class Clip(NumberOperator):
+    """``clip``."""
+
+    columns: list[str]
+    min: float | None
+    max: float | None
+    method = "clip"
+
+    def __post_init__(self) -> None:
+        if self.min is None and self.max is None:
+            raise UsageError("at least one of min and max should be not None")
+        for bound, what in ((self.min, "min"), (self.max, "max")):
+            is_number = isinstance(bound, int | float) and not isinstance(bound, bool)
+            if bound is not None and not (is_number and bound == bound):
+                raise UsageError(f"{what} should be a number or None, got {bound!r}")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise UsageError(f"min should be smaller than max, but got {self.min} and {self.max}")
+
+    def cells(self, before: Schema, state: Any) -> list[Cell]:
+        self.require_numbers(before)
+        return [
+            Cell((name,), name, Field(kind), Bound(self.min, self.max, kind))
+            for name, kind in ((name, before[name].kind) for name in self.columns)
+        ]
+
+
+class Logarithm(Function):
+    """``log(x + 1)`` with 0 for negative x, or ``log(x)`` with null for x that is not positive."""
+
+    def __init__(self, clipping: bool):
+        self.clipping = clipping
+
+    def array(self, values: pa.Array) -> pa.Array:
+        numbers = doubles(values)
+        if self.clipping:
+            return by_numpy(numbers, lambda x: np.log1p(np.where(x < 0, 0.0, x)), pa.float64())
+        logarithms = by_numpy(numbers, np.log, pa.float64())
+        return pc.if_else(pc.less_equal(numbers, 0.0), pa.scalar(None, pa.float64()), logarithms)
+
+    def column(self, value: Column) -> Column:
+        number = value.cast("double")
+        if not self.clipping:
+            return F.when(number > 0, F.log(number))
+        return F.when(number < 0, F.lit(0.0)).otherwise(F.log1p(number))
+
+
+@dataclass(frozen=True)
+class Log(NumberOperator):
+    """``log``."""
+
+    columns: list[str]
+    clipping: bool
+    method = "log"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.clipping, bool):
+            raise UsageError(
+                f"clipping should be a boolean, but get {type(self.clipping).__name__}"
+            )
+
+    def cells(self, before: Schema, state: Any) -> list[Cell]:
+        self.require_numbers(before)
+        logarithm = Logarithm(self.clipping)
+        return [Cell((name,), name, Field("double"), logarithm) for name in self.columns]
+
+
+# -- ranges ----------------------------------------------------------------------------------------
+
+
+class Scale(Function):
+    """``(x − low) / span * factor + offset`` as float, within the range if it clips.
+
+    Where the extremes are equal every value becomes the middle of the range.  Extremes may be lists
+    on tables of Spark, for arrays that are scaled by position.
+    """
+
+    def __init__(self, low: Any, high: Any, minimum: float, maximum: float, clip: bool, kind: str):
+        self.minimum, self.maximum = float(minimum), float(maximum)
+        self.clip, self.kind = clip, kind
+        lists = (low, high) if isinstance(low, list | tuple) else ([low], [high])
+        self.terms = [self._terms(*each) for each in zip(*lists, strict=True)]
+
+    def _terms(self, low: float | None, high: float | None) -> tuple:
+        if low is None or high is None:
+            return None, None, None, None  # there was no value
+        low, high = float(low), float(high)
+        if not low <= high or math.isinf(high - low):
+            raise UsageError(f"The extremes should be finite and in order, got {low} and {high}")
+        if low == high:
+            return low, 1.0, 0.0, (self.minimum + self.maximum) / 2
+        return low, high - low, self.maximum - self.minimum, self.minimum
+
+    def array(self, values: pa.Array) -> pa.Array:
+        (terms,) = self.terms
+        if None in terms:
+            return pa.nulls(len(values), pa.float32())
+        low, span, factor, offset = terms
+
+        def scaled(numbers: np.ndarray) -> np.ndarray:
+            results = (numbers - low) / span * factor + offset
+            if self.clip:
+                results = np.clip(results, self.minimum, self.maximum)
+            return results.astype(np.float32)
+
+        return by_numpy(doubles(values), scaled, pa.float32())
+
+    def column(self, value: Column) -> Column:
+        if kinds.is_number(self.kind):
+            terms = (F.lit(each).cast("double") for each in self.terms[0])
+            return self._scaled(value.cast("double"), *terms).cast("float")
+        # position by position; the terms are literal arrays, so that the plan stays small
+        arrays = [
+            F.array(*map(F.lit, each)).cast("array<double>")
+            for each in (zip(*self.terms, strict=True) if self.terms else [()] * 4)
+        ]
+        values = F.transform(
+            _as_array(value, self.kind),
+            lambda each, i: self._scaled(each, *(F.get(terms, i) for terms in arrays)),
+        )
+        if self.kind != "vector":
+            return values
+        from pyspark.ml.functions import array_to_vector
+
+        return F.when(value.isNotNull(), array_to_vector(values))
+
+    def _scaled(
+        self, value: Column, low: Column, span: Column, factor: Column, offset: Column
+    ) -> Column:
+        scaled = (value - low) / span * factor + offset
+        if not self.clip:
+            return scaled
+        bounded = F.greatest(F.least(scaled, F.lit(self.maximum)), F.lit(self.minimum))
+        # greatest and least skip nulls, and NaN is the greatest number of Spark
+        return F.when(is_missing(scaled, "double"), scaled).otherwise(bounded)
+
+
+@dataclass(frozen=True)
+class MinMaxScale(Operator):
+    """``min_max_scale``; the state has the extremes of each column.
+
+    Numbers become float, arrays array<double>, vectors stay vectors; nulls stay nulls.  A pipeline
+    scales numbers only.
+    """
+
+    columns: list[str]
+    min: float
+    max: float
+    clip: bool
+    method = "min_max_scale"
+
+    def __post_init__(self) -> None:
+        if not check_number("min", self.min) < check_number("max", self.max):
+            raise UsageError(f"min should be smaller than max, but got {self.min} and {self.max}")
+
+    def check(self, before: Schema) -> None:
+        self._check(before, kinds.is_numeric)
+
+    def _check(self, before: Schema, is_scalable: Any) -> None:
+        require_columns(before, self.columns)
+        for name in self.columns:
+            if not is_scalable(before[name].kind):
+                raise UsageError(
+                    f"The column {name} of type {before[name].kind} cannot be scaled; it should "
+                    "hold numbers, or in a table arrays of numbers or vectors"
+                )
+
+    def requests(self, before: Schema) -> dict[str, Request]:
+        return {name: Extremes((name,)) for name in self.columns}
+
+    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+        extremes = {}
+        for name, (low, high) in answers.items():
+            if low is not None and math.isinf(float(high) - float(low)):
+                raise UsageError(
+                    f"The extremes of the column {name} should be finite, got {low} and {high}; "
+                    "clip it first"
+                )
+            extremes[name] = [None, None] if low is None else [float(low), float(high)]
+        return {"extremes": extremes}
+
+    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+        self._check(before, _is_scalable)
+        cells, options = [], (self.min, self.max, self.clip)
+        for name in self.columns:
+            kind, scale = before[name].kind, None
+            if state is not None:
+                low, high = state["extremes"][name]
+                if kinds.is_number(kind) == isinstance(low, list | tuple):
+                    raise UsageError(
+                        f"The extremes of the column {name} of type {kind} should be "
+                        f"{'numbers' if kinds.is_number(kind) else 'lists'}, got {low!r} and "
+                        f"{high!r}"
+                    )
+                scale = Scale(low, high, *options, kind)
+            cells.append(Cell((name,), name, Field("float"), scale))
+        return cells
+
+    def extremes_of_arrays(self, df: DataFrame) -> dict[str, tuple]:
+        """Return the extremes of the columns of arrays or vectors, without nulls and NaN.
+
+        Two lists of floats for each, with a number for each position.
+        """
+        before = schema_of(df)
+        self._check(before, _is_scalable)
+        names = [name for name in self.columns if not kinds.is_number(before[name].kind)]
+        cells = [_tagged(i, name, before[name].kind) for i, name in enumerate(names)]
+        extremes: dict[str, tuple] = {name: ([], []) for name in names}
+        if not names:
+            return extremes
+        rows = df.select(F.explode(F.concat(*cells)).alias("cell")).select("cell.*")
+        grouped = rows.groupBy("column", "place").agg(F.min("value"), F.max("value"))
+        for i, _, low, high in sorted(grouped.collect(), key=lambda row: row[:2]):
+            extremes[names[i]][0].append(low)
+            extremes[names[i]][1].append(high)
+        return extremes
+
+
+def _is_scalable(kind: str) -> bool:
+    inner = kinds.element_of(kind) if kinds.is_array(kind) else kind
+    return kinds.is_number(inner) or kind == "vector"
+
+
+def _tagged(column: int, name: str, kind: str) -> Column:
+    """Return the values of an array with the number of its column and their places."""
+
+    def one(value: Column, place: Column) -> Column:
+        value = without_nan(value, "double").alias("value")
+        return F.struct(F.lit(column).alias("column"), place.alias("place"), value)
+
+    values = _as_array(col(name), kind)
+    return F.transform(F.coalesce(values, F.array().cast("array<double>")), one)
+
+
+def _as_array(value: Column, kind: str) -> Column:
+    """Return a column of arrays or vectors as array<double>."""
+    if kind == "vector":
+        from pyspark.ml.functions import vector_to_array
+
+        return F.when(value.isNotNull(), vector_to_array(value))
+    return value.cast("array<double>")
+
+
+# -- bins ------------------------------------------------------------------------------------------
+
+
+class Bin(Function):
+    """The number of edges that are not above a value, or its label."""
+
+    def __init__(self, edges: Sequence[float], labels: Sequence[str] | None, kind: str):
+        # whole edges for whole numbers, else all of them float: Spark compares by either
+        self.is_whole = kinds.is_integral(kind) and all(isinstance(edge, int) for edge in edges)
+        self.edges = list(edges) if self.is_whole else list(map(float, edges))
+        self.labels, self.kind = None if labels is None else list(labels), kind
+
+    def array(self, values: pa.Array) -> pa.Array:
+        kind = pa.int64() if self.is_whole else pa.float64()
+        numbers = values.fill_null(pa.scalar(0, values.type)).cast(kind, safe=False).to_numpy()
+        edges = np.array(self.edges, np.int64 if self.is_whole else np.float64)
+        places = np.searchsorted(edges, numbers, side="right").astype(np.int32)
+        missing = values.is_null().to_numpy(zero_copy_only=False) | (numbers != numbers)
+        places[missing] = len(self.edges) + 1
+        if self.labels is None:
+            return pa.array(places)
+        return pa.array([*self.labels, None], pa.string()).take(pa.array(places))
+
+    def column(self, value: Column) -> Column:
+        """Return the bin by a balanced tree of comparisons."""
+
+        def result(number: int) -> Column:
+            return F.lit(number if self.labels is None else self.labels[number])
+
+        def between(first: int, last: int) -> Column:
+            if first == last:
+                return result(first)
+            middle = (first + last) // 2
+            below = value < F.lit(self.edges[middle])
+            return F.when(below, between(first, middle)).otherwise(between(middle + 1, last))
+
+        none = F.lit(len(self.edges) + 1) if self.labels is None else F.lit(None)
+        tree = between(0, len(self.edges))
+        return F.when(is_missing(value, self.kind), none).otherwise(tree)
+
+
+@dataclass(frozen=True)
+class CutBins(NumberOperator):
+    """``cut_bins`` and ``quantile_bins``; the state has the edges of each column.
+
+    Attributes
+    ----------
+    bins : dict of str to (int or list of float)
+        By column: edges, or how many bins.
+    by_quantiles : bool
+        Whether the bins that are counted have about as many rows each, rather than equal widths.
+    labels : dict of str to list of str
+        Of some columns.
+    out_cols : list of str
+    """
+
+    bins: dict[str, Any]
+    by_quantiles: bool
+    labels: dict[str, list[str]]
+    out_cols: list[str]
+    drop: bool
+    method = "cut_bins"
+
+    @classmethod
+    def of(
+        cls,
+        columns: Any,
+        bins: Any,
+        labels: Any,
+        out_cols: Any,
+        drop: bool,
+        by_quantiles: bool = False,
+    ) -> CutBins:
+        """Return the operator for the arguments that users give."""
+        names = as_names(columns)
+        outputs = [f"{name}_bin" for name in names] if out_cols is None else as_names(out_cols)
+        for name in names:
+            if isinstance(bins, Mapping) and name not in bins:
+                raise UsageError(f"bins has nothing for the column {name}: {dict(bins)!r}")
+        wanted = {name: bins[name] if isinstance(bins, Mapping) else bins for name in names}
+        words = {}
+        for name in names:
+            each = labels.get(name) if isinstance(labels, Mapping) else labels
+            if each is not None and not isinstance(each, list | tuple):
+                raise UsageError(
+                    f"labels should be a list of str or a dict of them, but got {each!r}"
+                )
+            if each is not None:
+                words[name] = list(each)
+        return cls(wanted, by_quantiles, words, outputs, drop)
+
+    def __post_init__(self) -> None:
+        least = 2 if self.by_quantiles else 1
+        for bins in self.bins.values():
+            _check_bins(bins, least)
+        _check_lengths("out_cols", self.out_cols, list(self.bins))
+        check_different(self.out_cols, "out_cols")
+        for name, words in self.labels.items():
+            if not isinstance(self.bins[name], int):
+                _check_labels(name, self.bins[name], words)
+
+    @property
+    def reads(self) -> list[str]:
+        return list(self.bins)
+
+    def requests(self, before: Schema) -> dict[str, Request]:
+        self.require_numbers(before)
+        counted = {name: bins for name, bins in self.bins.items() if isinstance(bins, int)}
+        if self.by_quantiles:
+            return {name: quantiles(name, bins) for name, bins in counted.items()}
+        return {name: Extremes((name,), is_finite=True) for name in counted}
+
+    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+        edges = {
+            name: self._edges(name, bins, answers[name]) if name in answers else bins
+            for name, bins in self.bins.items()
+        }
+        for name, words in self.labels.items():
+            _check_labels(name, edges[name], words)
+        return {"edges": edges}
+
+    def _edges(self, name: str, bins: int, answer: Sequence) -> list[float]:
+        if not answer or answer[0] is None:
+            raise UsageError(
+                f"The column {name} has no value that bins could be made of; give edges"
+            )
+        if self.by_quantiles:
+            return sorted(set(answer))
+        low, high = map(float, answer)
+        return [*(low + (high - low) * i / bins for i in range(bins)), high]
+
+    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+        cells = []
+        for name, output in zip(self.bins, self.out_cols, strict=True):
+            labels, function, size = self.labels.get(name), None, None
+            if state is not None:
+                function = Bin(state["edges"][name], labels, before[name].kind)
+                size = len(function.edges) + 2
+            made = Field("int", size) if labels is None else Field("string")
+            cells.append(Cell((name,), output, made, function))
+        return cells
+
+    @property
+    def dropped(self) -> set[str]:
+        return set(self.bins) - set(self.out_cols) if self.drop else set()
+
+
+def quantiles(name: str, parts: int) -> Quantiles:
+    """Return the request for the edges between bins of about as many rows each."""
+    return Quantiles((name,), tuple(i / parts for i in range(1, parts)))
+
+
+def _check_labels(name: str, edges: Sequence[float], words: Sequence[str]) -> None:
+    if len(words) != len(edges) + 1:
+        raise UsageError(
+            f"labels should be of length {len(edges) + 1}, one more than the edges of {name}, but "
+            f"got {len(words)}"
+        )
+
+
+def _check_lengths(what: str, values: Sequence[Any], columns: Sequence[str]) -> None:
+    if len(values) != len(columns):
+        raise UsageError(
+            f"{what} should have the same length as columns, but got {values} for {columns}"
+        )
+
+
+def _check_bins(bins: Any, least: int) -> None:
+    if isinstance(bins, int):
+        check_integer("bins", bins, least)
+        return
+    is_list = isinstance(bins, list | tuple) and len(bins) > 0
+    if not is_list or not all(type(each) in (int, float) and math.isfinite(each) for each in bins):
+        raise UsageError(f"bins should be int or a list of numbers, but got {bins!r}")
+    if any(a >= b for a, b in pairwise(bins)):
+        raise UsageError(f"The edges in bins should be ascending, but got {bins!r}")
+
+
+# -- indicators ------------------------------------------------------------------------------------
+
+
+class Indicator(Function):
+    """1 for one number, 0 for all others and null."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def array(self, values: pa.Array) -> pa.Array:
+        is_number = pc.equal(values, pa.scalar(self.number, values.type))
+        return is_number.fill_null(False).cast(pa.int32())
+
+    def column(self, value: Column) -> Column:
+        return F.when(value == self.number, 1).otherwise(0)
+
+
+@dataclass(frozen=True)
+class OneHotEncode(Operator):
+    """``one_hot_encode``; the state has the sizes that were not given."""
+
+    columns: list[str]
+    sizes: list[int] | None
+    prefix: list[str]
+    keep_original_columns: bool
+    method = "one_hot_encode"
+
+    def __post_init__(self) -> None:
+        if self.sizes is not None:
+            if not all(type(each) is int and each > 0 for each in self.sizes):
+                raise UsageError(
+                    f"sizes should be positive int or a list of them, but got {self.sizes!r}"
+                )
+            _check_lengths("sizes", self.sizes, self.columns)
+        _check_lengths("prefix", self.prefix, self.columns)
+
+    def requests(self, before: Schema) -> dict[str, Request]:
+        advice = "; encode it first"
+        require_kind(before, self.columns, kinds.is_integral, "whole numbers", advice)
+        if self.sizes is not None:
+            return {}
+        unknown = [name for name in self.columns if before[name].cardinality is None]
+        return {name: Extremes((name,)) for name in unknown}
+
+    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+        return {
+            name: 0 if high is None else max(high, -1) + 1 for name, (_, high) in answers.items()
+        }
+
+    def hides_columns(self, before: Schema) -> bool:
+        return bool(self.requests(before))
+
+    def _sizes(self, before: Schema, state: State) -> dict[str, int]:
+        if self.sizes is not None:
+            return dict(zip(self.columns, self.sizes, strict=True))
+        return {name: state.get(name, before[name].cardinality) for name in self.columns}
+
+    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+        prefixes = dict(zip(self.columns, self.prefix, strict=True))
+        cells = [
+            Cell((name,), f"{prefixes[name]}_{i}", Field("int", 2), Indicator(i))
+            for name, size in self._sizes(before, state or {}).items()
+            for i in range(size)
+        ]
+        outputs = (cell.output for cell in cells)
+        check_new_names([*self._kept(before), *outputs], "use another prefix")
+        return cells
+
+    def _kept(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if self.keep_original_columns or name not in self.columns]
+
+    def _order(self, names: Iterable[str], cells: Sequence[Cell]) -> list[str]:
+        """The columns behind it: the indicators stand where their column is or was."""
+        kept, order = set(self._kept(names)), []
+        for name in names:
+            order += [name] if name in kept else []
+            order += [cell.output for cell in cells if cell.inputs == (name,)]
+        return order
+
+    def after(self, before: Schema, state: State | None) -> Schema:
+        cells = self.cells(before, state)
+        known = {**before, **{cell.output: cell.field for cell in cells}}
+        return {name: known[name] for name in self._order(before, cells)}
+
+    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+        order = self._order(df.columns, self.cells(before, state))
+        return super().catalyst(df, before, state).select(*map(col, order))
