@@ -203,7 +203,7 @@ def init_orca_context(
                 given.update(dict.fromkeys((*arguments.MEANT_FOR_ALL, *options), False))
                 arguments.warn_ignored(given, f'cluster_mode="{mode}" does not use it')
                 if python is not None:
-                    options["python_location"] = arguments.check_path(python)
+                    options["python_location"] = arguments.check_text("python_location", python)
                 sc = _start_on_cluster(Request(mode, cores, memory, num_nodes, conf, options))
             else:
                 arguments.warn_ignored(given, "the settings are those of the spark-submit command")

@@ -19,9 +19,9 @@ from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster.ray_launch import (
     LaunchedRay,
-    RayOnSpark,
     check_ray_arguments,
     nodes_with_cpus,
+    start_on_spark,
 )
 from bigdl.orca.cluster.spark import SparkCluster, active_context
 
@@ -347,8 +347,6 @@ class OrcaRayContext:
         return self._launch_on_spark(options, memory, driver_cores)
 
     def _launch_on_spark(self, options: Mapping[str, Any], memory, driver_cores):
-        from bigdl.orca.cluster.ray_launch import LaunchedRay
-
         for name, reason in _WITHOUT_EFFECT.items():
             if options.get(name) is not None:
                 logger.info("%s: no effect, since %s", name, reason)
@@ -359,7 +357,7 @@ class OrcaRayContext:
         config = {name: value for name, value in config.items() if value}
         if cluster.is_local:
             return LaunchedRay.start(cores, object_store_memory=memory, options=config)
-        return RayOnSpark.start(
+        return start_on_spark(
             cluster,
             nodes=options.get("num_ray_nodes") or cluster.nodes,
             cores=cores,

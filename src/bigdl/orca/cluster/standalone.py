@@ -8,7 +8,6 @@ cluster.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["StandaloneCluster", "numa_prefixes"]
 
 LOOPBACK = "127.0.0.1"
-STOP_S = 20.0
-"""Seconds that the supervisor has to stop the cluster; it kills what is left after five."""
 
 # The daemons hold no data: they need little memory and no compiler that takes its time.
 _DAEMON_MEMORY = "512m"
@@ -213,13 +210,7 @@ def _times(memory: str, number: int) -> str:
 
 def _stop(process: subprocess.Popen | None, directory: str, java: JavaHome) -> None:
     if process is not None:
-        with contextlib.suppress(OSError):
-            cast("IO", process.stdin).close()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()  # the kernel ends the daemons with it
-            process.wait()
+        supervisor.end(process)
         cast("IO", process.stdout).close()
     shutil.rmtree(directory, ignore_errors=True)
     java.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,14 +13,14 @@ import numpy as np
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.inference.runtimes import (
-    TorchCopy,
+    file_copies,
+    module_copies,
     nano_copies,
     nano_files,
-    onnx_copy,
-    openvino_copy,
+    onnx_copies,
+    openvino_copies,
     read_model,
     read_openvino,
-    torch_module,
 )
 
 __all__ = ["InferenceModel"]
@@ -60,23 +60,17 @@ class InferenceModel:
         InferenceModel
             Itself, as from every ``load``.
         """
-        data = read_model(path)
-        module = torch_module(data, path, trust)
         # the file is shipped: a script has no pickle
-        self._fill([TorchCopy.of(module) for _ in range(self._count)], ("file", data, path, trust))
-        return self
+        return self._fill(file_copies, read_model(path), path, trust)
 
     def load_module(self, module) -> InferenceModel:
         """Take a module (or a ``TorchModel``); it is copied."""
         module = module.to_pytorch() if hasattr(module, "to_pytorch") else module
-        self._fill([TorchCopy.of(module) for _ in range(self._count)], ("module", module))
-        return self
+        return self._fill(module_copies, module)
 
     def load_onnx(self, path: str) -> InferenceModel:
         """Read an ONNX model (needs onnxruntime)."""
-        data = read_model(path)
-        self._fill([onnx_copy(data)] * self._count, ("onnx", data))
-        return self
+        return self._fill(onnx_copies, read_model(path))
 
     def load_openvino(
         self, model_path: str, weight_path: str | None = None, batch_size: int = 0
@@ -92,9 +86,7 @@ class InferenceModel:
         batch_size : int
             Fix the batch of the model; 0 leaves it as it is.
         """
-        given = (*read_openvino(model_path, weight_path), batch_size)
-        self._fill([openvino_copy(*given)] * self._count, ("openvino", *given))
-        return self
+        return self._fill(openvino_copies, *read_openvino(model_path, weight_path), batch_size)
 
     load_openvino_ng = load_openvino
 
@@ -108,9 +100,7 @@ class InferenceModel:
         module : torch.nn.Module, optional
             The original, where the directory holds weights only.
         """
-        files = nano_files(path)
-        self._fill(nano_copies(files, module, self._count), ("nano", files, module))
-        return self
+        return self._fill(nano_copies, nano_files(path), module)
 
     def load_bigdl(self, model_path: str, weight_path: str | None = None):
         """Models of BigDL's JVM layers cannot be read."""
@@ -137,11 +127,13 @@ class InferenceModel:
             f"load_openvino or load_onnx instead of loading {model_path!r}"
         )
 
-    def _fill(self, copies, origin):
-        self._idle = queue.LifoQueue()
-        for each in copies:
-            self._idle.put(each)
-        self._origin = origin
+    def _fill(self, make_copies: Callable[..., list], *parts: Any) -> InferenceModel:
+        """Take the copies ``make_copies(count, *parts)``; a worker of Spark makes its own so."""
+        idle: queue.LifoQueue[Any] = queue.LifoQueue()
+        for each in make_copies(self._count, *parts):
+            idle.put(each)
+        self._idle, self._origin = idle, (make_copies, *parts)
+        return self
 
     # -- prediction ----------------------------------------------------------------------------
 
@@ -189,7 +181,15 @@ class InferenceModel:
         self._need_model()
         # a broadcast pickles without cloudpickle, which classes of __main__ need
         shipped = (sc or inputs.context).broadcast(cloudpickle.dumps(self._origin))
-        return inputs.mapPartitions(_Predictor(shipped))
+
+        def predict(batches: Iterable) -> Iterator:
+            model = None
+            for batch in batches:
+                if model is None:
+                    model = InferenceModel()._fill(*cloudpickle.loads(shipped.value))
+                yield model.predict(batch)
+
+        return inputs.mapPartitions(predict)
 
     @contextmanager
     def _copy(self):
@@ -207,40 +207,6 @@ class InferenceModel:
                 "There is no model yet; call load_torch, load_onnx, load_openvino or load_nano "
                 "first"
             )
-
-
-class _Predictor:
-    """The part of ``distributed_predict`` that runs in a partition."""
-
-    def __init__(self, shipped):
-        self._shipped = shipped
-
-    def __call__(self, batches):
-        import cloudpickle
-
-        model = None
-        for batch in batches:
-            if model is None:
-                model = _one_copy(*cloudpickle.loads(self._shipped.value))
-            yield model.predict(batch)
-
-
-def _one_copy(kind, *given) -> InferenceModel:
-    model = InferenceModel()
-    match kind:
-        case "module":
-            copy: Any = TorchCopy.of(*given)
-        case "file":
-            copy = TorchCopy.of(torch_module(*given))
-        case "onnx":
-            copy = onnx_copy(*given)
-        case "openvino":
-            copy = openvino_copy(*given)
-        case "nano":
-            files, module = given
-            [copy] = nano_copies(files, module, 1)
-    model._fill([copy], None)
-    return model
 
 
 def _as_arrays(inputs: Any) -> list[np.ndarray]:

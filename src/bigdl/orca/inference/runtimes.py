@@ -9,17 +9,20 @@ import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.data.file import read_bytes
 
 __all__ = [
-    "TorchCopy",
+    "file_copies",
+    "module_copies",
     "nano_copies",
     "nano_files",
-    "onnx_copy",
-    "openvino_copy",
+    "onnx_copies",
+    "openvino_copies",
     "read_model",
     "read_openvino",
     "torch_module",
@@ -31,17 +34,6 @@ class TorchCopy:
 
     def __init__(self, module):
         self._module = module
-
-    @classmethod
-    def of(cls, module) -> TorchCopy:
-        """A copy of its own."""
-        torch = require("torch", "orca")
-        if not isinstance(module, torch.nn.Module):
-            raise UsageError(f"A module of PyTorch is expected, got {type(module).__name__}")
-        made = copy.deepcopy(module)
-        with contextlib.suppress(NotImplementedError):  # an exported program has one mode only
-            made.eval()
-        return cls(made)
 
     def run(self, inputs: list[np.ndarray]) -> list[np.ndarray]:
         import torch
@@ -79,19 +71,38 @@ class NetworkCopy:
         return self._run(inputs)
 
 
-def onnx_copy(data: bytes) -> NetworkCopy:
-    """The content of an ONNX file in ONNX Runtime."""
+def module_copies(count: int, module: Any) -> list[TorchCopy]:
+    """Return copies of a module."""
+    torch = require("torch", "orca")
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"A module of PyTorch is expected, got {type(module).__name__}")
+    copies = [copy.deepcopy(module) for _ in range(count)]
+    for each in copies:
+        with contextlib.suppress(NotImplementedError):  # an exported program has one mode only
+            each.eval()
+    return [TorchCopy(each) for each in copies]
+
+
+def file_copies(count: int, data: bytes, path: str, trust: bool) -> list[TorchCopy]:
+    """Return copies of the module in a file of PyTorch, see :func:`torch_module`."""
+    return module_copies(count, torch_module(data, path, trust))
+
+
+def onnx_copies(count: int, data: bytes) -> list[NetworkCopy]:
+    """Return the content of an ONNX file in ONNX Runtime, whose copies are one."""
     require("onnxruntime", "nano")
     from bigdl.nano.acceleration.onnxruntime import OnnxFile, OnnxNetwork
 
     file = OnnxFile()
     file.path.write_bytes(data)
     network = OnnxNetwork(file)
-    return NetworkCopy(network.run, network.input_names)
+    return [NetworkCopy(network.run, network.input_names)] * count
 
 
-def openvino_copy(xml: bytes, weights: bytes, batch_size: int = 0) -> NetworkCopy:
-    """The content of the two files of a network in OpenVINO."""
+def openvino_copies(
+    count: int, xml: bytes, weights: bytes, batch_size: int = 0
+) -> list[NetworkCopy]:
+    """Return the content of the two files of a network in OpenVINO, whose copies are one."""
     require("openvino", "nano")
     from bigdl.nano.openvino import CompiledNetwork
     from bigdl.nano.openvino.network import read_network
@@ -103,11 +114,11 @@ def openvino_copy(xml: bytes, weights: bytes, batch_size: int = 0) -> NetworkCop
         if batch_size
     }
     compiled = CompiledNetwork(network, shapes=shapes or None)
-    return NetworkCopy(compiled.infer, compiled.input_names)
+    return [NetworkCopy(compiled.infer, compiled.input_names)] * count
 
 
-def nano_copies(files: Mapping[str, bytes], module, count: int) -> list:
-    """The files of a directory that ``InferenceOptimizer.save`` wrote, as `count` copies.
+def nano_copies(count: int, files: Mapping[str, bytes], module: Any) -> list:
+    """Return the files of a directory that ``InferenceOptimizer.save`` wrote, as copies.
 
     Threads share a network in another runtime, so its copies are one. Graphs of PyTorch run with
     the threads of the process, which calls at the same time could not change and restore.
@@ -149,10 +160,8 @@ def read_openvino(path: str, weight_path: str | None = None) -> tuple[bytes, byt
 
 def read_model(path: str) -> bytes:
     """The content of a model's file on a local path or fsspec URL."""
-    fsspec = require("fsspec", "orca")
     try:
-        with fsspec.open(path, "rb") as file:
-            return file.read()
+        return read_bytes(path)
     except (OSError, ValueError, ImportError) as error:
         raise UsageError(f"The model {path!r} cannot be read: {error}") from error
 

@@ -39,6 +39,7 @@ __all__ = [
     "read_voc",
     "voc_boxes",
     "voc_images",
+    "voc_records",
 ]
 
 
@@ -99,7 +100,7 @@ def read_images_pil(
     else:
         pairs = _pairs(images, _files(target_path, target_type))
         rdd = _spread(pairs).map(lambda pair: tuple(map(open_image, pair)))
-    return _xshards(rdd)
+    return SparkXShards(rdd)
 
 
 def read_images_spark(
@@ -138,7 +139,7 @@ def read_images_spark(
             return _labelled(image, _plain(row["path"]), label_func)
         return image, decode_image(row["mask"], row["mask_path"])
 
-    return _xshards(ordered.rdd.map(decode))
+    return SparkXShards(ordered.rdd.map(decode))
 
 
 def read_voc(
@@ -173,7 +174,7 @@ def read_voc(
     numbers = class_numbers(classes)
     columns = 6 if diff else 5
     rdd = _spread(voc_images(file_path, split_names)[: _at_most(max_samples)])
-    return _xshards(
+    return SparkXShards(
         rdd.map(lambda pair: (open_image(pair[0]), voc_boxes(pair[1], numbers)[:, :columns]))
     )
 
@@ -199,7 +200,7 @@ def read_coco(file_path: str, split: str = "train", max_samples: int | None = No
         order of their ``category_id``.
     """
     rdd = _spread(coco_records(file_path, split)[: _at_most(max_samples)])
-    return _xshards(rdd.map(lambda pair: (open_image(pair[0]), pair[1])))
+    return SparkXShards(rdd.map(lambda pair: (open_image(pair[0]), pair[1])))
 
 
 def _at_most(max_samples: int | None) -> int | None:
@@ -301,12 +302,6 @@ def _partitions(items: int) -> int:
 def _spread(items: list) -> RDD:
     return OrcaContext.get_spark_context().parallelize(items, _partitions(len(items)))
 
-
-def _xshards(rdd: RDD) -> SparkXShards:
-    return SparkXShards(rdd)
-
-
-__all__ += ["voc_records"]
 
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import RayCluster, is_alone
@@ -13,6 +13,9 @@ from bigdl.orca.data.file import exists, is_local_path, open_file_system
 from bigdl.orca.data.xshards import RayXShards, SparkXShards
 from bigdl.orca.data.xshards.frames import frames_of, quoted, safe_names
 from bigdl.orca.data.xshards.shards import DATA_FRAME, even_cut
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "files_of",
@@ -134,6 +137,9 @@ def read_csv(
     **options: Any,
 ):
     """See :func:`bigdl.orca.data.pandas.read_csv`."""
+    from pandas.api.types import pandas_dtype
+    from pyspark.sql.types import StringType, StructField, StructType
+
     if mangle_dupe_cols is not True:
         raise UsageError(f"mangle_dupe_cols can only be True, got {mangle_dupe_cols!r}")
     if parse_dates is not False:
@@ -160,7 +166,7 @@ def read_csv(
     paths = for_spark(file_path)
     reader = reader.options(**{"inferSchema": True, **options})
     if isinstance(names, str):
-        schema = _ddl(names)
+        schema = StructType.fromDDL(names)
         frame = reader.schema(schema).csv(paths)
         found = schema.names
     else:
@@ -170,44 +176,44 @@ def read_csv(
             reader = reader.options(enforceSchema=False, **options)
             frame = reader.schema(frame.schema).csv(paths)
         found = _named(names, frame.columns, header)
-    _check_unique(found)
+    if len(set(found)) != len(found):
+        raise UsageError(f"Found duplicate names in {found}; every column needs its own")
     positions = _used(usecols, found, names is not None)
     index = _index(index_col, [found[i] for i in positions])
 
-    types = {i: kind for i, kind in _types(dtype, found).items() if i in positions}
-    texts = [i for i, kind in types.items() if _kind(kind) not in _NUMBERS]
+    types = {i: each for i, each in _types(dtype, found).items() if i in positions}
+    texts = [i for i, each in types.items() if pandas_dtype(each).kind not in _NUMBERS]
     if texts and not isinstance(names, str):
-        frame = reader.schema(_with_texts(frame.schema, texts)).csv(paths)
+        fields = [
+            StructField(field.name, StringType()) if i in texts else field
+            for i, field in enumerate(frame.schema.fields)
+        ]
+        frame = reader.schema(StructType(fields)).csv(paths)
     safe = safe_names(len(found))
     frame = frame.toDF(*safe).select(*(safe[i] for i in positions))
-    finish = _Finish({found[i]: kind for i, kind in types.items()}, index, squeeze)
+    types_by_name = {found[i]: each for i, each in types.items()}
+
+    def finish(frame: pd.DataFrame) -> Any:
+        if types_by_name:
+            frame = frame.astype(types_by_name)
+        if index is not None:
+            frame = frame.set_index(index)
+        return frame.squeeze("columns") if squeeze else frame
+
     class_name = None if squeeze else DATA_FRAME
     return to_xshards(frame, [found[i] for i in positions], finish, class_name)
 
 
-def _ddl(text: str):
-    from pyspark.sql.types import StructType
-
-    return StructType.fromDDL(text)
-
-
-def _named(names, columns: list[str], header) -> list[str]:
+def _named(names: Sequence[str] | None, columns: list[str], header: int | None) -> list[str]:
     if names is None:
         return list(columns) if header == 0 else [str(i) for i in range(len(columns))]
     names = list(names)
-    if len(set(names)) != len(names):
-        raise UsageError(f"Found duplicate names in {names}; every column needs its own")
     if len(names) != len(columns):
         raise UsageError(
             f"The number of names {names} does not match the number of columns, {len(columns)}; "
             "pass a name for each"
         )
     return names
-
-
-def _check_unique(names):
-    if len(set(names)) != len(names):
-        raise UsageError(f"Found duplicate names in {names}; every column needs its own")
 
 
 def _used(usecols, names: list[str], are_given: bool) -> list[int]:
@@ -217,24 +223,22 @@ def _used(usecols, names: list[str], are_given: bool) -> list[int]:
     if callable(usecols):
         return [i for i, name in enumerate(names) if usecols(name)]
     wanted: list[Any] = [usecols] if isinstance(usecols, str) else list(usecols)
+    columns: Sequence[Any] = names
     if all(isinstance(each, int) for each in wanted):
-        missing = [each for each in wanted if not 0 <= each < len(names)]
-        positions = set(wanted)
-    elif all(isinstance(each, str) for each in wanted):
-        missing = [each for each in wanted if each not in names]
-        positions = {names.index(each) for each in wanted if each in names}
-    else:
+        columns = range(len(names))
+    elif not all(isinstance(each, str) for each in wanted):
         raise UsageError(
             "usecols must be names of columns, or their numbers, or a function of a name, got "
             f"{usecols!r}"
         )
+    missing = [each for each in wanted if each not in columns]
     if missing:
         if are_given:
             raise UsageError(f"Passed names did not match usecols: {missing} of {names}")
         raise UsageError(
             f"usecols do not match columns, columns expected but not found: {missing}, of {names}"
         )
-    return sorted(positions)
+    return sorted({columns.index(each) for each in wanted})
 
 
 def _index(index_col, names: list[str]) -> str | None:
@@ -258,45 +262,12 @@ def _types(dtype, names: list[str]) -> dict[int, Any]:
     if not isinstance(dtype, dict):
         return dict.fromkeys(range(len(names)), dtype)
     types = {}
-    for key, kind in dtype.items():
+    for key, each in dtype.items():
         position = names.index(key) if key in names else key
-        if isinstance(position, bool) or not isinstance(position, int):
+        if isinstance(position, bool) or position not in range(len(names)):
             raise UsageError(f"dtype names the column {key!r}, which is not in {names}")
-        if not 0 <= position < len(names):
-            raise UsageError(f"dtype names the column number {key}, but there are {len(names)}")
-        types[position] = kind
+        types[position] = each
     return types
-
-
-def _kind(dtype) -> str:
-    from pandas.api.types import pandas_dtype
-
-    return pandas_dtype(dtype).kind
-
-
-def _with_texts(schema, positions):
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    return StructType(
-        [
-            StructField(field.name, StringType()) if i in positions else field
-            for i, field in enumerate(schema.fields)
-        ]
-    )
-
-
-class _Finish:
-    """What pandas does with the frame of a partition."""
-
-    def __init__(self, types: dict, index: str | None, squeeze: bool):
-        self._types, self._index, self._squeeze = types, index, squeeze
-
-    def __call__(self, frame):
-        if self._types:
-            frame = frame.astype(self._types)
-        if self._index is not None:
-            frame = frame.set_index(self._index)
-        return frame.squeeze("columns") if self._squeeze else frame
 
 
 def read_with_pandas(kind: str, file_path, options: dict[str, Any]):
@@ -311,39 +282,24 @@ def read_with_pandas(kind: str, file_path, options: dict[str, Any]):
     for option in ("iterator", "chunksize"):
         if options.get(option):
             raise UsageError(f"{option} is not possible: every shard is a whole frame")
-    if on_ray:
-        return _on_ray(_Reader(kind, options), groups)
-    rdd = cluster.sc.parallelize(groups, number).map(_Reader(kind, options))
-    return SparkXShards(rdd, class_name=None if options.get("squeeze") else DATA_FRAME)
 
-
-def _on_ray(reader: _Reader, groups: list[list[str]]):
-    """RayXShards of a frame for every group of files."""
-    import ray
-
-    task: Any = ray.remote(lambda files: [reader(files)])
-    return RayXShards([task.remote(files) for files in groups])
-
-
-class _Reader:
-    def __init__(self, kind: str, options: dict):
-        self._kind, self._options = kind, options
-
-    def __call__(self, files: list[str]) -> Any:
+    def read(files: list[str]) -> Any:
         import pandas as pd
 
-        read = getattr(pd, f"read_{self._kind}")
-        options = dict(self._options)
-        squeeze = options.pop("squeeze", False)  # pandas 2 took it away
+        keywords = dict(options)
+        squeeze = keywords.pop("squeeze", False)  # pandas 2 took it away
         frames = []
         for file in files:
-            frame = read(_prepared(file), **options)
+            if not is_local_path(file):
+                open_file_system(file)  # makes the driver of the storage ready in this process
+            frame = getattr(pd, f"read_{kind}")(file, **keywords)
             frames.append(frame.squeeze("columns") if squeeze else frame)
         return frames[0] if len(frames) == 1 else pd.concat(frames)
 
+    if on_ray:
+        import ray
 
-def _prepared(file: str) -> str:
-    """`file`, after the driver of its storage was made ready in this process."""
-    if not is_local_path(file):
-        open_file_system(file)
-    return file
+        task: Any = ray.remote(lambda files: [read(files)])
+        return RayXShards([task.remote(files) for files in groups])
+    rdd = cluster.sc.parallelize(groups, number).map(read)
+    return SparkXShards(rdd, class_name=None if options.get("squeeze") else DATA_FRAME)
