@@ -72,17 +72,10 @@ def packed_environment(prefix: str | None = None, cache: str | None = None) -> s
     archive = directory / f"{family}-{environment_hash(root)}.tar.gz"
     if archive.exists():
         return str(archive)
-    packer = _packer(kind)
-    logger.info("Packing the Python environment %s, once: %s", root, archive)
-    handle, name = tempfile.mkstemp(prefix="packing-", suffix=".tar.gz", dir=directory)
-    os.close(handle)
-    os.unlink(name)
-    try:
-        _pack(packer, kind, root, name)
-        os.replace(name, archive)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+    with tempfile.TemporaryDirectory(prefix="packing-", dir=directory) as aside:
+        made = os.path.join(aside, archive.name)
+        _pack(kind, root, made)
+        os.replace(made, archive)
     for old in directory.glob(f"{family}-*.tar.gz"):
         with contextlib.suppress(OSError):
             if old != archive and time.time() - old.stat().st_mtime > OLD_S:
@@ -171,6 +164,8 @@ def ship_modules(sc: SparkContext) -> None:
     A program may import more after its context was started; what is new is sent at the next call.
     Executors on this machine import from where this program does.
     """
+    from pyspark import SparkFiles
+
     if is_local(cast("str", sc.master)) or sc.getConf().get("spark.driver.host") == "127.0.0.1":
         return
     # Executors fetch the file from here for as long as the context lives, which removes it.
@@ -186,13 +181,7 @@ def ship_modules(sc: SparkContext) -> None:
     named = file.rename(directory / f"bigdl-modules-{content}.zip")
     sc.addPyFile(str(named))
     with contextlib.suppress(ValueError):  # the driver has the modules themselves
-        sys.path.remove(os.path.join(_files_directory(), named.name))
-
-
-def _files_directory() -> str:
-    from pyspark import SparkFiles
-
-    return SparkFiles.getRootDirectory()
+        sys.path.remove(SparkFiles.get(named.name))
 
 
 def _kind(root: Path) -> str:
@@ -211,17 +200,15 @@ def _cache_directory() -> Path:
     return Path(root) / "bigdl" / "environments"
 
 
-def _packer(kind: str):
+def _pack(kind: str, root: Path, output: str) -> None:
     try:
-        return importlib.import_module(f"{kind}_pack")
+        packer = importlib.import_module(f"{kind}_pack")
     except ImportError as error:
         raise MissingExtraError(
             f"{kind}-pack, which packs this Python environment for the cluster, is not installed; "
             f"run: pip install {kind}-pack (or pass penv_archive)"
         ) from error
-
-
-def _pack(packer, kind: str, root: Path, output: str) -> None:
+    logger.info("Packing the Python environment %s, once", root)
     # An editable package is the program's own module: it travels beside the archive.
     options = {"ignore_editable_packages": True} if kind == "conda" else {}
     try:
@@ -279,13 +266,11 @@ def _size(members: dict[str, Path]) -> int:
 def _sources(path: Path) -> Iterable[Path]:
     if path.is_file():
         return [path] if path.suffix == ".py" else []
-    found = []
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(
-            name for name in folders if name not in _NO_FILES and not name.startswith(".")
-        )
-        found += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
-    return found
+    return [
+        file
+        for file in sorted(path.rglob("*.py"))
+        if not any(p in _NO_FILES or p.startswith(".") for p in file.relative_to(path).parts[:-1])
+    ]
 
 
 def _write(file: str | Path, members: dict[str, Path]) -> None:

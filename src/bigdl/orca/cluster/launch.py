@@ -9,6 +9,7 @@ first, and :func:`submit_program` runs this program there again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -32,7 +33,7 @@ from bigdl.orca.cluster.environment import (
     ship_modules,
     zip_modules,
 )
-from bigdl.orca.cluster.java import JavaHome, find_java
+from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.cluster.standalone import LOOPBACK, StandaloneCluster, numa_prefixes
 from bigdl.orca.cluster.submit import (
@@ -94,15 +95,9 @@ class LaunchedSpark:
 
     cluster: StandaloneCluster | None = None
 
-    def __init__(self, sc: SparkContext, java: JavaHome, readers: list[threading.Thread], sigint):
-        from pyspark import SparkFiles
-
+    def __init__(self, sc: SparkContext, cleanup: contextlib.ExitStack):
         self.sc = sc
-        self._gateway = sc._gateway
-        self._java = java
-        self._readers = readers
-        self._sigint = sigint
-        self._files = SparkFiles.getRootDirectory()
+        self._cleanup = cleanup
 
     @classmethod
     def launch(
@@ -131,49 +126,47 @@ class LaunchedSpark:
         UsageError
             If there is no suitable Java, the JVM ends at once or Spark refuses a property.
         """
-        from pyspark import SparkConf
+        from pyspark import SparkConf, SparkFiles
 
         shut_down_idle_gateway()
-        java = find_java()
-        sigint = signal.getsignal(signal.SIGINT)
         conf = SparkConf().setAll(list(properties.items()))
         # Other users of this machine can read the command line of the JVM.
         shown = SparkConf().setAll([item for item in properties.items() if item[0] != _SECRET])
-        gateway = None
-        readers: list[threading.Thread] = []
-        try:
+        with contextlib.ExitStack() as cleanup:
+            java = find_java()
+            cleanup.callback(java.close)
+            cleanup.callback(_restore_sigint, signal.getsignal(signal.SIGINT))
+            readers: list[threading.Thread] = []
+            cleanup.callback(_join, readers)
             with EnvContext({**environment, "JAVA_HOME": str(java.home)}):
                 gateway = _launch_gateway(shown, readers if log_output else None)
+                cleanup.callback(_shut_down, gateway)
                 sc = _new_context(conf, gateway)
-        except BaseException:
-            if gateway is not None:
-                _shut_down(gateway)
-            _join(readers)
-            java.close()
-            raise
-        return cls(sc, java, readers, sigint)
+            cleanup.callback(_stop_context_of, gateway)
+            cleanup.callback(_forget_path, SparkFiles.getRootDirectory())
+            return cls(sc, cleanup.pop_all())
 
     def stop(self) -> None:
         """Stop the context, the JVM and the cluster; no process is left when this returns."""
         try:
-            self._stop_driver()
+            self._cleanup.close()
         finally:
             if self.cluster is not None:
                 self.cluster.stop()
 
-    def _stop_driver(self) -> None:
-        from pyspark import SparkContext
 
-        # The user may have stopped our context and started another one in the same JVM.
-        active = SparkContext._active_spark_context
-        if active is not None and active._gateway is self._gateway:
-            _stop_context(active)
-        _shut_down(self._gateway)
-        _join(self._readers)
-        self._java.close()
-        with suppress(ValueError):
-            sys.path.remove(self._files)  # PySpark added it
-        _restore_sigint(self._sigint)
+def _stop_context_of(gateway: Any) -> None:
+    """Stop the active context of a JVM: the user may have started another one in it."""
+    from pyspark import SparkContext
+
+    active = SparkContext._active_spark_context
+    if active is not None and active._gateway is gateway:
+        _stop_context(active)
+
+
+def _forget_path(entry: str) -> None:
+    with suppress(ValueError):
+        sys.path.remove(entry)  # PySpark added it
 
 
 def use_this_python(sc: SparkContext) -> None:

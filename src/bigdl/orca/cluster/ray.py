@@ -6,6 +6,7 @@ Feeds and engines ask :class:`RayCluster` for nodes, cores and slots, as they as
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import re
@@ -150,10 +151,7 @@ class RayCluster:
     @property
     def broadcaster(self) -> Broadcaster:
         """What sends bytes to all tasks; the same object as long as this process is connected."""
-        global _broadcaster
-        if _broadcaster is None or _broadcaster.session != self.session:
-            _broadcaster = Broadcaster(self.session)
-        return _broadcaster
+        return _broadcaster_of(self.session)
 
     def map_shards(self, func: Callable, shards: Sequence) -> list:
         """The elements of ``func([shard])`` of every shard, each computed by a task of Ray."""
@@ -167,15 +165,14 @@ class RayCluster:
 class Broadcaster:
     """Has the face of a SparkContext for what prediction needs of one."""
 
-    def __init__(self, session: str):
-        self.session = session
-
     def broadcast(self, data: bytes) -> Shared:
         """Bytes that every task can read."""
         return Shared(data)
 
 
-_broadcaster: Broadcaster | None = None
+@functools.lru_cache(maxsize=1)
+def _broadcaster_of(session: str) -> Broadcaster:
+    return Broadcaster()
 
 
 class Shared:

@@ -15,7 +15,6 @@ import logging
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -66,18 +65,12 @@ class LaunchedRay:
         What Ray says of itself.
     """
 
-    def __init__(
-        self,
-        context: Any,
-        environment: dict[str, str | None],
-        directory: str | None,
-        watcher: subprocess.Popen | None = None,
-    ):
+    def __init__(self, context: Any, cleanup: contextlib.ExitStack):
         import ray
 
         self.address = ray.get_runtime_context().gcs_address
         self.info = dict(getattr(context, "address_info", None) or {})
-        self._environment, self._directory, self._watcher = environment, directory, watcher
+        self._cleanup = cleanup
 
     @classmethod
     def start(
@@ -105,14 +98,17 @@ class LaunchedRay:
         # the names of sockets may have 107 bytes, of which Ray takes up to 64 below its directory
         base = tempfile.gettempdir()
         base = base if len(base) <= _LONGEST_BASE else "/tmp"
-        directory = tempfile.mkdtemp(prefix="bigdl-ray-", dir=base)
         loopback = _ON_LOOPBACK if host == LOOPBACK else {}
         debugger = {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}  # Ray takes it over
-        before = {**set_environment({**ENVIRONMENT, **loopback, **_authentication()}), **debugger}
-        # it outlives this process for as long as it takes to end its Ray
-        order = {"parent": os.getpid(), "mark": f"{_MARK}={directory}", "directory": directory}
-        watcher = supervisor.start("ray-head", order)
-        try:
+        with contextlib.ExitStack() as cleanup:
+            before = set_environment({**ENVIRONMENT, **loopback, **_authentication()})
+            cleanup.callback(set_environment, {**before, **debugger})
+            directory = tempfile.mkdtemp(prefix="bigdl-ray-", dir=base)
+            mark = f"{_MARK}={directory}"
+            # it outlives this process for as long as it takes to end its Ray
+            order = {"parent": os.getpid(), "mark": mark, "directory": directory}
+            cleanup.callback(supervisor.end, supervisor.start("ray-head", order))
+            cleanup.callback(_end_rest, mark, directory)
             options = {
                 "include_dashboard": False,
                 "namespace": "bigdl",
@@ -125,17 +121,13 @@ class LaunchedRay:
             }
             with EnvContext({_MARK: directory, "PYTHONPATH": _import_path()}):
                 context = _init(**options)
-            return cls(context, before, directory, watcher)
-        except BaseException:
-            _end(watcher, directory)
-            set_environment(before)
-            raise
+            return cls(context, cleanup.pop_all())
 
     @classmethod
     def connect(cls, address: str, options: Mapping[str, Any] | None = None) -> LaunchedRay:
         """Connect to a Ray that runs already."""
         options = {"namespace": "bigdl", "logging_level": logging.WARNING, **(options or {})}
-        return cls(_init(address=address, **options), {}, None)
+        return cls(_init(address=address, **options), contextlib.ExitStack())
 
     def stop(self) -> None:
         """Disconnect; of a Ray that was started here no process and no file is left."""
@@ -143,17 +135,13 @@ class LaunchedRay:
 
         with contextlib.suppress(Exception):
             ray.shutdown()
-        if self._directory and self._watcher:
-            _end(self._watcher, self._directory)
-            set_environment(self._environment)
+        self._cleanup.close()
 
 
-def _end(watcher: subprocess.Popen, directory: str) -> None:
-    """End what is left of a Ray that was started here, then the process that watches it."""
-    if supervisor.end_marked(f"{_MARK}={directory}", directory):
+def _end_rest(mark: str, directory: str) -> None:
+    """End what is left of a Ray that was started here."""
+    if supervisor.end_marked(mark, directory):
         logger.warning("Ray's processes did not end by themselves and were killed")
-    watcher.terminate()
-    watcher.wait()
 
 
 def check_ray_arguments(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ cluster.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,14 +18,11 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import supervisor
 from bigdl.orca.cluster.java import find_java
-
-if TYPE_CHECKING:
-    from bigdl.orca.cluster.java import JavaHome
 
 __all__ = ["StandaloneCluster", "numa_prefixes"]
 
@@ -55,12 +53,13 @@ class StandaloneCluster:
         The value of ``spark.authenticate.secret`` for applications.
     """
 
-    def __init__(self, master: str, secret: str, process: subprocess.Popen, directory: str, java):
+    def __init__(
+        self, master: str, secret: str, process: subprocess.Popen, cleanup: contextlib.ExitStack
+    ):
         self.master = master
         self.secret = secret
         self._supervisor = process
-        self._directory = directory
-        self._java: JavaHome = java
+        self._cleanup = cleanup
 
     @classmethod
     def start(
@@ -93,25 +92,26 @@ class StandaloneCluster:
         UsageError
             If there is no suitable Java, or a daemon does not start.
         """
-        java = find_java()
-        own = tempfile.mkdtemp(prefix="bigdl-standalone-", dir=directory)
         secret = secrets.token_hex(32)
-        process = None
-        try:
-            order = _order(own, secret, java, cores, memory, executors // len(prefixes), prefixes)
+        with contextlib.ExitStack() as cleanup:
+            java = find_java()
+            cleanup.callback(java.close)
+            folder = tempfile.mkdtemp(prefix="bigdl-standalone-", dir=directory)
+            cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+            each = executors // len(prefixes)
+            order = _order(folder, secret, str(java.home), cores, memory, each, prefixes)
             process = supervisor.start("standalone", order, replies=True)
-            reply = json.loads(process.stdout.readline() or b"{}")
+            output = cleanup.enter_context(cast("IO[bytes]", process.stdout))
+            cleanup.callback(supervisor.end, process)
+            reply = json.loads(output.readline() or b"{}")
             if "master" not in reply:
                 reason = reply.get("error", "its supervisor was killed")
                 raise UsageError(f"The standalone cluster did not start: {reason}")
-        except BaseException:
-            _stop(process, own, java)
-            raise
-        return cls(reply["master"], secret, process, own, java)
+            return cls(reply["master"], secret, process, cleanup.pop_all())
 
     def stop(self) -> None:
         """Stop the cluster; no process and no file of it is left when this returns."""
-        _stop(self._supervisor, self._directory, self._java)
+        self._cleanup.close()
 
 
 def numa_prefixes(executors: int) -> list[list[str]]:
@@ -173,7 +173,7 @@ def _order(directory, secret, java, cores, memory, executors, prefixes) -> dict:
     return {
         "parent": os.getpid(),
         "directory": directory,
-        "environment": _environment(os.environ, home, conf, directory, str(java.home)),
+        "environment": _environment(os.environ, home, conf, directory, java),
         "master": [spark_class, "org.apache.spark.deploy.master.Master", *common],
         "workers": [[*prefix, *worker] for prefix in prefixes],
     }
@@ -206,11 +206,3 @@ def _times(memory: str, number: int) -> str:
     # in MiB: Spark's worker understands no smaller unit
     factor = {"k": 2**-10, "m": 1, "g": 2**10, "t": 2**20}[match[2]]
     return f"{int(int(match[1]) * factor) * number}m"
-
-
-def _stop(process: subprocess.Popen | None, directory: str, java: JavaHome) -> None:
-    if process is not None:
-        supervisor.end(process)
-        cast("IO", process.stdout).close()
-    shutil.rmtree(directory, ignore_errors=True)
-    java.close()

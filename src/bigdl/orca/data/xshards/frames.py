@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.data.feeds.arrow_types import for_spark
 from bigdl.orca.data.xshards import persistence
 from bigdl.orca.data.xshards.shards import DATA_FRAME, class_name
 
@@ -79,7 +80,7 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
     if types is None:
         return spark.range(0).select(), {}
     columns = {n: str(n) if prefix is None else f"{prefix}{i}" for i, n in enumerate(types)}
-    schema = pa.schema([(columns[name], _for_spark(type_)) for name, type_ in types.items()])
+    schema = pa.schema([(columns[name], for_spark(type_)) for name, type_ in types.items()])
     zone = spark.conf.get("spark.sql.session.timeZone")
 
     def pack(shard: pd.DataFrame) -> Iterator[tuple[bytes]]:
@@ -172,38 +173,6 @@ def _plain(value):
     if hasattr(value, "toArray"):  # a vector of Spark
         value = value.toArray()
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _for_spark(type_: pa.DataType, nested: bool = False) -> pa.DataType:
-    """Return the Arrow type in which Spark takes the values of an Arrow type of pandas."""
-    import pyarrow as pa
-    from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
-
-    kinds = pa.types
-    if kinds.is_dictionary(type_):
-        return _for_spark(type_.value_type, nested)
-    if kinds.is_map(type_):
-        return pa.map_(_for_spark(type_.key_type, True), _for_spark(type_.item_type, True))
-    if kinds.is_list(type_) or kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_):
-        return pa.list_(_for_spark(type_.value_type, True))
-    if kinds.is_struct(type_):
-        return pa.struct([(field.name, _for_spark(field.type, True)) for field in type_])
-    if kinds.is_timestamp(type_):
-        return pa.timestamp("us", "UTC" if type_.tz or not nested else None)
-    if kinds.is_time(type_):
-        return pa.time64("us")
-    wider = {
-        pa.uint8(): pa.int16(),
-        pa.uint16(): pa.int32(),
-        pa.uint32(): pa.int64(),
-        pa.uint64(): pa.decimal128(20, 0),
-        pa.float16(): pa.float32(),
-        pa.null(): pa.string(),
-        pa.string_view(): pa.string(),
-        pa.binary_view(): pa.binary(),
-        pa.date64(): pa.date32(),
-    }
-    return to_arrow_type(from_arrow_type(wider.get(type_, type_)), timezone="UTC")
 
 
 def _converted(name, column, type_, zone):
