@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, cast
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import require
 from bigdl.orca import arguments
+from bigdl.orca.cluster import launch, spark, submit
 from bigdl.orca.cluster.ray import OrcaRayContext
+from bigdl.orca.cluster.submit import Request
 from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from bigdl.orca.cluster.launch import LaunchedSpark
-    from bigdl.orca.cluster.submit import Request
 __all__ = ["OrcaContext", "init_orca_context", "stop_orca_context"]
 
 logger = logging.getLogger("bigdl.orca")
@@ -35,7 +35,7 @@ class _State:
     """What ``init_orca_context`` has done in this process."""
 
     lock = threading.RLock()
-    launched: LaunchedSpark | None = None
+    launched: launch.LaunchedSpark | None = None
     request: tuple | None = None  # the arguments that `launched` was started with
     pid: int | None = None  # the process that registered `stop_orca_context` for its exit
 
@@ -167,8 +167,6 @@ def init_orca_context(
         "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
     )
     require("pyspark", "orca")
-    from bigdl.orca.cluster import launch, spark
-    from bigdl.orca.cluster.submit import Request
 
     with _State.lock:
         request = (mode, cores, memory, conf, python, num_nodes, dict(options))
@@ -262,10 +260,7 @@ def stop_orca_context() -> None:
             return  # this process was forked from the one that owns the context
         OrcaRayContext.stop_of_program()
         _stop_launched()
-        if "pyspark" in sys.modules:
-            from bigdl.orca.cluster import launch
-
-            launch.stop_foreign_context()
+        launch.stop_foreign_context()
         OrcaRayContext._program_options.clear()
 
 
@@ -283,7 +278,6 @@ def init_spark_with(
         See :func:`init_orca_context`.
     """
     require("pyspark", "orca")
-    from bigdl.orca.cluster import launch, spark
 
     with _State.lock:
         if spark.active_context() is None:
@@ -306,6 +300,11 @@ def _is_ours(sc: SparkContext) -> bool:
     return _State.launched is not None and _State.launched.sc is sc
 
 
+def _is_submitted(mode: str) -> bool:
+    """Return True if this process is the driver that a ``spark-submit`` command has started."""
+    return launch.has_foreign_gateway() or submit.is_inside(mode, os.environ)
+
+
 def _stop_launched() -> None:
     launched, _State.launched, _State.request = _State.launched, None, None
     if launched is not None:
@@ -313,15 +312,27 @@ def _stop_launched() -> None:
 
 
 def _start_local(cores: int, memory: str, conf: Mapping[str, str], python: str) -> SparkContext:
-    from bigdl.orca.cluster import launch
-
-    properties = launch.local_properties(cores, memory, conf)
-    environment = launch.local_environment(python)
     if launch.has_foreign_gateway():
         logger.warning(
             'cluster_mode="local" takes the place of the master of the spark-submit command, whose '
             'memory stays in effect; use cluster_mode="spark-submit" to run as the command says.'
         )
+    properties = launch.local_properties(cores, memory, conf)
+    return _start(properties, launch.local_environment(python))
+
+
+def _start_as_submitted(properties: Mapping[str, str] | None = None) -> SparkContext:
+    sc = _start(properties or {}, {})
+    launch.use_this_python(sc)
+    return sc
+
+
+def _start(properties: Mapping[str, str], environment: Mapping[str, str]) -> SparkContext:
+    """Start Spark in the JVM of ``spark-submit``, if there is one, else in one of our own.
+
+    There is none in a notebook kernel with ``PYSPARK_SUBMIT_ARGS``, for one.
+    """
+    if launch.has_foreign_gateway():
         return launch.attach(properties, environment)
     _State.launched = launch.LaunchedSpark.launch(
         properties, environment, log_output=OrcaContext.log_output
@@ -329,33 +340,10 @@ def _start_local(cores: int, memory: str, conf: Mapping[str, str], python: str) 
     return _State.launched.sc
 
 
-def _is_submitted(mode: str) -> bool:
-    """Whether this process is the driver that a ``spark-submit`` command has started."""
-    from bigdl.orca.cluster import launch, submit
-
-    return launch.has_foreign_gateway() or submit.is_inside(mode, os.environ)
-
-
 def _start_on_cluster(request: Request) -> SparkContext:
-    from bigdl.orca.cluster import launch
-
     if request.is_cluster_mode:
         code = launch.submit_program(request)
         logger.info("The program has run on the cluster and ended with exit code %d", code)
         sys.exit(code)  # what follows has been done there
     _State.launched = launch.connect(request, log_output=OrcaContext.log_output)
     return _State.launched.sc
-
-
-def _start_as_submitted(properties: Mapping[str, str] | None = None) -> SparkContext:
-    from bigdl.orca.cluster import launch
-
-    properties = properties or {}
-    if launch.has_foreign_gateway():
-        sc = launch.attach(properties, {})
-    else:  # a notebook kernel with PYSPARK_SUBMIT_ARGS, or only a spark-defaults.conf
-        log_output = OrcaContext.log_output
-        _State.launched = launch.LaunchedSpark.launch(properties, {}, log_output=log_output)
-        sc = _State.launched.sc
-    launch.use_this_python(sc)
-    return sc

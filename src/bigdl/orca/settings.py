@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.ray import OrcaRayContext
+from bigdl.orca.cluster.spark import SparkCluster
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession, SQLContext
-
-    from bigdl.orca.ray import OrcaRayContext
 
 __all__ = ["OrcaContext"]
 
@@ -117,8 +117,6 @@ class OrcaContext(metaclass=_OrcaContextMeta):
         UsageError
             If there is none.
         """
-        from bigdl.orca.cluster.spark import SparkCluster
-
         return SparkCluster.from_active().sc
 
     @staticmethod
@@ -130,8 +128,6 @@ class OrcaContext(metaclass=_OrcaContextMeta):
         UsageError
             If there is no active SparkContext.
         """
-        from bigdl.orca.cluster.spark import SparkCluster
-
         return SparkCluster.from_active().spark
 
     @staticmethod
@@ -143,8 +139,9 @@ class OrcaContext(metaclass=_OrcaContextMeta):
         UsageError
             If there is no active SparkContext.
         """
-        sc = OrcaContext.get_spark_context()
         from pyspark.sql import SQLContext
+
+        sc = OrcaContext.get_spark_context()
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
@@ -161,6 +158,4 @@ class OrcaContext(metaclass=_OrcaContextMeta):
         MissingExtraError
             If Ray is not installed.
         """
-        from bigdl.orca.cluster.ray import OrcaRayContext
-
         return OrcaRayContext.of_program()

@@ -420,7 +420,7 @@ def connect(request: Request, *, log_output: bool = False) -> LaunchedSpark:
     UsageError
         If the cluster cannot be reached or something that it needs is missing.
     """
-    if family(request.mode) == "standalone" and not _master(request):
+    if family(request.mode) == "standalone" and not request.master:
         return _start_standalone(request, log_output)
     address = _reach(request)
     described = _prepare(request, Machine.this_one(address))
@@ -466,10 +466,6 @@ def _prepare(request: Request, machine: Machine) -> Submission:
     return submission(request, machine)
 
 
-def _master(request: Request) -> str | None:
-    return request.get("master") or request.conf.get("spark.master")
-
-
 def _reach(request: Request) -> Address:
     """Find the cluster within seconds; Spark would try for minutes."""
     cluster = family(request.mode)
@@ -483,12 +479,12 @@ def _reach(request: Request) -> Address:
     if cluster == "k8s":
         submission(request, Machine(environ=os.environ, program=("program.py",)))
         return check_reachable(
-            [kubernetes_address(cast("str", _master(request)))],
+            [kubernetes_address(cast("str", request.master))],
             "The API server of Kubernetes",
             "check master against the address that `kubectl cluster-info` shows",
         )
     return check_reachable(
-        standalone_masters(cast("str", _master(request))),
+        standalone_masters(cast("str", request.master)),
         "The master of the standalone cluster",
         "check that it runs there, or leave out master to start a cluster on this machine",
     )

@@ -23,6 +23,7 @@ from typing import IO, cast
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import supervisor
 from bigdl.orca.cluster.java import find_java
+from bigdl.orca.cluster.submit import spark_home
 
 __all__ = ["StandaloneCluster", "numa_prefixes"]
 
@@ -151,9 +152,7 @@ def _numa_nodes(groups: Sequence[Sequence[int]], root: str = "/sys/devices/syste
 
 
 def _order(directory, secret, java, cores, memory, executors, prefixes) -> dict:
-    from pyspark.find_spark_home import _find_spark_home
-
-    home = _find_spark_home()
+    home = spark_home()
     conf = os.path.join(directory, "conf")
     for name in (conf, *(os.path.join(directory, part) for part in ("work", "local"))):
         os.mkdir(name)

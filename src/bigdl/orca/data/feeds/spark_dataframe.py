@@ -106,13 +106,12 @@ class SparkDataFrameFeed(PackedFeed):
 
     def cells(self, number, num_workers, reference=None):
         specs, frame = self._specs_like(reference), self.frame
-        converted = project(frame, specs)
-        kept = []
+        converted, close = project(frame, specs), lambda: None
         if not spark_plan.is_deterministic(frame):
             # a retry that had to run this plan again would see other rows
-            kept.append(converted.persist())
+            close = converted.persist().unpersist
         packed = converted.mapInArrow(packer(number, self.name, specs, num_workers), CELL)
-        return packed, specs, lambda: [each.unpersist() for each in kept]
+        return packed, specs, close
 
     def _specs_like(self, reference):
         """The columns in the types that those of the same name have in another frame."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 from xml.etree import ElementTree
 
@@ -79,10 +79,23 @@ def read_images(
     UsageError
         If there is no image, or a mask is missing.
     """
-    readers = {"spark": read_images_spark, "pillow": read_images_pil}
-    return readers[check_choice("backend", backend, readers)](
-        file_path, label_func, target_path, image_type, target_type
-    )
+    check_choice("backend", backend, ("spark", "pillow"))
+    if label_func is not None and not callable(label_func):
+        raise UsageError(f"label_func must be a function of a path, got {label_func!r}")
+    if label_func is not None and target_path is not None:
+        raise UsageError("label_func and target_path cannot be given together; leave out one")
+    read = _read_by_spark if backend == "spark" else _read_by_workers
+    masks = None if target_path is None else (target_path, target_type)
+    files = read((file_path, image_type), masks)
+
+    def decode(file: tuple[str, bytes, str | None, bytes | None]) -> Any:
+        path, content, mask_path, mask = file
+        image = decode_image(content, path)
+        if mask_path is not None and mask is not None:
+            return image, decode_image(mask, mask_path)
+        return image if label_func is None else (image, label_func(_plain(path)))
+
+    return SparkXShards(files.map(decode))
 
 
 def read_images_pil(
@@ -93,14 +106,7 @@ def read_images_pil(
     target_type: str | tuple[str, ...] = ".png",
 ) -> SparkXShards:
     """:func:`read_images` in the Python workers."""
-    _check_labels(label_func, target_path)
-    images = _files(file_path, image_type)
-    if target_path is None:
-        rdd = _spread(images).map(lambda path: _labelled(open_image(path), path, label_func))
-    else:
-        pairs = _pairs(images, _files(target_path, target_type))
-        rdd = _spread(pairs).map(lambda pair: tuple(map(open_image, pair)))
-    return SparkXShards(rdd)
+    return read_images(file_path, label_func, target_path, image_type, target_type, "pillow")
 
 
 def read_images_spark(
@@ -111,35 +117,7 @@ def read_images_spark(
     target_type: str | tuple[str, ...] = ".png",
 ) -> SparkXShards:
     """:func:`read_images` through Spark."""
-    from pyspark.sql import functions as F
-
-    _check_labels(label_func, target_path)
-    images, paths = _listed(file_path, image_type)
-    parts = _partitions(len(paths))
-    if target_path is None:
-        masks = None
-        pairs: Sequence[tuple[str, str | None]] = [(path, None) for path in paths]
-    else:
-        masks, mask_paths = _listed(target_path, target_type)
-        pairs = _pairs(paths, mask_paths)
-    # a part per image, since a sort of all would read every file twice: to sample, and to sort
-    rows = [(*pair, i * parts // len(pairs)) for i, pair in enumerate(pairs)]
-    placed = OrcaContext.get_spark_session().createDataFrame(
-        rows, "path string, mask_path string, part int"
-    )
-    frame = images.select("path", "content").join(F.broadcast(placed), "path")
-    if masks is not None:
-        masks = masks.select(F.col("path").alias("mask_path"), F.col("content").alias("mask"))
-        frame = frame.join(masks, "mask_path")
-    ordered = frame.repartitionById(parts, F.col("part")).sortWithinPartitions("path")
-
-    def decode(row):
-        image = decode_image(row["content"], row["path"])
-        if target_path is None:
-            return _labelled(image, _plain(row["path"]), label_func)
-        return image, decode_image(row["mask"], row["mask_path"])
-
-    return SparkXShards(ordered.rdd.map(decode))
+    return read_images(file_path, label_func, target_path, image_type, target_type, "spark")
 
 
 def read_voc(
@@ -207,15 +185,39 @@ def _at_most(max_samples: int | None) -> int | None:
     return None if max_samples is None else check_positive("max_samples", max_samples)
 
 
-def _check_labels(label_func: Any, target_path: Any) -> None:
-    if label_func is not None and not callable(label_func):
-        raise UsageError(f"label_func must be a function of a path, got {label_func!r}")
-    if label_func is not None and target_path is not None:
-        raise UsageError("label_func and target_path cannot be given together; leave out one")
+Sources = tuple["str | list[str]", "str | tuple[str, ...]"]  # paths, and endings of their files
 
 
-def _labelled(image: Any, path: str, label_func: Callable | None) -> Any:
-    return image if label_func is None else (image, label_func(path))
+def _read_by_workers(images: Sources, masks: Sources | None) -> RDD:
+    """Return an RDD of path and content of every image and of its mask, or None."""
+    paths = _files(*images)
+    pairs = _pairs(paths, _files(*masks)) if masks else [(path, None) for path in paths]
+    return _spread(pairs).map(
+        lambda pair: (pair[0], read_bytes(pair[0]), pair[1], pair[1] and read_bytes(pair[1]))
+    )
+
+
+def _read_by_spark(images: Sources, masks: Sources | None) -> RDD:
+    """Return an RDD of path and content of every image and of its mask, or None."""
+    from pyspark.sql import functions as F
+
+    frame, paths = _listed(*images)
+    parts = _partitions(len(paths))
+    mask_frame, mask_paths = _listed(*masks) if masks else (None, None)
+    pairs = _pairs(paths, mask_paths) if masks else [(path, None) for path in paths]
+    # a part per image, since a sort of all would read every file twice: to sample, and to sort
+    rows = [(*pair, i * parts // len(pairs)) for i, pair in enumerate(pairs)]
+    placed = OrcaContext.get_spark_session().createDataFrame(
+        rows, "path string, mask_path string, part int"
+    )
+    frame = frame.select("path", "content").join(F.broadcast(placed), "path")
+    if mask_frame is None:
+        frame = frame.withColumn("mask", F.lit(None))
+    else:
+        columns = F.col("path").alias("mask_path"), F.col("content").alias("mask")
+        frame = frame.join(mask_frame.select(*columns), "mask_path")
+    ordered = frame.repartitionById(parts, F.col("part")).sortWithinPartitions("path")
+    return ordered.select("path", "content", "mask_path", "mask").rdd.map(tuple)
 
 
 def _endings(types: str | Iterable[str]) -> tuple[str, ...]:
