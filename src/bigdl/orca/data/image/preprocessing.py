@@ -14,9 +14,9 @@ from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.file import (
     decode_image,
+    files_of,
     is_file,
     listdir,
-    open_file_system,
     open_image,
     open_text,
     read_bytes,
@@ -226,24 +226,14 @@ def _endings(types: str | Iterable[str]) -> tuple[str, ...]:
 
 def _files(given: str | Iterable[str], types: str | Iterable[str]) -> list[str]:
     """The files with these endings that a path, a pattern or several of them mean, sorted."""
-    found: list[str] = []
-    for path in [given] if isinstance(given, str) else given:
-        for match in _matches(path):
-            found += [match] if is_file(match) else [p for p in listdir(match) if is_file(p)]
+    paths = [given] if isinstance(given, str) else given
+    files = {file for path in paths for file in files_of(path)}
     # Spark takes the other names for temporary files
-    shown = {path for path in found if not posixpath.basename(path).startswith(("_", "."))}
+    shown = (path for path in files if not posixpath.basename(path).startswith(("_", ".")))
     chosen = sorted(path for path in shown if path.lower().endswith(_endings(types)))
     if not chosen:
         raise UsageError(f"There is no file that ends in {types!r} at {given!r}")
     return chosen
-
-
-def _matches(path: str) -> list[str]:
-    if not any(mark in path for mark in "*?["):
-        return [path]
-    fs, inside = open_file_system(path)
-    start = path[: len(path) - len(inside)] if path.endswith(inside) else ""
-    return [start + match for match in fs.glob(inside)]
 
 
 def _listed(given: str | list[str], types: str | Iterable[str]) -> tuple[Any, list[str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.spark import SparkCluster
-from bigdl.orca.data.file import exists, is_local_path, open_file_system
+from bigdl.orca.data.file import exists, files_of, is_local_path, open_file_system
 from bigdl.orca.data.xshards import RayXShards, SparkXShards
 from bigdl.orca.data.xshards.frames import frames_of, quoted, safe_names
 from bigdl.orca.data.xshards.shards import DATA_FRAME, even_cut
@@ -41,28 +41,6 @@ def split_paths(file_path: str | os.PathLike | Sequence) -> list[str]:
         is_one = "," not in each or (is_local_path(each) and exists(each))
         paths += [each] if is_one else [part.strip() for part in each.split(",") if part.strip()]
     return paths
-
-
-def files_of(path: str, *, nested: bool = False) -> list[str]:
-    """The files that one path means, sorted; with `nested`, also those in folders of a folder."""
-    fs, inside = open_file_system(path)
-    if fs.isdir(inside):
-        found = fs.find(inside) if nested else fs.ls(inside, detail=False)
-        parts = [each[len(inside) :].strip("/").split("/") for each in found]
-        found = [
-            each
-            for each, names in zip(found, parts, strict=True)
-            if not any(name.startswith(("_", ".")) for name in names) and fs.isfile(each)
-        ]
-    elif fs.isfile(inside):
-        found = [inside]
-    else:
-        found = [each for each in fs.glob(inside) if fs.isfile(each)]
-    if not found:
-        raise UsageError(f"There is no file at {path!r}")
-    if is_local_path(path):
-        return sorted(found)
-    return sorted(fs.unstrip_protocol(each) for each in found)
 
 
 def for_spark(file_path) -> list[str]:

@@ -168,8 +168,8 @@ class SharedValue:
         self.broadcast_data = active_cluster().broadcaster.broadcast(cloudpickle.dumps(data))
         self._data: tuple[Any] | None = (data,)
 
-    def __reduce__(self):
-        return _received, (self.broadcast_data,)
+    def __getstate__(self) -> dict[str, Any]:
+        return {"broadcast_data": self.broadcast_data, "_data": None}
 
     @property
     def value(self) -> Any:
@@ -186,13 +186,6 @@ class SharedValue:
     def unpersist(self) -> None:
         """Free the copies on the executors; they are sent again when needed."""
         self.broadcast_data.unpersist()
-
-
-def _received(broadcast) -> SharedValue:
-    shared = SharedValue.__new__(SharedValue)
-    shared.broadcast_data = broadcast
-    shared._data = None
-    return shared
 
 
 def unwrap(argument: Any) -> Any:
