@@ -18,7 +18,7 @@ import time
 import weakref
 import zipfile
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, cast
 
 from bigdl.common.errors import MissingExtraError, UsageError
@@ -222,27 +222,27 @@ def _pack(kind: str, root: Path, output: str) -> None:
 
 def _imported_from(entry: str) -> set[str]:
     """Top-level names that this process has imported from a folder."""
-    found = set()
+    tops = set()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and name != "__main__" and os.path.realpath(file).startswith(entry + os.sep):
-            top = os.path.relpath(os.path.realpath(file), entry).split(os.sep)[0]
+        path = Path(os.path.realpath(file)) if file and name != "__main__" else None
+        if path is not None and path.is_relative_to(entry):
+            top = path.relative_to(entry).parts[0]
             if top.removesuffix(".py") == name.partition(".")[0]:
-                found.add(top)
-    return found
+                tops.add(top)
+    return tops
 
 
 def _beside_script(entry: str) -> set[str]:
-    """Names of the modules and packages in the folder of the script."""
+    """Return the names of the modules and packages in the folder of the script."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
-    folder = os.path.dirname(os.path.realpath(script)) if script else os.path.realpath(os.getcwd())
-    if entry != folder or folder == os.sep:
+    folder = Path(script).resolve().parent if script else Path.cwd()
+    if Path(entry) != folder or folder == folder.parent:
         return set()
     return {
-        name
-        for name in os.listdir(entry)
-        if (name.endswith(".py") and os.path.isfile(os.path.join(entry, name)))
-        or os.path.isfile(os.path.join(entry, name, "__init__.py"))
+        path.name
+        for path in folder.iterdir()
+        if (path.suffix == ".py" and path.is_file()) or (path / "__init__.py").is_file()
     }
 
 
@@ -276,12 +276,10 @@ def _sources(path: Path) -> Iterable[Path]:
 def _write(file: str | Path, members: dict[str, Path]) -> None:
     # The same modules give the same bytes, whenever their files were written.
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        folders: set[str] = set()
-        for name in members:
-            parts = name.split("/")[:-1]
-            folders.update("/".join(parts[: n + 1]) + "/" for n in range(len(parts)))
-        for folder in sorted(folders):  # a package without __init__.py is found by its entry
-            archive.writestr(zipfile.ZipInfo(folder), b"")
+        folders = {folder for name in members for folder in PurePosixPath(name).parents}
+        # a package without __init__.py is found by its entry
+        for folder in sorted(folders - {PurePosixPath(".")}):
+            archive.writestr(zipfile.ZipInfo(f"{folder}/"), b"")
         for name, source in sorted(members.items()):
             info = zipfile.ZipInfo(name)
             info.compress_type = zipfile.ZIP_DEFLATED

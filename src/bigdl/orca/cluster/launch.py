@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -37,6 +36,7 @@ from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.cluster.standalone import LOOPBACK, StandaloneCluster, numa_prefixes
 from bigdl.orca.cluster.submit import (
+    EVERYWHERE,
     Address,
     Machine,
     Request,
@@ -247,12 +247,9 @@ def local_properties(cores: int, memory: str, conf: Mapping[str, str]) -> dict[s
     """
     return {
         "spark.master": f"local[{cores},{TASK_ATTEMPTS}]",
-        "spark.app.name": "orca",
         "spark.driver.memory": memory,
         **loopback_properties(conf),
-        "spark.ui.showConsoleProgress": "false",
-        "spark.python.worker.reuse": "true",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        **EVERYWHERE,
         # Spark's default of 200 is for clusters; a few more than cores keep them all busy.
         "spark.sql.shuffle.partitions": str(max(8, 2 * cores)),
         **conf,
@@ -283,18 +280,10 @@ def _socket_properties(directory: str) -> dict[str, str]:
     They are faster than TCP, but the path of one may not be long: on other machines, where an
     executor's directory may be that of a container, Spark keeps its default, TCP.
     """
-    import pyspark
-    from packaging.version import Version
-
-    name = f"/.{uuid.uuid4()}.sock"  # as Spark calls them
-    if (
-        hasattr(socket, "AF_UNIX")
-        and Version(pyspark.__version__) >= Version("4.1")
-        and len(os.fsencode(directory + name)) <= LONGEST_SOCKET
-        and os.access(directory, os.W_OK | os.X_OK)
-    ):
-        return {f"{_SOCKETS}.enabled": "true", f"{_SOCKETS}.dir": directory}
-    return {}
+    path = f"{directory}/.{uuid.uuid4()}.sock"  # as Spark calls them
+    if len(os.fsencode(path)) > LONGEST_SOCKET or not os.access(directory, os.W_OK | os.X_OK):
+        return {}
+    return {f"{_SOCKETS}.enabled": "true", f"{_SOCKETS}.dir": directory}
 
 
 def local_environment(python: str) -> dict[str, str]:

@@ -363,8 +363,8 @@ class OrcaRayContext:
         sc = options.get("sc")
         cluster = SparkCluster(sc) if sc is not None else SparkCluster.from_active()
         cores = options.get("ray_node_cpu_cores") or cluster.cores_per_node
-        config = {"_system_config": options.get("system_config")}
-        config = {name: value for name, value in config.items() if value}
+        system_config = options.get("system_config")
+        config = {"_system_config": system_config} if system_config else {}
         if cluster.is_local:
             return LaunchedRay.start(cores, object_store_memory=memory, options=config)
         return start_on_spark(

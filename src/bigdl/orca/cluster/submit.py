@@ -40,6 +40,14 @@ __all__ = [
 ENVIRONMENT = "python_env"
 """The directory in which an executor finds the shipped Python environment."""
 
+EVERYWHERE = {
+    "spark.app.name": "orca",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+"""Spark properties of every cluster mode."""
+
 # Set in the process that a cluster mode has submitted, as programs for BigDL 2.x know them.
 _MARKERS = {"yarn-cluster": "OnAppMaster", "k8s-cluster": "onDriver"}
 _SCRIPT_ELSEWHERE = ("local:", "hdfs:", "http:", "https:", "s3a:", "gs:", "abfs:")
@@ -243,7 +251,7 @@ def run(command: Iterable[str], environment: Mapping[str, str]) -> int:
 
 def _common(request: Request) -> dict[str, str | None]:
     return {
-        "spark.app.name": "orca",
+        **EVERYWHERE,
         "spark.submit.deployMode": "cluster" if request.is_cluster_mode else "client",
         "spark.driver.cores": str(request.get("driver_cores", 4)),
         "spark.driver.memory": request.get("driver_memory", "2g"),
@@ -254,9 +262,6 @@ def _common(request: Request) -> dict[str, str | None]:
         # and go.
         "spark.dynamicAllocation.enabled": "false",
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.python.worker.reuse": "true",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.executor.memoryOverhead": request.get("extra_executor_memory_for_ray"),
         "spark.jars": join(request.get("jars")),
         "spark.submit.pyFiles": join(request.get("extra_python_lib")),

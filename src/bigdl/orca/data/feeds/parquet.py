@@ -123,7 +123,25 @@ class ParquetFeed(Feed):
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         pieces = _cut(self._files, self.rows, num_workers)
-        return Ingest(None, _reader(name, self._url, self.specs, pieces))
+        url, specs = self._url, self.specs
+
+        def read(batches, open_spool):
+            writer = open_spool(name, specs)
+            own = pieces[open_spool.place]
+            writer.expect(sum(piece.stop - piece.start for piece in own))
+            for sequence, batch in enumerate(_batches(url, specs, own)):
+                columns = [
+                    (spec.name, key, array)
+                    for spec, column in zip(specs, batch, strict=True)
+                    for key, array in decode(spec, column)
+                ]
+                # a batch is small enough to be turned to rows within a cache
+                leaves, arrays = grouped(columns)
+                ready = [np.ascontiguousarray(array) for array in arrays]
+                writer.append(0, sequence, len(batch[0]), leaves, ready)
+            return {name: Shard(writer.finish())}
+
+        return Ingest(None, read)
 
 
 def filesystem_of(url: str):
@@ -181,26 +199,6 @@ def _cut(files, rows, num_workers) -> list[list[_Piece]]:
                 shards[worker].append(_Piece(path, group, start, stop, keys))
                 position, start = position + stop - start, stop
     return shards
-
-
-def _reader(name, url, specs, pieces):
-    def read(batches, open_spool):
-        writer = open_spool(name, specs)
-        own = pieces[open_spool.place]
-        writer.expect(sum(piece.stop - piece.start for piece in own))
-        for sequence, batch in enumerate(_batches(url, specs, own)):
-            columns = [
-                (spec.name, key, array)
-                for spec, column in zip(specs, batch, strict=True)
-                for key, array in decode(spec, column)
-            ]
-            # a batch is small enough to be turned to rows within a cache
-            leaves, arrays = grouped(columns)
-            ready = [np.ascontiguousarray(array) for array in arrays]
-            writer.append(0, sequence, len(batch[0]), leaves, ready)
-        return {name: Shard(writer.finish())}
-
-    return read
 
 
 def _batches(url, specs: Sequence[ColumnSpec], pieces: Sequence[_Piece]):

@@ -17,6 +17,7 @@ ordered by it, so the order of the rows does not depend on the network.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Sequence
 
 from bigdl.common.errors import UsageError
@@ -90,13 +91,24 @@ class SparkDataFrameFeed(PackedFeed):
         ]
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
-        def packed():
-            return prepare_packed({name: self}, num_workers)
-
+        packed = functools.partial(prepare_packed, {name: self}, num_workers)
         if self.balance and not self._is_cached_in(num_workers):
             return packed()
-        direct = Ingest(project(self.frame, self.specs), _direct_reader(name, self.specs))
-        direct.settings = _settings(self.frame, self.specs)
+        specs = self.specs
+
+        def read(batches, open_spool):
+            from pyspark import TaskContext
+
+            source = TaskContext.get().partitionId()
+            writer = open_spool(name, specs)
+            for sequence, batch in enumerate(batches):
+                if batch.num_rows:
+                    leaves, arrays = decode_batch(specs, batch)
+                    writer.append(source, sequence, batch.num_rows, leaves, arrays)
+            return {name: Shard(writer.finish())}
+
+        direct = Ingest(project(self.frame, specs), read)
+        direct.settings = _settings(self.frame, specs)
         if self.balance:
             # the workers look at the sizes once they have them: to count first costs another job
             direct.accept, direct.otherwise = _near_equal, packed
@@ -212,18 +224,3 @@ def _suggestion(column, names):
     lower = {name.lower(): name for name in names}
     near = difflib.get_close_matches(column.lower(), lower, n=1)
     return f"; did you mean '{lower[near[0]]}'?" if near else ""
-
-
-def _direct_reader(name, specs):
-    def read(batches, open_spool):
-        from pyspark import TaskContext
-
-        source = TaskContext.get().partitionId()
-        writer = open_spool(name, specs)
-        for sequence, batch in enumerate(batches):
-            if batch.num_rows:
-                leaves, arrays = decode_batch(specs, batch)
-                writer.append(source, sequence, batch.num_rows, leaves, arrays)
-        return {name: Shard(writer.finish())}
-
-    return read
