@@ -77,10 +77,9 @@ def refuse_spark_connect() -> None:
             )
 
 
-def warn_ignored(given: Mapping[str, bool], reason: str) -> None:
-    names = sorted(name for name, is_given in given.items() if is_given)
+def warn_ignored(names: set[str], reason: str) -> None:
     if names:
-        logger.warning("%s: no effect, because %s.", ", ".join(names), reason)
+        logger.warning("%s: no effect, because %s.", ", ".join(sorted(names)), reason)
 
 
 def check_cluster_mode(value: Any) -> str:

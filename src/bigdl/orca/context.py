@@ -151,9 +151,9 @@ def init_orca_context(
         python = arguments.check_python(python, conf)
     options = {} if is_local else arguments.check_cluster_options(mode, kwargs)
     # Those that differ from their default, to say which ones have no effect.
-    given = {"cores": cores is not None, "memory": memory != "2g", "conf": bool(conf)}
-    given.update((name, True) for name in arguments.CLUSTER_OPTIONS if name in kwargs)
-    given["python_location"] = "python_location" in kwargs
+    given = kwargs.keys() & {*arguments.CLUSTER_OPTIONS, "python_location"}
+    values = {"cores": cores is not None, "memory": memory != "2g", "conf": conf}
+    given |= {name for name, is_given in values.items() if is_given}
     if not is_local and cores is None:
         cores = arguments.CORES_OF_A_NODE
     cores, memory, num_nodes = (
@@ -172,7 +172,8 @@ def init_orca_context(
         request = (mode, cores, memory, conf, python, num_nodes, dict(options))
         sc = spark.active_context()
         if sc is not None:
-            given["cluster_mode"] = cluster_mode is not None and mode not in arguments.SUBMIT_MODES
+            if cluster_mode is not None and mode not in arguments.SUBMIT_MODES:
+                given.add("cluster_mode")
             if not _is_ours(sc):
                 launch.use_this_python(sc)
             if not _is_ours(sc) or request != _State.request:
@@ -189,17 +190,18 @@ def init_orca_context(
                 OrcaRayContext.stop_of_program()  # its Spark is gone
             _stop_launched()
             if mode == "local":
-                given.update(dict.fromkeys(arguments.MEANT_FOR_ALL, False))
-                given["num_nodes"] = num_nodes > 1
-                arguments.warn_ignored(given, "this is local mode, with one node")
+                ignored = given.difference(arguments.MEANT_FOR_ALL)
+                if num_nodes > 1:
+                    ignored.add("num_nodes")
+                arguments.warn_ignored(ignored, "this is local mode, with one node")
                 sc = _start_local(cores, memory, conf, cast("str", python))
             elif not is_local and not _is_submitted(mode):
-                if not given["cores"]:
+                if "cores" not in given:
                     logger.warning(
                         "cores was not given: each node gives %d to this program.", cores
                     )
-                given.update(dict.fromkeys((*arguments.MEANT_FOR_ALL, *options), False))
-                arguments.warn_ignored(given, f'cluster_mode="{mode}" does not use it')
+                ignored = given.difference(arguments.MEANT_FOR_ALL, options)
+                arguments.warn_ignored(ignored, f'cluster_mode="{mode}" does not use it')
                 if python is not None:
                     options["python_location"] = arguments.check_text("python_location", python)
                 sc = _start_on_cluster(Request(mode, cores, memory, num_nodes, conf, options))
@@ -218,12 +220,13 @@ def init_orca_context(
 
 def _init_ray(cores, memory, num_nodes, options) -> OrcaRayContext:
     require("ray", "ray")
-    given = {"memory": memory != "2g", "num_nodes": num_nodes != 1}
+    values = {"memory": memory != "2g", "num_nodes": num_nodes != 1}
+    given = {name for name, is_given in values.items() if is_given}
     arguments.warn_ignored(given, "Ray has memory and nodes of its own")
     if options.get("address") in (None, "local"):
         cores = arguments.check_cores(cores)
     elif cores is not None:
-        arguments.warn_ignored({"cores": True}, "the Ray at address has cores of its own")
+        arguments.warn_ignored({"cores"}, "the Ray at address has cores of its own")
     with _State.lock:
         active = OrcaRayContext._of_program
         if active is not None and active.initialized:

@@ -166,8 +166,13 @@ class RayCluster:
         import ray
 
         task = ray.remote(func)
-        found = _patiently([task.remote([shard]) for shard in shards])
-        return [element for each in found for element in each]
+        calls = [task.remote([shard]) for shard in shards]
+        try:
+            return [element for elements in ray.get(calls) for element in elements]
+        except KeyboardInterrupt:
+            for call in calls:
+                ray.cancel(call, force=True)
+            raise
 
 
 class Broadcaster:
@@ -204,18 +209,6 @@ class Shared:
 
     def unpersist(self) -> None:
         """Nothing: Ray frees an object with its last reference."""
-
-
-def _patiently(calls: list) -> list:
-    """The values of calls; on Ctrl-C they are cancelled."""
-    import ray
-
-    try:
-        return ray.get(calls)
-    except KeyboardInterrupt:
-        for call in calls:
-            ray.cancel(call, force=True)
-        raise
 
 
 def active_cluster() -> RayCluster | SparkCluster:
