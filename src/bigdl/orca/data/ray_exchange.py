@@ -13,7 +13,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster.ray import RayCluster
@@ -251,7 +251,7 @@ def _batches_to_ray(frame: DataFrame, cluster: RayCluster, place: Callable) -> l
     def put(batches: Iterable) -> Iterator:
         from pyspark import TaskContext
 
-        for each, table in place(TaskContext.get().partitionId(), batches):
+        for each, table in place(cast("TaskContext", TaskContext.get()).partitionId(), batches):
             side.put(each, table)
         yield from ()
 

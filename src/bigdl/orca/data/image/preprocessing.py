@@ -203,7 +203,7 @@ def _read_by_spark(images: Sources, masks: Sources | None) -> RDD:
 
     frame, paths = _listed(*images)
     parts = _partitions(len(paths))
-    mask_frame, mask_paths = _listed(*masks) if masks else (None, None)
+    mask_frame, mask_paths = _listed(*masks) if masks else (None, [])
     pairs = _pairs(paths, mask_paths) if masks else [(path, None) for path in paths]
     # a part per image, since a sort of all would read every file twice: to sample, and to sort
     rows = [(*pair, i * parts // len(pairs)) for i, pair in enumerate(pairs)]

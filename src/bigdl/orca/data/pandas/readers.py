@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import active_cluster, is_alone
@@ -232,7 +232,7 @@ def _read_csv(
     paths = for_spark(file_path)
     reader = reader.options(**{"inferSchema": True, **options})
     if isinstance(names, str):
-        schema = StructType.fromDDL(names)
+        schema = cast("StructType", StructType.fromDDL(names))
         frame = reader.schema(schema).csv(paths)
         found = schema.names
     else:

@@ -115,11 +115,12 @@ class RayXShards(XShards, engine="ray"):
         """References of the shards."""
         import ray
 
-        count_of, items_of = ray.remote(_count), ray.remote(_items)
+        count_of: Any = ray.remote(_count)
+        items_of: Any = ray.remote(_items)
         counts = ray.get([count_of.remote(each) for each in self._references])
         references: list = []
         for count, partition in zip(counts, self._references, strict=True):
-            made = items_of.options(num_returns=count).remote(partition) if count else []
+            made: Any = items_of.options(num_returns=count).remote(partition) if count else []
             references += [made] if count == 1 else made
         return references
 

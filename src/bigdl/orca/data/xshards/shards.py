@@ -230,8 +230,9 @@ def _join(pieces: list) -> Any:
 
 def join_shards(parts: Sequence, join: Callable[[Sequence], Any] | None = None) -> Any:
     """Return one container of the arrays of `parts`, joined by :func:`numpy.concatenate`."""
-    if join is None:
-        from numpy import concatenate as join
+    import numpy as np
+
+    join = join or np.concatenate
     first = parts[0]
     if isinstance(first, dict):
         return {key: join_shards([part[key] for part in parts], join) for key in first}
