@@ -74,8 +74,8 @@ TASK_ATTEMPTS = 4
 EXIT_GRACE_S = 10.0
 """Seconds that a JVM has to end by itself before it is killed."""
 
-LONGEST_SOCKET = 107
-"""Bytes that the path of a Unix socket may have."""
+LONGEST_SOCKET = 103
+"""Bytes that the path of a Unix socket may have for Spark, on every system."""
 
 _SOCKETS = "spark.python.unix.domain.socket"
 _SECRET = "spark.authenticate.secret"

@@ -16,7 +16,6 @@ import os
 import secrets
 import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -42,7 +41,6 @@ logger = logging.getLogger("bigdl.orca")
 
 LOOPBACK = "127.0.0.1"
 _LEAST_STORE = 100 << 20
-_LONGEST_BASE = 20  # bytes
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # the workers of an engine take no CPUs while they wait, and see what their node has
@@ -95,15 +93,12 @@ class LaunchedRay:
             Further arguments of ``ray.init``.
         """
         require("ray", "ray")
-        # the names of sockets may have 107 bytes, of which Ray takes up to 64 below its directory
-        base = tempfile.gettempdir()
-        base = base if len(base) <= _LONGEST_BASE else "/tmp"
         loopback = _ON_LOOPBACK if host == LOOPBACK else {}
         debugger = {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}  # Ray takes it over
         with contextlib.ExitStack() as cleanup:
             before = set_environment({**ENVIRONMENT, **loopback, **_authentication()})
             cleanup.callback(set_environment, {**before, **debugger})
-            directory = tempfile.mkdtemp(prefix="bigdl-ray-", dir=base)
+            directory = supervisor.ray_directory()
             mark = f"{_MARK}={directory}"
             # it outlives this process for as long as it takes to end its Ray
             order = {"parent": os.getpid(), "mark": mark, "directory": directory}

@@ -172,9 +172,7 @@ def is_over(order, seconds):
 
 def run_ray_node(order):
     node = None
-    base = tempfile.gettempdir()  # that of a container may be too long for the names of sockets
-    base = base if len(base) <= LONGEST_BASE else "/tmp"
-    directory = tempfile.mkdtemp(prefix="bigdl-ray-", dir=base)
+    directory = ray_directory()
     try:
         for attempt in range(NODE_STARTS):
             # nodes that share a machine and a directory would take the same sockets
@@ -188,6 +186,13 @@ def run_ray_node(order):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop([node] if node else [])
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def ray_directory():
+    """Make a directory for a node; the names of its sockets, of 64 bytes, may have 107 in all."""
+    base = tempfile.gettempdir()
+    base = base if len(base) <= LONGEST_BASE else "/tmp"
+    return tempfile.mkdtemp(prefix="bigdl-ray-", dir=base)
 
 
 def is_to_restart(node, order):

@@ -436,17 +436,21 @@ def enable_multi_fs_save(save: Callable) -> Callable:
 
 
 def _of_any_path(function: Callable, position: int, local_path: Callable) -> Callable:
-    """Give a function ``local_path(path, overwrite)`` in place of its parameter `position`."""
+    """Give a function ``local_path(path, overwrite)`` in place of a remote path."""
     signature = inspect.signature(function)
     name = list(signature.parameters)[position]
 
     @functools.wraps(function)
     def of_any_path(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
+        path = call.arguments[name]
+        if is_local_path(path):
+            call.arguments[name] = plain_path(path)
+            return function(*call.args, **call.kwargs)
         call.apply_defaults()
         options = {**call.kwargs, **call.arguments}
         overwrite = options.get("overwrite", options.get("over_write", True))
-        with local_path(call.arguments[name], overwrite) as call.arguments[name]:
+        with local_path(path, overwrite) as call.arguments[name]:
             return function(*call.args, **call.kwargs)
 
     return of_any_path
@@ -454,10 +458,7 @@ def _of_any_path(function: Callable, position: int, local_path: Callable) -> Cal
 
 @contextlib.contextmanager
 def _copied_from(path: str, overwrite: bool) -> Iterator[str]:
-    """Yield `path`, or a temporary local copy of what is on another storage."""
-    if is_local_path(path):
-        yield plain_path(path)
-        return
+    """Yield a temporary local copy of what is on another storage."""
     with _temporary(path) as copy:
         get = get_remote_file_to_local if is_file(path) else get_remote_dir_to_local
         get(path, copy)
@@ -466,10 +467,7 @@ def _copied_from(path: str, overwrite: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _copied_to(path: str, overwrite: bool) -> Iterator[str]:
-    """Yield `path`, or a temporary local one that is copied to another storage at the end."""
-    if is_local_path(path):
-        yield plain_path(path)
-        return
+    """Yield a temporary local path that is copied to another storage at the end."""
     if not overwrite and exists(path):
         raise UsageError(f"{path!r} exists already; pass overwrite=True to replace it")
     with _temporary(path) as copy:

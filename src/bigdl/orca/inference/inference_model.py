@@ -150,7 +150,7 @@ class InferenceModel:
         step = batch_size or max(rows, 1)
         lows = range(0, rows, step) if rows else [0]
         with self._copy() as copy:
-            pieces = [copy.run([a[low : low + step] for a in arrays]) for low in lows]
+            pieces = [copy([a[low : low + step] for a in arrays]) for low in lows]
         columns = zip(*pieces, strict=True)
         joined = [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in columns]
         return joined[0] if len(joined) == 1 else joined
