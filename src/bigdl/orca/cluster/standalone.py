@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
 
@@ -43,6 +44,7 @@ appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
 
+@dataclass(frozen=True)
 class StandaloneCluster:
     """A master and workers that this process started; made by :meth:`start`.
 
@@ -52,15 +54,19 @@ class StandaloneCluster:
         ``"spark://127.0.0.1:port"``.
     secret : str
         The value of ``spark.authenticate.secret`` for applications.
+    directory : str
+        Where its files are.
+    supervisor : subprocess.Popen
+        The process that runs its daemons.
+    cleanup : contextlib.ExitStack
+        What stops it.
     """
 
-    def __init__(
-        self, master: str, secret: str, process: subprocess.Popen, cleanup: contextlib.ExitStack
-    ):
-        self.master = master
-        self.secret = secret
-        self._supervisor = process
-        self._cleanup = cleanup
+    master: str
+    secret: str = field(repr=False)
+    directory: str
+    supervisor: subprocess.Popen
+    cleanup: contextlib.ExitStack
 
     @classmethod
     def start(
@@ -108,11 +114,11 @@ class StandaloneCluster:
             if "master" not in reply:
                 reason = reply.get("error", "its supervisor was killed")
                 raise UsageError(f"The standalone cluster did not start: {reason}")
-            return cls(reply["master"], secret, process, cleanup.pop_all())
+            return cls(reply["master"], secret, folder, process, cleanup.pop_all())
 
     def stop(self) -> None:
         """Stop the cluster; no process and no file of it is left when this returns."""
-        self._cleanup.close()
+        self.cleanup.close()
 
 
 def numa_prefixes(executors: int) -> list[list[str]]:
