@@ -136,6 +136,7 @@ def test_every_option_that_a_family_takes_changes_something(mode):
         "jars": "a.jar",
         "master": "k8s://https://other" if mode.startswith("k8s") else "spark://other:1",
         "penv_archive": "/envs/mine.tar.gz",
+        "python_location": "/mine/python",
         "spark_yarn_archive": "hdfs:///spark.zip",
     }
     family = submit.family(mode)

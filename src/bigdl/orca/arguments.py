@@ -33,7 +33,7 @@ RUNTIMES = ("spark", "ray")
 LOG_LEVELS = ("ALL", "DEBUG", "ERROR", "FATAL", "INFO", "OFF", "TRACE", "WARN")
 
 # Arguments of `**kwargs`: for every mode, and for Ray; those of clusters are below.
-COMMON_OPTIONS = ("conf", "spark_log_level", "redirect_spark_log", "python_location")
+COMMON_OPTIONS = ("conf", "spark_log_level", "redirect_spark_log")
 RAY_OPTIONS = (
     "redis_port",
     "redis_password",
@@ -230,6 +230,7 @@ CLUSTER_OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[str, Any], Any]]] = 
     "jars": (_CLUSTERS, _check_list),
     "master": (("k8s", "standalone"), check_text),
     "penv_archive": (("yarn", "k8s"), _check_file),
+    "python_location": (_CLUSTERS, check_text),
     "spark_yarn_archive": (("yarn",), check_text),
 }
 """The clusters that an argument of ``**kwargs`` is for, by their families, and its check."""

@@ -36,7 +36,7 @@ class _State:
 
     lock = threading.RLock()
     launched: launch.LaunchedSpark | None = None
-    request: tuple | None = None  # the arguments that `launched` was started with
+    request: Request | None = None  # the arguments that `launched` was started with
     pid: int | None = None  # the process that registered `stop_orca_context` for its exit
 
 
@@ -146,20 +146,23 @@ def init_orca_context(
     arguments.check_names(kwargs)
     conf = arguments.check_conf(kwargs.get("conf"))
     log_level = arguments.check_log_level(kwargs.get("spark_log_level", "WARN"))
-    python = kwargs.get("python_location")
     if is_local:
-        python = arguments.check_python(python, conf)
-    options = {} if is_local else arguments.check_cluster_options(mode, kwargs)
+        options = {"python_location": arguments.check_python(kwargs.get("python_location"), conf)}
+    else:
+        options = arguments.check_cluster_options(mode, kwargs)
     # Those that differ from their default, to say which ones have no effect.
-    given = kwargs.keys() & {*arguments.CLUSTER_OPTIONS, "python_location"}
+    given = kwargs.keys() & arguments.CLUSTER_OPTIONS
     values = {"cores": cores is not None, "memory": memory != "2g", "conf": conf}
     given |= {name for name, is_given in values.items() if is_given}
     if not is_local and cores is None:
         cores = arguments.CORES_OF_A_NODE
-    cores, memory, num_nodes = (
+    request = Request(
+        mode,
         arguments.check_cores(cores),
         arguments.check_memory(memory),
         check_positive("num_nodes", num_nodes),
+        conf,
+        options,
     )
 
     # PySpark means its pandas API, which Orca does not use
@@ -169,7 +172,6 @@ def init_orca_context(
     require("pyspark", "orca")
 
     with _State.lock:
-        request = (mode, cores, memory, conf, python, num_nodes, dict(options))
         sc = spark.active_context()
         if sc is not None:
             if cluster_mode is not None and mode not in arguments.SUBMIT_MODES:
@@ -191,20 +193,17 @@ def init_orca_context(
             _stop_launched()
             if mode == "local":
                 ignored = given.difference(arguments.MEANT_FOR_ALL)
-                if num_nodes > 1:
+                if request.num_nodes > 1:
                     ignored.add("num_nodes")
                 arguments.warn_ignored(ignored, "this is local mode, with one node")
-                sc = _start_local(cores, memory, conf, cast("str", python))
+                sc = _start_local(request)
             elif not is_local and not _is_submitted(mode):
                 if "cores" not in given:
-                    logger.warning(
-                        "cores was not given: each node gives %d to this program.", cores
-                    )
+                    message = "cores was not given: each node gives %d to this program."
+                    logger.warning(message, request.cores)
                 ignored = given.difference(arguments.MEANT_FOR_ALL, options)
                 arguments.warn_ignored(ignored, f'cluster_mode="{mode}" does not use it')
-                if python is not None:
-                    options["python_location"] = arguments.check_text("python_location", python)
-                sc = _start_on_cluster(Request(mode, cores, memory, num_nodes, conf, options))
+                sc = _start_on_cluster(request)
             else:
                 arguments.warn_ignored(given, "the settings are those of the spark-submit command")
                 sc = _start_as_submitted()
@@ -314,14 +313,14 @@ def _stop_launched() -> None:
         launched.stop()
 
 
-def _start_local(cores: int, memory: str, conf: Mapping[str, str], python: str) -> SparkContext:
+def _start_local(request: Request) -> SparkContext:
     if launch.has_foreign_gateway():
         logger.warning(
             'cluster_mode="local" takes the place of the master of the spark-submit command, whose '
             'memory stays in effect; use cluster_mode="spark-submit" to run as the command says.'
         )
-    properties = launch.local_properties(cores, memory, conf)
-    return _start(properties, launch.local_environment(python))
+    properties = launch.local_properties(request.cores, request.memory, request.conf)
+    return _start(properties, launch.local_environment(request.get("python_location")))
 
 
 def _start_as_submitted(properties: Mapping[str, str] | None = None) -> SparkContext:
