@@ -83,7 +83,7 @@ class JavaHome:
 
     @property
     def wrapped(self) -> bool:
-        """Whether `home` is a private directory around a Java that lacks a module."""
+        """Return True if `home` is a private directory around a Java that lacks a module."""
         return self._private is not None
 
     def close(self) -> None:

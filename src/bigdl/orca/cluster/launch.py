@@ -210,7 +210,7 @@ def attach(properties: Mapping[str, str], environment: Mapping[str, str]) -> Spa
 
 
 def has_foreign_gateway() -> bool:
-    """Whether there is a JVM that this process did not start, as under ``spark-submit``."""
+    """Return True if there is a JVM that this process did not start, as under ``spark-submit``."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway

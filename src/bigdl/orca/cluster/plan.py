@@ -17,18 +17,18 @@ logger = logging.getLogger("bigdl.orca")
 
 
 def is_switched_off() -> bool:
-    """Whether no plan may be looked at."""
+    """Return True if no plan may be looked at."""
     return os.environ.get("BIGDL_NO_PLAN_INSPECTION", "") not in ("", "0")
 
 
 def is_cached(frame) -> bool:
-    """Whether the DataFrame itself is cached or persisted."""
+    """Return True if the DataFrame itself is cached or persisted."""
     level = frame.storageLevel
     return bool(level.useMemory or level.useDisk)
 
 
 def is_deterministic(frame) -> bool:
-    """Whether computing the frame again gives the same rows; True when it cannot be told.
+    """Return True if computing the frame again gives the same rows, or it cannot be told.
 
     A limit takes the rows that come first over the network, although Spark calls it deterministic.
     """
@@ -56,7 +56,7 @@ def _node_names(plan) -> set[str]:
 
 
 def fits_barrier(frame, num_tasks: int) -> bool | None:
-    """Whether Spark accepts the frame as input of a barrier stage; None when it cannot be told.
+    """Return True if Spark accepts the frame in a barrier stage; None when it cannot be told.
 
     Every RDD of the stage must have `num_tasks` partitions: coalesce, union and limit are refused
     (SPARK-24820), also behind a cache.

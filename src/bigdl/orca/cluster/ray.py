@@ -140,7 +140,7 @@ class RayCluster:
 
     @property
     def is_local(self) -> bool:
-        """Whether all nodes are this machine, reached by the loopback interface."""
+        """Return True if all nodes are this machine, reached by the loopback interface."""
         return {node.address for node in self.members} <= {"127.0.0.1"}
 
     @property
@@ -217,12 +217,12 @@ def active_cluster() -> RayCluster | SparkCluster:
 
 
 def is_alone() -> bool:
-    """Whether this program has a Ray and no Spark, so that data belongs on Ray."""
+    """Return True if this program has a Ray and no Spark, so that data belongs on Ray."""
     return active_context() is None and is_connected()
 
 
 def is_connected() -> bool:
-    """Whether this process is connected to a Ray; imports nothing."""
+    """Return True if this process is connected to a Ray; imports nothing."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 
@@ -289,7 +289,7 @@ class OrcaRayContext:
 
     @property
     def initialized(self) -> bool:
-        """Whether this process is connected to Ray by this context."""
+        """Return True if this process is connected to Ray by this context."""
         return self._launched is not None and is_connected()
 
     @property
@@ -304,7 +304,7 @@ class OrcaRayContext:
 
     @property
     def is_local(self) -> bool:
-        """Whether all of Ray is on this machine."""
+        """Return True if all of Ray is on this machine."""
         return self.initialized and self.cluster.is_local
 
     def init(self, driver_cores: int = 0) -> dict:

@@ -87,7 +87,7 @@ class Request:
 
     @property
     def is_cluster_mode(self) -> bool:
-        """Whether the driver runs on the cluster too."""
+        """Return True if the driver runs on the cluster too."""
         return self.mode.endswith("-cluster")
 
     @property
@@ -97,7 +97,7 @@ class Request:
 
     @property
     def packs_environment(self) -> bool:
-        """Whether the Python environment of this process is to be shipped."""
+        """Return True if the Python environment of this process is to be shipped."""
         return family(self.mode) == "yarn" and not (
             self.get("penv_archive") or self.python_on_nodes
         )
@@ -198,7 +198,7 @@ def family(mode: str) -> str:
 
 
 def is_inside(mode: str, environ: Mapping[str, str]) -> bool:
-    """Whether this process is the driver that a cluster mode has submitted."""
+    """Return True if this process is the driver that a cluster mode has submitted."""
     return environ.get(_MARKERS.get(mode, ""), "").lower() == "true"
 
 

@@ -158,7 +158,7 @@ _HDFS = ("hdfs", "arrow_hdfs")
 
 
 def is_local_path(path: str) -> bool:
-    """Whether `path` is on this machine: without a scheme, ``file://`` or ``dbfs:/``."""
+    """Return True if `path` is on this machine: without a scheme, ``file://`` or ``dbfs:/``."""
     return _SCHEME.match(plain_path(path)) is None
 
 
@@ -271,13 +271,13 @@ def files_of(path: str, *, nested: bool = False) -> list[str]:
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file or directory at `path`."""
+    """Return True if there is a file or directory at `path`."""
     fs, inside = fresh_file_system(path)
     return fs.exists(inside)
 
 
 def is_file(path: str) -> bool:
-    """Whether there is a file, not a directory, at `path`."""
+    """Return True if there is a file, not a directory, at `path`."""
     fs, inside = fresh_file_system(path)
     return fs.isfile(inside)
 

@@ -87,7 +87,7 @@ def _is_spark_frame(data: Any) -> bool:
 
 
 def is_path(data: Any) -> bool:
-    """Whether an input is a path, or a list of them."""
+    """Return True if an input is a path, or a list of them."""
     if isinstance(data, list | tuple):
         return bool(data) and all(isinstance(each, str | os.PathLike) for each in data)
     return isinstance(data, str | os.PathLike)

@@ -153,7 +153,7 @@ class SparkDataFrameFeed(PackedFeed):
             )
 
     def _is_cached_in(self, num_workers):
-        """Whether the frame is cached in as many partitions as there are workers."""
+        """Return True if the frame is cached in as many partitions as there are workers."""
         return (
             spark_plan.is_cached(self.frame)
             and self.frame.rdd.getNumPartitions() == num_workers
@@ -216,7 +216,7 @@ def find_columns(columns: Sequence[str], has: Sequence[str], owner: str) -> None
 
 
 def is_connect(frame) -> bool:
-    """Whether an object is a DataFrame of Spark Connect."""
+    """Return True if an object is a DataFrame of Spark Connect."""
     return any(c.__module__.startswith("pyspark.sql.connect") for c in type(frame).__mro__)
 
 

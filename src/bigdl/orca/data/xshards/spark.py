@@ -121,7 +121,7 @@ class SparkXShards(XShards, engine="spark"):
         return self
 
     def is_cached(self) -> bool:
-        """Whether the shards are kept once they are computed."""
+        """Return True if the shards are kept once they are computed."""
         return self.rdd.is_cached
 
     # What is in them -----------------------------------------------------------------------------
