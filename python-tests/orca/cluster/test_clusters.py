@@ -136,11 +136,12 @@ def test_every_option_that_a_family_takes_changes_something(mode):
         "jars": "a.jar",
         "master": "k8s://https://other" if mode.startswith("k8s") else "spark://other:1",
         "penv_archive": "/envs/mine.tar.gz",
+        "python_location": "/mine/python",
         "spark_yarn_archive": "hdfs:///spark.zip",
     }
     family = submit.family(mode)
     # These two are looked at before: what is packed, and how an own cluster starts.
-    taken = {n for n, families in arguments.CLUSTER_OPTIONS.items() if family in families}
+    taken = {n for n, (families, _) in arguments.CLUSTER_OPTIONS.items() if family in families}
     for name in taken - {"conda_name", "enable_numa_binding"}:
         assert made(mode, **{name: values[name]}) != made(mode), name
 

@@ -101,7 +101,7 @@ OWN = """
         if connection.status == psutil.CONN_LISTEN
     })
     facts["secret is shown"] = any(cluster.secret in command(process) for process in below)
-    facts["others may read"] = stat.S_IMODE(os.stat(cluster._directory).st_mode) & 0o77
+    facts["others may read"] = stat.S_IMODE(os.stat(cluster.directory).st_mode) & 0o77
     nncontext.stop_spark_standalone()
     facts["after the end"] = [len(processes()), files()]
 
@@ -271,7 +271,7 @@ JOINED = """
         time.sleep(0.05)
         found = [(p.pid, command(p)) for p in psutil.Process().children(recursive=True)]
     print(json.dumps([origins[0], [p for p, text in found if "java" in text or "python" in text]]))
-    print(cluster._supervisor.pid, flush=True)
+    print(cluster.supervisor.pid, flush=True)
     time.sleep(600)
 """
 

@@ -161,7 +161,7 @@ def test_users_conf_wins_over_the_properties_of_local_mode():
 def test_unix_sockets_only_where_their_paths_fit(monkeypatch):
     switch, place = "spark.python.unix.domain.socket.enabled", "spark.python.unix.domain.socket.dir"
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
-        longest = f"{short}/{'x' * (107 - len(f'{short}//.{uuid.uuid4()}.sock'))}"
+        longest = f"{short}/{'x' * (103 - len(f'{short}//.{uuid.uuid4()}.sock'))}"
         for folder, fits in (short, True), (longest, True), (f"{longest}x", False):
             os.makedirs(folder, exist_ok=True)
             monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -198,7 +198,7 @@ def test_settings_have_defaults_and_refuse_other_values(name, default, accepted,
             setattr(OrcaContext, name, value)
             assert getattr(OrcaContext, name) == kept
         for value in refused:
-            with pytest.raises(UsageError, match=f"OrcaContext.{name} must be"):
+            with pytest.raises(UsageError, match=f"OrcaContext.{name}.* (must|should) be"):
                 setattr(OrcaContext, name, value)
             assert getattr(OrcaContext, name) == kept
     finally:

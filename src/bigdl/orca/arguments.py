@@ -32,8 +32,8 @@ CLUSTER_MODES = (
 RUNTIMES = ("spark", "ray")
 LOG_LEVELS = ("ALL", "DEBUG", "ERROR", "FATAL", "INFO", "OFF", "TRACE", "WARN")
 
-# Arguments of `**kwargs`: for every mode, for Ray, and for some cluster modes, by their families.
-COMMON_OPTIONS = ("conf", "spark_log_level", "redirect_spark_log", "python_location")
+# Arguments of `**kwargs`: for every mode, and for Ray; those of clusters are below.
+COMMON_OPTIONS = ("conf", "spark_log_level", "redirect_spark_log")
 RAY_OPTIONS = (
     "redis_port",
     "redis_password",
@@ -47,24 +47,6 @@ RAY_OPTIONS = (
     "include_webui",
     "system_config",
 )
-_EVERY_FAMILY = ("yarn", "k8s", "standalone")
-CLUSTER_OPTIONS = {
-    "additional_archive": ("yarn",),
-    "conda_name": ("yarn",),
-    "container_image": ("k8s",),
-    "driver_cores": _EVERY_FAMILY,
-    "driver_memory": _EVERY_FAMILY,
-    "enable_numa_binding": ("standalone",),
-    "extra_executor_memory_for_ray": _EVERY_FAMILY,
-    "extra_python_lib": _EVERY_FAMILY,
-    "hadoop_conf": ("yarn",),
-    "hadoop_user_name": ("yarn",),
-    "jars": _EVERY_FAMILY,
-    "master": ("k8s", "standalone"),
-    "penv_archive": ("yarn", "k8s"),
-    "spark_yarn_archive": ("yarn",),
-}
-
 # These have an effect in every mode that starts Spark.
 MEANT_FOR_ALL = ("cores", "memory", "conf", "num_nodes", "python_location")
 
@@ -95,19 +77,18 @@ def refuse_spark_connect() -> None:
             )
 
 
-def warn_ignored(given: Mapping[str, bool], reason: str) -> None:
-    names = sorted(name for name, is_given in given.items() if is_given)
+def warn_ignored(names: set[str], reason: str) -> None:
     if names:
-        logger.warning("%s: no effect, because %s.", ", ".join(names), reason)
+        logger.warning("%s: no effect, because %s.", ", ".join(sorted(names)), reason)
 
 
 def check_cluster_mode(value: Any) -> str:
-    return _check_name("cluster_mode", "local" if value is None else value, CLUSTER_MODES)
+    return check_name("cluster_mode", "local" if value is None else value, CLUSTER_MODES)
 
 
 def check_runtime(runtime: Any, cluster_mode: Any, init_ray_on_spark: Any) -> str:
-    name = _check_name("runtime", runtime, RUNTIMES)
-    _check_flag("init_ray_on_spark", init_ray_on_spark)
+    name = check_name("runtime", runtime, RUNTIMES)
+    check_flag("init_ray_on_spark", init_ray_on_spark)
     if name == "ray" and cluster_mode is not None:
         raise UsageError(
             'Currently, cluster_mode is not supported for runtime="ray", but got '
@@ -183,26 +164,21 @@ def check_python(location: Any, conf: Mapping[str, str]) -> str:
     return os.path.abspath(found)  # a link is kept: it may belong to a virtual environment
 
 
-def check_path(value: Any) -> str:
-    """The path of a Python interpreter on the nodes, which need not exist here."""
-    return _check_text("python_location", value)
-
-
 def check_cluster_options(mode: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that belong to a cluster mode, checked; one that is None was not given."""
     wanted = family(mode)
     return {
-        name: _OPTION_CHECKS.get(name, _check_text)(name, kwargs[name])
-        for name, families in CLUSTER_OPTIONS.items()
+        name: check(name, kwargs[name])
+        for name, (families, check) in CLUSTER_OPTIONS.items()
         if wanted in families and kwargs.get(name) is not None
     }
 
 
-def _check_name(name: str, value: Any, choices: tuple[str, ...]) -> str:
+def check_name(name: str, value: Any, choices: tuple[str, ...]) -> str:
     return check_choice(name, value.lower() if isinstance(value, str) else value, choices)
 
 
-def _check_text(name: str, value: Any) -> str:
+def check_text(name: str, value: Any) -> str:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise UsageError(f"{name} must be a string, but got {value!r}")
     return os.fspath(value)
@@ -211,17 +187,17 @@ def _check_text(name: str, value: Any) -> str:
 def _check_list(name: str, value: Any) -> str:
     """Files, as a sequence or one string with commas."""
     entries = value if isinstance(value, list | tuple | set) else [value]
-    return ",".join(_check_text(name, each) for each in entries)
+    return ",".join(check_text(name, each) for each in entries)
 
 
-def _check_flag(name: str, value: Any) -> bool:
+def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise UsageError(f"{name} must be True or False, but got {value!r}")
     return value
 
 
 def _check_file(name: str, value: Any) -> str:
-    text = _check_text(name, value)
+    text = check_text(name, value)
     path = text.partition("#")[0].removeprefix("file://")
     if "://" not in path and not os.path.exists(path):
         raise UsageError(f"{name} must be the path of a file, but {path!r} does not exist")
@@ -229,20 +205,32 @@ def _check_file(name: str, value: Any) -> str:
 
 
 def _check_directory(name: str, value: Any) -> str:
-    text = _check_text(name, value)
+    text = check_text(name, value)
     if not os.path.isdir(text):
         raise UsageError(f"{name} must be a directory, but {text!r} is none")
     return os.path.abspath(text)
 
 
-_OPTION_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "additional_archive": _check_list,
-    "driver_cores": check_positive,
-    "driver_memory": lambda name, value: check_memory(value, name),
-    "enable_numa_binding": _check_flag,
-    "extra_executor_memory_for_ray": lambda name, value: check_memory(value, name, least=1),
-    "extra_python_lib": _check_list,
-    "hadoop_conf": _check_directory,
-    "jars": _check_list,
-    "penv_archive": _check_file,
+_CLUSTERS = ("yarn", "k8s", "standalone")
+
+CLUSTER_OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[str, Any], Any]]] = {
+    "additional_archive": (("yarn",), _check_list),
+    "conda_name": (("yarn",), check_text),
+    "container_image": (("k8s",), check_text),
+    "driver_cores": (_CLUSTERS, check_positive),
+    "driver_memory": (_CLUSTERS, lambda name, value: check_memory(value, name)),
+    "enable_numa_binding": (("standalone",), check_flag),
+    "extra_executor_memory_for_ray": (
+        _CLUSTERS,
+        lambda name, value: check_memory(value, name, least=1),
+    ),
+    "extra_python_lib": (_CLUSTERS, _check_list),
+    "hadoop_conf": (("yarn",), _check_directory),
+    "hadoop_user_name": (("yarn",), check_text),
+    "jars": (_CLUSTERS, _check_list),
+    "master": (("k8s", "standalone"), check_text),
+    "penv_archive": (("yarn", "k8s"), _check_file),
+    "python_location": (_CLUSTERS, check_text),
+    "spark_yarn_archive": (("yarn",), check_text),
 }
+"""The clusters that an argument of ``**kwargs`` is for, by their families, and its check."""

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, cast
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import require
 from bigdl.orca import arguments
+from bigdl.orca.cluster import launch, spark, submit
 from bigdl.orca.cluster.ray import OrcaRayContext
+from bigdl.orca.cluster.submit import Request
 from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from bigdl.orca.cluster.launch import LaunchedSpark
-    from bigdl.orca.cluster.submit import Request
 __all__ = ["OrcaContext", "init_orca_context", "stop_orca_context"]
 
 logger = logging.getLogger("bigdl.orca")
@@ -35,8 +35,8 @@ class _State:
     """What ``init_orca_context`` has done in this process."""
 
     lock = threading.RLock()
-    launched: LaunchedSpark | None = None
-    request: tuple | None = None  # the arguments that `launched` was started with
+    launched: launch.LaunchedSpark | None = None
+    request: Request | None = None  # the arguments that `launched` was started with
     pid: int | None = None  # the process that registered `stop_orca_context` for its exit
 
 
@@ -146,20 +146,23 @@ def init_orca_context(
     arguments.check_names(kwargs)
     conf = arguments.check_conf(kwargs.get("conf"))
     log_level = arguments.check_log_level(kwargs.get("spark_log_level", "WARN"))
-    python = kwargs.get("python_location")
     if is_local:
-        python = arguments.check_python(python, conf)
-    options = {} if is_local else arguments.check_cluster_options(mode, kwargs)
+        options = {"python_location": arguments.check_python(kwargs.get("python_location"), conf)}
+    else:
+        options = arguments.check_cluster_options(mode, kwargs)
     # Those that differ from their default, to say which ones have no effect.
-    given = {"cores": cores is not None, "memory": memory != "2g", "conf": bool(conf)}
-    given.update((name, True) for name in arguments.CLUSTER_OPTIONS if name in kwargs)
-    given["python_location"] = "python_location" in kwargs
+    given = kwargs.keys() & arguments.CLUSTER_OPTIONS
+    values = {"cores": cores is not None, "memory": memory != "2g", "conf": conf}
+    given |= {name for name, is_given in values.items() if is_given}
     if not is_local and cores is None:
         cores = arguments.CORES_OF_A_NODE
-    cores, memory, num_nodes = (
+    request = Request(
+        mode,
         arguments.check_cores(cores),
         arguments.check_memory(memory),
         check_positive("num_nodes", num_nodes),
+        conf,
+        options,
     )
 
     # PySpark means its pandas API, which Orca does not use
@@ -167,14 +170,12 @@ def init_orca_context(
         "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
     )
     require("pyspark", "orca")
-    from bigdl.orca.cluster import launch, spark
-    from bigdl.orca.cluster.submit import Request
 
     with _State.lock:
-        request = (mode, cores, memory, conf, python, num_nodes, dict(options))
         sc = spark.active_context()
         if sc is not None:
-            given["cluster_mode"] = cluster_mode is not None and mode not in arguments.SUBMIT_MODES
+            if cluster_mode is not None and mode not in arguments.SUBMIT_MODES:
+                given.add("cluster_mode")
             if not _is_ours(sc):
                 launch.use_this_python(sc)
             if not _is_ours(sc) or request != _State.request:
@@ -191,20 +192,18 @@ def init_orca_context(
                 OrcaRayContext.stop_of_program()  # its Spark is gone
             _stop_launched()
             if mode == "local":
-                given.update(dict.fromkeys(arguments.MEANT_FOR_ALL, False))
-                given["num_nodes"] = num_nodes > 1
-                arguments.warn_ignored(given, "this is local mode, with one node")
-                sc = _start_local(cores, memory, conf, cast("str", python))
+                ignored = given.difference(arguments.MEANT_FOR_ALL)
+                if request.num_nodes > 1:
+                    ignored.add("num_nodes")
+                arguments.warn_ignored(ignored, "this is local mode, with one node")
+                sc = _start_local(request)
             elif not is_local and not _is_submitted(mode):
-                if not given["cores"]:
-                    logger.warning(
-                        "cores was not given: each node gives %d to this program.", cores
-                    )
-                given.update(dict.fromkeys((*arguments.MEANT_FOR_ALL, *options), False))
-                arguments.warn_ignored(given, f'cluster_mode="{mode}" does not use it')
-                if python is not None:
-                    options["python_location"] = arguments.check_path(python)
-                sc = _start_on_cluster(Request(mode, cores, memory, num_nodes, conf, options))
+                if "cores" not in given:
+                    message = "cores was not given: each node gives %d to this program."
+                    logger.warning(message, request.cores)
+                ignored = given.difference(arguments.MEANT_FOR_ALL, options)
+                arguments.warn_ignored(ignored, f'cluster_mode="{mode}" does not use it')
+                sc = _start_on_cluster(request)
             else:
                 arguments.warn_ignored(given, "the settings are those of the spark-submit command")
                 sc = _start_as_submitted()
@@ -220,12 +219,13 @@ def init_orca_context(
 
 def _init_ray(cores, memory, num_nodes, options) -> OrcaRayContext:
     require("ray", "ray")
-    given = {"memory": memory != "2g", "num_nodes": num_nodes != 1}
+    values = {"memory": memory != "2g", "num_nodes": num_nodes != 1}
+    given = {name for name, is_given in values.items() if is_given}
     arguments.warn_ignored(given, "Ray has memory and nodes of its own")
     if options.get("address") in (None, "local"):
         cores = arguments.check_cores(cores)
     elif cores is not None:
-        arguments.warn_ignored({"cores": True}, "the Ray at address has cores of its own")
+        arguments.warn_ignored({"cores"}, "the Ray at address has cores of its own")
     with _State.lock:
         active = OrcaRayContext._of_program
         if active is not None and active.initialized:
@@ -262,10 +262,7 @@ def stop_orca_context() -> None:
             return  # this process was forked from the one that owns the context
         OrcaRayContext.stop_of_program()
         _stop_launched()
-        if "pyspark" in sys.modules:
-            from bigdl.orca.cluster import launch
-
-            launch.stop_foreign_context()
+        launch.stop_foreign_context()
         OrcaRayContext._program_options.clear()
 
 
@@ -283,7 +280,6 @@ def init_spark_with(
         See :func:`init_orca_context`.
     """
     require("pyspark", "orca")
-    from bigdl.orca.cluster import launch, spark
 
     with _State.lock:
         if spark.active_context() is None:
@@ -306,22 +302,39 @@ def _is_ours(sc: SparkContext) -> bool:
     return _State.launched is not None and _State.launched.sc is sc
 
 
+def _is_submitted(mode: str) -> bool:
+    """Return True if this process is the driver that a ``spark-submit`` command has started."""
+    return launch.has_foreign_gateway() or submit.is_inside(mode, os.environ)
+
+
 def _stop_launched() -> None:
     launched, _State.launched, _State.request = _State.launched, None, None
     if launched is not None:
         launched.stop()
 
 
-def _start_local(cores: int, memory: str, conf: Mapping[str, str], python: str) -> SparkContext:
-    from bigdl.orca.cluster import launch
-
-    properties = launch.local_properties(cores, memory, conf)
-    environment = launch.local_environment(python)
+def _start_local(request: Request) -> SparkContext:
     if launch.has_foreign_gateway():
         logger.warning(
             'cluster_mode="local" takes the place of the master of the spark-submit command, whose '
             'memory stays in effect; use cluster_mode="spark-submit" to run as the command says.'
         )
+    properties = launch.local_properties(request.cores, request.memory, request.conf)
+    return _start(properties, launch.local_environment(request.get("python_location")))
+
+
+def _start_as_submitted(properties: Mapping[str, str] | None = None) -> SparkContext:
+    sc = _start(properties or {}, {})
+    launch.use_this_python(sc)
+    return sc
+
+
+def _start(properties: Mapping[str, str], environment: Mapping[str, str]) -> SparkContext:
+    """Start Spark in the JVM of ``spark-submit``, if there is one, else in one of our own.
+
+    There is none in a notebook kernel with ``PYSPARK_SUBMIT_ARGS``, for one.
+    """
+    if launch.has_foreign_gateway():
         return launch.attach(properties, environment)
     _State.launched = launch.LaunchedSpark.launch(
         properties, environment, log_output=OrcaContext.log_output
@@ -329,33 +342,10 @@ def _start_local(cores: int, memory: str, conf: Mapping[str, str], python: str) 
     return _State.launched.sc
 
 
-def _is_submitted(mode: str) -> bool:
-    """Whether this process is the driver that a ``spark-submit`` command has started."""
-    from bigdl.orca.cluster import launch, submit
-
-    return launch.has_foreign_gateway() or submit.is_inside(mode, os.environ)
-
-
 def _start_on_cluster(request: Request) -> SparkContext:
-    from bigdl.orca.cluster import launch
-
     if request.is_cluster_mode:
         code = launch.submit_program(request)
         logger.info("The program has run on the cluster and ended with exit code %d", code)
         sys.exit(code)  # what follows has been done there
     _State.launched = launch.connect(request, log_output=OrcaContext.log_output)
     return _State.launched.sc
-
-
-def _start_as_submitted(properties: Mapping[str, str] | None = None) -> SparkContext:
-    from bigdl.orca.cluster import launch
-
-    properties = properties or {}
-    if launch.has_foreign_gateway():
-        sc = launch.attach(properties, {})
-    else:  # a notebook kernel with PYSPARK_SUBMIT_ARGS, or only a spark-defaults.conf
-        log_output = OrcaContext.log_output
-        _State.launched = launch.LaunchedSpark.launch(properties, {}, log_output=log_output)
-        sc = _State.launched.sc
-    launch.use_this_python(sc)
-    return sc

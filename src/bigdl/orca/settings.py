@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import warnings
 from collections.abc import Callable
@@ -10,25 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
+from bigdl.orca.arguments import check_flag, check_name
+from bigdl.orca.cluster.ray import OrcaRayContext
+from bigdl.orca.cluster.spark import SparkCluster
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession, SQLContext
 
-    from bigdl.orca.ray import OrcaRayContext
-
 __all__ = ["OrcaContext"]
-
-_REFUSED = object()
 
 
 class _Setting:
     """One setting of :class:`OrcaContext`, kept for the whole process."""
 
-    def __init__(self, default: Any, allowed: str, normalize: Callable[[Any], Any]):
+    def __init__(self, default: Any, check: Callable[[str, Any], Any]):
         self.value = default
-        self.allowed = allowed
-        self.normalize = normalize
+        self.check = check
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -37,42 +34,34 @@ class _Setting:
         return self if instance is None else self.value
 
     def __set__(self, instance: Any, value: Any) -> None:
-        normalized = self.normalize(value)
-        if normalized is _REFUSED:
-            raise UsageError(f"OrcaContext.{self.name} must be {self.allowed}, but got {value!r}")
-        self.value = normalized
+        self.value = self.check(f"OrcaContext.{self.name}", value)
 
 
-def _boolean(value: Any) -> Any:
-    return value if isinstance(value, bool) else _REFUSED
+def _check_read_backend(name: str, value: Any) -> str:
+    return check_name(name, value, ("spark", "pandas"))
 
 
-def _read_backend(value: Any) -> Any:
-    name = value.lower() if isinstance(value, str) else None
-    return name if name in ("spark", "pandas") else _REFUSED
+def _check_data_store(name: str, value: Any) -> str:
+    store = value.upper() if isinstance(value, str) else ""
+    if not re.fullmatch(r"DRAM|PMEM|DISK_[1-9][0-9]*", store):
+        raise UsageError(
+            f'{name} must be "DRAM", "PMEM" or "DISK_n" with a whole number n, but got {value!r}'
+        )
+    return store
 
 
-def _data_store(value: Any) -> Any:
-    name = value.upper() if isinstance(value, str) else ""
-    return name if re.fullmatch(r"DRAM|PMEM|DISK_[1-9][0-9]*", name) else _REFUSED
-
-
-def _positive_or_none(value: Any) -> Any:
-    with contextlib.suppress(UsageError):
-        return None if value is None else check_positive("_shard_size", value)
-    return _REFUSED
+def _check_shard_size(name: str, value: Any) -> int | None:
+    return None if value is None else check_positive(f"{name}, if it is not None,", value)
 
 
 class _OrcaContextMeta(type):
-    log_output = _Setting(False, "True or False", _boolean)
-    pandas_read_backend = _Setting("spark", '"spark" or "pandas"', _read_backend)
-    _eager_mode = _Setting(True, "True or False", _boolean)
-    serialize_data_creator = _Setting(False, "True or False", _boolean)
-    train_data_store = _Setting(
-        "DRAM", '"DRAM", "PMEM" or "DISK_n" with a whole number n', _data_store
-    )
-    _shard_size = _Setting(None, "None or a whole number of at least 1", _positive_or_none)
-    barrier_mode = _Setting(True, "True or False", _boolean)
+    log_output = _Setting(False, check_flag)
+    pandas_read_backend = _Setting("spark", _check_read_backend)
+    _eager_mode = _Setting(True, check_flag)
+    serialize_data_creator = _Setting(False, check_flag)
+    train_data_store = _Setting("DRAM", _check_data_store)
+    _shard_size = _Setting(None, _check_shard_size)
+    barrier_mode = _Setting(True, check_flag)
 
 
 class OrcaContext(metaclass=_OrcaContextMeta):
@@ -117,8 +106,6 @@ class OrcaContext(metaclass=_OrcaContextMeta):
         UsageError
             If there is none.
         """
-        from bigdl.orca.cluster.spark import SparkCluster
-
         return SparkCluster.from_active().sc
 
     @staticmethod
@@ -130,8 +117,6 @@ class OrcaContext(metaclass=_OrcaContextMeta):
         UsageError
             If there is no active SparkContext.
         """
-        from bigdl.orca.cluster.spark import SparkCluster
-
         return SparkCluster.from_active().spark
 
     @staticmethod
@@ -143,8 +128,9 @@ class OrcaContext(metaclass=_OrcaContextMeta):
         UsageError
             If there is no active SparkContext.
         """
-        sc = OrcaContext.get_spark_context()
         from pyspark.sql import SQLContext
+
+        sc = OrcaContext.get_spark_context()
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
@@ -161,6 +147,4 @@ class OrcaContext(metaclass=_OrcaContextMeta):
         MissingExtraError
             If Ray is not installed.
         """
-        from bigdl.orca.cluster.ray import OrcaRayContext
-
         return OrcaRayContext.of_program()

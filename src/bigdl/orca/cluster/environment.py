@@ -18,7 +18,7 @@ import time
 import weakref
 import zipfile
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, cast
 
 from bigdl.common.errors import MissingExtraError, UsageError
@@ -72,17 +72,10 @@ def packed_environment(prefix: str | None = None, cache: str | None = None) -> s
     archive = directory / f"{family}-{environment_hash(root)}.tar.gz"
     if archive.exists():
         return str(archive)
-    packer = _packer(kind)
-    logger.info("Packing the Python environment %s, once: %s", root, archive)
-    handle, name = tempfile.mkstemp(prefix="packing-", suffix=".tar.gz", dir=directory)
-    os.close(handle)
-    os.unlink(name)
-    try:
-        _pack(packer, kind, root, name)
-        os.replace(name, archive)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+    with tempfile.TemporaryDirectory(prefix="packing-", dir=directory) as aside:
+        made = os.path.join(aside, archive.name)
+        _pack(kind, root, made)
+        os.replace(made, archive)
     for old in directory.glob(f"{family}-*.tar.gz"):
         with contextlib.suppress(OSError):
             if old != archive and time.time() - old.stat().st_mtime > OLD_S:
@@ -171,6 +164,8 @@ def ship_modules(sc: SparkContext) -> None:
     A program may import more after its context was started; what is new is sent at the next call.
     Executors on this machine import from where this program does.
     """
+    from pyspark import SparkFiles
+
     if is_local(cast("str", sc.master)) or sc.getConf().get("spark.driver.host") == "127.0.0.1":
         return
     # Executors fetch the file from here for as long as the context lives, which removes it.
@@ -186,13 +181,7 @@ def ship_modules(sc: SparkContext) -> None:
     named = file.rename(directory / f"bigdl-modules-{content}.zip")
     sc.addPyFile(str(named))
     with contextlib.suppress(ValueError):  # the driver has the modules themselves
-        sys.path.remove(os.path.join(_files_directory(), named.name))
-
-
-def _files_directory() -> str:
-    from pyspark import SparkFiles
-
-    return SparkFiles.getRootDirectory()
+        sys.path.remove(SparkFiles.get(named.name))
 
 
 def _kind(root: Path) -> str:
@@ -211,17 +200,15 @@ def _cache_directory() -> Path:
     return Path(root) / "bigdl" / "environments"
 
 
-def _packer(kind: str):
+def _pack(kind: str, root: Path, output: str) -> None:
     try:
-        return importlib.import_module(f"{kind}_pack")
+        packer = importlib.import_module(f"{kind}_pack")
     except ImportError as error:
         raise MissingExtraError(
             f"{kind}-pack, which packs this Python environment for the cluster, is not installed; "
             f"run: pip install {kind}-pack (or pass penv_archive)"
         ) from error
-
-
-def _pack(packer, kind: str, root: Path, output: str) -> None:
+    logger.info("Packing the Python environment %s, once", root)
     # An editable package is the program's own module: it travels beside the archive.
     options = {"ignore_editable_packages": True} if kind == "conda" else {}
     try:
@@ -235,27 +222,27 @@ def _pack(packer, kind: str, root: Path, output: str) -> None:
 
 def _imported_from(entry: str) -> set[str]:
     """Top-level names that this process has imported from a folder."""
-    found = set()
+    tops = set()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and name != "__main__" and os.path.realpath(file).startswith(entry + os.sep):
-            top = os.path.relpath(os.path.realpath(file), entry).split(os.sep)[0]
+        path = Path(os.path.realpath(file)) if file and name != "__main__" else None
+        if path is not None and path.is_relative_to(entry):
+            top = path.relative_to(entry).parts[0]
             if top.removesuffix(".py") == name.partition(".")[0]:
-                found.add(top)
-    return found
+                tops.add(top)
+    return tops
 
 
 def _beside_script(entry: str) -> set[str]:
-    """Names of the modules and packages in the folder of the script."""
+    """Return the names of the modules and packages in the folder of the script."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
-    folder = os.path.dirname(os.path.realpath(script)) if script else os.path.realpath(os.getcwd())
-    if entry != folder or folder == os.sep:
+    folder = Path(script).resolve().parent if script else Path.cwd()
+    if Path(entry) != folder or folder == folder.parent:
         return set()
     return {
-        name
-        for name in os.listdir(entry)
-        if (name.endswith(".py") and os.path.isfile(os.path.join(entry, name)))
-        or os.path.isfile(os.path.join(entry, name, "__init__.py"))
+        path.name
+        for path in folder.iterdir()
+        if (path.suffix == ".py" and path.is_file()) or (path / "__init__.py").is_file()
     }
 
 
@@ -279,24 +266,20 @@ def _size(members: dict[str, Path]) -> int:
 def _sources(path: Path) -> Iterable[Path]:
     if path.is_file():
         return [path] if path.suffix == ".py" else []
-    found = []
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(
-            name for name in folders if name not in _NO_FILES and not name.startswith(".")
-        )
-        found += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
-    return found
+    return [
+        file
+        for file in sorted(path.rglob("*.py"))
+        if not any(p in _NO_FILES or p.startswith(".") for p in file.relative_to(path).parts[:-1])
+    ]
 
 
 def _write(file: str | Path, members: dict[str, Path]) -> None:
     # The same modules give the same bytes, whenever their files were written.
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        folders: set[str] = set()
-        for name in members:
-            parts = name.split("/")[:-1]
-            folders.update("/".join(parts[: n + 1]) + "/" for n in range(len(parts)))
-        for folder in sorted(folders):  # a package without __init__.py is found by its entry
-            archive.writestr(zipfile.ZipInfo(folder), b"")
+        folders = {folder for name in members for folder in PurePosixPath(name).parents}
+        # a package without __init__.py is found by its entry
+        for folder in sorted(folders - {PurePosixPath(".")}):
+            archive.writestr(zipfile.ZipInfo(f"{folder}/"), b"")
         for name, source in sorted(members.items()):
             info = zipfile.ZipInfo(name)
             info.compress_type = zipfile.ZIP_DEFLATED

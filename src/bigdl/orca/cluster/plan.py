@@ -17,18 +17,18 @@ logger = logging.getLogger("bigdl.orca")
 
 
 def is_switched_off() -> bool:
-    """Whether no plan may be looked at."""
+    """Return True if no plan may be looked at."""
     return os.environ.get("BIGDL_NO_PLAN_INSPECTION", "") not in ("", "0")
 
 
 def is_cached(frame) -> bool:
-    """Whether the DataFrame itself is cached or persisted."""
+    """Return True if the DataFrame itself is cached or persisted."""
     level = frame.storageLevel
     return bool(level.useMemory or level.useDisk)
 
 
 def is_deterministic(frame) -> bool:
-    """Whether computing the frame again gives the same rows; True when it cannot be told.
+    """Return True if computing the frame again gives the same rows, or it cannot be told.
 
     A limit takes the rows that come first over the network, although Spark calls it deterministic.
     """
@@ -56,7 +56,7 @@ def _node_names(plan) -> set[str]:
 
 
 def fits_barrier(frame, num_tasks: int) -> bool | None:
-    """Whether Spark accepts the frame as input of a barrier stage; None when it cannot be told.
+    """Return True if Spark accepts the frame in a barrier stage; None when it cannot be told.
 
     Every RDD of the stage must have `num_tasks` partitions: coalesce, union and limit are refused
     (SPARK-24820), also behind a cache.
@@ -97,7 +97,7 @@ _NOISY = (
 
 _quiet_lock = threading.Lock()
 _quiet_depth = 0
-_quiet_before: dict = {}  # level that a logger had of its own, or None
+_restore = contextlib.ExitStack()  # what gives the loggers their levels again
 
 
 @contextlib.contextmanager
@@ -109,7 +109,7 @@ def quiet(sc):
     global _quiet_depth
     with _quiet_lock:
         _quiet_depth += 1
-        if _quiet_depth == 1:
+        if _quiet_depth == 1 and not is_switched_off():
             _silence(sc)
     try:
         yield
@@ -117,32 +117,22 @@ def quiet(sc):
         with _quiet_lock:
             _quiet_depth -= 1
             if _quiet_depth == 0:
-                _restore(sc)
+                with contextlib.suppress(Exception):
+                    _restore.close()
 
 
 def _silence(sc):
-    if is_switched_off():
-        return
     try:
         log4j = sc._jvm.org.apache.logging.log4j
-        configured = log4j.LogManager.getContext(False).getConfiguration().getLoggers()
+        context, configurator = log4j.LogManager.getContext(False), log4j.core.config.Configurator
+        configuration = context.getConfiguration()
+        _restore.callback(context.updateLoggers)
         for name in _NOISY:
-            own = configured.containsKey(name)
-            _quiet_before[name] = log4j.LogManager.getLogger(name).getLevel() if own else None
-            log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+            if configuration.getLoggers().containsKey(name):
+                level = log4j.LogManager.getLogger(name).getLevel()
+                _restore.callback(configurator.setLevel, name, level)
+            else:
+                _restore.callback(configuration.removeLogger, name)
+            configurator.setLevel(name, log4j.Level.OFF)
     except Exception as error:  # an internal API
         logger.debug("Cannot quieten Spark's loggers: %s", error)
-
-
-def _restore(sc):
-    before = dict(_quiet_before)
-    _quiet_before.clear()
-    with contextlib.suppress(Exception):
-        log4j = sc._jvm.org.apache.logging.log4j
-        context = log4j.LogManager.getContext(False)
-        for name, level in before.items():
-            if level is None:
-                context.getConfiguration().removeLogger(name)
-            else:
-                log4j.core.config.Configurator.setLevel(name, level)
-        context.updateLoggers()

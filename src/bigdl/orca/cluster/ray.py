@@ -6,6 +6,7 @@ Feeds and engines ask :class:`RayCluster` for nodes, cores and slots, as they as
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import re
@@ -19,13 +20,21 @@ from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster.ray_launch import (
     LaunchedRay,
-    RayOnSpark,
     check_ray_arguments,
     nodes_with_cpus,
+    start_on_spark,
 )
 from bigdl.orca.cluster.spark import SparkCluster, active_context
 
-__all__ = ["OrcaRayContext", "RayCluster", "RayNode", "Shared", "is_alone", "is_connected"]
+__all__ = [
+    "OrcaRayContext",
+    "RayCluster",
+    "RayNode",
+    "Shared",
+    "active_cluster",
+    "is_alone",
+    "is_connected",
+]
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -131,7 +140,7 @@ class RayCluster:
 
     @property
     def is_local(self) -> bool:
-        """Whether all nodes are this machine, reached by the loopback interface."""
+        """Return True if all nodes are this machine, reached by the loopback interface."""
         return {node.address for node in self.members} <= {"127.0.0.1"}
 
     @property
@@ -150,32 +159,33 @@ class RayCluster:
     @property
     def broadcaster(self) -> Broadcaster:
         """What sends bytes to all tasks; the same object as long as this process is connected."""
-        global _broadcaster
-        if _broadcaster is None or _broadcaster.session != self.session:
-            _broadcaster = Broadcaster(self.session)
-        return _broadcaster
+        return _broadcaster_of(self.session)
 
     def map_shards(self, func: Callable, shards: Sequence) -> list:
         """The elements of ``func([shard])`` of every shard, each computed by a task of Ray."""
         import ray
 
         task = ray.remote(func)
-        found = _patiently([task.remote([shard]) for shard in shards])
-        return [element for each in found for element in each]
+        calls = [task.remote([shard]) for shard in shards]
+        try:
+            return [element for elements in ray.get(calls) for element in elements]
+        except KeyboardInterrupt:
+            for call in calls:
+                ray.cancel(call, force=True)
+            raise
 
 
 class Broadcaster:
     """Has the face of a SparkContext for what prediction needs of one."""
-
-    def __init__(self, session: str):
-        self.session = session
 
     def broadcast(self, data: bytes) -> Shared:
         """Bytes that every task can read."""
         return Shared(data)
 
 
-_broadcaster: Broadcaster | None = None
+@functools.lru_cache(maxsize=1)
+def _broadcaster_of(session: str) -> Broadcaster:
+    return Broadcaster()
 
 
 class Shared:
@@ -201,25 +211,18 @@ class Shared:
         """Nothing: Ray frees an object with its last reference."""
 
 
-def _patiently(calls: list) -> list:
-    """The values of calls; on Ctrl-C they are cancelled."""
-    import ray
-
-    try:
-        return ray.get(calls)
-    except KeyboardInterrupt:
-        for call in calls:
-            ray.cancel(call, force=True)
-        raise
+def active_cluster() -> RayCluster | SparkCluster:
+    """Describe the cluster that data belong on: Ray if it is alone, else the active Spark."""
+    return RayCluster() if is_alone() else SparkCluster.from_active()
 
 
 def is_alone() -> bool:
-    """Whether this program has a Ray and no Spark, so that data belongs on Ray."""
+    """Return True if this program has a Ray and no Spark, so that data belongs on Ray."""
     return active_context() is None and is_connected()
 
 
 def is_connected() -> bool:
-    """Whether this process is connected to a Ray; imports nothing."""
+    """Return True if this process is connected to a Ray; imports nothing."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 
@@ -286,7 +289,7 @@ class OrcaRayContext:
 
     @property
     def initialized(self) -> bool:
-        """Whether this process is connected to Ray by this context."""
+        """Return True if this process is connected to Ray by this context."""
         return self._launched is not None and is_connected()
 
     @property
@@ -301,7 +304,7 @@ class OrcaRayContext:
 
     @property
     def is_local(self) -> bool:
-        """Whether all of Ray is on this machine."""
+        """Return True if all of Ray is on this machine."""
         return self.initialized and self.cluster.is_local
 
     def init(self, driver_cores: int = 0) -> dict:
@@ -347,19 +350,17 @@ class OrcaRayContext:
         return self._launch_on_spark(options, memory, driver_cores)
 
     def _launch_on_spark(self, options: Mapping[str, Any], memory, driver_cores):
-        from bigdl.orca.cluster.ray_launch import LaunchedRay
-
         for name, reason in _WITHOUT_EFFECT.items():
             if options.get(name) is not None:
                 logger.info("%s: no effect, since %s", name, reason)
         sc = options.get("sc")
         cluster = SparkCluster(sc) if sc is not None else SparkCluster.from_active()
         cores = options.get("ray_node_cpu_cores") or cluster.cores_per_node
-        config = {"_system_config": options.get("system_config")}
-        config = {name: value for name, value in config.items() if value}
+        system_config = options.get("system_config")
+        config = {"_system_config": system_config} if system_config else {}
         if cluster.is_local:
             return LaunchedRay.start(cores, object_store_memory=memory, options=config)
-        return RayOnSpark.start(
+        return start_on_spark(
             cluster,
             nodes=options.get("num_ray_nodes") or cluster.nodes,
             cores=cores,

@@ -15,13 +15,11 @@ import logging
 import os
 import secrets
 import shutil
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError, require
@@ -29,25 +27,20 @@ from bigdl.orca.cluster import supervisor
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.spark import SparkCluster, user_import_path
 
-if TYPE_CHECKING:
-    import psutil
-
 __all__ = [
     "LOOPBACK",
     "LaunchedRay",
-    "RayOnSpark",
     "check_ray_arguments",
     "set_environment",
     "shared_environment",
+    "start_on_spark",
 ]
 
 logger = logging.getLogger("bigdl.orca")
 
 
 LOOPBACK = "127.0.0.1"
-_END_S = 10.0  # seconds that Ray's processes get to end by themselves
 _LEAST_STORE = 100 << 20
-_LONGEST_BASE = 20  # bytes
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # the workers of an engine take no CPUs while they wait, and see what their node has
@@ -70,20 +63,12 @@ class LaunchedRay:
         What Ray says of itself.
     """
 
-    def __init__(
-        self,
-        context,
-        environment: dict[str, str | None],
-        processes: list[psutil.Process],
-        directory: str | None,
-        watcher: subprocess.Popen | None = None,
-    ):
+    def __init__(self, context: Any, cleanup: contextlib.ExitStack):
         import ray
 
         self.address = ray.get_runtime_context().gcs_address
         self.info = dict(getattr(context, "address_info", None) or {})
-        self._environment, self._directory = environment, directory
-        self._processes, self._watcher = processes, watcher
+        self._cleanup = cleanup
 
     @classmethod
     def start(
@@ -108,16 +93,17 @@ class LaunchedRay:
             Further arguments of ``ray.init``.
         """
         require("ray", "ray")
-        # the names of sockets may have 107 bytes, of which Ray takes up to 64 below its directory
-        base = tempfile.gettempdir()
-        base = base if len(base) <= _LONGEST_BASE else "/tmp"
-        directory = tempfile.mkdtemp(prefix="bigdl-ray-", dir=base)
         loopback = _ON_LOOPBACK if host == LOOPBACK else {}
-        others = _children()
         debugger = {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}  # Ray takes it over
-        before = {**set_environment({**ENVIRONMENT, **loopback, **_authentication()}), **debugger}
-        watcher = _start_watcher(directory)
-        try:
+        with contextlib.ExitStack() as cleanup:
+            before = set_environment({**ENVIRONMENT, **loopback, **_authentication()})
+            cleanup.callback(set_environment, {**before, **debugger})
+            directory = supervisor.ray_directory()
+            mark = f"{_MARK}={directory}"
+            # it outlives this process for as long as it takes to end its Ray
+            order = {"parent": os.getpid(), "mark": mark, "directory": directory}
+            cleanup.callback(supervisor.end, supervisor.start("ray-head", order))
+            cleanup.callback(_end_rest, mark, directory)
             options = {
                 "include_dashboard": False,
                 "namespace": "bigdl",
@@ -130,33 +116,27 @@ class LaunchedRay:
             }
             with EnvContext({_MARK: directory, "PYTHONPATH": _import_path()}):
                 context = _init(**options)
-            ours = [p for p in _children() if p not in others]
-            return cls(context, before, ours, directory, watcher)
-        except BaseException:
-            _end([p for p in _children() if p not in others])
-            _stop_watcher(watcher)
-            set_environment(before)
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
+            return cls(context, cleanup.pop_all())
 
     @classmethod
     def connect(cls, address: str, options: Mapping[str, Any] | None = None) -> LaunchedRay:
         """Connect to a Ray that runs already."""
         options = {"namespace": "bigdl", "logging_level": logging.WARNING, **(options or {})}
-        return cls(_init(address=address, **options), {}, [], None)
+        return cls(_init(address=address, **options), contextlib.ExitStack())
 
     def stop(self) -> None:
         """Disconnect; of a Ray that was started here no process and no file is left."""
         import ray
 
-        processes = [p for each in self._processes for p in (each, *_descendants(each))]
         with contextlib.suppress(Exception):
             ray.shutdown()
-        if self._directory:
-            _end(processes)
-            _stop_watcher(self._watcher)
-            set_environment(self._environment)
-            shutil.rmtree(self._directory, ignore_errors=True)
+        self._cleanup.close()
+
+
+def _end_rest(mark: str, directory: str) -> None:
+    """End what is left of a Ray that was started here."""
+    if supervisor.end_marked(mark, directory):
+        logger.warning("Ray's processes did not end by themselves and were killed")
 
 
 def check_ray_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,147 +211,77 @@ def _store_size() -> int:
     return max(_LEAST_STORE, min(wanted, int(0.9 * shared)) if shared else wanted)
 
 
-def _start_watcher(directory: str) -> subprocess.Popen:
-    """The process that outlives this one for as long as it takes to end its Ray."""
-    started = supervisor.status(os.getpid())[19]
-    order = {
-        "driver": [os.getpid(), started],
-        "directory": directory,
-        "mark": f"{_MARK}={directory}",
-    }
-    return supervisor.start("ray-head", order)
-
-
-def _stop_watcher(watcher: subprocess.Popen | None) -> None:
-    if watcher is not None:
-        watcher.terminate()
-        watcher.wait()
-
-
-def _children() -> list[psutil.Process]:
-    """Processes of Ray below this one."""
-    import psutil
-
-    return [p for p in psutil.Process().children() if _is_rays(p)]
-
-
-def _is_rays(process: psutil.Process) -> bool:
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        return any(f"{os.sep}ray{os.sep}" in part for part in process.cmdline()[:3])
-    return False
-
-
-def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        return process.children(recursive=True)
-    return []
-
-
-def _end(processes: list[psutil.Process]) -> None:
-    """Wait for processes to end, then end them."""
-    import psutil
-
-    _, left = psutil.wait_procs(processes, timeout=_END_S)
-    for process in left:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    if left:
-        logger.warning("Ray's processes did not end within %g s and were killed", _END_S)
-        psutil.wait_procs(left, timeout=_END_S)
-
-
 _START_S = 120.0  # seconds in which all nodes must have joined
 
 
-class RayOnSpark:
-    """Ray on Spark's nodes; made by :meth:`start`.
+def start_on_spark(
+    cluster: SparkCluster,
+    *,
+    nodes: int,
+    cores: int,
+    driver_cores: int = 0,
+    object_store_memory: int | None = None,
+    env: Mapping[str, str] | None = None,
+    extra_params: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> LaunchedRay:
+    """Start the head of a Ray here and a node on every executor.
 
-    Attributes
+    The nodes notice within seconds that the head was stopped.
+
+    Parameters
     ----------
-    address : str
-        Of the head.
-    info : dict
-        What Ray says of itself.
+    cluster : SparkCluster
+    nodes : int
+        Number of Ray nodes, at most that of executors.
+    cores : int
+        CPUs of Ray of a node.
+    driver_cores : int
+        CPUs of Ray on the driver's machine.
+    object_store_memory : int, optional
+        Bytes of a node.
+    env : dict, optional
+        Environment variables of the nodes.
+    extra_params : dict, optional
+        Further options of ``ray start``, without their dashes.
+    options : dict, optional
+        Further arguments of ``ray.init`` on the driver.
+
+    Raises
+    ------
+    UsageError
+        When there are fewer executors than nodes, they may go, or a node does not start.
     """
-
-    def __init__(self, head: LaunchedRay):
-        self._head = head
-        self.address, self.info = head.address, head.info
-
-    @classmethod
-    def start(
-        cls,
-        cluster: SparkCluster,
-        *,
-        nodes: int,
-        cores: int,
-        driver_cores: int = 0,
-        object_store_memory: int | None = None,
-        env: Mapping[str, str] | None = None,
-        extra_params: Mapping[str, Any] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> RayOnSpark:
-        """Start the head here and a node on every executor.
-
-        Parameters
-        ----------
-        cluster : SparkCluster
-        nodes : int
-            Number of Ray nodes, at most that of executors.
-        cores : int
-            CPUs of Ray of a node.
-        driver_cores : int
-            CPUs of Ray on the driver's machine.
-        object_store_memory : int, optional
-            Bytes of a node.
-        env : dict, optional
-            Environment variables of the nodes.
-        extra_params : dict, optional
-            Further options of ``ray start``, without their dashes.
-        options : dict, optional
-            Further arguments of ``ray.init`` on the driver.
-
-        Raises
-        ------
-        UsageError
-            When there are fewer executors than nodes, they may go, or a node does not start.
-        """
-        if cluster.dynamic_allocation:
-            raise UsageError(
-                "Ray needs executors that stay, but Spark may end them by dynamic allocation; set "
-                "spark.dynamicAllocation.enabled=false"
-            )
-        if nodes > cluster.nodes:
-            raise UsageError(
-                f"{nodes} Ray nodes were asked for (num_ray_nodes) but Spark has {cluster.nodes} "
-                "executors; ask for as many nodes or fewer"
-            )
-        host = cluster.driver_host  # `ray start` refuses to join one on the loopback interface
-        head = LaunchedRay.start(
-            driver_cores,
-            host=None if host == LOOPBACK else host,
-            object_store_memory=object_store_memory,
-            options=options,
+    if cluster.dynamic_allocation:
+        raise UsageError(
+            "Ray needs executors that stay, but Spark may end them by dynamic allocation; set "
+            "spark.dynamicAllocation.enabled=false"
         )
-        try:
-            command = _command(head.address, cores, object_store_memory, extra_params or {})
-            environment = {**shared_environment(), **(env or {})}
-            order = {"head": head.address, "command": command, "environment": environment}
-            ship_modules(cluster.sc)
-            failed = _start_nodes(cluster, nodes, order)
-            _await_nodes(nodes + bool(driver_cores), failed)
-        except BaseException:
-            head.stop()
-            raise
-        return cls(head)
-
-    def stop(self) -> None:
-        """Stop the head; the nodes notice within seconds."""
-        self._head.stop()
+    if nodes > cluster.nodes:
+        raise UsageError(
+            f"{nodes} Ray nodes were asked for (num_ray_nodes) but Spark has {cluster.nodes} "
+            "executors; ask for as many nodes or fewer"
+        )
+    host = cluster.driver_host  # `ray start` refuses to join one on the loopback interface
+    head = LaunchedRay.start(
+        driver_cores,
+        host=None if host == LOOPBACK else host,
+        object_store_memory=object_store_memory,
+        options=options,
+    )
+    try:
+        order = {
+            "head": head.address,
+            "command": _command(head.address, cores, object_store_memory, extra_params or {}),
+            "environment": {**shared_environment(), **(env or {})},
+        }
+        ship_modules(cluster.sc)
+        _start_nodes(cluster, nodes, order)
+        _await_nodes(nodes + bool(driver_cores))
+    except BaseException:
+        head.stop()
+        raise
+    return head
 
 
 def _command(address, cores, object_store_memory, extra_params) -> list[str]:
@@ -385,8 +295,8 @@ def _command(address, cores, object_store_memory, extra_params) -> list[str]:
     return ["-m", "ray.scripts.scripts", "start", *given, "--disable-usage-stats", "--block"]
 
 
-def _start_nodes(cluster: SparkCluster, nodes: int, order: dict) -> list[str]:
-    """Start a node on as many executors; returns where that failed, and why."""
+def _start_nodes(cluster: SparkCluster, nodes: int, order: dict) -> None:
+    """Start a node on as many executors."""
     from bigdl.orca.cluster.spark_calls import SparkCall
 
     def start(batches):
@@ -411,16 +321,14 @@ def _start_nodes(cluster: SparkCluster, nodes: int, order: dict) -> list[str]:
     def job():
         return frame.mapInArrow(start, "executors long", barrier=True).collect()
 
-    (found, *_) = SparkCall(cluster.sc, job).wait()
-    if found[0] < nodes:
-        return [f"only {found[0]} executors have registered"]
-    return []
+    executors = SparkCall(cluster.sc, job).wait()[0][0]
+    if executors < nodes:
+        raise _not_started(f"only {executors} executors have registered")
 
 
 def _await_slots(cluster: SparkCluster, nodes: int) -> int:
     """As many tasks as run at once when the executors are there: then every executor has one."""
-    task_cpus = int(cluster.sc.getConf().get("spark.task.cpus", "1"))
-    wanted = nodes * max(1, cluster.cores_per_node // task_cpus)
+    wanted = nodes * max(1, cluster.cores_per_node // cluster.threads_per_task)
     end = time.monotonic() + _START_S
     while (slots := cluster.slots()) < wanted and time.monotonic() < end:
         time.sleep(0.1)
@@ -430,16 +338,12 @@ def _await_slots(cluster: SparkCluster, nodes: int) -> int:
 
 
 def executor_process() -> list:
-    """Host, pid and start time of the JVM of the executor that this task belongs to."""
-    pid = os.getpid()
-    while True:
-        with open(f"/proc/{pid}/stat") as file:
-            name, _, rest = file.read().rpartition(")")
-        fields = rest.split()
-        parent = int(fields[1])
-        if "java" in name or parent <= 1:
-            return [os.uname().nodename, pid, fields[19]]
-        pid = parent
+    """Return host, pid and start time of the JVM of the executor that this task belongs to."""
+    import psutil
+
+    parents = psutil.Process().parents()
+    jvm = next((process for process in parents if "java" in process.name()), parents[-1])
+    return [os.uname().nodename, jvm.pid, supervisor.start_time(jvm.pid)]
 
 
 def _start_node(order: dict) -> None:
@@ -465,14 +369,16 @@ def nodes_with_cpus() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
 
 
-def _await_nodes(nodes: int, failed: list[str]) -> None:
+def _await_nodes(nodes: int) -> None:
     end = time.monotonic() + _START_S
-    while not failed and (joined := len(nodes_with_cpus())) < nodes:
+    while (joined := len(nodes_with_cpus())) < nodes:
         if time.monotonic() > end:
-            failed = [f"{joined} of {nodes} joined within {_START_S:g} s"]
+            raise _not_started(f"{joined} of {nodes} joined within {_START_S:g} s")
         time.sleep(0.2)
-    if failed:
-        raise UsageError(
-            f"Ray's nodes could not be started on Spark's executors: {failed[0]}; look at "
-            "bigdl-ray-node-*.log in the executors' local directories"
-        )
+
+
+def _not_started(reason: str) -> UsageError:
+    return UsageError(
+        f"Ray's nodes could not be started on Spark's executors: {reason}; look at "
+        "bigdl-ray-node-*.log in the executors' local directories"
+    )

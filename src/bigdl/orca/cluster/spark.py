@@ -12,7 +12,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING, cast
 
 from bigdl.common.errors import UsageError
 
@@ -93,7 +93,7 @@ class SparkCluster:
 
     @property
     def is_local(self) -> bool:
-        """Whether tasks run in the driver's JVM (``local[…]``, not ``local-cluster[…]``)."""
+        """Return True if tasks run in the driver's JVM (``local[…]``, not ``local-cluster[…]``)."""
         return is_local(self.master)
 
     @property
@@ -103,7 +103,7 @@ class SparkCluster:
 
     @property
     def dynamic_allocation(self) -> bool:
-        """Whether Spark may add and remove executors while a program runs."""
+        """Return True if Spark may add and remove executors while a program runs."""
         return not self.is_local and self._conf("spark.dynamicAllocation.enabled") == "true"
 
     @property
@@ -149,11 +149,7 @@ class SparkCluster:
             logger.debug("maxNumConcurrentTasks failed, using defaultParallelism: %s", error)
             return self.sc.defaultParallelism
 
-    @overload
-    def _conf(self, key: str) -> str | None: ...
-    @overload
-    def _conf(self, key: str, default: str) -> str: ...
-    def _conf(self, key: str, default: str | None = None) -> str | None:
+    def _conf(self, key: str, default: str = "") -> str:
         return self.sc.getConf().get(key, default)
 
 
@@ -175,7 +171,7 @@ def active_context() -> SparkContext | None:
 
 
 def is_local(master: str) -> bool:
-    """Whether `master` runs its tasks in the driver's JVM."""
+    """Return True if `master` runs its tasks in the driver's JVM."""
     return master == "local" or master.startswith("local[")
 
 

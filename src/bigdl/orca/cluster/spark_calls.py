@@ -91,14 +91,8 @@ class JobCancelled(BigDLError, RuntimeError):
 
 
 _AWAY = "its executor went away", "their executors went away"
-
-
 _INPUT = "its input went away with an executor", "their input went away with an executor"
-
-
 _BROKE = "its connection broke", "their connections broke"
-
-
 _LOST = (  # what Spark says, and what it means for one worker and for several
     (r"Python worker (exited|keepalive|faulthandler)", PROCESS_ENDED),
     (r"ExecutorLostFailure|executor.* (was )?lost|worker lost", _AWAY),
@@ -116,15 +110,12 @@ _TRACEBACK = re.compile(
 )
 
 
-_UNREACHABLE = "bigdl-unreachable:"
-
-
 _REPORT = "bigdl-report:"
 
 
 def unreachable(host: str, reason: str) -> RuntimeError:
     """What a task raises that cannot tell the driver in another way; see :func:`job_error`."""
-    return RuntimeError(_UNREACHABLE + json.dumps([host, reason]) + "\n")
+    return reported({"unreachable": [host, reason]})
 
 
 def reported(doc: dict) -> RuntimeError:
@@ -146,9 +137,10 @@ def job_error(error: BaseException, vanished: list[dict]) -> BaseException:
         return error
     text = str(error)
     if _REPORT in text:
-        return user_error(_marked(text, _REPORT))
-    if _UNREACHABLE in text:
-        host, reason = _marked(text, _UNREACHABLE)
+        doc = json.loads(text.partition(_REPORT)[2].partition("\n")[0])
+        if "unreachable" not in doc:
+            return user_error(doc)
+        host, reason = doc["unreachable"]
         return NoWay(
             f"The worker on {host} cannot connect to the driver at {reason}; open that port for "
             "the workers (channel_port= makes it a fixed one), set spark.driver.host to an "
@@ -165,7 +157,3 @@ def job_error(error: BaseException, vanished: list[dict]) -> BaseException:
     failure = WorkerError(-1, type(error).__name__, cause)
     failure.args = (f"The input could not be computed:\n{cause}",)
     return failure
-
-
-def _marked(text, mark):
-    return json.loads(text.partition(mark)[2].partition("\n")[0])

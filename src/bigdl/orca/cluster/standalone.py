@@ -17,21 +17,18 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import supervisor
 from bigdl.orca.cluster.java import find_java
-
-if TYPE_CHECKING:
-    from bigdl.orca.cluster.java import JavaHome
+from bigdl.orca.cluster.submit import spark_home
 
 __all__ = ["StandaloneCluster", "numa_prefixes"]
 
 LOOPBACK = "127.0.0.1"
-STOP_S = 20.0
-"""Seconds that the supervisor has to stop the cluster; it kills what is left after five."""
 
 # The daemons hold no data: they need little memory and no compiler that takes its time.
 _DAEMON_MEMORY = "512m"
@@ -47,6 +44,7 @@ appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
 
+@dataclass(frozen=True)
 class StandaloneCluster:
     """A master and workers that this process started; made by :meth:`start`.
 
@@ -56,14 +54,19 @@ class StandaloneCluster:
         ``"spark://127.0.0.1:port"``.
     secret : str
         The value of ``spark.authenticate.secret`` for applications.
+    directory : str
+        Where its files are.
+    supervisor : subprocess.Popen
+        The process that runs its daemons.
+    cleanup : contextlib.ExitStack
+        What stops it.
     """
 
-    def __init__(self, master: str, secret: str, process: subprocess.Popen, directory: str, java):
-        self.master = master
-        self.secret = secret
-        self._supervisor = process
-        self._directory = directory
-        self._java: JavaHome = java
+    master: str
+    secret: str = field(repr=False)
+    directory: str
+    supervisor: subprocess.Popen
+    cleanup: contextlib.ExitStack
 
     @classmethod
     def start(
@@ -96,25 +99,26 @@ class StandaloneCluster:
         UsageError
             If there is no suitable Java, or a daemon does not start.
         """
-        java = find_java()
-        own = tempfile.mkdtemp(prefix="bigdl-standalone-", dir=directory)
         secret = secrets.token_hex(32)
-        process = None
-        try:
-            order = _order(own, secret, java, cores, memory, executors // len(prefixes), prefixes)
+        with contextlib.ExitStack() as cleanup:
+            java = find_java()
+            cleanup.callback(java.close)
+            folder = tempfile.mkdtemp(prefix="bigdl-standalone-", dir=directory)
+            cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+            each = executors // len(prefixes)
+            order = _order(folder, secret, str(java.home), cores, memory, each, prefixes)
             process = supervisor.start("standalone", order, replies=True)
-            reply = json.loads(process.stdout.readline() or b"{}")
+            output = cleanup.enter_context(cast("IO[bytes]", process.stdout))
+            cleanup.callback(supervisor.end, process)
+            reply = json.loads(output.readline() or b"{}")
             if "master" not in reply:
                 reason = reply.get("error", "its supervisor was killed")
                 raise UsageError(f"The standalone cluster did not start: {reason}")
-        except BaseException:
-            _stop(process, own, java)
-            raise
-        return cls(reply["master"], secret, process, own, java)
+            return cls(reply["master"], secret, folder, process, cleanup.pop_all())
 
     def stop(self) -> None:
         """Stop the cluster; no process and no file of it is left when this returns."""
-        _stop(self._supervisor, self._directory, self._java)
+        self.cleanup.close()
 
 
 def numa_prefixes(executors: int) -> list[list[str]]:
@@ -154,9 +158,7 @@ def _numa_nodes(groups: Sequence[Sequence[int]], root: str = "/sys/devices/syste
 
 
 def _order(directory, secret, java, cores, memory, executors, prefixes) -> dict:
-    from pyspark.find_spark_home import _find_spark_home
-
-    home = _find_spark_home()
+    home = spark_home()
     conf = os.path.join(directory, "conf")
     for name in (conf, *(os.path.join(directory, part) for part in ("work", "local"))):
         os.mkdir(name)
@@ -176,7 +178,7 @@ def _order(directory, secret, java, cores, memory, executors, prefixes) -> dict:
     return {
         "parent": os.getpid(),
         "directory": directory,
-        "environment": _environment(os.environ, home, conf, directory, str(java.home)),
+        "environment": _environment(os.environ, home, conf, directory, java),
         "master": [spark_class, "org.apache.spark.deploy.master.Master", *common],
         "workers": [[*prefix, *worker] for prefix in prefixes],
     }
@@ -209,17 +211,3 @@ def _times(memory: str, number: int) -> str:
     # in MiB: Spark's worker understands no smaller unit
     factor = {"k": 2**-10, "m": 1, "g": 2**10, "t": 2**20}[match[2]]
     return f"{int(int(match[1]) * factor) * number}m"
-
-
-def _stop(process: subprocess.Popen | None, directory: str, java: JavaHome) -> None:
-    if process is not None:
-        with contextlib.suppress(OSError):
-            cast("IO", process.stdin).close()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()  # the kernel ends the daemons with it
-            process.wait()
-        cast("IO", process.stdout).close()
-    shutil.rmtree(directory, ignore_errors=True)
-    java.close()

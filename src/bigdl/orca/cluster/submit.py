@@ -40,6 +40,14 @@ __all__ = [
 ENVIRONMENT = "python_env"
 """The directory in which an executor finds the shipped Python environment."""
 
+EVERYWHERE = {
+    "spark.app.name": "orca",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+"""Spark properties of every cluster mode."""
+
 # Set in the process that a cluster mode has submitted, as programs for BigDL 2.x know them.
 _MARKERS = {"yarn-cluster": "OnAppMaster", "k8s-cluster": "onDriver"}
 _SCRIPT_ELSEWHERE = ("local:", "hdfs:", "http:", "https:", "s3a:", "gs:", "abfs:")
@@ -73,8 +81,13 @@ class Request:
         return default if value is None else value
 
     @property
+    def master(self) -> str | None:
+        """The master that the caller named."""
+        return self.get("master") or self.conf.get("spark.master")
+
+    @property
     def is_cluster_mode(self) -> bool:
-        """Whether the driver runs on the cluster too."""
+        """Return True if the driver runs on the cluster too."""
         return self.mode.endswith("-cluster")
 
     @property
@@ -84,7 +97,7 @@ class Request:
 
     @property
     def packs_environment(self) -> bool:
-        """Whether the Python environment of this process is to be shipped."""
+        """Return True if the Python environment of this process is to be shipped."""
         return family(self.mode) == "yarn" and not (
             self.get("penv_archive") or self.python_on_nodes
         )
@@ -161,16 +174,22 @@ def submission(request: Request, machine: Machine) -> Submission:
         If something is missing that the mode cannot do without.
     """
     parts = {"yarn": _yarn, "k8s": _kubernetes, "standalone": _standalone}
-    properties, environment = parts[family(request.mode)](request, machine)
+    cluster = family(request.mode)
+    properties, environment = parts[cluster](request, machine)
     properties = {**_common(request), **properties}
-    if not request.is_cluster_mode:
+    if request.is_cluster_mode:
+        prefix = "spark.yarn.appMasterEnv" if cluster == "yarn" else "spark.kubernetes.driverEnv"
+        properties[f"{prefix}.{_MARKERS[request.mode]}"] = "True"
+        properties["spark.pyspark.python"] = environment["PYSPARK_PYTHON"]
+    else:
         environment["PYSPARK_DRIVER_PYTHON"] = machine.python
-        return Submission({**properties, **request.conf}, environment)
-    marker = _MARKERS[request.mode]
-    prefix = "spark.yarn.appMasterEnv" if family(request.mode) == "yarn" else _KUBERNETES_DRIVER
-    properties[f"{prefix}.{marker}"] = "True"
-    properties = {**properties, **request.conf}
-    return Submission(properties, environment, _command(request, machine, properties))
+    properties = {**_that_are_set(properties), **request.conf}
+    command = _command(request, machine, properties) if request.is_cluster_mode else ()
+    return Submission(properties, _that_are_set(environment), command)
+
+
+def _that_are_set(values: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if value}
 
 
 def family(mode: str) -> str:
@@ -179,7 +198,7 @@ def family(mode: str) -> str:
 
 
 def is_inside(mode: str, environ: Mapping[str, str]) -> bool:
-    """Whether this process is the driver that a cluster mode has submitted."""
+    """Return True if this process is the driver that a cluster mode has submitted."""
     return environ.get(_MARKERS.get(mode, ""), "").lower() == "true"
 
 
@@ -227,12 +246,12 @@ def run(command: Iterable[str], environment: Mapping[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-_KUBERNETES_DRIVER = "spark.kubernetes.driverEnv"
+# Properties and variables that are None or empty are left out.
 
 
-def _common(request: Request) -> dict[str, str]:
-    properties = {
-        "spark.app.name": "orca",
+def _common(request: Request) -> dict[str, str | None]:
+    return {
+        **EVERYWHERE,
         "spark.submit.deployMode": "cluster" if request.is_cluster_mode else "client",
         "spark.driver.cores": str(request.get("driver_cores", 4)),
         "spark.driver.memory": request.get("driver_memory", "2g"),
@@ -243,47 +262,32 @@ def _common(request: Request) -> dict[str, str]:
         # and go.
         "spark.dynamicAllocation.enabled": "false",
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.python.worker.reuse": "true",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.executor.memoryOverhead": request.get("extra_executor_memory_for_ray"),
+        "spark.jars": join(request.get("jars")),
+        "spark.submit.pyFiles": join(request.get("extra_python_lib")),
     }
-    for name, value in (
-        ("spark.executor.memoryOverhead", request.get("extra_executor_memory_for_ray")),
-        ("spark.jars", join(request.get("jars"))),
-        ("spark.submit.pyFiles", join(request.get("extra_python_lib"))),
-    ):
-        if value:
-            properties[name] = value
-    return properties
 
 
 def _yarn(request: Request, machine: Machine) -> tuple[dict, dict]:
     directory = hadoop_conf(request, machine.environ)
-    properties = {"spark.master": "yarn"}
     user = request.get("hadoop_user_name") or machine.environ.get("HADOOP_USER_NAME") or "root"
-    environment = {
+    archive = request.get("penv_archive") or machine.environment_archive
+    python = request.python_on_nodes or (archive and f"{ENVIRONMENT}/bin/python")
+    properties = {
+        "spark.master": "yarn",
+        "spark.yarn.archive": request.get("spark_yarn_archive"),
+        "spark.yarn.dist.archives": join(_unpacked_as(archive), request.get("additional_archive")),
+    }
+    if request.is_cluster_mode:
+        properties["spark.yarn.appMasterEnv.PYSPARK_PYTHON"] = python
+        libraries = join(request.get("extra_python_lib"), machine.modules)
+        properties["spark.submit.pyFiles"] = libraries
+    return properties, {
         "HADOOP_CONF_DIR": directory,
         "YARN_CONF_DIR": directory,
         "HADOOP_USER_NAME": user,
+        "PYSPARK_PYTHON": python,
     }
-    archive = request.get("penv_archive") or machine.environment_archive
-    python = request.python_on_nodes
-    if archive and not python:
-        python = f"{ENVIRONMENT}/bin/python"
-    archives = join(archive and _unpacked_as(archive), request.get("additional_archive"))
-    if archives:
-        properties["spark.yarn.dist.archives"] = archives
-    if request.get("spark_yarn_archive"):
-        properties["spark.yarn.archive"] = request.get("spark_yarn_archive")
-    _use_python(properties, environment, python, request)
-    if request.is_cluster_mode and python:
-        properties["spark.yarn.appMasterEnv.PYSPARK_PYTHON"] = python
-    if request.is_cluster_mode and machine.modules:
-        own = properties.get("spark.submit.pyFiles")
-        properties["spark.submit.pyFiles"] = join(
-            own, request.get("extra_python_lib"), machine.modules
-        )
-    return properties, environment
 
 
 def hadoop_conf(request: Request, environ: Mapping[str, str]) -> str:
@@ -298,7 +302,7 @@ def hadoop_conf(request: Request, environ: Mapping[str, str]) -> str:
 
 
 def _kubernetes(request: Request, machine: Machine) -> tuple[dict, dict]:
-    master = request.get("master") or request.conf.get("spark.master")
+    master = request.master
     image = request.get("container_image") or request.conf.get("spark.kubernetes.container.image")
     if not master or not master.startswith("k8s://"):
         raise UsageError(
@@ -310,41 +314,32 @@ def _kubernetes(request: Request, machine: Machine) -> tuple[dict, dict]:
             f'cluster_mode="{request.mode}" needs container_image, the image of the executors, '
             "but got None"
         )
-    properties = {"spark.master": master, "spark.kubernetes.container.image": image}
-    environment: dict[str, str] = {}
-    archive, python = request.get("penv_archive"), request.python_on_nodes
-    if archive:
-        properties["spark.archives"] = _unpacked_as(archive)
-        python = python or f"./{ENVIRONMENT}/bin/python"
+    archive = request.get("penv_archive")
     # The image has its own Python, wherever this program's may be.
-    _use_python(properties, environment, python or "python3", request)
+    python = f"./{ENVIRONMENT}/bin/python" if archive else "python3"
+    properties = {
+        "spark.master": master,
+        "spark.kubernetes.container.image": image,
+        "spark.archives": _unpacked_as(archive),
+    }
     if not request.is_cluster_mode:
         properties["spark.driver.host"] = machine.address
         # Otherwise Spark tells executors the address that the driver binds to.
         properties["spark.kubernetes.executor.useDriverPodIP"] = "false"
-    return properties, environment
+    return properties, {"PYSPARK_PYTHON": request.python_on_nodes or python}
 
 
 def _standalone(request: Request, machine: Machine) -> tuple[dict, dict]:
     properties = {
-        "spark.master": request.get("master") or request.conf.get("spark.master"),
+        "spark.master": request.master,
         "spark.cores.max": str(request.cores * request.num_nodes),
         "spark.driver.host": machine.address,
     }
-    environment: dict[str, str] = {}
-    _use_python(properties, environment, request.python_on_nodes or machine.python, request)
-    return properties, environment
+    return properties, {"PYSPARK_PYTHON": request.python_on_nodes or machine.python}
 
 
-def _use_python(properties, environment, python, request) -> None:
-    if python:
-        environment["PYSPARK_PYTHON"] = python
-        if request.is_cluster_mode:
-            properties["spark.pyspark.python"] = python
-
-
-def _unpacked_as(archive: str) -> str:
-    return archive if "#" in archive else f"{archive}#{ENVIRONMENT}"
+def _unpacked_as(archive: str | None) -> str | None:
+    return archive if not archive or "#" in archive else f"{archive}#{ENVIRONMENT}"
 
 
 def _command(request: Request, machine: Machine, properties: Mapping[str, str]) -> tuple[str, ...]:

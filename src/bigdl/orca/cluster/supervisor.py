@@ -4,9 +4,9 @@
 and its standard input brings an order, one line of JSON.
 
 ``standalone``
-    Runs the daemons of a standalone Spark cluster (:mod:`bigdl.orca.cluster.standalone`).  Standard
-    input is a lifeline from then on: at its end, or when the parent is gone, the cluster is
-    stopped.  Standard output brings one line of JSON, the master's address or what went wrong.
+    Runs the daemons of a standalone Spark cluster (:mod:`bigdl.orca.cluster.standalone`), which is
+    stopped when this process is told to end (:func:`end`) or its parent is gone.  Standard output
+    brings one line of JSON, the master's address or what went wrong.
 ``ray-node``
     Runs a Ray node on a Spark executor's machine (:mod:`bigdl.orca.cluster.ray_launch`).  It is
     ended when the executor's JVM is gone, Ray's head does not answer any more, or this process is
@@ -23,7 +23,6 @@ import ctypes
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import socket
@@ -36,6 +35,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.5  # seconds between two looks at the processes
 GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL
+STOP_S = 20.0  # seconds that a supervisor has to end what it runs
 DAEMON_START_S = 120.0  # seconds in which a daemon must be up
 DAEMON_RESTARTS = 10  # times that lost workers are replaced
 NODE_STARTS = 4  # times that a node is started: on a busy machine it may give up too early
@@ -54,7 +54,7 @@ def start(role, order, *, replies=False):
     order : dict
         What JSON can hold.
     replies : bool
-        Keep its standard input and output open.
+        Read its standard output here.
 
     Returns
     -------
@@ -68,14 +68,22 @@ def start(role, order, *, replies=False):
         start_new_session=True,
     )
     process.stdin.write(json.dumps(order).encode() + b"\n")
-    process.stdin.flush()
-    if not replies:
-        process.stdin.close()
+    process.stdin.close()
     return process
 
 
+def end(process):
+    """Let a supervisor end what it runs, and wait for it."""
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()  # the kernel ends the daemons with it
+        process.wait()
+
+
 def main():
-    order = json.loads(read_line())
+    order = json.loads(sys.stdin.readline() or sys.exit(1))
     roles = {"standalone": run_standalone, "ray-node": run_ray_node, "ray-head": watch_ray_head}
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a child leaves behind comes here
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -128,9 +136,9 @@ def run_standalone(order):
             for worker in daemons[1:]:
                 worker.wait_for(r"(Successfully registered with master)")
         except (RuntimeError, OSError) as error:
-            reply({"error": str(error)})
+            print(json.dumps({"error": str(error)}), flush=True)
             return
-        reply({"master": url})
+        print(json.dumps({"master": url}), flush=True)
         supervise_daemons(order, daemons)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -154,9 +162,9 @@ def supervise_daemons(order, daemons):
 
 
 def is_over(order, seconds):
-    """Wait, and return True if the parent closed the lifeline or is gone."""
-    readable, _, _ = select.select([0], [], [], seconds)
-    return bool(readable and not os.read(0, 1024)) or os.getppid() != order["parent"]
+    """Wait, and return True if the parent is gone."""
+    time.sleep(seconds)
+    return os.getppid() != order["parent"]
 
 
 # A node of Ray ----------------------------------------------------------------------------------
@@ -164,9 +172,7 @@ def is_over(order, seconds):
 
 def run_ray_node(order):
     node = None
-    base = tempfile.gettempdir()  # that of a container may be too long for the names of sockets
-    base = base if len(base) <= LONGEST_BASE else "/tmp"
-    directory = tempfile.mkdtemp(prefix="bigdl-ray-", dir=base)
+    directory = ray_directory()
     try:
         for attempt in range(NODE_STARTS):
             # nodes that share a machine and a directory would take the same sockets
@@ -180,6 +186,13 @@ def run_ray_node(order):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop([node] if node else [])
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def ray_directory():
+    """Make a directory for a node; the names of its sockets, of 64 bytes, may have 107 in all."""
+    base = tempfile.gettempdir()
+    base = base if len(base) <= LONGEST_BASE else "/tmp"
+    return tempfile.mkdtemp(prefix="bigdl-ray-", dir=base)
 
 
 def is_to_restart(node, order):
@@ -201,17 +214,30 @@ def is_to_restart(node, order):
 
 
 def watch_ray_head(order):
-    while is_running(*order["driver"]):
-        time.sleep(TICK_S)
-    mark = order["mark"].encode()
-    end = time.monotonic() + GRACE_S
-    while marked(mark) and time.monotonic() < end:
-        time.sleep(TICK_S)
-    while left := marked(mark):
+    while not is_over(order, TICK_S):
+        pass
+    end_marked(order["mark"], order["directory"])
+
+
+def end_marked(mark, directory):
+    """Wait for the processes with a mark to end, kill the rest, and remove their directory.
+
+    Returns
+    -------
+    bool
+        True if there was a rest.
+    """
+    give_up = time.monotonic() + GRACE_S
+    while (left := marked(mark.encode())) and time.monotonic() < give_up:
+        time.sleep(0.1)
+    killed = bool(left)
+    while left:
         for pid in left:
             kill(pid)
         time.sleep(0.05)
-    shutil.rmtree(order["directory"], ignore_errors=True)
+        left = marked(mark.encode())
+    shutil.rmtree(directory, ignore_errors=True)
+    return killed
 
 
 def marked(mark):
@@ -251,16 +277,9 @@ def stop(started):
             process.wait(max(0.0, give_up - time.monotonic()))
     while left := children(os.getpid()):
         for pid in left:
-            kill_tree(pid)
+            kill(pid)  # those below it come here
         reap(set())
         time.sleep(0.01)
-
-
-def kill_tree(pid):
-    below = children(pid)
-    kill(pid)
-    for child in below:
-        kill_tree(child)
 
 
 def kill(pid):
@@ -295,24 +314,15 @@ def children(parent):
     return [pid for pid, each in fields.items() if each and int(each[1]) == parent]
 
 
-def is_running(pid, started):
-    """Return True if it is still the same process; `started` is field 22 of its status."""
+def start_time(pid):
+    """Return when a process was started, None if it is gone."""
     fields = status(pid)
-    return fields is not None and fields[19] == started and fields[0] != "Z"
+    return None if fields is None or fields[0] == "Z" else fields[19]
 
 
-def read_line():
-    line = b""
-    while not line.endswith(b"\n"):
-        piece = os.read(0, 1)
-        if not piece:
-            raise SystemExit(1)
-        line += piece
-    return line
-
-
-def reply(document):
-    os.write(1, json.dumps(document).encode() + b"\n")
+def is_running(pid, started):
+    """Return True if it is still the process that was started then."""
+    return start_time(pid) == started
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ __all__ = [
     "enable_multi_fs_load_static",
     "enable_multi_fs_save",
     "exists",
+    "files_of",
     "fresh_file_system",
     "get_remote_dir_to_local",
     "get_remote_file_to_local",
@@ -119,9 +120,7 @@ def load_numpy(path: str) -> np.ndarray:
 
 def listdir(path: str) -> list[str]:
     """The full paths of what is in a directory, sorted; local ones come without a scheme."""
-    fs, inside = fresh_file_system(path)
-    if not fs.isdir(inside):
-        raise NotADirectoryError(f"There is no directory at {path!r}")
+    fs, inside = _directory(path)
     entries = [entry.rstrip("/") for entry in fs.ls(inside, detail=False)]
     # an object store may list the directory itself, as a marker
     names = {posixpath.basename(e) for e in entries if e.strip("/") != inside.strip("/")}
@@ -136,9 +135,7 @@ def makedirs(path: str) -> None:
 
 def rmdir(path: str) -> None:
     """Remove a directory with everything in it."""
-    fs, inside = fresh_file_system(path)
-    if not fs.isdir(inside):
-        raise NotADirectoryError(f"There is no directory at {path!r}")
+    fs, inside = _directory(path)
     fs.rm(inside, recursive=True)
 
 
@@ -161,7 +158,7 @@ _HDFS = ("hdfs", "arrow_hdfs")
 
 
 def is_local_path(path: str) -> bool:
-    """Whether `path` is on this machine: without a scheme, ``file://`` or ``dbfs:/``."""
+    """Return True if `path` is on this machine: without a scheme, ``file://`` or ``dbfs:/``."""
     return _SCHEME.match(plain_path(path)) is None
 
 
@@ -235,14 +232,52 @@ def fresh_file_system(path: str) -> tuple[Any, str]:
     return fs, inside
 
 
+def _directory(path: str) -> tuple[Any, str]:
+    fs, inside = fresh_file_system(path)
+    if not fs.isdir(inside):
+        raise NotADirectoryError(f"There is no directory at {path!r}")
+    return fs, inside
+
+
+def files_of(path: str, *, nested: bool = False) -> list[str]:
+    """Return the files that a path, a directory or a pattern of both means, sorted.
+
+    Names that start with ``_`` or ``.`` are left out of a directory, as by Spark.
+
+    Parameters
+    ----------
+    path : str
+    nested : bool
+        Read the directories in a directory, too.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    fs, inside = fresh_file_system(path)
+    files: list[str] = []
+    for match in [inside] if fs.exists(inside) else fs.glob(inside):
+        if not fs.isdir(match):
+            files.append(match)
+            continue
+        for each in fs.find(match) if nested else fs.ls(match, detail=False):
+            names = each[len(match) :].strip("/").split("/")
+            if not any(name.startswith(("_", ".")) for name in names) and fs.isfile(each):
+                files.append(each)
+    if not files:
+        raise UsageError(f"There is no file at {path!r}")
+    return sorted(files if is_local_path(path) else map(fs.unstrip_protocol, files))
+
+
 def exists(path: str) -> bool:
-    """Whether there is a file or directory at `path`."""
+    """Return True if there is a file or directory at `path`."""
     fs, inside = fresh_file_system(path)
     return fs.exists(inside)
 
 
 def is_file(path: str) -> bool:
-    """Whether there is a file, not a directory, at `path`."""
+    """Return True if there is a file, not a directory, at `path`."""
     fs, inside = fresh_file_system(path)
     return fs.isfile(inside)
 
@@ -277,13 +312,13 @@ def put_local_file_to_remote(
     OSError
         If the file cannot be read or written.
     """
-    source = _local(local_path)
-    if not os.path.isfile(source):
+    local, source = _local(local_path)
+    if not local.isfile(source):
         raise FileNotFoundError(f"There is no local file {local_path!r}")
     fs, target = fresh_file_system(remote_path)
     if remote_path.endswith("/") or fs.isdir(target):
         target = joined(target, os.path.basename(source))
-    done = _put(source, fs, target, over_write)
+    done = _copy_file(local, source, fs, target, over_write)
     if done == 0 and filemode is not None:
         if _is_local(fs):
             os.chmod(target, filemode)
@@ -304,21 +339,8 @@ def put_local_dir_to_remote(local_dir: str, remote_dir: str, over_write: bool = 
         0 when every file was copied, −1 when some were left as they are because they exist
         already and `over_write` is False.
     """
-    source = _local(local_dir)
-    if not os.path.isdir(source):
-        raise NotADirectoryError(f"There is no local directory {local_dir!r}")
-    fs, target = fresh_file_system(remote_dir)
-    fs.makedirs(target, exist_ok=True)
-    results = [0]
-    for folder, _, names in os.walk(source):
-        below = os.path.relpath(folder, source)
-        there = target if below == "." else joined(target, below)
-        fs.makedirs(there, exist_ok=True)
-        results += [
-            _put(os.path.join(folder, name), fs, joined(there, name), over_write)
-            for name in sorted(names)
-        ]
-    return min(results)
+    _local(local_dir)
+    return _copy_directory(*_directory(local_dir), *fresh_file_system(remote_dir), over_write)
 
 
 def put_local_dir_tree_to_remote(local_dir: str, remote_dir: str, over_write: bool = False) -> int:
@@ -336,15 +358,8 @@ def put_local_files_with_prefix_to_remote(
     int
         As of :func:`put_local_dir_to_remote`.
     """
-    folder, prefix = os.path.split(_local(local_path_prefix))
-    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    sources = [os.path.join(folder, name) for name in names if name.startswith(prefix)]
-    sources = [source for source in sources if os.path.isfile(source)]
-    if not sources:
-        raise FileNotFoundError(f"There is no local file that starts with {local_path_prefix!r}")
-    fs, target = fresh_file_system(remote_dir)
-    fs.makedirs(target, exist_ok=True)
-    return min(_put(s, fs, joined(target, os.path.basename(s)), over_write) for s in sources)
+    _local(local_path_prefix)
+    return _copy_prefix(local_path_prefix, *fresh_file_system(remote_dir), over_write)
 
 
 def get_remote_file_to_local(remote_path: str, local_path: str, over_write: bool = False) -> int:
@@ -362,10 +377,10 @@ def get_remote_file_to_local(remote_path: str, local_path: str, over_write: bool
     fs, source = fresh_file_system(remote_path)
     if not fs.isfile(source):
         raise FileNotFoundError(f"There is no file at {remote_path!r}")
-    target = _local(local_path)
-    if local_path.endswith("/") or os.path.isdir(target):
-        target = os.path.join(target, posixpath.basename(source))
-    return _get(fs, source, target, over_write)
+    local, target = _local(local_path)
+    if local_path.endswith("/") or local.isdir(target):
+        target = joined(target, posixpath.basename(source))
+    return _copy_file(fs, source, local, target, over_write)
 
 
 def get_remote_dir_to_local(remote_dir: str, local_dir: str, over_write: bool = True) -> int:
@@ -377,22 +392,7 @@ def get_remote_dir_to_local(remote_dir: str, local_dir: str, over_write: bool = 
         0 when every file was copied, −1 when some were left as they are because they exist
         already and `over_write` is False.
     """
-    fs, source = fresh_file_system(remote_dir)
-    if not fs.isdir(source):
-        raise NotADirectoryError(f"There is no directory at {remote_dir!r}")
-    target = _local(local_dir)
-    os.makedirs(target, exist_ok=True)
-    results = [0]
-    for found, info in sorted(fs.find(source, withdirs=True, detail=True).items()):
-        below = found.rstrip("/").lstrip("/")[len(source.lstrip("/")) :].strip("/")
-        if not below:
-            continue
-        there = os.path.join(target, *below.split("/"))
-        if info["type"] == "directory":
-            os.makedirs(there, exist_ok=True)
-        else:
-            results.append(_get(fs, found, there, over_write))
-    return min(results)
+    return _copy_directory(*_directory(remote_dir), *_local(local_dir), over_write)
 
 
 def get_remote_files_with_prefix_to_local(
@@ -405,20 +405,9 @@ def get_remote_files_with_prefix_to_local(
     str
         The prefix of the local paths.
     """
-    folder, _, prefix = remote_path_prefix.rpartition("/")
-    fs, source = fresh_file_system(folder or ".")
-    found = fs.ls(source, detail=True) if fs.isdir(source) else []
-    names = sorted(
-        (posixpath.basename(entry["name"]), entry["name"])
-        for entry in found
-        if entry["type"] == "file" and posixpath.basename(entry["name"]).startswith(prefix)
-    )
-    if not names:
-        raise FileNotFoundError(f"There is no file that starts with {remote_path_prefix!r}")
-    target = _local(local_dir)
-    for name, path in names:
-        _get(fs, path, os.path.join(target, name), over_write)
-    return os.path.join(target, prefix)
+    local, target = _local(local_dir)
+    _copy_prefix(remote_path_prefix, local, target, over_write)
+    return joined(target, posixpath.basename(remote_path_prefix))
 
 
 # -- functions of local paths ---------------------------------------------------------------------
@@ -426,7 +415,7 @@ def get_remote_files_with_prefix_to_local(
 
 def enable_multi_fs_load_static(load: Callable) -> Callable:
     """Make a function whose first parameter is a local path read from any storage."""
-    return _with_local_copy(load, 0)
+    return _of_any_path(load, 0, _copied_from)
 
 
 def enable_multi_fs_load(load: Callable) -> Callable:
@@ -434,29 +423,7 @@ def enable_multi_fs_load(load: Callable) -> Callable:
 
     A remote file or directory is copied to a temporary one for the time of the call.
     """
-    return _with_local_copy(load, 1)
-
-
-def _with_local_copy(load: Callable, position: int) -> Callable:
-    signature = inspect.signature(load)
-    name = list(signature.parameters)[position]
-
-    @functools.wraps(load)
-    def from_any_storage(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs)
-        path = call.arguments[name]
-        if is_local_path(path):
-            call.arguments[name] = plain_path(path)
-            return load(*call.args, **call.kwargs)
-        with _temporary(path) as copy:
-            if is_file(path):
-                get_remote_file_to_local(path, copy)
-            else:
-                get_remote_dir_to_local(path, copy)
-            call.arguments[name] = copy
-            return load(*call.args, **call.kwargs)
-
-    return from_any_storage
+    return _of_any_path(load, 1, _copied_from)
 
 
 def enable_multi_fs_save(save: Callable) -> Callable:
@@ -465,30 +432,48 @@ def enable_multi_fs_save(save: Callable) -> Callable:
     The method writes a temporary file or directory, which is then copied.  A file that exists is
     replaced unless the method has a parameter ``overwrite`` or ``over_write`` that is false.
     """
-    signature = inspect.signature(save)
-    name = list(signature.parameters)[1]
+    return _of_any_path(save, 1, _copied_to)
 
-    @functools.wraps(save)
-    def to_any_storage(*args: Any, **kwargs: Any) -> Any:
+
+def _of_any_path(function: Callable, position: int, local_path: Callable) -> Callable:
+    """Give a function ``local_path(path, overwrite)`` in place of a remote path."""
+    signature = inspect.signature(function)
+    name = list(signature.parameters)[position]
+
+    @functools.wraps(function)
+    def of_any_path(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
-        call.apply_defaults()
         path = call.arguments[name]
         if is_local_path(path):
             call.arguments[name] = plain_path(path)
-            return save(*call.args, **call.kwargs)
-        given = {**call.kwargs, **call.arguments}
-        if not given.get("overwrite", given.get("over_write", True)) and exists(path):
-            raise UsageError(f"{path!r} exists already; pass overwrite=True to replace it")
-        with _temporary(path) as copy:
-            call.arguments[name] = copy
-            result = save(*call.args, **call.kwargs)
-            if os.path.isdir(copy):
-                put_local_dir_to_remote(copy, path, over_write=True)
-            else:
-                put_local_file_to_remote(copy, path, over_write=True)
-            return result
+            return function(*call.args, **call.kwargs)
+        call.apply_defaults()
+        options = {**call.kwargs, **call.arguments}
+        overwrite = options.get("overwrite", options.get("over_write", True))
+        with local_path(path, overwrite) as call.arguments[name]:
+            return function(*call.args, **call.kwargs)
 
-    return to_any_storage
+    return of_any_path
+
+
+@contextlib.contextmanager
+def _copied_from(path: str, overwrite: bool) -> Iterator[str]:
+    """Yield a temporary local copy of what is on another storage."""
+    with _temporary(path) as copy:
+        get = get_remote_file_to_local if is_file(path) else get_remote_dir_to_local
+        get(path, copy)
+        yield copy
+
+
+@contextlib.contextmanager
+def _copied_to(path: str, overwrite: bool) -> Iterator[str]:
+    """Yield a temporary local path that is copied to another storage at the end."""
+    if not overwrite and exists(path):
+        raise UsageError(f"{path!r} exists already; pass overwrite=True to replace it")
+    with _temporary(path) as copy:
+        yield copy
+        put = put_local_dir_to_remote if os.path.isdir(copy) else put_local_file_to_remote
+        put(copy, path, over_write=True)
 
 
 @contextlib.contextmanager
@@ -498,55 +483,77 @@ def _temporary(path: str) -> Iterator[str]:
         yield os.path.join(folder, posixpath.basename(path.rstrip("/")) or "data")
 
 
-# -- one file -------------------------------------------------------------------------------------
+# -- from one storage to another -------------------------------------------------------------------
 
 
-def _local(path: str) -> str:
+def _local(path: str) -> tuple[Any, str]:
     if not is_local_path(path):
         raise UsageError(f"{path!r} must be a local path; a remote one is the other argument")
-    return os.path.abspath(os.path.expanduser(plain_path(path)))
+    return open_file_system(path)
 
 
 def _is_local(fs: Any) -> bool:
     return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
 
 
-def _put(source: str, fs: Any, target: str, over_write: bool) -> int:
-    if _is_local(fs):
-        return _copy(lambda aside: shutil.copy(source, aside), target, over_write, source)
-    if not over_write and fs.exists(target):
-        return _left_alone(target)
-    fs.makedirs(posixpath.dirname(target), exist_ok=True)
-    fs.put_file(source, target)
-    return 0
-
-
-def _get(fs: Any, source: str, target: str, over_write: bool) -> int:
-    if _is_local(fs):
-        return _put(source, fs, target, over_write)
-    return _copy(lambda aside: fs.get_file(source, aside), target, over_write)
-
-
-def _copy(
-    write: Callable[[str], Any], target: str, over_write: bool, source: str | None = None
+def _copy_directory(
+    source_fs: Any, source: str, target_fs: Any, target: str, over_write: bool
 ) -> int:
-    """Write a local file aside and rename it."""
-    if os.path.exists(target):
-        if source is not None and os.path.samefile(source, target):
-            return 0
-        if not over_write:
-            return _left_alone(target)
-    os.makedirs(os.path.dirname(target), exist_ok=True)
+    """Copy what is in a directory; return the least result of :func:`_copy_file`."""
+    target_fs.makedirs(target, exist_ok=True)
+    results = [0]
+    for path, info in sorted(source_fs.find(source, withdirs=True, detail=True).items()):
+        below = path.strip("/")[len(source.strip("/")) :].strip("/")
+        if not below:
+            continue
+        is_link = info["type"] == "other"
+        if info["type"] == "directory" or (is_link and source_fs.isdir(path)):
+            target_fs.makedirs(joined(target, below), exist_ok=True)
+        else:
+            results.append(
+                _copy_file(source_fs, path, target_fs, joined(target, below), over_write)
+            )
+    return min(results)
+
+
+def _copy_prefix(path_prefix: str, target_fs: Any, target: str, over_write: bool) -> int:
+    """Copy the files that start with a prefix; return the least result of :func:`_copy_file`."""
+    folder, slash, prefix = path_prefix.rpartition("/")
+    fs, inside = fresh_file_system(folder or slash or ".")
+    paths = sorted(fs.ls(inside, detail=False)) if fs.isdir(inside) else []
+    paths = [p for p in paths if posixpath.basename(p).startswith(prefix) and fs.isfile(p)]
+    if not paths:
+        raise FileNotFoundError(f"There is no file that starts with {path_prefix!r}")
+    return min(
+        _copy_file(fs, path, target_fs, joined(target, posixpath.basename(path)), over_write)
+        for path in paths
+    )
+
+
+def _copy_file(source_fs: Any, source: str, target_fs: Any, target: str, over_write: bool) -> int:
+    """Copy a file from or to this machine; a local copy appears when it is complete.
+
+    Returns
+    -------
+    int
+        −1 if it was left as it is.
+    """
+    from_local, to_local = _is_local(source_fs), _is_local(target_fs)
+    if from_local and to_local and os.path.exists(target) and os.path.samefile(source, target):
+        return 0
+    if not over_write and target_fs.exists(target):
+        logger.warning("%s exists already and stays as it is; pass over_write=True", target)
+        return -1
+    target_fs.makedirs(posixpath.dirname(target), exist_ok=True)
+    if not to_local:
+        target_fs.put_file(source, target)
+        return 0
     aside = f"{target}.{secrets.token_hex(4)}"
     try:
-        write(aside)
+        copy = shutil.copy if from_local else source_fs.get_file
+        copy(source, aside)
         os.replace(aside, target)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(aside)
     return 0
-
-
-def _left_alone(target: str) -> int:
-    logger.warning("%s exists already and stays as it is; pass over_write=True", target)
-    return -1

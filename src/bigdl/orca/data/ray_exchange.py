@@ -13,17 +13,20 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.ray_launch import set_environment, shared_environment
 
+if TYPE_CHECKING:
+    from pyspark import RDD, SparkContext
+    from pyspark.sql import DataFrame
+
 __all__ = [
     "RaySide",
     "arrow_to_ray",
     "cells_to_ray",
-    "is_ray_dataset",
     "ordered_blocks",
     "parquet_dataset",
     "partitions_to_ray",
@@ -130,15 +133,24 @@ class RaySide:
 
     # -- on the driver -------------------------------------------------------------------------
 
-    def collect(self) -> dict:
-        """References of what the tasks have left, by place; the stores let go of it."""
+    def run(self, sc: SparkContext, job: Callable[[], Any]) -> list[tuple]:
+        """Run a Spark job that Ctrl-C can end.
+
+        Returns
+        -------
+        list of (place, ObjectRef)
+            What its tasks have left, sorted by the places; the stores let go of it.
+        """
         import ray
 
-        found: dict = {}
-        for store in _stores.values():
-            found.update(ray.get(store.references.remote(self.key)))
+        from bigdl.orca.cluster.spark_calls import SparkCall
+
+        SparkCall(sc, job).wait()
+        references: dict = {}
+        for each in ray.get([store.references.remote(self.key) for store in _stores.values()]):
+            references.update(each)
         self.drop()
-        return found
+        return sorted(references.items(), key=lambda item: item[0])
 
     def leave(self, references: list) -> None:
         """Leave objects for the tasks, by their places in a list."""
@@ -175,7 +187,7 @@ def start_stores(cluster: RayCluster) -> None:
     ray.get(started)
 
 
-def cells_to_ray(frame, cluster: RayCluster, num_workers: int) -> list[list]:
+def cells_to_ray(frame: DataFrame, cluster: RayCluster, num_workers: int) -> list[list]:
     """Compute a DataFrame of cells (:mod:`bigdl.orca.data.feeds.packing`) into Ray.
 
     Returns
@@ -183,19 +195,13 @@ def cells_to_ray(frame, cluster: RayCluster, num_workers: int) -> list[list]:
     list of list of ObjectRef
         For every worker, tables of its cells.
     """
-    side = RaySide.of(cluster)
 
-    def put(batches):
-        from pyspark import TaskContext
-
-        source = TaskContext.get().partitionId()
+    def place(source: int, batches: Iterable) -> Iterator[tuple[Any, Any]]:
         for number, (target, table) in enumerate(_by_target(batches)):
-            side.put((target, source, number), table)
-        yield from ()
+            yield (target, source, number), table
 
-    _run(frame.sparkSession.sparkContext, lambda: frame.mapInArrow(put, "done long").collect())
     blocks: list[list] = [[] for _ in range(num_workers)]
-    for (target, *_), reference in sorted(side.collect().items(), key=lambda item: item[0]):
+    for (target, *_), reference in _batches_to_ray(frame, cluster, place):
         blocks[target].append(reference)
     return blocks
 
@@ -219,53 +225,50 @@ def _by_target(batches: Iterable) -> Iterator[tuple[int, Any]]:
         yield target, pa.Table.from_batches(parts)
 
 
-def arrow_to_ray(frame, cluster: RayCluster) -> list:
+def arrow_to_ray(frame: DataFrame, cluster: RayCluster) -> list:
     """Compute a DataFrame into Ray: references of an Arrow table for every partition, in order."""
-    side = RaySide.of(cluster)
     schema = frame.limit(0).toArrow().schema
 
-    def put(batches):
+    def place(source: int, batches: Iterable) -> Iterator[tuple[Any, Any]]:
         import pyarrow as pa
-        from pyspark import TaskContext
 
         batches = [batch for batch in batches if batch.num_rows]
-        table = pa.Table.from_batches(batches) if batches else schema.empty_table()
-        side.put(TaskContext.get().partitionId(), table)
+        yield source, pa.Table.from_batches(batches) if batches else schema.empty_table()
+
+    return [reference for _, reference in _batches_to_ray(frame, cluster, place)]
+
+
+def _batches_to_ray(frame: DataFrame, cluster: RayCluster, place: Callable) -> list[tuple]:
+    """Compute the pairs ``place(partition, batches)`` of a place and a table into Ray.
+
+    Returns
+    -------
+    list of (place, ObjectRef)
+        Sorted by the places.
+    """
+    side = RaySide.of(cluster)
+
+    def put(batches: Iterable) -> Iterator:
+        from pyspark import TaskContext
+
+        for each, table in place(cast("TaskContext", TaskContext.get()).partitionId(), batches):
+            side.put(each, table)
         yield from ()
 
-    _run(frame.sparkSession.sparkContext, lambda: frame.mapInArrow(put, "done long").collect())
-    return _in_order(side)
+    job = frame.mapInArrow(put, "done long")
+    return side.run(frame.sparkSession.sparkContext, job.collect)
 
 
-def partitions_to_ray(rdd, cluster: RayCluster) -> list:
+def partitions_to_ray(rdd: RDD, cluster: RayCluster) -> list:
     """Compute an RDD into Ray: references of the list of elements of every partition, in order."""
     side = RaySide.of(cluster)
 
-    def put(place, elements):
+    def put(place: int, elements: Iterable) -> Iterator[int]:
         side.put(place, list(elements))
         yield place
 
-    _run(rdd.context, lambda: rdd.mapPartitionsWithIndex(put).collect())
-    return _in_order(side)
-
-
-def _in_order(side) -> list:
-    found = side.collect()
-    return [found[place] for place in sorted(found)]
-
-
-def _run(sc, job: Callable):
-    """Run a Spark job that Ctrl-C can end."""
-    from bigdl.orca.cluster.spark_calls import SparkCall
-
-    return SparkCall(sc, job).wait()
-
-
-def is_ray_dataset(data: Any) -> bool:
-    """Whether `data` is a ``ray.data.Dataset``; does not import Ray."""
-    return any(
-        c.__name__ == "Dataset" and c.__module__.startswith("ray.data") for c in type(data).__mro__
-    )
+    job = rdd.mapPartitionsWithIndex(put)
+    return [reference for _, reference in side.run(rdd.context, job.collect)]
 
 
 def spark_df_to_ray_dataset(df):
@@ -287,33 +290,26 @@ def spark_df_to_ray_dataset(df):
     UsageError
         If `df` is something else, or Ray does not run on Spark's nodes.
     """
+    from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F
 
     require("ray.data", "ray")
     import ray
 
-    from bigdl.orca.cluster.ray import RayCluster
     from bigdl.orca.data.feeds.spark_dataframe import is_connect
+    from bigdl.orca.data.xshards.frames import quoted
 
     if not hasattr(df, "mapInArrow") or is_connect(df):
         raise UsageError(
             f"spark_df_to_ray_dataset takes a classic Spark DataFrame, got {type(df).__name__}"
         )
-    columns = [
-        _plain_array(field.name)
-        if type(field.dataType).__name__ == "VectorUDT"
-        else F.col(f"`{field.name.replace('`', '``')}`")
+    vectors = {
+        field.name: vector_to_array(F.col(quoted(field.name)))
         for field in df.schema
-    ]
-    cluster = RayCluster.of_program()
-    return ray.data.from_arrow_refs(arrow_to_ray(df.select(*columns), cluster))
-
-
-def _plain_array(name):
-    from pyspark.ml.functions import vector_to_array
-    from pyspark.sql import functions as F
-
-    return vector_to_array(F.col(f"`{name.replace('`', '``')}`")).alias(name)
+        if type(field.dataType).__name__ == "VectorUDT"
+    }
+    frame = df.withColumns(vectors) if vectors else df
+    return ray.data.from_arrow_refs(arrow_to_ray(frame, RayCluster.of_program()))
 
 
 def ordered_blocks(dataset) -> list:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.inference.runtimes import (
-    TorchCopy,
+    file_copies,
+    module_copies,
     nano_copies,
     nano_files,
-    onnx_copy,
-    openvino_copy,
+    onnx_copies,
+    openvino_copies,
     read_model,
     read_openvino,
-    torch_module,
 )
 
 __all__ = ["InferenceModel"]
@@ -60,23 +60,17 @@ class InferenceModel:
         InferenceModel
             Itself, as from every ``load``.
         """
-        data = read_model(path)
-        module = torch_module(data, path, trust)
         # the file is shipped: a script has no pickle
-        self._fill([TorchCopy.of(module) for _ in range(self._count)], ("file", data, path, trust))
-        return self
+        return self._fill(file_copies, read_model(path), path, trust)
 
     def load_module(self, module) -> InferenceModel:
         """Take a module (or a ``TorchModel``); it is copied."""
         module = module.to_pytorch() if hasattr(module, "to_pytorch") else module
-        self._fill([TorchCopy.of(module) for _ in range(self._count)], ("module", module))
-        return self
+        return self._fill(module_copies, module)
 
     def load_onnx(self, path: str) -> InferenceModel:
         """Read an ONNX model (needs onnxruntime)."""
-        data = read_model(path)
-        self._fill([onnx_copy(data)] * self._count, ("onnx", data))
-        return self
+        return self._fill(onnx_copies, read_model(path))
 
     def load_openvino(
         self, model_path: str, weight_path: str | None = None, batch_size: int = 0
@@ -92,9 +86,7 @@ class InferenceModel:
         batch_size : int
             Fix the batch of the model; 0 leaves it as it is.
         """
-        given = (*read_openvino(model_path, weight_path), batch_size)
-        self._fill([openvino_copy(*given)] * self._count, ("openvino", *given))
-        return self
+        return self._fill(openvino_copies, *read_openvino(model_path, weight_path), batch_size)
 
     load_openvino_ng = load_openvino
 
@@ -108,40 +100,33 @@ class InferenceModel:
         module : torch.nn.Module, optional
             The original, where the directory holds weights only.
         """
-        files = nano_files(path)
-        self._fill(nano_copies(files, module, self._count), ("nano", files, module))
-        return self
+        return self._fill(nano_copies, nano_files(path), module)
 
-    def load_bigdl(self, model_path: str, weight_path: str | None = None):
+    def load_bigdl(self, model_path: str, weight_path: str | None = None) -> NoReturn:
         """Models of BigDL's JVM layers cannot be read."""
-        raise UsageError(
-            "Models of BigDL's JVM layers cannot be read; export the model to ONNX or PyTorch and "
-            f"use load_onnx or load_torch instead of loading {model_path!r}"
-        )
+        advice = "export the model to ONNX or PyTorch and use load_onnx or load_torch"
+        _refuse("Models of BigDL's JVM layers", advice, model_path)
 
-    def load(self, model_path: str, weight_path: str | None = None):
+    def load(self, model_path: str, weight_path: str | None = None) -> NoReturn:
         """Models of BigDL's JVM layers cannot be read."""
-        return self.load_bigdl(model_path, weight_path)
+        self.load_bigdl(model_path, weight_path)
 
-    def load_caffe(self, model_path: str, weight_path: str):
+    def load_caffe(self, model_path: str, weight_path: str) -> NoReturn:
         """Models of Caffe cannot be read."""
-        raise UsageError(
-            "Models of Caffe cannot be read; convert the model to ONNX and use load_onnx instead "
-            f"of loading {model_path!r}"
-        )
+        _refuse("Models of Caffe", "convert the model to ONNX and use load_onnx", model_path)
 
-    def load_tensorflow(self, model_path: str, *args, **kwargs):
+    def load_tensorflow(self, model_path: str, *args: Any, **kwargs: Any) -> NoReturn:
         """Graphs of TensorFlow 1 cannot be read."""
-        raise UsageError(
-            "Graphs of TensorFlow 1 cannot be read; convert the model to OpenVINO or ONNX and use "
-            f"load_openvino or load_onnx instead of loading {model_path!r}"
-        )
+        advice = "convert the model to OpenVINO or ONNX and use load_openvino or load_onnx"
+        _refuse("Graphs of TensorFlow 1", advice, model_path)
 
-    def _fill(self, copies, origin):
-        self._idle = queue.LifoQueue()
-        for each in copies:
-            self._idle.put(each)
-        self._origin = origin
+    def _fill(self, make_copies: Callable[..., list], *parts: Any) -> InferenceModel:
+        """Take the copies ``make_copies(count, *parts)``; a worker of Spark makes its own so."""
+        idle: queue.LifoQueue[Any] = queue.LifoQueue()
+        for each in make_copies(self._count, *parts):
+            idle.put(each)
+        self._idle, self._origin = idle, (make_copies, *parts)
+        return self
 
     # -- prediction ----------------------------------------------------------------------------
 
@@ -165,7 +150,7 @@ class InferenceModel:
         step = batch_size or max(rows, 1)
         lows = range(0, rows, step) if rows else [0]
         with self._copy() as copy:
-            pieces = [copy.run([a[low : low + step] for a in arrays]) for low in lows]
+            pieces = [copy([a[low : low + step] for a in arrays]) for low in lows]
         columns = zip(*pieces, strict=True)
         joined = [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in columns]
         return joined[0] if len(joined) == 1 else joined
@@ -189,7 +174,15 @@ class InferenceModel:
         self._need_model()
         # a broadcast pickles without cloudpickle, which classes of __main__ need
         shipped = (sc or inputs.context).broadcast(cloudpickle.dumps(self._origin))
-        return inputs.mapPartitions(_Predictor(shipped))
+
+        def predict(batches: Iterable) -> Iterator:
+            model = None
+            for batch in batches:
+                if model is None:
+                    model = InferenceModel()._fill(*cloudpickle.loads(shipped.value))
+                yield model.predict(batch)
+
+        return inputs.mapPartitions(predict)
 
     @contextmanager
     def _copy(self):
@@ -209,38 +202,8 @@ class InferenceModel:
             )
 
 
-class _Predictor:
-    """The part of ``distributed_predict`` that runs in a partition."""
-
-    def __init__(self, shipped):
-        self._shipped = shipped
-
-    def __call__(self, batches):
-        import cloudpickle
-
-        model = None
-        for batch in batches:
-            if model is None:
-                model = _one_copy(*cloudpickle.loads(self._shipped.value))
-            yield model.predict(batch)
-
-
-def _one_copy(kind, *given) -> InferenceModel:
-    model = InferenceModel()
-    match kind:
-        case "module":
-            copy: Any = TorchCopy.of(*given)
-        case "file":
-            copy = TorchCopy.of(torch_module(*given))
-        case "onnx":
-            copy = onnx_copy(*given)
-        case "openvino":
-            copy = openvino_copy(*given)
-        case "nano":
-            files, module = given
-            [copy] = nano_copies(files, module, 1)
-    model._fill([copy], None)
-    return model
+def _refuse(models: str, advice: str, path: str) -> NoReturn:
+    raise UsageError(f"{models} cannot be read; {advice} instead of loading {path!r}")
 
 
 def _as_arrays(inputs: Any) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""One copy of a model in one runtime: ``run(inputs) -> outputs``, lists of arrays."""
+"""Copies of a model in one runtime: functions of a list of arrays that return one."""
 
 from __future__ import annotations
 
@@ -9,89 +9,99 @@ import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.data.file import read_bytes
 
 __all__ = [
-    "TorchCopy",
+    "file_copies",
+    "module_copies",
     "nano_copies",
     "nano_files",
-    "onnx_copy",
-    "openvino_copy",
+    "onnx_copies",
+    "openvino_copies",
     "read_model",
     "read_openvino",
     "torch_module",
 ]
 
 
-class TorchCopy:
-    """A module in eval mode."""
+Copy = Callable[[list[np.ndarray]], list[np.ndarray]]
 
-    def __init__(self, module):
-        self._module = module
 
-    @classmethod
-    def of(cls, module) -> TorchCopy:
-        """A copy of its own."""
-        torch = require("torch", "orca")
-        if not isinstance(module, torch.nn.Module):
-            raise UsageError(f"A module of PyTorch is expected, got {type(module).__name__}")
-        made = copy.deepcopy(module)
-        with contextlib.suppress(NotImplementedError):  # an exported program has one mode only
-            made.eval()
-        return cls(made)
+def torch_copy(module: Any) -> Copy:
+    """Return the function of a module in eval mode."""
 
-    def run(self, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    def run(inputs: list[np.ndarray]) -> list[np.ndarray]:
         import torch
 
         with torch.inference_mode():
-            found = self._module(*[torch.from_numpy(np.ascontiguousarray(a)) for a in inputs])
-        if isinstance(found, dict):
-            found = list(found.values())
-        outputs = found if isinstance(found, list | tuple) else [found]
+            outputs = module(*[torch.from_numpy(np.ascontiguousarray(a)) for a in inputs])
+        if isinstance(outputs, dict):
+            outputs = list(outputs.values())
+        elif not isinstance(outputs, list | tuple):
+            outputs = [outputs]
         # numpy has no bfloat16
         return [(x.float() if x.dtype is torch.bfloat16 else x).numpy() for x in outputs]
 
+    return run
 
-class NetworkCopy:
-    """A network of Nano's runtimes, which any number of threads may call.
+
+def network_copies(count: int, run: Copy, names: Sequence[str]) -> list[Copy]:
+    """Return a network of Nano's runtimes as copies, which are one: any thread may call it.
 
     Parameters
     ----------
+    count : int
     run : callable
-        From a list of arrays to a list of arrays, which are the caller's.
+        Its outputs are the caller's.
     names : sequence of str
         Of the inputs.
     """
 
-    def __init__(self, run: Callable[[list], list], names: Sequence[str]):
-        self._run = run
-        self._names = list(names)
-
-    def run(self, inputs: list[np.ndarray]) -> list[np.ndarray]:
-        if len(inputs) != len(self._names):
+    def checked(inputs: list[np.ndarray]) -> list[np.ndarray]:
+        if len(inputs) != len(names):
             raise UsageError(
-                f"The model has {len(self._names)} inputs ({', '.join(self._names)}), got "
-                f"{len(inputs)} arrays"
+                f"The model has {len(names)} inputs ({', '.join(names)}), got {len(inputs)} arrays"
             )
-        return self._run(inputs)
+        return run(inputs)
+
+    return [checked] * count
 
 
-def onnx_copy(data: bytes) -> NetworkCopy:
-    """The content of an ONNX file in ONNX Runtime."""
+def module_copies(count: int, module: Any) -> list[Copy]:
+    """Return copies of a module."""
+    torch = require("torch", "orca")
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"A module of PyTorch is expected, got {type(module).__name__}")
+    copies = [copy.deepcopy(module) for _ in range(count)]
+    for each in copies:
+        with contextlib.suppress(NotImplementedError):  # an exported program has one mode only
+            each.eval()
+    return [torch_copy(each) for each in copies]
+
+
+def file_copies(count: int, data: bytes, path: str, trust: bool) -> list[Copy]:
+    """Return copies of the module in a file of PyTorch, see :func:`torch_module`."""
+    return module_copies(count, torch_module(data, path, trust))
+
+
+def onnx_copies(count: int, data: bytes) -> list[Copy]:
+    """Return the content of an ONNX file in ONNX Runtime, whose copies are one."""
     require("onnxruntime", "nano")
     from bigdl.nano.acceleration.onnxruntime import OnnxFile, OnnxNetwork
 
     file = OnnxFile()
     file.path.write_bytes(data)
     network = OnnxNetwork(file)
-    return NetworkCopy(network.run, network.input_names)
+    return network_copies(count, network.run, network.input_names)
 
 
-def openvino_copy(xml: bytes, weights: bytes, batch_size: int = 0) -> NetworkCopy:
-    """The content of the two files of a network in OpenVINO."""
+def openvino_copies(count: int, xml: bytes, weights: bytes, batch_size: int = 0) -> list[Copy]:
+    """Return the content of the two files of a network in OpenVINO, whose copies are one."""
     require("openvino", "nano")
     from bigdl.nano.openvino import CompiledNetwork
     from bigdl.nano.openvino.network import read_network
@@ -103,11 +113,11 @@ def openvino_copy(xml: bytes, weights: bytes, batch_size: int = 0) -> NetworkCop
         if batch_size
     }
     compiled = CompiledNetwork(network, shapes=shapes or None)
-    return NetworkCopy(compiled.infer, compiled.input_names)
+    return network_copies(count, compiled.infer, compiled.input_names)
 
 
-def nano_copies(files: Mapping[str, bytes], module, count: int) -> list:
-    """The files of a directory that ``InferenceOptimizer.save`` wrote, as `count` copies.
+def nano_copies(count: int, files: Mapping[str, bytes], module: Any) -> list:
+    """Return the files of a directory that ``InferenceOptimizer.save`` wrote, as copies.
 
     Threads share a network in another runtime, so its copies are one. Graphs of PyTorch run with
     the threads of the process, which calls at the same time could not change and restore.
@@ -121,11 +131,11 @@ def nano_copies(files: Mapping[str, bytes], module, count: int) -> list:
 
     model = load()
     if isinstance(model, NetworkModel):
-        return [NetworkCopy(TorchCopy(model).run, model.forward_args)] * count
+        return network_copies(count, torch_copy(model), model.forward_args)
     models = [model, *(load() for _ in range(count - 1))]
     for each in models:
         each.thread_num = None
-    return [TorchCopy(each) for each in models]
+    return [torch_copy(each) for each in models]
 
 
 def nano_files(path: str | os.PathLike) -> dict[str, bytes]:
@@ -149,10 +159,8 @@ def read_openvino(path: str, weight_path: str | None = None) -> tuple[bytes, byt
 
 def read_model(path: str) -> bytes:
     """The content of a model's file on a local path or fsspec URL."""
-    fsspec = require("fsspec", "orca")
     try:
-        with fsspec.open(path, "rb") as file:
-            return file.read()
+        return read_bytes(path)
     except (OSError, ValueError, ImportError) as error:
         raise UsageError(f"The model {path!r} cannot be read: {error}") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -87,14 +86,8 @@ def _is_spark_frame(data: Any) -> bool:
     return hasattr(data, "mapInArrow") or is_connect(data)
 
 
-def _is_xshards(data: Any) -> bool:
-    from bigdl.orca.data.xshards import SparkXShards
-
-    return isinstance(data, SparkXShards)
-
-
 def is_path(data: Any) -> bool:
-    """Whether an input is a path, or a list of them."""
+    """Return True if an input is a path, or a list of them."""
     if isinstance(data, list | tuple):
         return bool(data) and all(isinstance(each, str | os.PathLike) for each in data)
     return isinstance(data, str | os.PathLike)
@@ -110,40 +103,31 @@ def _is_in_memory(data: Any) -> bool:
     )
 
 
-def _is_tensors(data: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and type(data) is torch.utils.data.TensorDataset
-
-
 def _is_loader(data: Any) -> bool:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(
-        data, torch.utils.data.DataLoader | torch.utils.data.Dataset
-    ):
-        return True
-    return callable(data) and not isinstance(data, type)
+    is_torch = _is_a("torch.utils.data", "DataLoader", "Dataset")
+    return is_torch(data) or (callable(data) and not isinstance(data, type))
 
 
-def _is_ray_xshards(data: Any) -> bool:
-    from bigdl.orca.data.xshards import RayXShards
+def _is_a(package: str, *names: str) -> Callable[[Any], bool]:
+    """Return a test of an object's class that does not import it."""
+    return lambda data: any(
+        c.__name__ in names and c.__module__.startswith(package) for c in type(data).__mro__
+    )
 
-    return isinstance(data, RayXShards)
 
-
-def _is_ray_dataset(data: Any) -> bool:
-    from bigdl.orca.data.ray_exchange import is_ray_dataset
-
-    return is_ray_dataset(data)
+def _is_tensors(data: Any) -> bool:
+    cls = type(data)  # not of a subclass, which may read its rows in its own way
+    return cls.__name__ == "TensorDataset" and cls.__module__.startswith("torch.utils.data")
 
 
 _KINDS: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     # name, test, module and class of the Feed
     ("Spark DataFrame", _is_spark_frame, "spark_dataframe", "SparkDataFrameFeed"),
-    ("SparkXShards", _is_xshards, "xshards", "XShardsFeed"),
+    ("SparkXShards", _is_a("bigdl.orca.data.xshards", "SparkXShards"), "xshards", "XShardsFeed"),
     ("path", is_path, "parquet", "ParquetFeed"),
     ("array", _is_in_memory, "in_memory", "ArrayFeed"),
     ("array", _is_tensors, "in_memory", "ArrayFeed"),
-    ("RayXShards", _is_ray_xshards, "on_ray", "RayXShardsFeed"),
-    ("Ray Dataset", _is_ray_dataset, "on_ray", "RayDatasetFeed"),
+    ("RayXShards", _is_a("bigdl.orca.data.xshards", "RayXShards"), "on_ray", "RayXShardsFeed"),
+    ("Ray Dataset", _is_a("ray.data", "Dataset"), "on_ray", "RayDatasetFeed"),
     ("DataLoader", _is_loader, "loader", "LoaderFeed"),
 )

@@ -1,8 +1,9 @@
-"""Arrow's types in terms of the conversion rules, which are written for Spark's."""
+"""Arrow's types in terms of Spark's, and of the conversion rules, which are written for them."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,48 +11,62 @@ from bigdl.common.errors import UsageError
 from bigdl.runtime.shards.columns import ColumnSpec
 from bigdl.runtime.shards.feed import SourceError
 
-__all__ = ["arrow_type_of", "densified", "spark_type"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import DataType
+
+__all__ = ["arrow_type_of", "densified", "for_spark", "spark_type"]
 
 _VECTOR = ["type", "size", "indices", "values"]  # fields of Spark ML's vectors in Parquet
 
 
-def spark_type(name: str, arrow_type):
-    """The Spark type that a column of Parquet would have in a DataFrame."""
+def for_spark(type_: pa.DataType, nested: bool = False) -> pa.DataType:
+    """Return the Arrow type in which Spark takes the values of an Arrow type of pandas."""
     import pyarrow as pa
-    from pyspark.ml.linalg import VectorUDT
-    from pyspark.sql import types as T
+    from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
     kinds = pa.types
+    if kinds.is_dictionary(type_):
+        return for_spark(type_.value_type, nested)
+    if kinds.is_map(type_):
+        return pa.map_(for_spark(type_.key_type, True), for_spark(type_.item_type, True))
+    if kinds.is_list(type_) or kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_):
+        return pa.list_(for_spark(type_.value_type, True))
+    if kinds.is_struct(type_):
+        return pa.struct([(field.name, for_spark(field.type, True)) for field in type_])
+    if kinds.is_timestamp(type_):
+        return pa.timestamp("us", "UTC" if type_.tz or not nested else None)
+    if kinds.is_time(type_):
+        return pa.time64("us")
+    wider = {
+        pa.uint8(): pa.int16(),
+        pa.uint16(): pa.int32(),
+        pa.uint32(): pa.int64(),
+        pa.uint64(): pa.decimal128(20, 0),
+        pa.float16(): pa.float32(),
+        pa.null(): pa.string(),
+        pa.string_view(): pa.string(),
+        pa.binary_view(): pa.binary(),
+        pa.date64(): pa.date32(),
+    }
+    return to_arrow_type(from_arrow_type(wider.get(type_, type_)), timezone="UTC")
 
-    def of(t):
-        if kinds.is_dictionary(t):
-            return of(t.value_type)
-        if kinds.is_list(t) or kinds.is_large_list(t) or kinds.is_fixed_size_list(t):
-            return T.ArrayType(of(t.value_type))
-        if kinds.is_map(t):
-            return T.MapType(of(t.key_type), of(t.item_type))
-        if kinds.is_struct(t) and [t.field(i).name for i in range(t.num_fields)] == _VECTOR:
-            return VectorUDT()
-        if kinds.is_decimal(t):
-            return T.DecimalType(min(t.precision, 38), t.scale)
-        for is_of_kind, spark in (
-            (kinds.is_boolean, T.BooleanType()),
-            (
-                lambda t: t in (pa.int8(), pa.uint8(), pa.int16(), pa.uint16(), pa.int32()),
-                T.IntegerType(),
-            ),
-            (lambda t: t in (pa.int64(), pa.uint32()), T.LongType()),
-            (lambda t: t in (pa.float16(), pa.float32()), T.FloatType()),
-            (kinds.is_float64, T.DoubleType()),
-            (lambda t: kinds.is_string(t) or kinds.is_large_string(t), T.StringType()),
-            (kinds.is_timestamp, T.TimestampType()),
-            (kinds.is_date, T.DateType()),
-        ):
-            if is_of_kind(t):
-                return spark
-        raise UsageError(f"Column '{name}' has type {arrow_type}, which cannot become a tensor")
 
-    return of(arrow_type)
+def spark_type(name: str, arrow_type: pa.DataType) -> DataType:
+    """Return the Spark type that a column of Parquet would have in a DataFrame."""
+    import pyarrow as pa
+    from pyspark.errors import PySparkTypeError
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    if pa.types.is_struct(arrow_type) and [field.name for field in arrow_type] == _VECTOR:
+        return VectorUDT()
+    try:
+        return from_arrow_type(for_spark(arrow_type))
+    except PySparkTypeError:
+        raise UsageError(
+            f"Column '{name}' has type {arrow_type}, which cannot become a tensor"
+        ) from None
 
 
 _BASES = {"boolean": "bool_", "int": "int32", "bigint": "int64", "float": "float32"}

@@ -61,30 +61,26 @@ def packed_cells(
     feeds: Mapping[str, PackedFeed], num_workers: int
 ) -> tuple[DataFrame, list[Sequence], Callable[[], None]]:
     """One DataFrame of the cells of all feeds, the columns of each, and what frees them."""
-    opened = contextlib.ExitStack()
     specs = []
     first = next(iter(feeds.values()))
-    with contextlib.ExitStack() as on_error:
-        on_error.callback(opened.close)
-        packed: Any = None
+    packed: Any = None
+    with contextlib.ExitStack() as opened:
         for number, feed in enumerate(feeds.values()):
             cells, columns, close = feed.cells(number, num_workers, first if number else None)
             opened.callback(close)
             specs.append(columns)
             packed = cells if packed is None else packed.union(cells)
-        on_error.pop_all()
-    return packed, specs, opened.close
+        return packed, specs, opened.pop_all().close
 
 
 def combined(ingests: Sequence[Ingest]) -> Ingest:
     """Of inputs that the workers get at by themselves."""
 
-    def close():
-        for ingest in ingests:
-            ingest.close()
-
+    closing = contextlib.ExitStack()
+    for ingest in ingests:
+        closing.callback(ingest.close)
     if any(ingest.frame is not None for ingest in ingests):
-        close()
+        closing.close()
         raise UsageError("These inputs cannot be read together; pass inputs of one kind")
     readers = [ingest.reader for ingest in ingests]
 
@@ -94,4 +90,4 @@ def combined(ingests: Sequence[Ingest]) -> Ingest:
             shards.update(reader(batches, open_spool))
         return shards
 
-    return Ingest(None, read, close)
+    return Ingest(None, read, closing.close)

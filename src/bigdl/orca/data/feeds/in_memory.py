@@ -86,22 +86,24 @@ class ArrayFeed(PackedFeed):
         if self.travels(cluster):
             return prepare_packed({name: self}, num_workers)
         folder = tempfile.mkdtemp(dir=cluster.temp_dir, prefix="arrays-")
+        shards = []
         try:
-            files = [
-                [self._write(folder, rank, i, num_workers) for i in range(len(self._arrays))]
-                for rank in range(num_workers)
-            ]
+            for rank in range(num_workers):
+                rows, leaves, arrays = self.part(rank, num_workers)
+                files = [os.path.join(folder, f"{rank}-{i}.bin") for i in range(len(arrays))]
+                for array, file in zip(arrays, files, strict=True):
+                    array.tofile(file)
+                shards.append((rows, leaves, files))
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        sizes = [len(range(rank, self.rows, num_workers)) for rank in range(num_workers)]
-        reader = _file_reader(name, self._leaves, files, sizes)
-        return Ingest(None, reader, lambda: shutil.rmtree(folder, ignore_errors=True))
 
-    def _write(self, folder, rank, i, num_workers):
-        path = os.path.join(folder, f"{rank}-{i}.bin")
-        np.ascontiguousarray(self._arrays[i][rank::num_workers]).tofile(path)
-        return path
+        def read(batches, open_spool):
+            writer = open_spool(name, [])
+            writer.adopt(*shards[open_spool.place])
+            return {name: Shard(writer.finish())}
+
+        return Ingest(None, read, lambda: shutil.rmtree(folder, ignore_errors=True))
 
     def cells(self, number, num_workers, reference=None):
         from pyspark.sql import SparkSession
@@ -111,13 +113,3 @@ class ArrayFeed(PackedFeed):
         spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
         table = cell_table(pack(0, chunks))
         return spark.createDataFrame(table), (), lambda: None
-
-
-def _file_reader(name, leaves, files, sizes):
-    def read(batches, open_spool):
-        place = open_spool.place
-        writer = open_spool(name, [])
-        writer.adopt(sizes[place], leaves, files[place])
-        return {name: Shard(writer.finish())}
-
-    return read

@@ -29,8 +29,6 @@ from bigdl.runtime.shards.shard import LOADER_FILE, LoaderShard
 
 __all__ = ["LoaderFeed"]
 
-"""The file of a spool that holds the pickled loader or function."""
-
 
 class LoaderFeed(Feed):
     """A ``DataLoader``, a ``Dataset`` or a function ``creator(config, batch_size)``.
@@ -71,14 +69,12 @@ class LoaderFeed(Feed):
             ) from error
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
-        return Ingest(None, _reader(name, self._payload))
+        payload = self._payload
 
+        def read(batches, open_spool):
+            writer = open_spool(name, [])
+            with open(os.path.join(writer.path, LOADER_FILE), "wb") as file:
+                file.write(payload)
+            return {name: LoaderShard(writer.finish())}
 
-def _reader(name, payload):
-    def read(batches, open_spool):
-        writer = open_spool(name, [])
-        with open(os.path.join(writer.path, LOADER_FILE), "wb") as file:
-            file.write(payload)
-        return {name: LoaderShard(writer.finish())}
-
-    return read
+        return Ingest(None, read)

@@ -10,6 +10,7 @@ files' names.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ import numpy as np
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.data.feeds.arrow_types import arrow_type_of, densified, spark_type
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
+from bigdl.orca.data.file import is_local_path, open_file_system
 from bigdl.runtime.shards.columns import ColumnSpec, column_spec, decode, float_dtype
 from bigdl.runtime.shards.feed import Feed, Ingest, SourceError
 from bigdl.runtime.shards.shard import Shard
@@ -121,18 +123,35 @@ class ParquetFeed(Feed):
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         pieces = _cut(self._files, self.rows, num_workers)
-        return Ingest(None, _reader(name, self._url, self.specs, pieces))
+        url, specs = self._url, self.specs
+
+        def read(batches, open_spool):
+            writer = open_spool(name, specs)
+            own = pieces[open_spool.place]
+            writer.expect(sum(piece.stop - piece.start for piece in own))
+            for sequence, batch in enumerate(_batches(url, specs, own)):
+                columns = [
+                    (spec.name, key, array)
+                    for spec, column in zip(specs, batch, strict=True)
+                    for key, array in decode(spec, column)
+                ]
+                # a batch is small enough to be turned to rows within a cache
+                leaves, arrays = grouped(columns)
+                ready = [np.ascontiguousarray(array) for array in arrays]
+                writer.append(0, sequence, len(batch[0]), leaves, ready)
+            return {name: Shard(writer.finish())}
+
+        return Ingest(None, read)
 
 
 def filesystem_of(url: str):
     """pyarrow's view of where a path is, and the path there."""
     import pyarrow.fs as pa_fs
 
-    if "://" not in url or url.startswith("file://"):
-        return pa_fs.LocalFileSystem(), url.removeprefix("file://")
-    fsspec = require("fsspec", "orca")
-    found, path = fsspec.core.url_to_fs(url)
-    return pa_fs.PyFileSystem(pa_fs.FSSpecHandler(found)), path
+    system, path = open_file_system(url)
+    if is_local_path(url):
+        return pa_fs.LocalFileSystem(), path
+    return pa_fs.PyFileSystem(pa_fs.FSSpecHandler(system)), path
 
 
 def read_pandas(urls: Sequence[str]) -> pandas.DataFrame:
@@ -182,26 +201,6 @@ def _cut(files, rows, num_workers) -> list[list[_Piece]]:
     return shards
 
 
-def _reader(name, url, specs, pieces):
-    def read(batches, open_spool):
-        writer = open_spool(name, specs)
-        own = pieces[open_spool.place]
-        writer.expect(sum(piece.stop - piece.start for piece in own))
-        for sequence, batch in enumerate(_batches(url, specs, own)):
-            columns = [
-                (spec.name, key, array)
-                for spec, column in zip(specs, batch, strict=True)
-                for key, array in decode(spec, column)
-            ]
-            # a batch is small enough to be turned to rows within a cache
-            leaves, arrays = grouped(columns)
-            ready = [np.ascontiguousarray(array) for array in arrays]
-            writer.append(0, sequence, len(batch[0]), leaves, ready)
-        return {name: Shard(writer.finish())}
-
-    return read
-
-
 def _batches(url, specs: Sequence[ColumnSpec], pieces: Sequence[_Piece]):
     """The columns of every record batch of some pieces, in the types of `specs`."""
     import pyarrow as pa
@@ -211,43 +210,38 @@ def _batches(url, specs: Sequence[ColumnSpec], pieces: Sequence[_Piece]):
     system, _ = filesystem_of(url)
     # threads of Arrow may hold a Python file for a moment too long for a process that ends
     ahead = not isinstance(system, pa_fs.PyFileSystem)
-    opened: tuple = (None, None)
-    for piece in pieces:
-        if opened[0] != piece.path:
-            try:
-                source = system.open_input_file(piece.path)
-                opened = piece.path, pq.ParquetFile(source, pre_buffer=ahead)
-            except FileNotFoundError:
-                raise UsageError(
-                    f"The worker on {os.uname().nodename} does not see {piece.path}; pass a path "
-                    "that the driver and all workers share"
-                ) from None
-        keys = dict(piece.keys)
-        wanted = [spec.name for spec in specs if spec.name not in keys]
-        file = opened[1]
-        position = 0
-        for batch in file.iter_batches(
-            batch_size=_batch_rows(specs),
-            row_groups=[piece.group],
-            columns=wanted,
-            use_threads=False,
-        ):
-            low = max(piece.start - position, 0)
-            high = min(piece.stop - position, batch.num_rows)
-            position += batch.num_rows
-            if low >= high:
-                continue
-            part = batch.slice(low, high - low)
-            out = []
-            for spec in specs:
-                if spec.name in keys:
-                    column = pa.repeat(pa.scalar(keys[spec.name]), part.num_rows)
-                else:
-                    column = part.column(spec.name)
-                out.append(_cast(spec, column))
-            yield out
-            if position >= piece.stop:
-                break
+    for path, of_file in itertools.groupby(pieces, key=lambda piece: piece.path):
+        try:
+            file = pq.ParquetFile(system.open_input_file(path), pre_buffer=ahead)
+        except FileNotFoundError:
+            raise UsageError(
+                f"The worker on {os.uname().nodename} does not see {path}; pass a path that the "
+                "driver and all workers share"
+            ) from None
+        for piece in of_file:
+            keys = dict(piece.keys)
+            row = 0
+            for batch in file.iter_batches(
+                batch_size=_batch_rows(specs),
+                row_groups=[piece.group],
+                columns=[spec.name for spec in specs if spec.name not in keys],
+                use_threads=False,
+            ):
+                low, high = max(piece.start - row, 0), min(piece.stop - row, batch.num_rows)
+                row += batch.num_rows
+                if low < high:
+                    part = batch.slice(low, high - low)
+                    yield [
+                        _cast(
+                            spec,
+                            pa.repeat(pa.scalar(keys[spec.name]), part.num_rows)
+                            if spec.name in keys
+                            else part.column(spec.name),
+                        )
+                        for spec in specs
+                    ]
+                if row >= piece.stop:
+                    break
 
 
 def _batch_rows(specs):

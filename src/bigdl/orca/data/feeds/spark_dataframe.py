@@ -17,6 +17,7 @@ ordered by it, so the order of the rows does not depend on the network.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Sequence
 
 from bigdl.common.errors import UsageError
@@ -90,13 +91,24 @@ class SparkDataFrameFeed(PackedFeed):
         ]
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
-        def packed():
-            return prepare_packed({name: self}, num_workers)
-
+        packed = functools.partial(prepare_packed, {name: self}, num_workers)
         if self.balance and not self._is_cached_in(num_workers):
             return packed()
-        direct = Ingest(project(self.frame, self.specs), _direct_reader(name, self.specs))
-        direct.settings = _settings(self.frame, self.specs)
+        specs = self.specs
+
+        def read(batches, open_spool):
+            from pyspark import TaskContext
+
+            source = TaskContext.get().partitionId()
+            writer = open_spool(name, specs)
+            for sequence, batch in enumerate(batches):
+                if batch.num_rows:
+                    leaves, arrays = decode_batch(specs, batch)
+                    writer.append(source, sequence, batch.num_rows, leaves, arrays)
+            return {name: Shard(writer.finish())}
+
+        direct = Ingest(project(self.frame, specs), read)
+        direct.settings = _settings(self.frame, specs)
         if self.balance:
             # the workers look at the sizes once they have them: to count first costs another job
             direct.accept, direct.otherwise = _near_equal, packed
@@ -106,13 +118,12 @@ class SparkDataFrameFeed(PackedFeed):
 
     def cells(self, number, num_workers, reference=None):
         specs, frame = self._specs_like(reference), self.frame
-        converted = project(frame, specs)
-        kept = []
+        converted, close = project(frame, specs), lambda: None
         if not spark_plan.is_deterministic(frame):
             # a retry that had to run this plan again would see other rows
-            kept.append(converted.persist())
+            close = converted.persist().unpersist
         packed = converted.mapInArrow(packer(number, self.name, specs, num_workers), CELL)
-        return packed, specs, lambda: [each.unpersist() for each in kept]
+        return packed, specs, close
 
     def _specs_like(self, reference):
         """The columns in the types that those of the same name have in another frame."""
@@ -142,7 +153,7 @@ class SparkDataFrameFeed(PackedFeed):
             )
 
     def _is_cached_in(self, num_workers):
-        """Whether the frame is cached in as many partitions as there are workers."""
+        """Return True if the frame is cached in as many partitions as there are workers."""
         return (
             spark_plan.is_cached(self.frame)
             and self.frame.rdd.getNumPartitions() == num_workers
@@ -205,7 +216,7 @@ def find_columns(columns: Sequence[str], has: Sequence[str], owner: str) -> None
 
 
 def is_connect(frame) -> bool:
-    """Whether an object is a DataFrame of Spark Connect."""
+    """Return True if an object is a DataFrame of Spark Connect."""
     return any(c.__module__.startswith("pyspark.sql.connect") for c in type(frame).__mro__)
 
 
@@ -213,18 +224,3 @@ def _suggestion(column, names):
     lower = {name.lower(): name for name in names}
     near = difflib.get_close_matches(column.lower(), lower, n=1)
     return f"; did you mean '{lower[near[0]]}'?" if near else ""
-
-
-def _direct_reader(name, specs):
-    def read(batches, open_spool):
-        from pyspark import TaskContext
-
-        source = TaskContext.get().partitionId()
-        writer = open_spool(name, specs)
-        for sequence, batch in enumerate(batches):
-            if batch.num_rows:
-                leaves, arrays = decode_batch(specs, batch)
-                writer.append(source, sequence, batch.num_rows, leaves, arrays)
-        return {name: Shard(writer.finish())}
-
-    return read

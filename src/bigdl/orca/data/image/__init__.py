@@ -30,15 +30,14 @@ __all__ = [
 
 def write_tfrecord(format: str, output_path: str, *args: Any, **kwargs: Any) -> NoReturn:
     """No more available, since it needed TensorFlow 1; the error says what takes its place."""
-    raise UsageError(
-        "write_tfrecord is no more available: it needed TensorFlow 1; use "
-        'bigdl.orca.data.image.write_parquet("image_folder", …) instead'
-    )
+    _refuse("write_tfrecord", 'bigdl.orca.data.image.write_parquet("image_folder", …)')
 
 
 def read_tfrecord(format: str, path: str, *args: Any, **kwargs: Any) -> NoReturn:
     """No more available, since it needed TensorFlow 1; the error says what takes its place."""
-    raise UsageError(
-        "read_tfrecord is no more available: it needed TensorFlow 1; use "
-        'tf.data.TFRecordDataset, or bigdl.orca.data.image.read_parquet("tf_dataset", …) instead'
-    )
+    readers = 'tf.data.TFRecordDataset, or bigdl.orca.data.image.read_parquet("tf_dataset", …)'
+    _refuse("read_tfrecord", readers)
+
+
+def _refuse(name: str, instead: str) -> NoReturn:
+    raise UsageError(f"{name} is no more available: it needed TensorFlow 1; use {instead} instead")

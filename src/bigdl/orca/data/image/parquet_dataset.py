@@ -24,7 +24,16 @@ import numpy as np
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.data.file import is_file, listdir, open_file_system, read_bytes
+from bigdl.orca.data.file import (
+    exists,
+    is_file,
+    listdir,
+    makedirs,
+    open_file_system,
+    read_bytes,
+    rmdir,
+    write_text,
+)
 from bigdl.orca.data.image.preprocessing import voc_records
 from bigdl.orca.data.image.utils import (
     DType,
@@ -95,42 +104,41 @@ class ParquetDataset:
         schema = check_schema(schema)
         check_choice("write_mode", write_mode, _MODES)
         check_positive("block_size", block_size)
-        fs, root = open_file_system(path)
-        fs.invalidate_cache()
-        there = _chunk_numbers(fs, root)
-        metadata = f"{root}/{_METADATA}"
+        root = path.rstrip("/")
+        existing = _chunks(root)
         start = 0
-        if there or fs.exists(metadata):
+        if existing or is_file(f"{root}/{_METADATA}"):
             if write_mode == "ignore":
                 return
             if write_mode.startswith("error"):
                 raise UsageError(f'A dataset exists at {path!r}; pass write_mode="overwrite"')
             if write_mode == "append":
-                start = _check_appended(path, schema, there)
+                _check_appended(path, schema)
+                start = max(existing, default=-1) + 1
             else:
-                _remove(fs, root, there)
+                _remove(root, existing)
         types = arrow_schema(schema)
         for number, block in enumerate(chunks(generator, block_size), start):
-            folder = f"{root}/chunk={number}"
+            fs, folder = open_file_system(f"{root}/chunk={number}")
             fs.makedirs(folder, exist_ok=True)
             name = f"{folder}/part-{secrets.token_hex(8)}.parquet"
             fs.pipe_file(name, _parquet(schema, types, block, kwargs))
-        fs.makedirs(root, exist_ok=True)
-        fs.pipe_file(metadata, encode_schema(schema).encode())
+        makedirs(root)
+        write_text(f"{root}/{_METADATA}", encode_schema(schema))
 
     @staticmethod
     def schema(path: str) -> dict[str, SchemaField]:
         """The schema of the dataset at `path`."""
-        if not is_file(f"{path.rstrip('/')}/{_METADATA}"):
+        metadata = f"{path.rstrip('/')}/{_METADATA}"
+        if not is_file(metadata):
             raise UsageError(f"There is no complete ParquetDataset at {path!r}: no {_METADATA}")
-        return decode_schema(read_bytes(f"{path.rstrip('/')}/{_METADATA}"))
+        return decode_schema(read_bytes(metadata))
 
     @staticmethod
     def files(path: str) -> list[list[str]]:
         """The Parquet files of each chunk of the dataset at `path`, in order."""
-        folders = [(_CHUNK.fullmatch(p.rpartition("/")[2]), p) for p in listdir(path)]
-        found = sorted((int(match[1]), folder) for match, folder in folders if match)
-        return [[p for p in listdir(folder) if p.endswith(".parquet")] for _, folder in found]
+        folders = [folder for _, folder in sorted(_chunks(path).items())]
+        return [[p for p in listdir(folder) if p.endswith(".parquet")] for folder in folders]
 
     @staticmethod
     def read_as_torch(
@@ -163,30 +171,29 @@ class ParquetDataset:
         return RecordReader(path).xshards()
 
 
-def _chunk_numbers(fs, root) -> list[int]:
-    if not fs.isdir(root):
-        return []
-    names = [entry.rstrip("/").rpartition("/")[2] for entry in fs.ls(root, detail=False)]
-    return sorted(int(match[1]) for match in map(_CHUNK.fullmatch, names) if match)
+def _chunks(path: str) -> dict[int, str]:
+    """Return the folder of each chunk by its number."""
+    folders = listdir(path) if exists(path) else []
+    matches = ((_CHUNK.fullmatch(folder.rpartition("/")[2]), folder) for folder in folders)
+    return {int(match[1]): folder for match, folder in matches if match}
 
 
-def _check_appended(path, schema, there) -> int:
-    """Number of the first chunk to add."""
+def _check_appended(path: str, schema: Mapping[str, SchemaField]) -> None:
     existing = ParquetDataset.schema(path)
     if existing != schema:
         raise UsageError(
             f"The dataset at {path!r} has the schema {encode_schema(existing)}, to which records "
             f"of {encode_schema(schema)} cannot be appended"
         )
-    return max(there, default=-1) + 1
 
 
-def _remove(fs, root, there) -> None:
+def _remove(root: str, folders: Mapping[int, str]) -> None:
     """Remove a dataset, its schema first, and nothing that is beside it."""
-    if fs.exists(f"{root}/{_METADATA}"):
-        fs.rm(f"{root}/{_METADATA}")
-    for number in there:
-        fs.rm(f"{root}/chunk={number}", recursive=True)
+    fs, metadata = open_file_system(f"{root}/{_METADATA}")
+    if fs.exists(metadata):
+        fs.rm(metadata)
+    for folder in folders.values():
+        rmdir(folder)
 
 
 def _parquet(schema, types, block, options) -> bytes:
@@ -347,18 +354,12 @@ def tf_dataset(reader: RecordReader, output_types: Any = None, output_shapes: An
         )
     if reader.transforms is not None:
         raise UsageError("output_types must say what transforms returns; pass it")
-    types = {
-        DType.STRING: tf.string,
-        DType.BYTES: tf.string,
-        DType.INT32: tf.int32,
-        DType.FLOAT32: tf.float32,
-        DType.UINT8: tf.uint8,
-    }
     signature = {}
     for name, field in reader.schema.items():
-        dtype = tf.string if field.feature_type is FeatureType.IMAGE else types[field.dtype]
-        array = field.feature_type is FeatureType.NDARRAY
-        shape = [None if size < 0 else size for size in field.shape] if array else []
+        is_text = field.feature_type is FeatureType.IMAGE or field.dtype is DType.BYTES
+        is_array = field.feature_type is FeatureType.NDARRAY
+        shape = [None if size < 0 else size for size in field.shape] if is_array else []
+        dtype = tf.string if is_text else tf.as_dtype(field.dtype.name.lower())
         signature[name] = tf.TensorSpec(shape, dtype)
     return tf.data.Dataset.from_generator(reader.records, output_signature=signature)
 
@@ -373,11 +374,8 @@ def write_parquet(format: str, output_path: str, *args: Any, **kwargs: Any) -> N
     *args, **kwargs
         Of :func:`write_mnist`, :func:`write_from_directory` or :func:`write_voc`.
     """
-    writers: dict[str, Callable[..., None]] = {
-        "mnist": write_mnist,
-        "image_folder": write_from_directory,
-        "voc": write_voc,
-    }
+    writers: dict[str, Callable[..., None]]
+    writers = {"mnist": write_mnist, "image_folder": write_from_directory, "voc": write_voc}
     writers[check_choice("format", format, writers)](*args, output_path=output_path, **kwargs)
 
 
@@ -502,11 +500,8 @@ def write_voc(
         "label": SchemaField(FeatureType.NDARRAY, DType.FLOAT32, (-1, 6)),
         "image_id": SchemaField(FeatureType.SCALAR, DType.STRING, ()),
     }
-    ParquetDataset.write(
-        output_path, _voc_rows(voc_root_path, splits_names, classes), schema, **kwargs
+    records = (
+        {"image": path, "label": boxes, "image_id": path}
+        for path, boxes in voc_records(voc_root_path, splits_names, classes)
     )
-
-
-def _voc_rows(root, splits, classes) -> Iterator[dict]:
-    for path, boxes in voc_records(root, splits, classes):
-        yield {"image": path, "label": boxes, "image_id": path}
+    ParquetDataset.write(output_path, records, schema, **kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 from xml.etree import ElementTree
 
@@ -14,9 +14,9 @@ from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.file import (
     decode_image,
+    files_of,
     is_file,
     listdir,
-    open_file_system,
     open_image,
     open_text,
     read_bytes,
@@ -39,6 +39,7 @@ __all__ = [
     "read_voc",
     "voc_boxes",
     "voc_images",
+    "voc_records",
 ]
 
 
@@ -78,10 +79,23 @@ def read_images(
     UsageError
         If there is no image, or a mask is missing.
     """
-    readers = {"spark": read_images_spark, "pillow": read_images_pil}
-    return readers[check_choice("backend", backend, readers)](
-        file_path, label_func, target_path, image_type, target_type
-    )
+    check_choice("backend", backend, ("spark", "pillow"))
+    if label_func is not None and not callable(label_func):
+        raise UsageError(f"label_func must be a function of a path, got {label_func!r}")
+    if label_func is not None and target_path is not None:
+        raise UsageError("label_func and target_path cannot be given together; leave out one")
+    read = _read_by_spark if backend == "spark" else _read_by_workers
+    masks = None if target_path is None else (target_path, target_type)
+    files = read((file_path, image_type), masks)
+
+    def decode(file: tuple[str, bytes, str | None, bytes | None]) -> Any:
+        path, content, mask_path, mask = file
+        image = decode_image(content, path)
+        if mask_path is not None and mask is not None:
+            return image, decode_image(mask, mask_path)
+        return image if label_func is None else (image, label_func(_plain(path)))
+
+    return SparkXShards(files.map(decode))
 
 
 def read_images_pil(
@@ -92,14 +106,7 @@ def read_images_pil(
     target_type: str | tuple[str, ...] = ".png",
 ) -> SparkXShards:
     """:func:`read_images` in the Python workers."""
-    _check_labels(label_func, target_path)
-    images = _files(file_path, image_type)
-    if target_path is None:
-        rdd = _spread(images).map(lambda path: _labelled(open_image(path), path, label_func))
-    else:
-        pairs = _pairs(images, _files(target_path, target_type))
-        rdd = _spread(pairs).map(lambda pair: tuple(map(open_image, pair)))
-    return _xshards(rdd)
+    return read_images(file_path, label_func, target_path, image_type, target_type, "pillow")
 
 
 def read_images_spark(
@@ -110,35 +117,7 @@ def read_images_spark(
     target_type: str | tuple[str, ...] = ".png",
 ) -> SparkXShards:
     """:func:`read_images` through Spark."""
-    from pyspark.sql import functions as F
-
-    _check_labels(label_func, target_path)
-    images, paths = _listed(file_path, image_type)
-    parts = _partitions(len(paths))
-    if target_path is None:
-        masks = None
-        pairs: Sequence[tuple[str, str | None]] = [(path, None) for path in paths]
-    else:
-        masks, mask_paths = _listed(target_path, target_type)
-        pairs = _pairs(paths, mask_paths)
-    # a part per image, since a sort of all would read every file twice: to sample, and to sort
-    rows = [(*pair, i * parts // len(pairs)) for i, pair in enumerate(pairs)]
-    placed = OrcaContext.get_spark_session().createDataFrame(
-        rows, "path string, mask_path string, part int"
-    )
-    frame = images.select("path", "content").join(F.broadcast(placed), "path")
-    if masks is not None:
-        masks = masks.select(F.col("path").alias("mask_path"), F.col("content").alias("mask"))
-        frame = frame.join(masks, "mask_path")
-    ordered = frame.repartitionById(parts, F.col("part")).sortWithinPartitions("path")
-
-    def decode(row):
-        image = decode_image(row["content"], row["path"])
-        if target_path is None:
-            return _labelled(image, _plain(row["path"]), label_func)
-        return image, decode_image(row["mask"], row["mask_path"])
-
-    return _xshards(ordered.rdd.map(decode))
+    return read_images(file_path, label_func, target_path, image_type, target_type, "spark")
 
 
 def read_voc(
@@ -173,7 +152,7 @@ def read_voc(
     numbers = class_numbers(classes)
     columns = 6 if diff else 5
     rdd = _spread(voc_images(file_path, split_names)[: _at_most(max_samples)])
-    return _xshards(
+    return SparkXShards(
         rdd.map(lambda pair: (open_image(pair[0]), voc_boxes(pair[1], numbers)[:, :columns]))
     )
 
@@ -199,22 +178,46 @@ def read_coco(file_path: str, split: str = "train", max_samples: int | None = No
         order of their ``category_id``.
     """
     rdd = _spread(coco_records(file_path, split)[: _at_most(max_samples)])
-    return _xshards(rdd.map(lambda pair: (open_image(pair[0]), pair[1])))
+    return SparkXShards(rdd.map(lambda pair: (open_image(pair[0]), pair[1])))
 
 
 def _at_most(max_samples: int | None) -> int | None:
     return None if max_samples is None else check_positive("max_samples", max_samples)
 
 
-def _check_labels(label_func: Any, target_path: Any) -> None:
-    if label_func is not None and not callable(label_func):
-        raise UsageError(f"label_func must be a function of a path, got {label_func!r}")
-    if label_func is not None and target_path is not None:
-        raise UsageError("label_func and target_path cannot be given together; leave out one")
+Sources = tuple["str | list[str]", "str | tuple[str, ...]"]  # paths, and endings of their files
 
 
-def _labelled(image: Any, path: str, label_func: Callable | None) -> Any:
-    return image if label_func is None else (image, label_func(path))
+def _read_by_workers(images: Sources, masks: Sources | None) -> RDD:
+    """Return an RDD of path and content of every image and of its mask, or None."""
+    paths = _files(*images)
+    pairs = _pairs(paths, _files(*masks)) if masks else [(path, None) for path in paths]
+    return _spread(pairs).map(
+        lambda pair: (pair[0], read_bytes(pair[0]), pair[1], pair[1] and read_bytes(pair[1]))
+    )
+
+
+def _read_by_spark(images: Sources, masks: Sources | None) -> RDD:
+    """Return an RDD of path and content of every image and of its mask, or None."""
+    from pyspark.sql import functions as F
+
+    frame, paths = _listed(*images)
+    parts = _partitions(len(paths))
+    mask_frame, mask_paths = _listed(*masks) if masks else (None, [])
+    pairs = _pairs(paths, mask_paths) if masks else [(path, None) for path in paths]
+    # a part per image, since a sort of all would read every file twice: to sample, and to sort
+    rows = [(*pair, i * parts // len(pairs)) for i, pair in enumerate(pairs)]
+    placed = OrcaContext.get_spark_session().createDataFrame(
+        rows, "path string, mask_path string, part int"
+    )
+    frame = frame.select("path", "content").join(F.broadcast(placed), "path")
+    if mask_frame is None:
+        frame = frame.withColumn("mask", F.lit(None))
+    else:
+        columns = F.col("path").alias("mask_path"), F.col("content").alias("mask")
+        frame = frame.join(mask_frame.select(*columns), "mask_path")
+    ordered = frame.repartitionById(parts, F.col("part")).sortWithinPartitions("path")
+    return ordered.select("path", "content", "mask_path", "mask").rdd.map(tuple)
 
 
 def _endings(types: str | Iterable[str]) -> tuple[str, ...]:
@@ -223,24 +226,14 @@ def _endings(types: str | Iterable[str]) -> tuple[str, ...]:
 
 def _files(given: str | Iterable[str], types: str | Iterable[str]) -> list[str]:
     """The files with these endings that a path, a pattern or several of them mean, sorted."""
-    found: list[str] = []
-    for path in [given] if isinstance(given, str) else given:
-        for match in _matches(path):
-            found += [match] if is_file(match) else [p for p in listdir(match) if is_file(p)]
+    paths = [given] if isinstance(given, str) else given
+    files = {file for path in paths for file in files_of(path)}
     # Spark takes the other names for temporary files
-    shown = {path for path in found if not posixpath.basename(path).startswith(("_", "."))}
+    shown = (path for path in files if not posixpath.basename(path).startswith(("_", ".")))
     chosen = sorted(path for path in shown if path.lower().endswith(_endings(types)))
     if not chosen:
         raise UsageError(f"There is no file that ends in {types!r} at {given!r}")
     return chosen
-
-
-def _matches(path: str) -> list[str]:
-    if not any(mark in path for mark in "*?["):
-        return [path]
-    fs, inside = open_file_system(path)
-    start = path[: len(path) - len(inside)] if path.endswith(inside) else ""
-    return [start + match for match in fs.glob(inside)]
 
 
 def _listed(given: str | list[str], types: str | Iterable[str]) -> tuple[Any, list[str]]:
@@ -301,12 +294,6 @@ def _partitions(items: int) -> int:
 def _spread(items: list) -> RDD:
     return OrcaContext.get_spark_context().parallelize(items, _partitions(len(items)))
 
-
-def _xshards(rdd: RDD) -> SparkXShards:
-    return SparkXShards(rdd)
-
-
-__all__ += ["voc_records"]
 
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),

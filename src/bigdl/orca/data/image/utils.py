@@ -99,12 +99,8 @@ def encode_schema(schema: Mapping[str, SchemaField]) -> str:
     """`schema` as JSON."""
     return json.dumps(
         {
-            name: {
-                "feature_type": field.feature_type.name,
-                "dtype": field.dtype.name,
-                "shape": list(field.shape),
-            }
-            for name, field in schema.items()
+            name: {"feature_type": kind.name, "dtype": dtype.name, "shape": list(shape)}
+            for name, (kind, dtype, shape) in schema.items()
         }
     )
 
@@ -135,17 +131,14 @@ def arrow_schema(schema: Mapping[str, SchemaField]) -> pa.Schema:
     """The types of the Parquet columns."""
     import pyarrow as pa
 
-    scalars = {
-        DType.STRING: pa.string(),
-        DType.BYTES: pa.binary(),
-        DType.INT32: pa.int32(),
-        DType.FLOAT32: pa.float32(),
-        DType.UINT8: pa.int32(),  # Spark has no unsigned types
-    }
-    return pa.schema(
-        (name, scalars[f.dtype] if f.feature_type is FeatureType.SCALAR else pa.binary())
-        for name, f in schema.items()
-    )
+    def type_of(field: SchemaField) -> pa.DataType:
+        if field.feature_type is not FeatureType.SCALAR or field.dtype is DType.BYTES:
+            return pa.binary()
+        if field.dtype is DType.UINT8:
+            return pa.int32()  # Spark has no unsigned types
+        return pa.type_for_alias(field.dtype.name.lower())
+
+    return pa.schema([(name, type_of(field)) for name, field in schema.items()])
 
 
 def encode_record(schema: Mapping[str, SchemaField], record: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,11 +171,7 @@ def _encode(name: str, field: SchemaField, value: Any) -> Any:
 def decode_record(schema: Mapping[str, SchemaField], record: Mapping[str, Any]) -> dict[str, Any]:
     """A record from its Parquet values: arrays are arrays again, images are bytes."""
     return {
-        name: _decode_array(value)
-        if schema[name].feature_type is FeatureType.NDARRAY
-        else bytes(value)
-        if isinstance(value, bytearray)
-        else value
+        name: _decode_array(value) if schema[name].feature_type is FeatureType.NDARRAY else value
         for name, value in record.items()
     }
 

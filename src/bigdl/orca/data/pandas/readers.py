@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.cluster.ray import RayCluster, is_alone
+from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.spark import SparkCluster
-from bigdl.orca.data.file import exists, is_local_path, open_file_system
+from bigdl.orca.data.file import exists, files_of, is_local_path, open_file_system
 from bigdl.orca.data.xshards import RayXShards, SparkXShards
 from bigdl.orca.data.xshards.frames import frames_of, quoted, safe_names
 from bigdl.orca.data.xshards.shards import DATA_FRAME, even_cut
+from bigdl.orca.settings import OrcaContext
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow
+    from pyspark.sql.types import StructType
 
 __all__ = [
     "files_of",
@@ -20,7 +26,6 @@ __all__ = [
     "read_csv",
     "read_json",
     "read_parquet",
-    "read_with_pandas",
     "split_paths",
     "to_xshards",
 ]
@@ -38,28 +43,6 @@ def split_paths(file_path: str | os.PathLike | Sequence) -> list[str]:
     return paths
 
 
-def files_of(path: str, *, nested: bool = False) -> list[str]:
-    """The files that one path means, sorted; with `nested`, also those in folders of a folder."""
-    fs, inside = open_file_system(path)
-    if fs.isdir(inside):
-        found = fs.find(inside) if nested else fs.ls(inside, detail=False)
-        parts = [each[len(inside) :].strip("/").split("/") for each in found]
-        found = [
-            each
-            for each, names in zip(found, parts, strict=True)
-            if not any(name.startswith(("_", ".")) for name in names) and fs.isfile(each)
-        ]
-    elif fs.isfile(inside):
-        found = [inside]
-    else:
-        found = [each for each in fs.glob(inside) if fs.isfile(each)]
-    if not found:
-        raise UsageError(f"There is no file at {path!r}")
-    if is_local_path(path):
-        return sorted(found)
-    return sorted(fs.unstrip_protocol(each) for each in found)
-
-
 def for_spark(file_path) -> list[str]:
     """Paths as Spark's readers take them.
 
@@ -75,21 +58,103 @@ def for_spark(file_path) -> list[str]:
     ]
 
 
-def read_json(file_path, options: dict[str, Any]):
-    """See :func:`bigdl.orca.data.pandas.read_json`."""
-    options = dict(options)
-    if "lines" in options:  # as pandas calls it
-        options["multiLine"] = not options.pop("lines")
-    if options.pop("orient", "records") != "records":
+def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | RayXShards:
+    """Read CSV files.
+
+    Parameters
+    ----------
+    file_path : str or sequence of str
+        A file, a directory, a pattern such as ``"data/*.csv"``, several of them with commas
+        between, or a list; local or the URL of a remote storage.
+    **kwargs
+        With the backend ``"pandas"``, those of :func:`pandas.read_csv`.  With ``"spark"``:
+        ``header`` (``"infer"``, 0 or None, which names the columns ``"0"``, ``"1"``, ...),
+        ``names`` (a list, or a schema as text of Spark's DDL), ``index_col``, ``usecols`` (names,
+        numbers or a function of a name), ``dtype`` (one, or a dict by name or number of columns),
+        ``squeeze``, ``sep``, ``quotechar``, ``escapechar``, ``comment``; any other one is an option
+        of Spark's reader.
+
+    Returns
+    -------
+    SparkXShards or RayXShards
+        One pandas frame per partition.
+
+    Raises
+    ------
+    UsageError
+        For arguments that cannot be followed, and with the backend ``"pandas"`` if there is no
+        file.
+    pyspark.errors.AnalysisException
+        With the backend ``"spark"``, if there is no file.
+
+    Examples
+    --------
+    >>> shards = read_csv("data/*.csv", usecols=["user", "item"], dtype={"user": "int32"})
+    """
+    if _is_with_pandas():
+        return _read_with_pandas("csv", file_path, kwargs)
+    return _read_csv(file_path, **kwargs)
+
+
+def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | RayXShards:
+    """Read JSON files.
+
+    Parameters
+    ----------
+    file_path : str or sequence of str
+        As for :func:`read_csv`.
+    **kwargs
+        With the backend ``"pandas"``, those of :func:`pandas.read_json`; with ``"spark"``, options
+        of Spark's reader, which expects one record per line (``multiLine=True`` for other files).
+
+    Returns
+    -------
+    SparkXShards or RayXShards
+        One pandas frame per partition.
+    """
+    if _is_with_pandas():
+        return _read_with_pandas("json", file_path, kwargs)
+    if "lines" in kwargs:  # as pandas calls it
+        kwargs["multiLine"] = not kwargs.pop("lines")
+    if kwargs.pop("orient", "records") != "records":
         raise UsageError(
             'Spark reads JSON of orient="records" only; set OrcaContext.pandas_read_backend = '
             '"pandas" for others'
         )
-    return to_xshards(SparkCluster.from_active().spark.read.json(for_spark(file_path), **options))
+    return to_xshards(SparkCluster.from_active().spark.read.json(for_spark(file_path), **kwargs))
 
 
-def read_parquet(file_path, columns: list[str] | None, schema, options: dict[str, Any]):
-    """See :func:`bigdl.orca.data.pandas.read_parquet`."""
+def read_parquet(
+    file_path: str | Sequence[str],
+    columns: Sequence[str] | None = None,
+    schema: StructType | pyarrow.Schema | str | None = None,
+    **options: Any,
+) -> SparkXShards | RayXShards:
+    """Read Parquet files.
+
+    Parameters
+    ----------
+    file_path : str or sequence of str
+        As for :func:`read_csv`.
+    columns : sequence of str, optional
+        Default: all.
+    schema : pyspark.sql.types.StructType, str or pyarrow.Schema, optional
+        Schema of the files, when it is known; pyarrow's with the backend ``"pandas"``.
+    **options
+        Of Spark's reader, or of :func:`pandas.read_parquet`.
+
+    Returns
+    -------
+    SparkXShards or RayXShards
+        One pandas frame per partition.
+    """
+    if isinstance(columns, str):
+        columns = [columns]
+    if _is_with_pandas():
+        options["columns"] = None if columns is None else list(columns)
+        if schema is not None:
+            options["schema"] = schema
+        return _read_with_pandas("parquet", file_path, options)
     reader = SparkCluster.from_active().spark.read.options(**options)
     if schema is not None:
         reader = reader.schema(schema)
@@ -100,6 +165,10 @@ def read_parquet(file_path, columns: list[str] | None, schema, options: dict[str
             raise UsageError(f"The files have no columns {missing}, only {frame.columns}")
         frame = frame.select(*map(quoted, columns))
     return to_xshards(frame)
+
+
+def _is_with_pandas() -> bool:
+    return OrcaContext.pandas_read_backend == "pandas" or is_alone()
 
 
 def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
@@ -117,7 +186,7 @@ def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
 _NUMBERS = "biuf"
 
 
-def read_csv(
+def _read_csv(
     file_path: Any,
     header: str | int | None = "infer",
     names: Sequence[str] | str | None = None,
@@ -133,7 +202,10 @@ def read_csv(
     parse_dates: bool = False,
     **options: Any,
 ):
-    """See :func:`bigdl.orca.data.pandas.read_csv`."""
+    """Read CSV files by Spark, see :func:`read_csv`."""
+    from pandas.api.types import pandas_dtype
+    from pyspark.sql.types import StringType, StructField, StructType
+
     if mangle_dupe_cols is not True:
         raise UsageError(f"mangle_dupe_cols can only be True, got {mangle_dupe_cols!r}")
     if parse_dates is not False:
@@ -160,7 +232,7 @@ def read_csv(
     paths = for_spark(file_path)
     reader = reader.options(**{"inferSchema": True, **options})
     if isinstance(names, str):
-        schema = _ddl(names)
+        schema = cast("StructType", StructType.fromDDL(names))
         frame = reader.schema(schema).csv(paths)
         found = schema.names
     else:
@@ -170,44 +242,44 @@ def read_csv(
             reader = reader.options(enforceSchema=False, **options)
             frame = reader.schema(frame.schema).csv(paths)
         found = _named(names, frame.columns, header)
-    _check_unique(found)
+    if len(set(found)) != len(found):
+        raise UsageError(f"Found duplicate names in {found}; every column needs its own")
     positions = _used(usecols, found, names is not None)
     index = _index(index_col, [found[i] for i in positions])
 
-    types = {i: kind for i, kind in _types(dtype, found).items() if i in positions}
-    texts = [i for i, kind in types.items() if _kind(kind) not in _NUMBERS]
+    types = {i: each for i, each in _types(dtype, found).items() if i in positions}
+    texts = [i for i, each in types.items() if pandas_dtype(each).kind not in _NUMBERS]
     if texts and not isinstance(names, str):
-        frame = reader.schema(_with_texts(frame.schema, texts)).csv(paths)
+        fields = [
+            StructField(field.name, StringType()) if i in texts else field
+            for i, field in enumerate(frame.schema.fields)
+        ]
+        frame = reader.schema(StructType(fields)).csv(paths)
     safe = safe_names(len(found))
     frame = frame.toDF(*safe).select(*(safe[i] for i in positions))
-    finish = _Finish({found[i]: kind for i, kind in types.items()}, index, squeeze)
+    types_by_name = {found[i]: each for i, each in types.items()}
+
+    def finish(frame: pd.DataFrame) -> Any:
+        if types_by_name:
+            frame = frame.astype(types_by_name)
+        if index is not None:
+            frame = frame.set_index(index)
+        return frame.squeeze("columns") if squeeze else frame
+
     class_name = None if squeeze else DATA_FRAME
     return to_xshards(frame, [found[i] for i in positions], finish, class_name)
 
 
-def _ddl(text: str):
-    from pyspark.sql.types import StructType
-
-    return StructType.fromDDL(text)
-
-
-def _named(names, columns: list[str], header) -> list[str]:
+def _named(names: Sequence[str] | None, columns: list[str], header: int | None) -> list[str]:
     if names is None:
         return list(columns) if header == 0 else [str(i) for i in range(len(columns))]
     names = list(names)
-    if len(set(names)) != len(names):
-        raise UsageError(f"Found duplicate names in {names}; every column needs its own")
     if len(names) != len(columns):
         raise UsageError(
             f"The number of names {names} does not match the number of columns, {len(columns)}; "
             "pass a name for each"
         )
     return names
-
-
-def _check_unique(names):
-    if len(set(names)) != len(names):
-        raise UsageError(f"Found duplicate names in {names}; every column needs its own")
 
 
 def _used(usecols, names: list[str], are_given: bool) -> list[int]:
@@ -217,24 +289,22 @@ def _used(usecols, names: list[str], are_given: bool) -> list[int]:
     if callable(usecols):
         return [i for i, name in enumerate(names) if usecols(name)]
     wanted: list[Any] = [usecols] if isinstance(usecols, str) else list(usecols)
+    columns: Sequence[Any] = names
     if all(isinstance(each, int) for each in wanted):
-        missing = [each for each in wanted if not 0 <= each < len(names)]
-        positions = set(wanted)
-    elif all(isinstance(each, str) for each in wanted):
-        missing = [each for each in wanted if each not in names]
-        positions = {names.index(each) for each in wanted if each in names}
-    else:
+        columns = range(len(names))
+    elif not all(isinstance(each, str) for each in wanted):
         raise UsageError(
             "usecols must be names of columns, or their numbers, or a function of a name, got "
             f"{usecols!r}"
         )
+    missing = [each for each in wanted if each not in columns]
     if missing:
         if are_given:
             raise UsageError(f"Passed names did not match usecols: {missing} of {names}")
         raise UsageError(
             f"usecols do not match columns, columns expected but not found: {missing}, of {names}"
         )
-    return sorted(positions)
+    return sorted({columns.index(each) for each in wanted})
 
 
 def _index(index_col, names: list[str]) -> str | None:
@@ -258,92 +328,43 @@ def _types(dtype, names: list[str]) -> dict[int, Any]:
     if not isinstance(dtype, dict):
         return dict.fromkeys(range(len(names)), dtype)
     types = {}
-    for key, kind in dtype.items():
+    for key, each in dtype.items():
         position = names.index(key) if key in names else key
-        if isinstance(position, bool) or not isinstance(position, int):
+        if isinstance(position, bool) or position not in range(len(names)):
             raise UsageError(f"dtype names the column {key!r}, which is not in {names}")
-        if not 0 <= position < len(names):
-            raise UsageError(f"dtype names the column number {key}, but there are {len(names)}")
-        types[position] = kind
+        types[position] = each
     return types
 
 
-def _kind(dtype) -> str:
-    from pandas.api.types import pandas_dtype
-
-    return pandas_dtype(dtype).kind
-
-
-def _with_texts(schema, positions):
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    return StructType(
-        [
-            StructField(field.name, StringType()) if i in positions else field
-            for i, field in enumerate(schema.fields)
-        ]
-    )
-
-
-class _Finish:
-    """What pandas does with the frame of a partition."""
-
-    def __init__(self, types: dict, index: str | None, squeeze: bool):
-        self._types, self._index, self._squeeze = types, index, squeeze
-
-    def __call__(self, frame):
-        if self._types:
-            frame = frame.astype(self._types)
-        if self._index is not None:
-            frame = frame.set_index(self._index)
-        return frame.squeeze("columns") if self._squeeze else frame
-
-
-def read_with_pandas(kind: str, file_path, options: dict[str, Any]):
+def _read_with_pandas(kind: str, file_path, options: dict[str, Any]):
     """XShards of the frames of ``pandas.read_<kind>``, the files of a partition joined to one."""
-    on_ray = is_alone()
     files = [
         file for path in split_paths(file_path) for file in files_of(path, nested=kind == "parquet")
     ]
-    cluster: Any = RayCluster.from_active() if on_ray else SparkCluster.from_active()
+    cluster: Any = active_cluster()
     number = min(len(files), cluster.nodes * cluster.cores_per_node)
     groups = [files[low:high] for low, high in even_cut(len(files), number)]
     for option in ("iterator", "chunksize"):
         if options.get(option):
             raise UsageError(f"{option} is not possible: every shard is a whole frame")
-    if on_ray:
-        return _on_ray(_Reader(kind, options), groups)
-    rdd = cluster.sc.parallelize(groups, number).map(_Reader(kind, options))
-    return SparkXShards(rdd, class_name=None if options.get("squeeze") else DATA_FRAME)
 
-
-def _on_ray(reader: _Reader, groups: list[list[str]]):
-    """RayXShards of a frame for every group of files."""
-    import ray
-
-    task: Any = ray.remote(lambda files: [reader(files)])
-    return RayXShards([task.remote(files) for files in groups])
-
-
-class _Reader:
-    def __init__(self, kind: str, options: dict):
-        self._kind, self._options = kind, options
-
-    def __call__(self, files: list[str]) -> Any:
+    def read(files: list[str]) -> Any:
         import pandas as pd
 
-        read = getattr(pd, f"read_{self._kind}")
-        options = dict(self._options)
-        squeeze = options.pop("squeeze", False)  # pandas 2 took it away
+        keywords = dict(options)
+        squeeze = keywords.pop("squeeze", False)  # pandas 2 took it away
         frames = []
         for file in files:
-            frame = read(_prepared(file), **options)
+            if not is_local_path(file):
+                open_file_system(file)  # makes the driver of the storage ready in this process
+            frame = getattr(pd, f"read_{kind}")(file, **keywords)
             frames.append(frame.squeeze("columns") if squeeze else frame)
         return frames[0] if len(frames) == 1 else pd.concat(frames)
 
+    if is_alone():
+        import ray
 
-def _prepared(file: str) -> str:
-    """`file`, after the driver of its storage was made ready in this process."""
-    if not is_local_path(file):
-        open_file_system(file)
-    return file
+        task: Any = ray.remote(lambda files: [read(files)])
+        return RayXShards([task.remote(files) for files in groups])
+    rdd = cluster.sc.parallelize(groups, number).map(read)
+    return SparkXShards(rdd, class_name=None if options.get("squeeze") else DATA_FRAME)

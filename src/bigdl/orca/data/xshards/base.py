@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.cluster.ray import RayCluster, is_alone
-from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.data.xshards.shards import arrays_of, even_cut, map_arrays
 
 if TYPE_CHECKING:
@@ -94,9 +93,8 @@ class XShards(ABC):
             If there are fewer rows than shards, the arrays differ in their first dimension, or
             `data` holds something else.
         """
-        on_ray = is_alone()
         rows = _count_rows(data)
-        cluster = RayCluster.from_active() if on_ray else SparkCluster.from_active()
+        cluster = active_cluster()
         if num_shards is None:
             num_shards = cluster.nodes * cluster.cores_per_node
         number = check_positive("num_shards", num_shards)
@@ -109,7 +107,7 @@ class XShards(ABC):
             map_arrays(data, lambda array, low=low, high=high: array[low:high])
             for low, high in even_cut(rows, number)
         ]
-        engine: Any = XShards._engines["ray" if on_ray else "spark"]
+        engine: Any = XShards._engines["ray" if is_alone() else "spark"]
         return engine._from_shards(shards)
 
 
@@ -166,14 +164,12 @@ class SharedValue:
     def __init__(self, data: Any):
         import cloudpickle
 
-        on_ray = is_alone()
-        broadcaster = RayCluster().broadcaster if on_ray else SparkCluster.from_active().sc
         # As bytes: Spark's own pickler does not know the classes of the main program.
-        self.broadcast_data = broadcaster.broadcast(cloudpickle.dumps(data))
+        self.broadcast_data = active_cluster().broadcaster.broadcast(cloudpickle.dumps(data))
         self._data: tuple[Any] | None = (data,)
 
-    def __reduce__(self):
-        return _received, (self.broadcast_data,)
+    def __getstate__(self) -> dict[str, Any]:
+        return {"broadcast_data": self.broadcast_data, "_data": None}
 
     @property
     def value(self) -> Any:
@@ -190,13 +186,6 @@ class SharedValue:
     def unpersist(self) -> None:
         """Free the copies on the executors; they are sent again when needed."""
         self.broadcast_data.unpersist()
-
-
-def _received(broadcast) -> SharedValue:
-    shared = SharedValue.__new__(SharedValue)
-    shared.broadcast_data = broadcast
-    shared._data = None
-    return shared
 
 
 def unwrap(argument: Any) -> Any:

@@ -115,10 +115,12 @@ class RayXShards(XShards, engine="ray"):
         """References of the shards."""
         import ray
 
-        counts = ray.get([_remote(_count).remote(each) for each in self._references])
+        count_of: Any = ray.remote(_count)
+        items_of: Any = ray.remote(_items)
+        counts = ray.get([count_of.remote(each) for each in self._references])
         references: list = []
         for count, partition in zip(counts, self._references, strict=True):
-            made = _remote(_items).options(num_returns=count).remote(partition) if count else []
+            made: Any = items_of.options(num_returns=count).remote(partition) if count else []
             references += [made] if count == 1 else made
         return references
 
@@ -148,7 +150,9 @@ class RayXShards(XShards, engine="ray"):
 
     def map_partitions(self, func: Callable, *args: Any) -> RayXShards:
         """New XShards of ``func(partition, *args)``, a list of shards, of every partition."""
-        task = _remote(func)
+        import ray
+
+        task: Any = ray.remote(func)
         return RayXShards([task.remote(each, *args) for each in self._references])
 
     # With actors --------------------------------------------------------------------------------
@@ -163,11 +167,12 @@ class RayXShards(XShards, engine="ray"):
             ``func(actor, reference)`` of a partition gives the reference of a list of shards.
         """
         assigned, _ = self.assign_partitions_to_actors(actors)
-        made = {}
-        for actor, numbers in zip(actors, assigned, strict=False):
-            for number in numbers:
-                made[number] = func(actor, self._references[number])
-        return RayXShards([made[number] for number in range(self.num_partitions())])
+        made = {
+            number: func(actor, self._references[number])
+            for actor, numbers in zip(actors, assigned, strict=False)
+            for number in numbers
+        }
+        return RayXShards([reference for _, reference in sorted(made.items())])
 
     def reduce_partitions_for_actors(
         self, actors: Sequence, reduce_partitions_func: Callable, return_refs: bool = False
@@ -319,15 +324,9 @@ def _reachable(argument: Any) -> Any:
     return argument
 
 
-def _count(partition):
+def _count(partition: list) -> int:
     return len(partition)
 
 
-def _items(partition):
+def _items(partition: list) -> Any:
     return partition[0] if len(partition) == 1 else tuple(partition)
-
-
-def _remote(func):
-    import ray
-
-    return ray.remote(func)

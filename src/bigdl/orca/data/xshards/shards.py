@@ -7,9 +7,13 @@ of the piece) from before the exchange; a partition joins its pieces in the orde
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from pyspark import RDD
 
 __all__ = [
     "DATA_FRAME",
@@ -17,16 +21,13 @@ __all__ = [
     "Summary",
     "arrays_of",
     "class_name",
-    "count_items",
     "even_cut",
     "join_shards",
     "known_class_name",
-    "length",
     "map_arrays",
     "partition_by",
     "repartition",
     "rows",
-    "schema",
     "stack_samples",
     "summarize",
 ]
@@ -78,14 +79,6 @@ def known_class_name(name: str) -> str:
     return _NAMES.get(name, name)
 
 
-def length(shard: Any) -> int:
-    """``len(shard)``, and 1 for what has no length."""
-    try:
-        return len(shard)
-    except TypeError:
-        return 1
-
-
 def rows(shard: Any) -> int | None:
     """Number of rows of a shard that can be cut by rows, None of any other.
 
@@ -101,13 +94,6 @@ def rows(shard: Any) -> int | None:
         for each in arrays_of(shard)
     }
     return sizes.pop() if len(sizes) == 1 else None
-
-
-def schema(shard: Any) -> dict | None:
-    """``{"columns": [...], "dtypes": {...}}`` of a pandas frame, None of anything else."""
-    if class_name(shard) != DATA_FRAME:
-        return None
-    return {"columns": list(shard.columns), "dtypes": shard.dtypes.to_dict()}
 
 
 @dataclass
@@ -133,100 +119,69 @@ class Summary:
 
 
 def summarize(shards: Iterable) -> Iterator[Summary]:
-    """The :class:`Summary` of a partition, as the one element of it."""
+    """Yield the :class:`Summary` of a partition, as the one element of it."""
     summary = Summary()
     for shard in shards:
         name = class_name(shard)
-        if not summary.classes:
-            summary.schema = schema(shard)
+        if not summary.classes and name == DATA_FRAME:
+            summary.schema = {"columns": list(shard.columns), "dtypes": shard.dtypes.to_dict()}
         if name not in summary.classes:
             summary.classes.append(name)
-        summary.lengths.append(length(shard))
+        summary.lengths.append(operator.length_hint(shard, 1))
         summary.rows.append(rows(shard))
     yield summary
 
 
-def count_items(shard: Any) -> int | None:
-    """Number of items of a list or tuple, None of anything else."""
-    return len(shard) if isinstance(shard, list | tuple) else None
-
-
-def repartition(rdd, summaries: list[Summary], number: int):
-    """An RDD of `number` equal partitions, and the class of its shards if all are of one."""
+def repartition(rdd: RDD, summaries: list[Summary], number: int) -> tuple[RDD, str | None]:
+    """Return an RDD of `number` equal partitions, and the class of its shards if all are of one."""
     classes = {name for summary in summaries for name in summary.classes}
-    rows = [summary.rows for summary in summaries]
-    by_rows = len(classes) == 1 and all(None not in each for each in rows)
-    counts = cast("list[list[int]]", rows) if by_rows else [[1] * len(each) for each in rows]
-    total = sum(map(sum, counts))
-    starts, row = [], 0
-    for each in counts:
-        starts.append(row)
-        row += sum(each)
+    by_rows = len(classes) == 1 and all(None not in summary.rows for summary in summaries)
+    counts = [sum(cast("list[int]", s.rows)) if by_rows else len(s.rows) for s in summaries]
+    starts = [0, *itertools.accumulate(counts)]
+    bounds = even_cut(starts[-1], number)
     # Targets without rows get an empty piece of the last shard, so that each has a shard.
-    last = max((p for p, each in enumerate(counts) if each), default=None)
-    cut = _RowCutter if by_rows else _ShardCutter
-    cutter = cut(starts, even_cut(total, number), last, counts[last] if last is not None else [])
-    return _exchange(rdd, cutter, number, _join if by_rows else None), (
-        classes.pop() if len(classes) == 1 else None
-    )
+    last = max(((p, len(s.rows) - 1) for p, s in enumerate(summaries) if s.rows), default=None)
 
-
-def partition_by(rdd, column: str, number: int):
-    """An RDD of frames where equal values of `column` are in one partition."""
-    return _exchange(rdd, _ValueCutter(column, number), number, _join)
-
-
-def _exchange(rdd, cutter, number: int, join: Callable | None):
-    pieces = rdd.mapPartitionsWithIndex(cutter)  # (target, (place, piece))
-    moved = pieces.partitionBy(number, int)
-    return moved.mapPartitions(_Joiner(join))
-
-
-class _RowCutter:
-    """Cut shards at the bounds of the targets' rows."""
-
-    def __init__(self, starts, bounds, last, counts_of_last):
-        self._starts, self._bounds = starts, bounds
-        self._last = (last, len(counts_of_last) - 1)
-
-    def __call__(self, partition: int, shards: Iterable) -> Iterator:
-
-        row = self._starts[partition]
-        for number, shard in enumerate(shards):
-            stop = row + rows(shard)
-            for target, (low, high) in enumerate(self._bounds):
+    def cut(partition: int, shards: Iterable) -> Iterator:
+        row = starts[partition]
+        for i, shard in enumerate(shards):
+            stop = row + (cast("int", rows(shard)) if by_rows else 1)
+            for target, (low, high) in enumerate(bounds):
                 first, end = max(low, row), min(high, stop)
-                is_empty_target = low == high and (partition, number) == self._last
-                if first < end or is_empty_target:
-                    piece = _slice(shard, first - row, max(first, end) - row)
-                    yield target, ((partition, number), piece)
+                if first < end or (by_rows and low == high and (partition, i) == last):
+                    piece = _slice(shard, first - row, max(first, end) - row) if by_rows else shard
+                    yield target, ((partition, i), piece)
             row = stop
 
-
-class _ShardCutter(_RowCutter):
-    """Send whole shards, evenly."""
-
-    def __call__(self, partition: int, shards: Iterable) -> Iterator:
-        for number, shard in enumerate(shards):
-            place = self._starts[partition] + number
-            for target, (low, high) in enumerate(self._bounds):
-                if low <= place < high:
-                    yield target, ((partition, number), shard)
+    moved = _exchange(rdd, cut, number, _join if by_rows else None)
+    return moved, classes.pop() if len(classes) == 1 else None
 
 
-class _ValueCutter:
-    """Send the rows of frames by the hash of a column."""
+def partition_by(rdd: RDD, column: str, number: int) -> RDD:
+    """Return an RDD of frames where equal values of `column` are in one partition."""
 
-    def __init__(self, column: str, number: int):
-        self._column, self._number = column, number
-
-    def __call__(self, partition: int, shards: Iterable) -> Iterator:
+    def cut(partition: int, frames: Iterable) -> Iterator:
         import numpy as np
 
-        for number, frame in enumerate(shards):
-            targets = hash_values(frame[self._column]) % np.uint64(self._number)
+        for i, frame in enumerate(frames):
+            targets = hash_values(frame[column]) % np.uint64(number)
             for target in np.unique(targets):
-                yield int(target), ((partition, number), frame[targets == target])
+                yield int(target), ((partition, i), frame[targets == target])
+
+    return _exchange(rdd, cut, number, _join)
+
+
+def _exchange(rdd: RDD, cut: Callable, number: int, join: Callable | None) -> RDD:
+    """Move the pieces ``(target, (place, piece))`` that `cut` makes; put them in order and join."""
+
+    def arrange(pieces: Iterable) -> Iterator:
+        ordered = [piece for _, (_, piece) in sorted(pieces, key=lambda each: each[1][0])]
+        if join is None:
+            yield from ordered
+        elif ordered:
+            yield join(ordered)
+
+    return rdd.mapPartitionsWithIndex(cut).partitionBy(number, int).mapPartitions(arrange)
 
 
 def hash_values(series):
@@ -248,20 +203,6 @@ def hash_values(series):
     return hashes
 
 
-class _Joiner:
-    """Put the pieces of a partition in order, and join them to one shard where that is wanted."""
-
-    def __init__(self, join: Callable | None):
-        self._join = join
-
-    def __call__(self, pieces: Iterable) -> Iterator:
-        found = [piece for _, (_, piece) in sorted(pieces, key=lambda each: each[1][0])]
-        if self._join is None:
-            yield from found
-        elif found:
-            yield self._join(found)
-
-
 def _slice(shard, low, high):
     name = class_name(shard)
     if name in (DATA_FRAME, SERIES):
@@ -272,10 +213,10 @@ def _slice(shard, low, high):
 
 
 def _join(pieces: list) -> Any:
-    """One shard of the rows of all pieces, which are of one class."""
+    """Return one shard of the rows of all pieces, which are of one class."""
     name = class_name(pieces[0])
     # An empty piece has no say about the type of the rows.
-    pieces = [piece for piece in pieces if _has_rows(piece)] or pieces[:1]
+    pieces = [piece for piece in pieces if rows(piece) != 0] or pieces[:1]
     if len(pieces) == 1:
         return pieces[0]
     if name in (DATA_FRAME, SERIES):
@@ -287,42 +228,30 @@ def _join(pieces: list) -> Any:
     return join_shards(pieces)
 
 
-def _has_rows(piece):
-
-    return rows(piece) != 0
-
-
-def join_shards(parts: list) -> Any:
-    """One container of arrays of the rows of all of `parts`."""
-    first = parts[0]
-    if isinstance(first, dict):
-        return {key: join_shards([part[key] for part in parts]) for key in first}
-    if isinstance(first, list | tuple):
-        joined = [join_shards(list(each)) for each in zip(*parts, strict=True)]
-        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+def join_shards(parts: Sequence, join: Callable[[Sequence], Any] | None = None) -> Any:
+    """Return one container of the arrays of `parts`, joined by :func:`numpy.concatenate`."""
     import numpy as np
 
-    return np.concatenate(parts)
+    join = join or np.concatenate
+    first = parts[0]
+    if isinstance(first, dict):
+        return {key: join_shards([part[key] for part in parts], join) for key in first}
+    if isinstance(first, list | tuple):
+        joined = [join_shards(each, join) for each in zip(*parts, strict=True)]
+        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+    return join(parts)
 
 
 def stack_samples(samples: Iterable) -> Iterator[dict]:
-    """The samples of a partition, ``(features, labels)`` or features alone, as a dict of arrays."""
-    samples = list(samples)
-    if not samples:
-        return
-    if not isinstance(samples[0], tuple):
-        yield {"x": _stack(samples)}
-        return
-    features, labels = zip(*samples, strict=True)
-    yield {"x": _stack(features), "y": _stack(labels)}
-
-
-def _stack(samples) -> Any:
+    """Yield the samples of a partition, ``(features, labels)`` or features, as a dict of arrays."""
     import numpy as np
 
-    first = samples[0]
-    if isinstance(first, dict):
-        return {key: _stack([sample[key] for sample in samples]) for key in first}
-    if isinstance(first, list | tuple):
-        return type(first)(_stack(list(each)) for each in zip(*samples, strict=True))
-    return np.stack([np.asarray(sample, np.float32) for sample in samples])
+    def stack(values: Sequence) -> np.ndarray:
+        return np.stack([np.asarray(value, np.float32) for value in values])
+
+    samples = list(samples)
+    if samples and isinstance(samples[0], tuple):
+        features, labels = zip(*samples, strict=True)
+        yield {"x": join_shards(features, stack), "y": join_shards(labels, stack)}
+    elif samples:
+        yield {"x": join_shards(samples, stack)}

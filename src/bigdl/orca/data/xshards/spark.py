@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
@@ -15,7 +17,6 @@ from bigdl.orca.data.xshards.shards import (
     DATA_FRAME,
     SERIES,
     Summary,
-    count_items,
     known_class_name,
     partition_by,
     repartition,
@@ -120,7 +121,7 @@ class SparkXShards(XShards, engine="spark"):
         return self
 
     def is_cached(self) -> bool:
-        """Whether the shards are kept once they are computed."""
+        """Return True if the shards are kept once they are computed."""
         return self.rdd.is_cached
 
     # What is in them -----------------------------------------------------------------------------
@@ -141,10 +142,9 @@ class SparkXShards(XShards, engine="spark"):
         UsageError
             If there is none.
         """
-        found = self.take(1)
-        if not found:
-            raise UsageError("There is no shard in these XShards")
-        return found[0]
+        for shard in self.take(1):
+            return shard
+        raise UsageError("There is no shard in these XShards")
 
     def take(self, n: int) -> list:
         """The first `n` shards, or all if there are fewer."""
@@ -186,7 +186,7 @@ class SparkXShards(XShards, engine="spark"):
         *args : object
             Further arguments; of a :class:`SharedValue` the function gets the value.
         """
-        return self._derive(self.rdd.map(_Transform(func, args)))
+        return self._derive(self.rdd.map(partial(_call, func, args)))
 
     def __getitem__(self, key: Any) -> SparkXShards:
         """XShards of ``shard[key]``, computed when they are used.
@@ -205,25 +205,26 @@ class SparkXShards(XShards, engine="spark"):
             try:
                 shard[key]
             except (KeyError, IndexError, TypeError, ValueError) as error:
-                raise UsageError(
-                    f"Invalid key for this XShards: {key!r}{_keys_of(shard)}"
-                ) from error
-        rdd = persistence.hold(self.rdd.map(_Select(key)), self.rdd)
+                keys = list(getattr(shard, "columns", shard if isinstance(shard, dict) else ()))
+                hint = f", not one of {keys}" if keys else ""
+                raise UsageError(f"Invalid key for this XShards: {key!r}{hint}") from error
+        rdd = persistence.hold(self.rdd.map(itemgetter(key)), self.rdd)
         return SparkXShards.lazy(rdd) if self.is_lazy else SparkXShards(rdd, transient=True)
 
     def _for_each(self, func: Callable, *args: Any) -> RDD:
         """An RDD of ``func(shard, *args)``, where an exception is its own result."""
-        return persistence.hold(self.rdd.map(_Attempt(func, args)), self.rdd)
+        return persistence.hold(self.rdd.map(partial(_attempt, func, args)), self.rdd)
 
     def split(self) -> list[SparkXShards]:
         """One XShards per item, if every shard is a list or tuple of equally many items.
 
         Otherwise a list of only these XShards.
         """
-        counts = set(self.rdd.map(count_items).collect())
-        if len(counts) != 1 or not all(counts):  # None, or nothing to split
+        sized = self.rdd.map(lambda shard: isinstance(shard, list | tuple) and len(shard))
+        counts = set(sized.collect())
+        if len(counts) != 1 or not all(counts):  # False, or nothing to split
             return [self]
-        return [self._derive(self.rdd.map(_Select(i))) for i in range(counts.pop())]
+        return [self._derive(self.rdd.map(itemgetter(i))) for i in range(counts.pop())]
 
     def zip(self, other: SparkXShards) -> SparkXShards:
         """XShards of tuples of a shard of these and the shard of `other` in its place.
@@ -305,24 +306,24 @@ class SparkXShards(XShards, engine="spark"):
             self._summary()
         return self.type.get("schema")
 
-    def _require_frames(self, message: str | None = None) -> None:
+    def _require_frames(
+        self, message: str = "This is only for XShards of Pandas DataFrame"
+    ) -> None:
         name = self._get_class_name()
         if name not in (DATA_FRAME, None):
-            message = message or "This is only for XShards of Pandas DataFrame"
             raise UsageError(f"{message}, but the shards are {name}")
 
-    def _require_columns(self, names: Sequence, message: str | None = None) -> list:
+    def _columns(
+        self, names: Any, message: str = "There is no such column in the DataFrame"
+    ) -> list:
+        """Return `names` as a list of columns that the frames have."""
+        self._require_frames()
+        names = [names] if isinstance(names, str) else list(names)
         schema = self.get_schema()
         missing = [name for name in names if schema and name not in schema["columns"]]
         if schema and missing:
-            message = message or "There is no such column in the DataFrame"
             raise UsageError(f"{message}: {missing}, not in {schema['columns']}")
-        return list(names)
-
-    def _columns(self, names: Any, message: str | None = None) -> list:
-        """`names` as a list of columns that the frames have."""
-        self._require_frames()
-        return self._require_columns([names] if isinstance(names, str) else names, message)
+        return names
 
     def _derive_frames(self, rdd, *others) -> SparkXShards:
         return self._derive(rdd, *others, class_name=DATA_FRAME)
@@ -350,12 +351,11 @@ class SparkXShards(XShards, engine="spark"):
         self._require_frames("Currently only support partition by for XShards of Pandas DataFrame")
         if not isinstance(cols, str):
             raise UsageError(f"Only support partition by a column name, got {cols!r}")
-        self._require_columns([cols], "The partition column is not in the DataFrame")
+        self._columns(cols, "The partition column is not in the DataFrame")
         if num_partitions is None:
             num_partitions = self.num_partitions()
         number = check_positive("num_partitions", num_partitions)
-        rdd = partition_by(self.rdd, cols, number)
-        return self._derive(rdd, class_name=DATA_FRAME)
+        return self._derive_frames(partition_by(self.rdd, cols, number))
 
     def sort_values(
         self, col_names: str | Sequence[str] | None = None, ascending: bool | Sequence[bool] = True
@@ -433,46 +433,41 @@ class SparkXShards(XShards, engine="spark"):
     ) -> SparkXShards:
         """A sample of each shard, see :meth:`pandas.DataFrame.sample`."""
         self._require_frames()
-        sample = _Method(
-            "sample", frac=frac, replace=replace, weights=weights, random_state=random_state
-        )
+        sample = methodcaller("sample", None, frac, replace, weights, random_state)
         return self._derive_frames(self.rdd.map(sample))
 
     def head(self, n: int = 5) -> pd.DataFrame:
         """The first `n` rows, as a pandas frame."""
-        import pandas as pd
-
         self._require_frames()
         first: list[pd.DataFrame] = []
         rows, partition, step = 0, 0, 1
-        heads = self.rdd.map(_Method("head", n))
+        heads = self.rdd.map(methodcaller("head", n))
         while partition < self.num_partitions() and (rows < n or not first):
             stop = min(partition + step, self.num_partitions())
             part = self.rdd.context.runJob(heads, list, list(range(partition, stop)))
             first += part
             rows += sum(map(len, part))
             partition, step = stop, step * 4
-        kept = [frame for frame in first if len(frame)] or first[:1]
-        return pd.concat(kept).head(n) if kept else pd.DataFrame()
+        return _concatenated(first).head(n)
 
     # Columns -------------------------------------------------------------------------------------
 
     def select(self, cols: str | Sequence[str]) -> SparkXShards:
         """Frames of some columns only, also of a single one."""
-        return self._derive_frames(self.rdd.map(_Method("__getitem__", self._columns(cols))))
+        return self._derive_frames(self.rdd.map(itemgetter(self._columns(cols))))
 
     def drop_missing_value(self) -> SparkXShards:
         """Frames without the columns that have a null in any shard."""
         sums = self.get_null_sum()
         missing = sums.loc[sums["total"] > 0, "col"].tolist()
-        return self._derive_frames(self.rdd.map(_Method("drop", columns=missing)))
+        return self._derive_frames(self.rdd.map(methodcaller("drop", columns=missing)))
 
     def get_null_sum(self) -> pd.DataFrame:
         """Number of nulls (``total``) of each column (``col``), as a pandas frame."""
         import pandas as pd
 
         self._require_frames()
-        counts = self.rdd.map(_count_nulls).collect()
+        counts = self.rdd.map(lambda frame: frame.isna().sum()).collect()
         columns = list(counts[0].index) if counts else []
         total = sum(each.reindex(columns).to_numpy() for each in counts)
         return pd.DataFrame({"col": columns, "total": total if counts else []})
@@ -482,13 +477,12 @@ class SparkXShards(XShards, engine="spark"):
         import pandas as pd
 
         self._columns(col_name)
-        found = [each for each in self.rdd.map(_Largest(col_name)).collect() if not pd.isna(each)]
-        return max(found) if found else float("nan")
+        largest = self.rdd.map(lambda frame: frame[col_name].dropna().max()).collect()
+        return max((each for each in largest if not pd.isna(each)), default=float("nan"))
 
     def unique(self) -> np.ndarray:
         """The different values of shards that are pandas Series, in order of first appearance."""
         import numpy as np
-        import pandas as pd
 
         name = self._get_class_name()
         if name not in (SERIES, None):
@@ -496,9 +490,8 @@ class SparkXShards(XShards, engine="spark"):
                 "Currently only support unique() for XShards of Pandas Series, but the shards are "
                 f"{name}; select a column first, as in shards['column'].unique()"
             )
-        found = self.rdd.map(_drop_repeated).collect()
-        found = [series for series in found if len(series)] or found[:1]
-        return np.asarray(pd.concat(found).unique()) if found else np.array([])
+        series = self.rdd.map(methodcaller("drop_duplicates")).collect()
+        return np.asarray(_concatenated(series).unique()) if series else np.array([])
 
     def describe(self, cols: str | Sequence[str] | None = None) -> pd.DataFrame:
         """Spark's summary of columns (count, mean, stddev, min and max), as a pandas frame.
@@ -516,7 +509,16 @@ class SparkXShards(XShards, engine="spark"):
     ) -> SparkXShards:
         """Shards ``{"x": array, "y": array}`` of shape (rows, columns)."""
         features, labels = self._columns(featureCols), self._columns(labelCols)
-        return self._derive(self.rdd.map(_Assemble(features, labels)), class_name="dict")
+
+        def assemble(frame: pd.DataFrame) -> dict[str, np.ndarray]:
+            import numpy as np
+
+            return {
+                key: np.stack([frame[column].to_numpy() for column in columns], axis=1)
+                for key, columns in (("x", features), ("y", labels))
+            }
+
+        return self._derive(self.rdd.map(assemble), class_name="dict")
 
     # Out of them ---------------------------------------------------------------------------------
 
@@ -542,10 +544,8 @@ class SparkXShards(XShards, engine="spark"):
         import pandas as pd
 
         self._require_frames()
-        found = self.collect()
-        if axis == 0:
-            found = [frame for frame in found if len(frame)] or found[:1]
-        return pd.concat(found, axis=axis) if found else pd.DataFrame()
+        frames = self.collect()
+        return pd.concat(frames, axis=axis) if axis and frames else _concatenated(frames)
 
     def sample_to_pdf(
         self,
@@ -560,77 +560,27 @@ class SparkXShards(XShards, engine="spark"):
         return sample.concat_to_pdf(axis)
 
 
-class _Transform:
-    def __init__(self, func, args):
-        self._func, self._args = func, args
-
-    def __call__(self, shard):
-        return self._func(shard, *map(unwrap, self._args))
+def _call(func: Callable, args: Sequence, shard: Any) -> Any:
+    return func(shard, *map(unwrap, args))
 
 
-class _Attempt(_Transform):
-    def __call__(self, shard):
-        try:
-            return super().__call__(shard)
-        except Exception as error:
-            return error
+def _attempt(func: Callable, args: Sequence, shard: Any) -> Any:
+    try:
+        return _call(func, args, shard)
+    except Exception as error:
+        return error
 
 
-class _Select:
-    def __init__(self, key):
-        self._key = key
+def _concatenated(frames: list) -> Any:
+    """Return the rows of frames or Series, of whose types those without rows have no say."""
+    import pandas as pd
 
-    def __call__(self, shard):
-        return shard[self._key]
-
-
-def _keys_of(shard):
-    names = getattr(shard, "columns", shard.keys() if isinstance(shard, dict) else None)
-    return "" if names is None else f", not one of {list(names)}"
+    with_rows = [frame for frame in frames if len(frame)] or frames[:1]
+    return pd.concat(with_rows) if with_rows else pd.DataFrame()
 
 
-class _Method:
-    """Call a method of every frame."""
-
-    def __init__(self, method, *args, **options):
-        self._method, self._args, self._options = method, args, options
-
-    def __call__(self, frame):
-        return getattr(frame, self._method)(*self._args, **self._options)
-
-
-class _Largest:
-    def __init__(self, column):
-        self._column = column
-
-    def __call__(self, frame):
-        present = frame[self._column].dropna()
-        return present.max() if len(present) else float("nan")
-
-
-class _Assemble:
-    def __init__(self, features, labels):
-        self._features, self._labels = features, labels
-
-    def __call__(self, frame):
-        import numpy as np
-
-        return {
-            key: np.stack([frame[column].to_numpy() for column in columns], axis=1)
-            for key, columns in (("x", self._features), ("y", self._labels))
-        }
-
-
-def _count_nulls(frame):
-    return frame.isna().sum()
-
-
-def _drop_repeated(series):
-    return series.drop_duplicates()
-
-
-def _files(path):
-    """Path, time of modification and length of each file that Spark would read."""
+def _files(path: str) -> set[tuple]:
+    """Return path, time of modification and length of each file that Spark would read."""
     spark = SparkCluster.from_active().spark
     found = spark.read.format("binaryFile").load(path)
     return {tuple(row) for row in found.select("path", "modificationTime", "length").collect()}
