@@ -263,7 +263,7 @@ def test_charts_are_drawn(fitted, tmp_path):
             assert path.stat().st_size > 1000
     fitted.plot_parallel_coordinates(tmp_path / "chart.svg")
     drawn = (tmp_path / "chart.svg").read_text()
-    assert drawn.count("<polyline") == 3
+    assert drawn.count("<circle") == 3 * 3
     assert all(name in drawn for name in ("lr", "units", "mse"))
 
 

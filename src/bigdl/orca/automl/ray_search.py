@@ -391,6 +391,7 @@ class _TuneTrial(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         self._workers: TrialWorkers | None = None
+        self._run = None
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -398,6 +399,8 @@ class _TuneTrial(tune.Trainable):
         return True
 
     def _begin(self, config: dict[str, Any]) -> None:
+        if isinstance(self._run, TrialRun):
+            self._run.close()
         config = dict(config)
         self._actor = ray.get_actor(config.pop(_ACTOR))
         self._values, self._run = config, None
@@ -428,7 +431,8 @@ class _TuneTrial(tune.Trainable):
 
     def cleanup(self) -> None:
         self._close_workers()
-        self._run = None
+        if isinstance(self._run, TrialRun):
+            self._run.close()
 
     def _started(self) -> TrialRun | TrialWorkers:
         if self._run is None:
@@ -438,7 +442,7 @@ class _TuneTrial(tune.Trainable):
                 self._run = TrialRun(self._job, self._values)
             else:
                 self._workers = self._workers or TrialWorkers(self._job.workers)
-                self._workers.begin(reference, self._job, self._values)
+                self._workers.begin(reference, self._values)
                 self._run = self._workers
         return self._run
 

@@ -27,6 +27,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.trial import Goal, Step
 from bigdl.tuning import open_study
@@ -306,13 +308,13 @@ class Records:
 
     def front(self) -> list[FrozenTrial]:
         """Return finished trials than which no other is better in one metric and as good in all."""
-        signs = [metric.sign for metric in self.goal.metrics]
         trials = self.ranked()
-        scores = [[s * v for s, v in zip(signs, self.figures(t), strict=True)] for t in trials]
+        signs = [metric.sign for metric in self.goal.metrics]
+        scores = np.array([self.figures(trial) for trial in trials]).reshape(-1, len(signs)) * signs
         return [
             trial
             for trial, score in zip(trials, scores, strict=True)
-            if not any(_dominates(other, score) for other in scores)
+            if not ((scores >= score).all(axis=1) & (scores > score).any(axis=1)).any()
         ]
 
     def config_of(self, trial: FrozenTrial) -> dict[str, Any]:
@@ -386,8 +388,3 @@ _STATUS = {"COMPLETE": "finished", "PRUNED": "stopped early", "FAIL": "failed"}
 
 def _state(name: str) -> Any:
     return require("optuna", "automl").trial.TrialState[name]
-
-
-def _dominates(one: list[float], other: list[float]) -> bool:
-    pairs = list(zip(one, other, strict=True))
-    return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)

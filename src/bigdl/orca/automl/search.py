@@ -10,7 +10,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -334,15 +334,15 @@ class _Objective:
         records = self._records
         config = records.set_draws(trial, records.proposal(trial))
         self._opened = self._opened or self._job.opened()
-        run = TrialRun(self._opened, config)
         may_stop = records.goal.is_single and records.repeated(trial) is None
-        while True:
-            step = run.step()
-            if step.is_best:
-                write_atomically(records.weights_file(trial.number), run.model.weights())
-            records.report(trial, step)
-            if step.is_last or (may_stop and trial.should_prune()):
-                break
+        with closing(TrialRun(self._opened, config)) as run:
+            while True:
+                step = run.step()
+                if step.is_best:
+                    write_atomically(records.weights_file(trial.number), run.model.weights())
+                records.report(trial, step)
+                if step.is_last or (may_stop and trial.should_prune()):
+                    break
         problem = records.set_result(trial, step)
         if problem is not None:
             raise UsageError(problem)
