@@ -25,8 +25,8 @@ from bigdl.orca.automl.trial import Step, TrialRun, trial_worker
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
-    from bigdl.orca.automl.model.base import Model
-    from bigdl.runtime.channel import Address, Line
+    from bigdl.orca.automl.trial import Job
+    from bigdl.runtime.channel import Address, Channel, Line
     from bigdl.runtime.worker import Worker
 
 __all__ = ["TrialWorkers"]
@@ -42,13 +42,14 @@ class Member:
     Parameters
     ----------
     rank, size : int
-    address : bigdl.runtime.channel.Address
+    address : bigdl.runtime.channel.Address or None
+        Of several workers.
     """
 
-    def __init__(self, rank: int, size: int, address: Address):
+    def __init__(self, rank: int, size: int, address: Address | None):
         self._rank, self._size, self._address = rank, size, address
         self._worker: Worker | None = None
-        self.run: Any = None
+        self.run: TrialRun | None = None
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, tuple[str, str, str] | None]:
         """Return the result of a method, and its failure: origin, class and traceback."""
@@ -70,7 +71,7 @@ class Member:
             job,
             self._rank,
             self._size,
-            line=self._address.connect(number),
+            line=self._address and self._address.connect(number),
             host=ray.util.get_node_ip_address(),
             timeout=_TIMEOUT_S,
         )
@@ -78,11 +79,11 @@ class Member:
 
     def step(self) -> Step:
         """Train for one epoch and compute its figures."""
-        return self.run.step()
+        return cast("TrialRun", self.run).step()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
-        self.run.restore(state)
+        cast("TrialRun", self.run).restore(state)
 
     def end(self, patience: float | None = None) -> None:
         """Leave the others, who then fail if they wait for this worker."""
@@ -94,38 +95,56 @@ class Member:
 class TrialWorkers:
     """All workers of a trial, in the process of rank 0; has the face of a TrialRun.
 
-    Parameters
+    Attributes
     ----------
-    workers : int
-        As many as the placement group of this process has bundles.
+    job : Job
+        That of the trial which has begun last.
     """
 
-    def __init__(self, workers: int):
-        from bigdl.runtime.channel import Channel
+    job: Job
 
-        self._channel = Channel(ray.util.get_node_ip_address())
-        self._number = 0
+    def __init__(self) -> None:
+        self._channel: Channel | None = None
         self._line: Line | None = None
-        self._member = Member(0, workers, self._channel.address)
-        self._peers = [_start(rank, workers, self._channel.address) for rank in range(1, workers)]
+        self._number = 0
+        self._member: Member | None = None
+        self._peers: list[Any] = []
 
     def begin(self, reference: list, config: Mapping[str, Any]) -> None:
-        """Begin a trial.
+        """Begin a trial; the workers of the one before go on.
 
         Parameters
         ----------
         reference : list
-            The reference of the job.
+            The reference of the job; the placement group of this process has a bundle for each of
+            its workers.
         config : dict
         """
+        self.job = ray.get(reference[0])
+        if self._member is None:
+            self._start(self.job.workers)
         self._number += 1
-        self._line = self._channel.line(self._number)
+        if self._channel is not None:
+            self._line = self._channel.line(self._number)
         self._together("begin", self._number, reference, config)
 
+    def _start(self, workers: int) -> None:
+        from bigdl.runtime.channel import Channel
+
+        address = None
+        if workers > 1:
+            self._channel = Channel(ray.util.get_node_ip_address())
+            address = self._channel.address
+        self._member = Member(0, workers, address)
+        self._peers = [_start_peer(rank, workers, address) for rank in range(1, workers)]
+
     @property
-    def model(self) -> Model:
-        """Model of rank 0."""
-        return self._member.run.model
+    def _run(self) -> TrialRun:
+        return cast("TrialRun", cast("Member", self._member).run)
+
+    def weights(self) -> bytes:
+        """Return the trained weights."""
+        return self._run.model.weights()
 
     def step(self) -> Step:
         """Train for one epoch and compute its figures."""
@@ -133,20 +152,22 @@ class TrialWorkers:
 
     def state(self) -> dict[str, Any]:
         """Return what other workers need to go on with the trial."""
-        return self._member.run.state()
+        return self._run.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self._together("restore", state)
 
     def close(self) -> None:
-        """End the peers."""
-        self._member.end(_CLEAN_UP_S)
+        """End the trial and the peers; another trial starts new ones."""
+        if self._member is not None:
+            self._member.end(_CLEAN_UP_S)
         for peer in self._peers:
             with contextlib.suppress(Exception):  # Ray may be gone
                 ray.kill(peer)
-        self._peers = []
-        self._channel.close()
+        if self._channel is not None:
+            self._channel.close()
+        self._member, self._peers, self._channel = None, [], None
 
     def _together(self, name: str, *arguments: Any) -> Any:
         """Make a call here and on all peers.
@@ -160,7 +181,7 @@ class TrialWorkers:
         """
         calls = [peer.call.remote(name, *arguments) for peer in self._peers]
         with _Watch(calls, self._line):
-            result, failure = self._member.call(name, *arguments)
+            result, failure = cast("Member", self._member).call(name, *arguments)
         failures = _failures(calls, None if failure is None else _GRACE_S)
         lost = [each for each in failures if isinstance(each, WorkerLost)]
         if lost:
@@ -175,7 +196,7 @@ class TrialWorkers:
         return result
 
 
-def _start(rank: int, workers: int, address):
+def _start_peer(rank: int, workers: int, address: Address | None) -> Any:
     """Start the peer of a rank, in its bundle of the placement group of this process."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

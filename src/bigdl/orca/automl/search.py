@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import random
@@ -174,18 +175,14 @@ class Search:
         )
 
     def _job(self, data: Any, validation: Any, on_ray: bool, on_close: Callable) -> Job:
-        features, labels = self.columns
-        options: dict[str, Any] = {
-            "on_ray": on_ray,
-            "floats": self.builder.floats,
-            "on_close": on_close,
-        }
-        train = trial_data(data, features, labels, name="data", **options)
+        prepared = functools.partial(
+            trial_data, on_ray=on_ray, floats=self.builder.floats, on_close=on_close
+        )
+        train, seen = prepared(data, *self.columns, name="data"), None
         if validation is None:
             logger.warning("Without validation_data the metric is that of the training data")
-            seen = None
         else:
-            seen = trial_data(validation, features, labels, name="validation_data", **options)
+            seen = prepared(validation, *self.columns, name="validation_data")
         gpus = self.bundles[0].get("gpu", 0)
         return Job(self.builder, train, seen, self.goal, self.epochs, self.seed, gpus, self.workers)
 

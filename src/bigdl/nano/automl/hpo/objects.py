@@ -287,24 +287,14 @@ def _named(target: Callable, args: tuple, kwargs: Mapping[str, Any]) -> dict[str
     """All arguments of a call by name."""
     if not args:
         return dict(kwargs)
-    try:
-        bound = inspect.signature(_signed(target)).bind_partial(*_self(target), *args)
-    except (TypeError, ValueError):  # a signature that is not known, or does not fit
-        return {**{f"argument_{place}": value for place, value in enumerate(args)}, **kwargs}
-    named = dict(bound.arguments)
-    for _ in _self(target):
-        named.pop(next(iter(named)))
-    return {**named, **kwargs}
-
-
-def _signed(target: Callable) -> Callable:
     # Not the class: its signature is that of the constructor that `lazily_constructed` has set.
     made: Any = target
-    return made.__init__ if isinstance(target, type) else target
-
-
-def _self(target: Callable) -> tuple:
-    return (None,) if isinstance(target, type) else ()
+    signed, bound = (made.__init__, (None,)) if isinstance(target, type) else (target, ())
+    try:
+        named = inspect.signature(signed).bind_partial(*bound, *args).arguments
+    except (TypeError, ValueError):  # a signature that is not known, or does not fit
+        return {**{f"argument_{place}": value for place, value in enumerate(args)}, **kwargs}
+    return {**dict(list(named.items())[len(bound) :]), **kwargs}
 
 
 def plmodel(**defaults: Any) -> Callable[[type], type]:

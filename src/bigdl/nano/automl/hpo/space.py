@@ -154,8 +154,22 @@ class _Range(SimpleSpace, Number):  # type: ignore[misc]  # as SimpleSpace
         self._default = self.lower if default is None else self.value(default)
 
     @property
+    def cs(self) -> BaseDistribution:
+        kinds = _distributions()
+        distribution = kinds.IntDistribution if self.whole else kinds.FloatDistribution
+        return distribution(self.lower, self.upper, log=self.log)
+
+    @property
     def default_draw(self) -> float:
         return self._default
+
+    @property
+    def grid(self) -> list[Any]:
+        instead = f"; write Categorical(*range({self.lower}, {self.upper + 1}))"
+        raise UsageError(
+            f"Only `space.Categorical` is supported for `SamplerType.Grid` sampler, not {self!r}"
+            f"{instead if self.whole else ''}"
+        )
 
     def __repr__(self) -> str:
         log = ", log=True" if self.log else ""
@@ -171,7 +185,7 @@ class Real(_Range):
     default : float, optional
         The lower bound if it is not given.
     log : bool
-        Whether orders of magnitude are equally likely; for rates, for example.
+        True if orders of magnitude are equally likely; for rates, for example.
     prefix : str, optional
     """
 
@@ -185,17 +199,6 @@ class Real(_Range):
     ):
         self._init(lower, upper, default, log, prefix, whole=False)
 
-    @property
-    def cs(self) -> BaseDistribution:
-        return _distributions().FloatDistribution(self.lower, self.upper, log=self.log)
-
-    @property
-    def grid(self) -> list[Any]:
-        raise UsageError(
-            "Only `space.Categorical` is supported for `SamplerType.Grid` sampler, but "
-            f"{self!r} has no end of values"
-        )
-
 
 class Int(_Range):
     """An integer between two bounds, both of which are possible.
@@ -207,7 +210,7 @@ class Int(_Range):
         The lower bound if it is not given.
     prefix : str, optional
     log : bool
-        Whether orders of magnitude are equally likely.
+        True if orders of magnitude are equally likely.
     """
 
     def __init__(
@@ -219,17 +222,6 @@ class Int(_Range):
         log: bool = False,
     ):
         self._init(lower, upper, default, log, prefix, whole=True)
-
-    @property
-    def cs(self) -> BaseDistribution:
-        return _distributions().IntDistribution(self.lower, self.upper, log=self.log)
-
-    @property
-    def grid(self) -> list[Any]:
-        raise UsageError(
-            "Only `space.Categorical` is supported for `SamplerType.Grid` sampler; write "
-            f"{self!r} as Categorical(*range({self.lower}, {self.upper + 1}))"
-        )
 
 
 class Bool(Categorical):
@@ -255,17 +247,33 @@ class Bool(Categorical):
 
 
 class NestedSpace(Space):
-    """A space whose parts are parameters."""
+    """A space whose parts are parameters.
+
+    Attributes
+    ----------
+    data : list or dict
+        The parts: spaces or other values.
+    """
+
+    data: Any
 
     @property
     def cs(self) -> dict[str, BaseDistribution]:
         return {name: space.cs for name, space in self.kwspaces.items()}
 
-    def _visit_parts(self, naming: Naming, name: str, parts: dict[str, Any]) -> None:
+    def visit(self, naming: Naming, name: str) -> None:
         if self.prefix:
             name = f"{self.prefix}:{name}" if name else self.prefix
-        for part, inner in parts.items():
-            visit(inner, naming, naming.join(name, part))
+        visit(self.data, naming, name)
+
+    def resolve(self, assignment: Assignment) -> Any:
+        return resolve(self.data, assignment)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, part: Any) -> Any:
+        return self.data[part]
 
 
 class List(NestedSpace):
@@ -282,18 +290,6 @@ class List(NestedSpace):
         self.data = list(spaces)
         self.prefix = prefix
 
-    def visit(self, naming: Naming, name: str) -> None:
-        self._visit_parts(naming, name, {str(i): inner for i, inner in enumerate(self.data)})
-
-    def resolve(self, assignment: Assignment) -> list[Any]:
-        return resolve(self.data, assignment)
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, place: int) -> Any:
-        return self.data[place]
-
     def __repr__(self) -> str:
         return f"List({', '.join(map(repr, self.data))})"
 
@@ -309,18 +305,6 @@ class Dict(NestedSpace):
 
     def __init__(self, **spaces: Any):
         self.data = dict(spaces)
-
-    def visit(self, naming: Naming, name: str) -> None:
-        self._visit_parts(naming, name, self.data)
-
-    def resolve(self, assignment: Assignment) -> dict[str, Any]:
-        return resolve(self.data, assignment)
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, key: str) -> Any:
-        return self.data[key]
 
     def __repr__(self) -> str:
         return f"Dict({', '.join(f'{key}={inner!r}' for key, inner in self.data.items())})"
