@@ -24,6 +24,7 @@ from bigdl.nano.automl.searching import SearchArguments, Searcher
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
 from bigdl.nano.pytorch.inference.source import Batch, batches_of, sample_arguments
 from bigdl.tuning.spaces import Lazy
+from bigdl.tuning.study import quieter
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
@@ -38,7 +39,7 @@ _ORIGINAL = "original"
 # Methods of InferenceOptimizer that are tried: all compute in float32, so accuracy stays.
 _RUNTIMES = ("openvino_fp32", "onnxruntime_fp32", "jit_fp32")
 _LATENCY_CALLS = 20
-_LIGHTNING = ("pytorch_lightning", "lightning_fabric")
+_REPORTS = [f"{name}.utilities.rank_zero" for name in ("pytorch_lightning", "lightning_fabric")]
 _log = logging.getLogger(__name__)
 
 
@@ -188,7 +189,7 @@ class _Objective:
         alone = (self.trainer.get("num_processes") or 1) == 1
         pruned = trial if alone and len(self.metrics) == 1 else None
         epochs = _EpochFigures(logged, pruned)
-        with _without_reports(), _interruptible():
+        with quieter(logging.WARNING, *_REPORTS), _interruptible():
             trainer = self._trial_trainer(epochs)
             trainer.fit(model, **data)
         figures = self._figures(trainer, epochs, logged) if logged else {}
@@ -231,20 +232,6 @@ class _Objective:
             return math.inf if math.isnan(value) else sign * value
 
         return min(range(len(figures)), key=sort_key)
-
-
-@contextmanager
-def _without_reports() -> Iterator[None]:
-    """Suppress what Lightning logs about each fit."""
-    loggers = [logging.getLogger(f"{name}.utilities.rank_zero") for name in _LIGHTNING]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(max(logging.WARNING, logger.level))
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 @contextmanager

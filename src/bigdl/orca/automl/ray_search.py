@@ -34,7 +34,7 @@ from bigdl.orca.automl.ray_workers import TrialWorkers
 from bigdl.orca.automl.records import Records, write_atomically
 from bigdl.orca.automl.strategy import Strategy, draws_from_ray
 from bigdl.orca.automl.trial import Job
-from bigdl.tuning.study import record_process
+from bigdl.tuning.study import quieter, record_process
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -93,7 +93,12 @@ def run_on_ray(
     searcher = strategy.ray_searcher(records.space, records.goal)
     running: _Running = {}
     storage = remote_dir or str(records.folder)
-    with _search_actor(records, job) as (actor, name), EnvContext(_SETTINGS), _quiet(), _signals():
+    with (
+        _search_actor(records, job) as (actor, name),
+        EnvContext(_SETTINGS),
+        quieter(logging.CRITICAL, "ray.tune"),  # its reports of single trials
+        _signals(),
+    ):
         proposer = _Proposer(records, running, actor, name, searcher, concurrency)
         first = records.goal.first
         # a scheduler that was made with a metric does not take another one
@@ -185,18 +190,6 @@ def _search_actor(records: Records, job: Job) -> Iterator[tuple[Any, str]]:
     finally:
         with contextlib.suppress(Exception):  # Ray may be gone
             ray.kill(actor)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress Tune's reports of single trials, which the records hold."""
-    logger = logging.getLogger("ray.tune")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 @contextlib.contextmanager

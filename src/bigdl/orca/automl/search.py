@@ -32,6 +32,7 @@ from bigdl.orca.automl.strategy import Strategy
 from bigdl.orca.automl.trial import Goal, Job, TrialRun
 from bigdl.tuning import run_trials
 from bigdl.tuning.spaces import SearchSpace
+from bigdl.tuning.study import quieter
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -107,7 +108,8 @@ class Search:
             )
         finalists = self.strategy.finalists(self.trials)
         with ExitStack() as stack:
-            stack.enter_context(_quiet_optuna())
+            require("optuna", "automl")
+            stack.enter_context(quieter(logging.ERROR, "optuna"))
             pruner = None if on_ray else self.strategy.pruner(self.epochs)
             sampler = self._sampler(on_ray)
             job = self._job(data, validation, on_ray, stack.callback)
@@ -185,18 +187,6 @@ class Search:
             seen = prepared(validation, *self.columns, name="validation_data")
         gpus = self.bundles[0].get("gpu", 0)
         return Job(self.builder, train, seen, self.goal, self.epochs, self.seed, gpus, self.workers)
-
-
-@contextmanager
-def _quiet_optuna() -> Iterator[None]:
-    """Suppress Optuna's line for every study and trial."""
-    log = require("optuna", "automl").logging
-    before = log.get_verbosity()
-    log.set_verbosity(log.ERROR)
-    try:
-        yield
-    finally:
-        log.set_verbosity(before)
 
 
 def _folder(folder: Path, resume: bool | str) -> Path:

@@ -28,6 +28,7 @@ __all__ = [
     "AutoObject",
     "Searchable",
     "args",
+    "called",
     "func",
     "lazily_constructed",
     "obj",
@@ -151,6 +152,13 @@ class AutoObject(Searchable):
         return f"{name}({', '.join([*map(repr, self.args), *named])})"
 
 
+def called(target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of a call, or an :class:`AutoObject` if an argument is chosen later."""
+    if holds_lazy([args, kwargs]):
+        return AutoObject(target, *args, **kwargs)
+    return target(*args, **kwargs)
+
+
 def obj(**defaults: Any) -> Callable[[type], type]:
     """Decorate a class, so that its arguments may be search spaces.
 
@@ -194,10 +202,7 @@ def func(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            kwargs = _with_defaults(function, args, kwargs, defaults)
-            if holds_lazy([args, kwargs]):
-                return AutoObject(function, *args, **kwargs)
-            return function(*args, **kwargs)
+            return called(function, *args, **_with_defaults(function, args, kwargs, defaults))
 
         return call
 

@@ -292,7 +292,7 @@ def trial_data(
     if callable(data) and not isinstance(data, type):
         return Creator(data)
     if input_type == "DataLoader":
-        return Creator(_Constant(data))
+        return Creator(lambda config: data)
     raise UsageError(
         f"{name} must be a tuple (x, y) of arrays, a pandas or Spark DataFrame with feature_cols "
         "and label_cols, XShards, Parquet files, a DataLoader, or a function of the configuration "
@@ -300,18 +300,8 @@ def trial_data(
     )
 
 
-class _Constant:
-    """A function of a loader that is the same for every configuration."""
-
-    def __init__(self, loader):
-        self.loader = loader
-
-    def __call__(self, config):
-        return self.loader
-
-
 def _rows(data, features, labels, floats, name) -> Rows:
-    if _is_tensors(data):
+    if type(data).__name__ == "TensorDataset":
         data = tuple(data.tensors)
     try:
         columns = columns_of(data, features, labels, floats)
@@ -321,10 +311,6 @@ def _rows(data, features, labels, floats, name) -> Rows:
     if len(arrays) < len(columns):
         raise UsageError(f"{name}: the features of a search cannot be a dict; pass a list of them")
     return _of_columns(arrays, features, labels, name)
-
-
-def _is_tensors(data):
-    return type(data).__name__ == "TensorDataset" and hasattr(data, "tensors")
 
 
 def _of_columns(columns: dict[str, np.ndarray], features, labels, name) -> Rows:
@@ -348,32 +334,14 @@ def _on_ray(feed) -> RayRows:
     ingest = prepare_on_ray(feed, RayCluster.of_program(), 1)
     try:
         named = list(feed.feature_cols or ()), list(feed.label_cols or ())
-        reference = ray.remote(_read).remote(ingest.reader, *named, feed.name)
-        return RayRows(_checked(reference))
+        read = ray.remote(_read).options(num_returns=2)
+        rows, problem = read.remote(ingest.reader, *named, feed.name)
+        message = ray.get(problem)  # before a trial begins
+        if message is not None:
+            raise UsageError(message)
+        return RayRows(rows)
     finally:
         ingest.close()
-
-
-def _checked(reference):
-    """Wait for rows, so that what is wrong with them is said before a trial begins."""
-    import ray
-
-    try:
-        ray.wait([reference], fetch_local=False)
-        ray.get(ray.remote(_look).remote([reference]))
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, SourceError | UsageError):
-            raise UsageError(str(cause)) from None
-        raise
-    return reference
-
-
-def _look(references):
-    """Raise the error of an object that is one."""
-    import ray
-
-    ray.get(references)
 
 
 def _on_this_machine(feed, on_close) -> SavedRows:
@@ -401,8 +369,8 @@ def _on_this_machine(feed, on_close) -> SavedRows:
     return SavedRows(Path(path), *SparkEngine(cluster).run(write, feed, num_workers=1)[0])
 
 
-def _read(reader, features, labels, name) -> Rows:
-    """Return the rows of an ingest for one worker; runs in a task of Ray."""
+def _read(reader, features, labels, name) -> tuple[Rows | None, str | None]:
+    """Return the rows of an ingest for one worker, or what is wrong with them; a task of Ray."""
     from bigdl.runtime.shards.shard import SpoolWriter
 
     with tempfile.TemporaryDirectory(prefix="bigdl-rows-") as folder:
@@ -412,8 +380,11 @@ def _read(reader, features, labels, name) -> Rows:
 
         open_spool: Any = spool  # a function with attributes
         open_spool.place, open_spool.world_size = 0, 1
-        (shard,) = reader(iter(()), open_spool).values()
-        return _of_shard(shard, features, labels, name)
+        try:
+            (shard,) = reader(iter(()), open_spool).values()
+            return _of_shard(shard, features, labels, name), None
+        except (SourceError, UsageError) as error:
+            return None, str(error)
 
 
 def _of_shard(shard, features, labels, name) -> Rows:
