@@ -31,9 +31,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError, WorkerLost, first_line
 from bigdl.orca.automl.ray_workers import TrialWorkers
-from bigdl.orca.automl.records import Records, write_atomically
+from bigdl.orca.automl.records import Records
 from bigdl.orca.automl.strategy import Strategy, draws_from_ray
 from bigdl.orca.automl.trial import Job
+from bigdl.training.checkpoint import write_bytes
 from bigdl.tuning.study import quieter, record_process
 
 if TYPE_CHECKING:
@@ -368,7 +369,7 @@ class SearchActor:
 
     def save(self, trial_id: str, weights: bytes) -> None:
         """Keep the weights of a trial's best epoch."""
-        write_atomically(self._folder / f"{self._numbers[trial_id]:05}", weights)
+        write_bytes(str(self._folder / f"{self._numbers[trial_id]:05}"), weights)
 
 
 class _TuneTrial(tune.Trainable):

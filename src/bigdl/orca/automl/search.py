@@ -5,31 +5,25 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-import random
 import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from bigdl.common.cpu import thread_scope, usable_cores
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.model.base import Builder
 from bigdl.orca.automl.model.data import Rows, SavedRows, trial_data
-from bigdl.orca.automl.records import (
-    Records,
-    latest_search,
-    new_search,
-    write_atomically,
-)
+from bigdl.orca.automl.records import Records, latest_search, new_search
 from bigdl.orca.automl.strategy import Strategy
 from bigdl.orca.automl.trial import Goal, Job, TrialRun
+from bigdl.training.checkpoint import write_bytes
+from bigdl.training.state import isolated_rng
 from bigdl.tuning import run_trials
 from bigdl.tuning.spaces import SearchSpace
 from bigdl.tuning.study import quieter
@@ -292,7 +286,7 @@ def _run_locally(records: Records, job: Job, *, processes: int, threads: int) ->
                 validation=_saved(job.validation, folder / "validation"),
             )
         else:
-            stack.enter_context(_restored_random_state())
+            stack.enter_context(isolated_rng(job.seed))
             stack.enter_context(thread_scope(threads))
         objective = _Objective(records, job)
         run_trials(records.study, objective, count, processes=processes, catch=(Exception,))
@@ -326,7 +320,7 @@ class _Objective:
             while True:
                 step = run.step()
                 if step.is_best:
-                    write_atomically(records.weights_file(trial.number), run.model.weights())
+                    write_bytes(str(records.weights_file(trial.number)), run.model.weights())
                 records.report(trial, step)
                 if step.is_last or (may_stop and trial.should_prune()):
                     break
@@ -341,17 +335,3 @@ class _Objective:
 def _saved(data: Any, folder: Path) -> Any:
     """Return arrays as files, which all processes map."""
     return SavedRows.save(data, folder) if isinstance(data, Rows) else data
-
-
-@contextmanager
-def _restored_random_state() -> Iterator[None]:
-    """Restore this process's random numbers after trials, which seed them."""
-    torch = sys.modules.get("torch")
-    before = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        if torch:
-            torch.set_rng_state(before[2])

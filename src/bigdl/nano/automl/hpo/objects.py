@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.tuning.spaces import Assignment, Domain, Lazy, Naming, holds_lazy, resolve, visit
+from bigdl.tuning.spaces import Assignment, Lazy, Naming, RandomTrial, holds_lazy, resolve, visit
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -93,12 +93,8 @@ class Searchable(Lazy):
     @property
     def rand(self) -> Any:
         """A value at random, of Python's generator."""
-        rng = np.random.default_rng(random.getrandbits(64))
-
-        def draw(name: str, space: Domain) -> Any:
-            return space.draw(rng)
-
-        return resolve(self, Assignment(Naming(self, SPLITTER), draw))
+        trial = RandomTrial(np.random.default_rng(random.getrandbits(64)))
+        return resolve(self, Assignment.of_trial(Naming(self, SPLITTER), trial))
 
     def sample(self, **config: Any) -> Any:
         """Return the value for some choices.

@@ -11,8 +11,6 @@ import abc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.automl.hpo.objects import SPLITTER, AutoObject, Searchable
@@ -21,6 +19,8 @@ from bigdl.tuning.spaces import Assignment, Domain, Naming, Number, resolve, vis
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import Trial
+
+    from bigdl.tuning.spaces import RandomTrial
 
 __all__ = [
     "SPLITTER",
@@ -112,10 +112,7 @@ class Categorical(SimpleSpace):
     def grid(self) -> list[Any]:
         return list(self.labels)
 
-    def draw(self, rng: np.random.Generator) -> Any:
-        return self.labels[rng.integers(len(self.labels))]
-
-    def suggest(self, trial: Trial, name: str) -> Any:
+    def suggest(self, trial: Trial | RandomTrial, name: str) -> Any:
         return trial.suggest_categorical(name, self.labels)
 
     def value(self, draw: Any) -> Any:

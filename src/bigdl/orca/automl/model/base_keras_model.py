@@ -122,9 +122,9 @@ class _KerasTrial(KerasLoop, Model):
         rows = train if isinstance(train, Rows) else Rows({}, {})
         size = batch_size_of(config, train)
         settings = KerasFitSettings(
-            Goal(epochs=job.epochs),
-            size,
-            job.seed,
+            goal=Goal(epochs=job.epochs),
+            batch_size=size,
+            seed=job.seed,
             shuffle=bool(config.get("shuffle", True)),
             trigger=None,
             validation=EvaluationSettings(size, list(rows.features), list(rows.targets)),

@@ -70,9 +70,9 @@ class PytorchModelBuilder(Builder):
         )
         worker.shards = {k: of_config(data, config) for k, data in worker.shards.items()}
         settings = _Settings(
-            Goal(epochs=job.epochs),
-            batch_size_of(config, worker.shards["data"]),
-            job.seed,
+            goal=Goal(epochs=job.epochs),
+            batch_size=batch_size_of(config, worker.shards["data"]),
+            seed=job.seed,
             feature_cols=(),
             label_cols=(),
             shuffle=bool(config.get("shuffle", True)),

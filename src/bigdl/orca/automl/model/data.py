@@ -334,7 +334,7 @@ def _on_ray(feed) -> RayRows:
     ingest = prepare_on_ray(feed, RayCluster.of_program(), 1)
     try:
         named = list(feed.feature_cols or ()), list(feed.label_cols or ())
-        read = ray.remote(_read).options(num_returns=2)
+        read: Any = ray.remote(_read).options(num_returns=2)
         rows, problem = read.remote(ingest.reader, *named, feed.name)
         message = ray.get(problem)  # before a trial begins
         if message is not None:
