@@ -17,6 +17,7 @@ from small_searches import SPACE, fit, model, mse, rows, search
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl import hp
 from bigdl.orca.automl.records import latest_search
+from bigdl.training.state import seed_everything
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'bigdl[automl]'")
 
@@ -50,7 +51,7 @@ def test_a_trial_is_what_a_plain_loop_computes(tmp_path):
     """The same seed, batches in order: nothing but torch's own steps."""
     config = {"lr": 0.05, "units": 4, "batch_size": 40, "shuffle": False}
     est = fit(search(tmp_path), n_sampling=1, search_space=config, seed=11)
-    torch.manual_seed(11)
+    seed_everything(11)
     net, (x, y) = model(config), map(torch.from_numpy, rows())
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
     for _ in range(2):

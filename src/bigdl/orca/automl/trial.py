@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.automl.metrics import Evaluator
 from bigdl.runtime.local import InProcessUplink
 from bigdl.runtime.worker import Worker
+from bigdl.training.state import seed_everything
 
 if TYPE_CHECKING:
     from bigdl.orca.automl.model.base import Builder
@@ -264,9 +264,7 @@ class TrialRun:
 
     def __init__(self, job: Job, config: Mapping[str, Any], worker: Worker | None = None):
         self._job, self._worker = job, worker or trial_worker(job)
-        random.seed(job.seed)
-        np.random.seed(job.seed % 2**32)
-        job.builder.seed(job.seed)
+        seed_everything(job.seed)
         self.model = job.builder.build(dict(config), job, self._worker)
         self._epoch, self._seconds = 0, 0.0
         self._best: Sequence[float] | None = None
@@ -295,7 +293,5 @@ class TrialRun:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
-        if not isinstance(state, dict) or "model" not in state:
-            raise UsageError("The state is not one of a trial")
         self.model.restore(state["model"])
         self._epoch, self._best, self._seconds = state["epoch"], state["best"], state["seconds"]

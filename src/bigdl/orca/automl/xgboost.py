@@ -73,9 +73,6 @@ class XGBoostModelBuilder(Builder):
         model.load_model(bytearray(weights))
         return model
 
-    def seed(self, seed):
-        """XGBoost has ``random_state``."""
-
     def default_metric(self, make_config):
         return "logloss" if self.is_classifier else "rmse"
 

@@ -50,10 +50,6 @@ class Builder(ABC):
         """Return the user's own class of model with trained weights."""
 
     @abstractmethod
-    def seed(self, seed: int) -> None:
-        """Seed the framework's random numbers."""
-
-    @abstractmethod
     def default_metric(self, make_config: Callable[[], dict]) -> str:
         """Return the metric that is meant where none is given.
 

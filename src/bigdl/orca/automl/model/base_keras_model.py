@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError
 from bigdl.orca.automl.metrics import Evaluator
 from bigdl.orca.automl.model.base import Builder, Model, as_list, figures_of, joined
 from bigdl.orca.automl.model.data import Rows, batch_size_of, of_config, part_of
@@ -61,9 +61,6 @@ class KerasModelBuilder(Builder):
         model = self.compiled(config)
         put_weights(model, weights)
         return model
-
-    def seed(self, seed):
-        require("keras", "tf").utils.set_random_seed(seed % 2**32)
 
     def default_metric(self, make_config):
         """Return the first metric that the model was compiled with; without any, its loss."""

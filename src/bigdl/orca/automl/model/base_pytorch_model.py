@@ -61,13 +61,7 @@ class PytorchModelBuilder(Builder):
         self.loss_creator = validate_pytorch_loss(loss_creator)
 
     def build(self, config, job, worker):
-        parts = ModelParts(
-            self.module,
-            self.optimizer_creator,
-            self.loss_creator,
-            config=config,
-            initialize=lambda: self.seed(job.seed),
-        )
+        parts = ModelParts(self.module, self.optimizer_creator, self.loss_creator, config=config)
         worker.shards = {k: of_config(data, config) for k, data in worker.shards.items()}
         settings = _Settings(
             goal=Goal(epochs=job.epochs),
@@ -80,11 +74,6 @@ class PytorchModelBuilder(Builder):
             metrics=[_Predictions(job.goal.metrics)],
         )
         return _TorchTrial(worker, parts, settings)
-
-    def seed(self, seed):
-        import torch
-
-        torch.manual_seed(seed)
 
     def default_metric(self, make_config):
         raise UsageError(
