@@ -85,11 +85,10 @@ def run_on_ray(
     Raises
     ------
     UsageError
-        If the arguments are wrong, or a trial needs more than a node of Ray has.
+        If the arguments are wrong.
     KeyboardInterrupt
         When the user interrupts; what is finished is recorded.
     """
-    check_room(bundles)
     scheduler = strategy.ray_scheduler(job.epochs)
     searcher = strategy.ray_searcher(records.space, records.goal)
     running: _Running = {}
