@@ -203,9 +203,15 @@ def test_arrays_loaders_frames_and_functions_give_the_same_figures(tmp_path):
     (x, y), (vx, vy) = rows(), VALIDATION
     columns = {"feature_cols": "x", "label_cols": "y"}
 
+    def tensors(x, y):
+        return torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+
     def loader(x, y):
-        tensors = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
-        return torch.utils.data.DataLoader(tensors, batch_size=32)
+        return torch.utils.data.DataLoader(tensors(x, y), batch_size=32)
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return zip(x, y, strict=True)
 
     forms = {
         "arrays": ((x, y), (vx, vy), {}),
@@ -213,6 +219,8 @@ def test_arrays_loaders_frames_and_functions_give_the_same_figures(tmp_path):
         "frame": (*(pd.DataFrame({"x": list(a), "y": b}) for a, b in ((x, y), (vx, vy))), columns),
         "loader": (loader(x, y), loader(vx, vy), {}),
         "function": (lambda config: loader(x, y), lambda config: loader(vx, vy), {}),
+        "dataset": (lambda config: tensors(x, y), lambda config: tensors(vx, vy), {}),
+        "stream": (torch.utils.data.DataLoader(Stream(), 32), (vx, vy), {}),
     }
     space = {"lr": 0.01, "shuffle": False, "batch_size": 32}
     found = {}
