@@ -37,6 +37,8 @@ __all__ = [
     "Rows",
     "RowsPart",
     "SavedRows",
+    "batch_size_of",
+    "of_config",
     "part_of",
     "trial_data",
 ]
@@ -119,10 +121,11 @@ class RowsPart(TensorShard):
         """Return 0: rows are shuffled all together."""
         return 0
 
-    def order(self, shuffle: bool, seed: int, epoch: int, *_: Any) -> np.ndarray:
-        """Return the places of this worker's rows in an epoch."""
-        whole = permutation(self._count, seed, epoch) if shuffle else np.arange(self._count)
-        return whole[self._part]
+    def order(self, shuffle: bool, seed: int, epoch: int, *_: Any) -> np.ndarray | None:
+        """Return the places of this worker's rows in an epoch; None for all rows as they are."""
+        if shuffle:
+            return permutation(self._count, seed, epoch)[self._part]
+        return None if self.rows == self._count else np.arange(self._count)[self._part]
 
     def in_order(self, batch_size: int) -> Any:
         """Return the places of this worker's rows in an evaluation."""
