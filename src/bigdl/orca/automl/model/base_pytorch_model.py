@@ -161,7 +161,7 @@ class _Predictions(TorchMetric):
         return _Predictions(self._metrics)
 
     def update(self, preds, targets):
-        self._batches.append([[*as_list(targets)], [*as_list(preds)]])
+        self._batches.append((as_list(targets), as_list(preds)))
 
     def reset(self):
         self._batches: list = []
@@ -170,23 +170,24 @@ class _Predictions(TorchMetric):
     def state(self):
         import torch
 
-        data = dumps(self._batches)
+        both = zip(*self._batches, strict=True)  # targets and predictions, each of all batches
+        whole = [[torch.cat(parts) for parts in zip(*batches, strict=True)] for batches in both]
+        data = dumps(whole)
         packed = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return {"batches": packed, "sizes": torch.tensor([len(data)])}
 
     def load_state(self, state):
         parts = state["batches"].split(state["sizes"].tolist())
-        self._workers = [loads(part.numpy().tobytes()) for part in parts]
+        self._workers = [whole for part in parts if (whole := loads(part.numpy().tobytes()))]
 
     def compute(self):
         import torch
 
-        parts = [part for part in self._workers if part]
-        counts = [sum(len(targets[0]) for targets, _ in part) for part in parts]
+        counts = [len(targets[0]) for targets, _ in self._workers]
         # worker r of n has seen the rows r, r + n, ...
-        places = np.concatenate([np.arange(n) * len(parts) + r for r, n in enumerate(counts)])
-        order = np.argsort(places, kind="stable")
-        every = zip(*(batch for part in parts for batch in part), strict=True)
-        y_true, y_pred = ([array[order] for array in joined(batches)] for batches in every)
+        places = [np.arange(count) * len(counts) + rank for rank, count in enumerate(counts)]
+        order = np.argsort(np.concatenate(places), kind="stable")
+        both = zip(*self._workers, strict=True)
+        y_true, y_pred = ([array[order] for array in joined(workers)] for workers in both)
         figures = figures_of(y_true, y_pred, self._metrics)
         return torch.tensor(figures, dtype=torch.float64)
