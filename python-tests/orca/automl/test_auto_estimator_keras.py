@@ -101,16 +101,20 @@ def test_functions_make_datasets(tmp_path):
 def test_a_model_goes_on_from_its_state_with_its_own_rate():
     from bigdl.orca.automl.model.base_keras_model import KerasModelBuilder
     from bigdl.orca.automl.model.data import Rows
+    from bigdl.orca.automl.trial import Goal, Job, TrialRun
 
     x, y = rows()
-    data, builder = Rows([x], [y]), KerasModelBuilder(model)
-    first, second = builder.build({"lr": 0.01}), builder.build({"lr": 0.02})
-    first.fit_epoch(data, 0)
+    builder, data = KerasModelBuilder(model), Rows({"x": x}, {"y": y})
+    job = Job(builder, data, None, Goal.of("mse"), epochs=2)
+    first, second = TrialRun(job, {"lr": 0.01}), TrialRun(job, {"lr": 0.02})
+    first.step()
     second.restore(first.state())
-    for one, other in zip(first.model.weights, second.model.weights, strict=True):
-        assert np.array_equal(one, other)
-    assert float(second.model.optimizer.iterations) == 5
-    assert float(second.model.optimizer.learning_rate) == pytest.approx(0.02)
+    one, other = first.model.model, second.model.model
+    for weight, same in zip(one.weights, other.weights, strict=True):
+        assert np.array_equal(weight, same)
+    assert float(other.optimizer.iterations) == 5
+    assert float(other.optimizer.learning_rate) == pytest.approx(0.02)
+    assert second.step().is_last
 
 
 def test_wrong_creators_say_what_is_wrong(tmp_path):

@@ -17,6 +17,7 @@ from small_searches import SPACE, fit, model, mse, rows, search
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl import hp
 from bigdl.orca.automl.records import latest_search
+from bigdl.training.state import seed_everything
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'bigdl[automl]'")
 
@@ -50,7 +51,7 @@ def test_a_trial_is_what_a_plain_loop_computes(tmp_path):
     """The same seed, batches in order: nothing but torch's own steps."""
     config = {"lr": 0.05, "units": 4, "batch_size": 40, "shuffle": False}
     est = fit(search(tmp_path), n_sampling=1, search_space=config, seed=11)
-    torch.manual_seed(11)
+    seed_everything(11)
     net, (x, y) = model(config), map(torch.from_numpy, rows())
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
     for _ in range(2):
@@ -202,9 +203,15 @@ def test_arrays_loaders_frames_and_functions_give_the_same_figures(tmp_path):
     (x, y), (vx, vy) = rows(), VALIDATION
     columns = {"feature_cols": "x", "label_cols": "y"}
 
+    def tensors(x, y):
+        return torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+
     def loader(x, y):
-        tensors = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
-        return torch.utils.data.DataLoader(tensors, batch_size=32)
+        return torch.utils.data.DataLoader(tensors(x, y), batch_size=32)
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return zip(x, y, strict=True)
 
     forms = {
         "arrays": ((x, y), (vx, vy), {}),
@@ -212,6 +219,8 @@ def test_arrays_loaders_frames_and_functions_give_the_same_figures(tmp_path):
         "frame": (*(pd.DataFrame({"x": list(a), "y": b}) for a, b in ((x, y), (vx, vy))), columns),
         "loader": (loader(x, y), loader(vx, vy), {}),
         "function": (lambda config: loader(x, y), lambda config: loader(vx, vy), {}),
+        "dataset": (lambda config: tensors(x, y), lambda config: tensors(vx, vy), {}),
+        "stream": (torch.utils.data.DataLoader(Stream(), 32), (vx, vy), {}),
     }
     space = {"lr": 0.01, "shuffle": False, "batch_size": 32}
     found = {}
@@ -263,7 +272,7 @@ def test_charts_are_drawn(fitted, tmp_path):
             assert path.stat().st_size > 1000
     fitted.plot_parallel_coordinates(tmp_path / "chart.svg")
     drawn = (tmp_path / "chart.svg").read_text()
-    assert drawn.count("<polyline") == 3
+    assert drawn.count("<circle") == 3 * 3
     assert all(name in drawn for name in ("lr", "units", "mse"))
 
 

@@ -173,9 +173,13 @@ def test_trials_that_pause_go_on_with_all_their_workers(tmp_path):
 @pytest.mark.slow
 def test_what_fails_in_one_worker_fails_the_trial(tmp_path):
     def picky(config):
-        if config["units"] == 8 and torch.distributed.get_rank() == 1:
-            raise ArithmeticError("not eight")
-        return model(config)
+        def refuse(*_):
+            if config["units"] == 8 and torch.distributed.get_rank() == 1:
+                raise ArithmeticError("not eight")
+
+        made = model(config)
+        made.register_forward_pre_hook(refuse)
+        return made
 
     est = fit(shared(tmp_path, model_creator=picky), epochs=1, n_sampling=1, search_space=UNITS)
     table = est.trials()
@@ -191,12 +195,16 @@ def test_a_trial_that_loses_a_worker_is_tried_again(tmp_path, rank):
     pids.mkdir()
 
     def deadly(config):
+        def kill(*_):
+            is_it = config["units"] == 8 and torch.distributed.get_rank() == rank
+            if is_it and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
         (pids / str(os.getpid())).touch()
-        is_it = config["units"] == 8 and torch.distributed.get_rank() == rank
-        if is_it and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return model(config)
+        made = model(config)
+        made.register_forward_pre_hook(kill)
+        return made
 
     est = shared(tmp_path / "logs", model_creator=deadly)
     table = fit(est, epochs=1, n_sampling=1, search_space=UNITS).trials()

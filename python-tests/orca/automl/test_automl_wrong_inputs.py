@@ -14,6 +14,11 @@ pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'bigd
 X, Y = rows()
 
 
+def batches_of_one_length():
+    data = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    return torch.utils.data.DataLoader(data, batch_sampler=[[0, 1], [2]])
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
@@ -81,9 +86,13 @@ def test_wrong_arguments_of_fit_say_what_is_wrong(tmp_path, options, message):
         ((np.array(["a", "b"]), np.zeros(2)), {}, "cannot become a tensor"),
         (({"a": X}, Y), {}, "cannot be a dict"),
         (lambda config: 3, {}, "must return a torch DataLoader"),
+        (lambda config: batches_of_one_length(), {}, "DataLoader with batch_sampler="),
         ((X, Y), {"validation_data": (X, Y[:-1])}, "validation_data: .*equal numbers"),
     ],
-    ids=["number", "no targets", "lengths", "no rows", "strings", "dict", "function", "validation"],
+    ids=[
+        *("number", "no targets", "lengths", "no rows", "strings", "dict", "function"),
+        *("batch sampler", "validation"),
+    ],
 )
 def test_wrong_data_say_what_is_wrong(tmp_path, data, options, message):
     with pytest.raises(UsageError, match=message):

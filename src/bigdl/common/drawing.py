@@ -11,10 +11,11 @@ from typing import Any
 
 from bigdl.common.errors import MissingExtraError, UsageError
 
-__all__ = ["Scale", "svg", "text", "write_drawing"]
+__all__ = ["Chart", "Scale", "svg", "text", "write_drawing"]
 
 _OWN = (".html", ".htm", ".svg")
 _TICKS = 5
+_ALIGNMENT = {"start": "left", "middle": "center", "end": "right"}
 
 
 def write_drawing(
@@ -99,6 +100,72 @@ def svg(width: float, height: float, marks: Iterable[str]) -> str:
 def text(content: str, x: float, y: float, anchor: str = "start") -> str:
     """A text at a place; `anchor` is ``"start"``, ``"middle"`` or ``"end"``."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(content)}</text>'
+
+
+class Chart:
+    """Lines and texts, drawn as SVG or on a figure of matplotlib alike.
+
+    Parameters
+    ----------
+    width, height : float
+        In pixels; places are counted from the upper left corner.
+    """
+
+    def __init__(self, width: float, height: float):
+        self._width, self._height = width, height
+        self._lines: list[tuple[list[tuple[float, float]], str, float, float, str]] = []
+        self._texts: list[tuple[str, float, float, str]] = []
+
+    def line(
+        self,
+        points: Iterable[tuple[float, float]],
+        colour: str = "#ccc",
+        width: float = 1,
+        *,
+        dots: float = 0,
+        title: str = "",
+    ) -> None:
+        """Draw a line.
+
+        Parameters
+        ----------
+        points : iterable of (x, y)
+        colour : str
+        width : float
+        dots : float
+            Radius of a dot at each point; 0 for none.
+        title : str
+            Is shown where the pointer rests, in a browser.
+        """
+        self._lines.append((list(points), colour, width, dots, title))
+
+    def text(self, content: str, x: float, y: float, anchor: str = "start") -> None:
+        """Write a text; see :func:`text`."""
+        self._texts.append((content, x, y, anchor))
+
+    def svg(self) -> str:
+        """Return the chart as SVG."""
+        marks = []
+        for points, colour, width, dots, title in self._lines:
+            marks.append(f'<g fill="{colour}"><title>{html.escape(title)}</title>')
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            marks.append(
+                f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
+            )
+            circles = points if dots else ()
+            marks += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{dots}"/>' for x, y in circles]
+            marks.append("</g>")
+        return svg(self._width, self._height, [*marks, *(text(*each) for each in self._texts)])
+
+    def draw(self, figure: Any) -> None:
+        """Draw the chart on a figure of matplotlib."""
+        axes = figure.subplots()
+        axes.set(xlim=(0, self._width), ylim=(self._height, 0))
+        axes.axis("off")
+        for points, colour, width, dots, _ in self._lines:
+            axes.plot(*zip(*points, strict=True), "o-", c=colour, lw=width, ms=2 * dots)
+        for content, x, y, anchor in self._texts:
+            axes.text(x, y, content, ha=_ALIGNMENT[anchor], fontsize=8)
 
 
 class Scale:

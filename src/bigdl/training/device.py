@@ -61,11 +61,13 @@ def precision_of(
 def device_of(worker: Worker, sync: GradientSync) -> torch.device:
     """The device of a worker: a GPU if every worker has one, else the CPU; a collective.
 
-    The workers of a machine share its GPUs evenly, unless Spark has assigned them.
+    The workers of a machine share its GPUs evenly, unless Spark has assigned them, or the option
+    ``use_gpu`` of the attempt is False.
     """
     import torch
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    may_use = worker.options.get("use_gpu", True)
+    count = torch.cuda.device_count() if may_use and torch.cuda.is_available() else 0
     machine = float(zlib.crc32(socket.gethostname().encode()))
     assigned = _assigned_gpu(count)
     this_worker = [machine, float(count), -1.0 if assigned is None else float(assigned)]

@@ -46,6 +46,7 @@ __all__ = [
     "Naming",
     "Normal",
     "Number",
+    "RandomTrial",
     "SampleFrom",
     "SearchSpace",
     "Subset",
@@ -153,8 +154,8 @@ class Assignment:
         self._resolved: dict[int, Any] = {}
 
     @classmethod
-    def of_trial(cls, naming: Naming, trial: Trial) -> Assignment:
-        """Return what an Optuna trial suggests."""
+    def of_trial(cls, naming: Naming, trial: Trial | RandomTrial) -> Assignment:
+        """Return what a trial suggests."""
         return cls(naming, lambda name, domain: domain.suggest(trial, name))
 
     def draw_of(self, domain: Domain) -> Any:
@@ -224,12 +225,8 @@ class Domain(Lazy):
     prefix: str | None = None
 
     @abstractmethod
-    def draw(self, rng: np.random.Generator) -> Any:
-        """Return a random draw."""
-
-    @abstractmethod
-    def suggest(self, trial: Trial, name: str) -> Any:
-        """Return the draw that a trial of Optuna suggests under a name."""
+    def suggest(self, trial: Trial | RandomTrial, name: str) -> Any:
+        """Return the draw that a trial suggests under a name."""
 
     @abstractmethod
     def value(self, draw: Any) -> Any:
@@ -243,7 +240,30 @@ class Domain(Lazy):
 
     def sample(self, rng: np.random.Generator | int | None = None) -> Any:
         """Return a random value; `rng` may be a seed."""
-        return self.value(self.draw(np.random.default_rng(rng)))
+        return self.value(self.suggest(RandomTrial(np.random.default_rng(rng)), ""))
+
+
+class RandomTrial:
+    """Suggests by chance what a trial of Optuna suggests by a sampler."""
+
+    def __init__(self, rng: np.random.Generator):
+        self._rng = rng
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        """Return a number from `low` to `high`."""
+        if log:
+            return float(math.exp(self._rng.uniform(math.log(low), math.log(high))))
+        return float(self._rng.uniform(low, high))
+
+    def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int:
+        """Return an integer from `low` to `high`, both included."""
+        if log:
+            return round(self.suggest_float(name, low, high, log=True))
+        return int(self._rng.integers(low, high, endpoint=True))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """Return one of the choices."""
+        return choices[int(self._rng.integers(len(choices)))]
 
 
 class Number(Domain):
@@ -298,15 +318,7 @@ class Number(Domain):
         """True if draws are integers."""
         return self.whole or (self.q is not None and not self.log)
 
-    def draw(self, rng: np.random.Generator) -> float:
-        lower, upper = self.bounds
-        if self.log:
-            return float(math.exp(rng.uniform(math.log(lower), math.log(upper))))
-        if self.has_integer_draws:
-            return int(rng.integers(cast("int", lower), cast("int", upper), endpoint=True))
-        return float(rng.uniform(lower, upper))
-
-    def suggest(self, trial: Trial, name: str) -> float:
+    def suggest(self, trial: Trial | RandomTrial, name: str) -> float:
         suggest: Any = trial.suggest_int if self.has_integer_draws else trial.suggest_float
         return suggest(name, *self.bounds, log=self.log)
 
@@ -336,10 +348,7 @@ class Normal(Domain):
     def __repr__(self) -> str:
         return f"normal({self.mean}, {self.std})" + ("" if self.q is None else f", q={self.q}")
 
-    def draw(self, rng: np.random.Generator) -> float:
-        return float(rng.uniform(_EPS, 1 - _EPS))
-
-    def suggest(self, trial: Trial, name: str) -> float:
+    def suggest(self, trial: Trial | RandomTrial, name: str) -> float:
         return trial.suggest_float(name, _EPS, 1 - _EPS)
 
     def value(self, draw: float) -> float:
@@ -356,10 +365,7 @@ class Choice(Domain):
     def __repr__(self) -> str:
         return f"one of {_texts(self.categories)}"
 
-    def draw(self, rng: np.random.Generator) -> int:
-        return int(rng.integers(len(self.categories)))
-
-    def suggest(self, trial: Trial, name: str) -> int:
+    def suggest(self, trial: Trial | RandomTrial, name: str) -> int:
         return trial.suggest_categorical(name, list(range(len(self.categories))))
 
     def value(self, draw: int) -> Any:
@@ -397,11 +403,7 @@ class Subset(Domain):
     def __repr__(self) -> str:
         return f"{self.min_items}..{self.max_items} of {_texts(self.categories)}"
 
-    def draw(self, rng: np.random.Generator) -> list[float]:
-        count = int(rng.integers(self.min_items, self.max_items, endpoint=True))
-        return [count, *map(float, rng.random(len(self.categories)))]
-
-    def suggest(self, trial: Trial, name: str) -> list[float]:
+    def suggest(self, trial: Trial | RandomTrial, name: str) -> list[float]:
         count = trial.suggest_int(f"{name}:number", self.min_items, self.max_items)
         places = range(len(self.categories))
         return [count, *(trial.suggest_float(f"{name}:{i}", 0.0, 1.0) for i in places)]
@@ -508,12 +510,10 @@ class SearchSpace:
     def random_draws(self, seed: int, number: int) -> Draws:
         """Return the point of the grid and the random draws of a trial, which depend on (seed,
         number) alone."""
-        rng = np.random.default_rng([seed, number])
-        draws = {path: domain.draw(rng) for path, domain in self.domains.items()}
-        return {**self._grid_draws(number), **draws}
+        return self.suggest(RandomTrial(np.random.default_rng([seed, number])), number)
 
-    def suggest(self, trial: Trial, number: int) -> Draws:
-        """Return the draws that a trial of Optuna suggests."""
+    def suggest(self, trial: Trial | RandomTrial, number: int) -> Draws:
+        """Return the draws that a trial suggests."""
         draws = {path: domain.suggest(trial, path) for path, domain in self.domains.items()}
         return {**self._grid_draws(number), **draws}
 

@@ -41,6 +41,7 @@ __all__ = [
     "is_in_memory",
     "open_study",
     "propose_again",
+    "quieter",
     "record_process",
     "recover",
     "trial_table",
@@ -162,6 +163,20 @@ def _construct(cls: type, arguments: Mapping[str, Any], argument: str) -> Any:
             f"{argument} cannot be made of {dict(arguments)!r}: {error}; see optuna's "
             f"{cls.__name__}"
         ) from error
+
+
+@contextmanager
+def quieter(level: int, *names: str) -> Iterator[None]:
+    """Let loggers say nothing below a level for a while."""
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(max(level, logger.level))
+    try:
+        yield
+    finally:
+        for logger, earlier in zip(loggers, before, strict=True):
+            logger.setLevel(earlier)
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from bigdl.common.errors import UsageError
 
 __all__ = ["HPOConfig", "hpo_config"]
@@ -18,29 +16,23 @@ class HPOConfig:
     def __init__(self) -> None:
         self._tf = self._pytorch = False
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_"):
+            raise UsageError(
+                f"Directly set {name} value is not permitted. Please use enable_{name}() or "
+                f"disable_{name}()"
+            )
+        super().__setattr__(name, value)
+
     @property
     def hpo_tf(self) -> bool:
         """True if ``bigdl.nano.tf`` takes search spaces; set by :meth:`enable_hpo_tf`."""
         return self._tf
 
-    @hpo_tf.setter
-    def hpo_tf(self, value: object) -> NoReturn:
-        raise UsageError(
-            "Directly set hpo_tf value is not permitted. Please use enable_hpo_tf() or "
-            "disable_hpo_tf()"
-        )
-
     @property
     def hpo_pytorch(self) -> bool:
         """True if :meth:`enable_hpo_pytorch` was called; nothing depends on it."""
         return self._pytorch
-
-    @hpo_pytorch.setter
-    def hpo_pytorch(self, value: object) -> NoReturn:
-        raise UsageError(
-            "Directly set hpo_pytorch value is not permitted. Please use enable_hpo_pytorch() or "
-            "disable_hpo_pytorch()"
-        )
 
     def enable_hpo_tf(self) -> None:
         """Let layers, activations, ``Input``, ``cast`` and optimizers take search spaces.

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
@@ -22,7 +23,8 @@ from bigdl.nano.automl.hpo.objects import AutoObject, suggested
 from bigdl.nano.automl.searching import SearchArguments, Searcher
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
 from bigdl.nano.pytorch.inference.source import Batch, batches_of, sample_arguments
-from bigdl.tuning.spaces import Assignment, Lazy, Naming, resolve
+from bigdl.tuning.spaces import Lazy
+from bigdl.tuning.study import quieter
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
@@ -37,7 +39,7 @@ _ORIGINAL = "original"
 # Methods of InferenceOptimizer that are tried: all compute in float32, so accuracy stays.
 _RUNTIMES = ("openvino_fp32", "onnxruntime_fp32", "jit_fp32")
 _LATENCY_CALLS = 20
-_LIGHTNING = ("pytorch_lightning", "lightning_fabric")
+_REPORTS = [f"{name}.utilities.rank_zero" for name in ("pytorch_lightning", "lightning_fabric")]
 _log = logging.getLogger(__name__)
 
 
@@ -88,20 +90,20 @@ class HPOSearcher(Searcher):
         metrics = _metrics(target_metric)
         self._check(arguments, metrics, mode, n_parallels)
         data = {name: value for name, value in arguments.rest.items() if value is not None}
+        self._subject = {"model": model, "data": data}
         objective = _Objective(
-            model=model,
-            data=data,
-            trainer=self._arguments | ({} if max_epochs is None else {"max_epochs": max_epochs}),
-            trainer_class=self._trainer_class,
-            metrics=metrics,
-            directions=arguments.directions(metrics),
-            mode=mode,
-            acceleration=acceleration,
-            input_sample=input_sample,
+            self._subject,
+            self._arguments | ({} if max_epochs is None else {"max_epochs": max_epochs}),
+            self._trainer_class,
+            metrics,
+            arguments.directions(metrics),
+            mode,
+            acceleration,
+            input_sample,
         )
-        self._open(objective.subject, arguments, metrics, resume=resume)
-        self._subject = objective.subject
-        self._run(objective, arguments, n_parallels)
+        self._run(
+            objective, self._subject, arguments, metrics, resume=resume, n_parallels=n_parallels
+        )
         return self._searched().best_trials if len(metrics) > 1 else self.end_search()
 
     def end_search(self, use_trial_id: int = -1) -> pl.LightningModule:
@@ -145,17 +147,17 @@ def _metrics(target_metric: Any) -> list[str]:
 # Trials -------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class _Objective:
     """Makes a model with what a trial proposes, trains it, and returns its figures.
 
     It is shipped to the processes of a parallel search.
 
-    Parameters
+    Attributes
     ----------
-    model : object
-        A lazy model.
-    data : dict
-        Arguments of ``Trainer.fit``; loaders may be lazy, too.
+    subject : dict
+        ``model``, which may be lazy, and ``data``: arguments of ``Trainer.fit``, as loaders, which
+        may be lazy, too.
     trainer : dict
         Arguments of the Trainer.
     trainer_class : type
@@ -164,58 +166,47 @@ class _Objective:
     mode : {"best", "last"}
         Of which epoch the figures are: the best in the first metric, or the last.
     acceleration : bool
-        Whether latency is that of the fastest runtime.
+        True if latency is that of the fastest runtime.
     input_sample : object
         What latency is measured with.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        data: dict[str, Any],
-        trainer: dict[str, Any],
-        trainer_class: type[Trainer],
-        metrics: list[str],
-        directions: list[str],
-        mode: str,
-        acceleration: bool,
-        input_sample: Any,
-    ):
-        self.subject = {"model": model, "data": data}
-        self._trainer, self._trainer_class = trainer, trainer_class
-        self._metrics = metrics
-        self._directions = directions
-        self._mode = mode
-        self._acceleration = acceleration
-        self._input_sample = input_sample
+    subject: dict[str, Any]
+    trainer: dict[str, Any]
+    trainer_class: type[Trainer]
+    metrics: list[str]
+    directions: list[str]
+    mode: str
+    acceleration: bool
+    input_sample: Any
 
     def __call__(self, trial: Trial) -> float | list[float]:
         made = suggested(self.subject, trial)
         model, data = made["model"], made["data"]
         if not isinstance(self.subject["model"], Lazy):
             model = copy.deepcopy(model)  # only the data are searched
-        logged = [metric for metric in self._metrics if metric != _LATENCY]
-        alone = (self._trainer.get("num_processes") or 1) == 1
-        pruned = trial if alone and len(self._metrics) == 1 else None
+        logged = [metric for metric in self.metrics if metric != _LATENCY]
+        alone = (self.trainer.get("num_processes") or 1) == 1
+        pruned = trial if alone and len(self.metrics) == 1 else None
         epochs = _EpochFigures(logged, pruned)
-        with _without_reports(), _interruptible():
+        with quieter(logging.WARNING, *_REPORTS), _interruptible():
             trainer = self._trial_trainer(epochs)
             trainer.fit(model, **data)
         figures = self._figures(trainer, epochs, logged) if logged else {}
-        if pruned is None and len(self._metrics) == 1:
+        if pruned is None and len(self.metrics) == 1:
             epochs.report(trial)
-        if _LATENCY in self._metrics or self._acceleration:
+        if _LATENCY in self.metrics or self.acceleration:
             runtime, figures[_LATENCY] = _fastest(
-                model, trainer, self._input_sample, self._acceleration
+                model, trainer, self.input_sample, self.acceleration
             )
             trial.set_user_attr("optimization", runtime)
-        values = [figures[metric] for metric in self._metrics]
+        values = [figures[metric] for metric in self.metrics]
         return values if len(values) > 1 else values[0]
 
     def _trial_trainer(self, epochs: Callback) -> Trainer:
-        arguments = copy.deepcopy(self._trainer)
+        arguments = copy.deepcopy(self.trainer)
         arguments["callbacks"] = [*_callbacks(arguments), epochs]
-        return self._trainer_class(**arguments)
+        return self.trainer_class(**arguments)
 
     def _figures(
         self, trainer: Trainer, epochs: _EpochFigures, logged: list[str]
@@ -232,29 +223,15 @@ class _Objective:
         return {metric: float(trainer.callback_metrics[metric]) for metric in logged}
 
     def _epoch(self, figures: list[dict[str, float]], metric: str) -> int:
-        if self._mode == "last":
+        if self.mode == "last":
             return len(figures) - 1
-        sign = -1.0 if self._directions[self._metrics.index(metric)].lower() == "maximize" else 1.0
+        sign = -1.0 if self.directions[self.metrics.index(metric)].lower() == "maximize" else 1.0
 
         def sort_key(epoch: int) -> float:
             value = figures[epoch][metric]
             return math.inf if math.isnan(value) else sign * value
 
         return min(range(len(figures)), key=sort_key)
-
-
-@contextmanager
-def _without_reports() -> Iterator[None]:
-    """Suppress what Lightning logs about each fit."""
-    loggers = [logging.getLogger(f"{name}.utilities.rank_zero") for name in _LIGHTNING]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(max(logging.WARNING, logger.level))
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 @contextmanager
@@ -475,30 +452,26 @@ def lazily_compiled(
                 "bigdl.nano.automl.hpo.space.AutoObject, such as "
                 "AutoObject(torch.optim.Adam, lr=0.01), not a " + type(part).__name__
             )
+
+    def later(part: Any) -> Any:
+        """Return a function of the part's first argument, which is made before."""
+        lazy = isinstance(part, AutoObject)
+        return AutoObject(_made_later, part.target, *part.args, **part.kwargs) if lazy else part
+
     return AutoObject(
         _compiled,
         compiled=compiled,
         model=model,
         loss=loss,
-        optimizer=_Unbound(optimizer) if isinstance(optimizer, AutoObject) else optimizer,
-        scheduler=_Unbound(scheduler) if isinstance(scheduler, AutoObject) else scheduler,
+        optimizer=later(optimizer),
+        scheduler=later(scheduler),
         metrics=metrics,
         is_made=isinstance(model, Lazy),
     )
 
 
-class _Unbound(Lazy):
-    """A lazy object that takes its first argument after it was chosen."""
-
-    def __init__(self, inner: AutoObject):
-        self._inner = inner
-
-    def visit(self, naming: Naming, name: str) -> None:
-        self._inner.visit(naming, name)
-
-    def resolve(self, assignment: Assignment) -> Callable[[Any], Any]:
-        args, kwargs = resolve([self._inner.args, self._inner.kwargs], assignment)
-        return lambda first: self._inner.target(first, *args, **kwargs)
+def _made_later(target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    return lambda first: target(first, *args, **kwargs)
 
 
 def _compiled(

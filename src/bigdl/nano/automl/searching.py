@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
@@ -13,32 +13,18 @@ from bigdl.nano.automl.hpo.objects import spaces_in, with_config
 from bigdl.tuning import SamplerType, create_pruner, create_sampler, open_study, run_trials
 
 if TYPE_CHECKING:
-    from optuna.pruners import BasePruner
-    from optuna.samplers import BaseSampler
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
 __all__ = ["SearchArguments", "Searcher"]
 
 _OF_STUDY = (
-    "storage",
-    "study_name",
-    "sampler",
-    "sampler_kwargs",
-    "pruner",
-    "pruner_kwargs",
-    "direction",
-    "directions",
-    "load_if_exists",
+    *("storage", "study_name", "load_if_exists", "direction", "directions"),
+    *("sampler", "sampler_kwargs", "pruner", "pruner_kwargs"),
 )
 _OF_RUN = (
-    "n_trials",
-    "timeout",
-    "n_jobs",
-    "catch",
-    "tune_callbacks",
-    "gc_after_trial",
-    "show_progress_bar",
+    *("n_trials", "timeout", "n_jobs", "catch"),
+    *("tune_callbacks", "gc_after_trial", "show_progress_bar"),
 )
 
 
@@ -52,9 +38,9 @@ class SearchArguments:
         For the study, for the run of trials, and for the training.
     """
 
-    study: dict[str, Any] = field(default_factory=dict)
-    run: dict[str, Any] = field(default_factory=dict)
-    rest: dict[str, Any] = field(default_factory=dict)
+    study: dict[str, Any]
+    run: dict[str, Any]
+    rest: dict[str, Any]
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any], of_training: Collection[str]) -> SearchArguments:
@@ -65,24 +51,14 @@ class SearchArguments:
         UsageError
             If one is for nobody.
         """
-        arguments = cls()
-        unknown = []
-        for name, value in keywords.items():
-            if name in _OF_STUDY:
-                arguments.study[name] = value
-            elif name in _OF_RUN:
-                arguments.run[name] = value
-            elif name in of_training:
-                arguments.rest[name] = value
-            else:
-                unknown.append(name)
+        unknown = sorted(set(keywords) - {*_OF_STUDY, *_OF_RUN, *of_training})
         if unknown:
             known = ", ".join(sorted({*_OF_STUDY, *_OF_RUN, *of_training}))
             raise UsageError(
-                f"Invalid Arguments found for 'search': {', '.join(sorted(unknown))}; it takes "
-                f"{known}"
+                f"Invalid Arguments found for 'search': {', '.join(unknown)}; it takes {known}"
             )
-        return arguments
+        parts = (_OF_STUDY, _OF_RUN, of_training)
+        return cls(*({k: v for k, v in keywords.items() if k in names} for names in parts))
 
     def directions(self, metrics: Sequence[str]) -> list[str]:
         """Return the direction of each metric.
@@ -161,13 +137,21 @@ class Searcher(abc.ABC):
                 _print_trial(study, trial)
         return study
 
-    def _open(
-        self, subject: Any, arguments: SearchArguments, metrics: Sequence[str], *, resume: bool
+    def _run(
+        self,
+        objective: Callable[[Any], Any],
+        subject: Any,
+        arguments: SearchArguments,
+        metrics: Sequence[str],
+        *,
+        resume: bool,
+        n_parallels: int,
     ) -> None:
-        """Make the study of a search, or go on with one.
+        """Make the study of a search, or go on with one, and run its trials.
 
         Parameters
         ----------
+        objective : callable
         subject : object
             Holds the spaces.
         arguments : SearchArguments
@@ -176,6 +160,8 @@ class Searcher(abc.ABC):
         resume : bool
             Go on with the study of that name in the storage, or with that of the last search where
             there is no storage.
+        n_parallels : int
+            Processes that run trials.
         """
         spaces = spaces_in(subject)
         if not spaces:
@@ -183,39 +169,38 @@ class Searcher(abc.ABC):
                 "There is no search space in the arguments of the model: give it some of "
                 "bigdl.nano.automl.hpo.space, for example space.Int(8, 64) as the size of a layer"
             )
-        wanted, directions = arguments.study, arguments.directions(metrics)
+        wanted, run = arguments.study, dict(arguments.run)
+        directions = arguments.directions(metrics)
         options = dict(wanted.get("sampler_kwargs") or {})
         if str(wanted.get("sampler")).lower() == SamplerType.Grid.lower():
-            grid = {name: space.grid for name, space in spaces.items()}
-            options.setdefault("search_space", grid)
+            options.setdefault("search_space", {name: space.grid for name, space in spaces.items()})
         sampler = create_sampler(wanted.get("sampler"), **options)
         pruner = create_pruner(wanted.get("pruner"), **(wanted.get("pruner_kwargs") or {}))
-        if resume and wanted.get("storage") is None:
-            if self._study is not None:
-                self._go_on(self._study, sampler, pruner, directions, wanted)
-                return
-            warnings.warn(
-                "There is no search to resume: this process has not searched yet, and no storage "
-                "is given. A new search begins",
-                stacklevel=4,
+        goes_on = resume and wanted.get("storage") is None
+        if goes_on and self._study is not None:
+            _check_directions(self._study, directions)
+            if wanted.get("sampler") is not None:
+                self._study.sampler = sampler
+            if wanted.get("pruner") is not None:
+                self._study.pruner = pruner
+        else:
+            if goes_on:
+                warnings.warn(
+                    "There is no search to resume: this process has not searched yet, and no "
+                    "storage is given. A new search begins",
+                    stacklevel=4,
+                )
+            self._study = open_study(
+                storage=wanted.get("storage"),
+                name=wanted.get("study_name"),
+                directions=directions,
+                sampler=sampler,
+                pruner=pruner,
+                resume=bool(resume or wanted.get("load_if_exists")),
+                metric_names=list(metrics),
             )
-        self._study = open_study(
-            storage=wanted.get("storage"),
-            name=wanted.get("study_name"),
-            directions=directions,
-            sampler=sampler,
-            pruner=pruner,
-            resume=bool(resume or wanted.get("load_if_exists")),
-            metric_names=list(metrics),
-        )
-
-    def _run(
-        self, objective: Callable[[Any], Any], arguments: SearchArguments, n_parallels: int
-    ) -> None:
-        """Run the trials, in `n_parallels` processes."""
-        run = dict(arguments.run)
         run_trials(
-            self._searched(),
+            self._study,
             objective,
             run.pop("n_trials", None),
             processes=n_parallels,
@@ -233,26 +218,6 @@ class Searcher(abc.ABC):
             If there is no such trial.
         """
         return with_config(subject, self._trial(trial_id).params)
-
-    @staticmethod
-    def _go_on(
-        study: Study,
-        sampler: BaseSampler,
-        pruner: BasePruner,
-        directions: list[str],
-        wanted: Mapping[str, Any],
-    ) -> None:
-        """Let the last search go on with the sampler and the pruner that are wanted, if any."""
-        last = [direction.name.lower() for direction in study.directions]
-        if last != [str(direction).lower() for direction in directions]:
-            raise UsageError(
-                f"The last search had the directions {last}, so it cannot go on with "
-                f"{directions}; leave out resume"
-            )
-        if wanted.get("sampler") is not None:
-            study.sampler = sampler
-        if wanted.get("pruner") is not None:
-            study.pruner = pruner
 
     def _searched(self) -> Study:
         if self._study is None:
@@ -276,6 +241,16 @@ class Searcher(abc.ABC):
         if not any(trial.state.name == "COMPLETE" for trial in trials):
             raise UsageError("No trial has finished, so there is no best one")
         return study.best_trial
+
+
+def _check_directions(study: Study, directions: list[str]) -> None:
+    """Refuse to go on with a study of other directions."""
+    last = [direction.name.lower() for direction in study.directions]
+    if last != [str(direction).lower() for direction in directions]:
+        raise UsageError(
+            f"The last search had the directions {last}, so it cannot go on with {directions}; "
+            "leave out resume"
+        )
 
 
 def _print_trial(study: Study, trial: FrozenTrial) -> None:

@@ -9,27 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
 
 __all__ = ["Evaluator"]
 
 _EPSILON = 1e-10
-
-
-def _me(y, p):
-    return np.mean(y - p, axis=0)
-
-
-def _mae(y, p):
-    return np.mean(np.abs(y - p), axis=0)
-
-
-def _mse(y, p):
-    return np.mean((y - p) ** 2, axis=0)
-
-
-def _rmse(y, p):
-    return np.sqrt(_mse(y, p))
 
 
 def _msle(y, p):
@@ -47,28 +32,8 @@ def _r2(y, p):
     return np.where(constant, np.where(rest == 0, 1.0, 0.0), score)
 
 
-def _mpe(y, p):
-    return np.mean(100 * (y - p) / (y + _EPSILON), axis=0)
-
-
-def _mape(y, p):
-    return np.mean(100 * np.abs((y - p) / (y + _EPSILON)), axis=0)
-
-
-def _mspe(y, p):
-    return np.mean(100 * ((y - p) / (y + _EPSILON)) ** 2, axis=0)
-
-
-def _smape(y, p):
-    return np.mean(_symmetric(y, p), axis=0)
-
-
-def _mdape(y, p):
-    return np.median(100 * np.abs((y - p) / (y + _EPSILON)), axis=0)
-
-
-def _smdape(y, p):
-    return np.median(_symmetric(y, p), axis=0)
+def _relative(y, p):
+    return 100 * (y - p) / (y + _EPSILON)
 
 
 def _symmetric(y, p):
@@ -87,18 +52,18 @@ def _accuracy(y, p):
 
 
 _METRICS: dict[str, Callable] = {
-    "me": _me,
-    "mae": _mae,
-    "mse": _mse,
-    "rmse": _rmse,
+    "me": lambda y, p: np.mean(y - p, axis=0),
+    "mae": lambda y, p: np.mean(np.abs(y - p), axis=0),
+    "mse": lambda y, p: np.mean((y - p) ** 2, axis=0),
+    "rmse": lambda y, p: np.sqrt(np.mean((y - p) ** 2, axis=0)),
     "msle": _msle,
     "r2": _r2,
-    "mpe": _mpe,
-    "mape": _mape,
-    "mspe": _mspe,
-    "smape": _smape,
-    "mdape": _mdape,
-    "smdape": _smdape,
+    "mpe": lambda y, p: np.mean(_relative(y, p), axis=0),
+    "mape": lambda y, p: np.mean(np.abs(_relative(y, p)), axis=0),
+    "mspe": lambda y, p: np.mean(_relative(y, p) ** 2 / 100, axis=0),
+    "smape": lambda y, p: np.mean(_symmetric(y, p), axis=0),
+    "mdape": lambda y, p: np.median(np.abs(_relative(y, p)), axis=0),
+    "smdape": lambda y, p: np.median(_symmetric(y, p), axis=0),
     "accuracy": _accuracy,
 }
 _MAX = ("r2", "accuracy")
@@ -148,10 +113,7 @@ class Evaluator:
             arrays without rows.
         """
         name = Evaluator.check_metric(metric)
-        if multioutput not in ("raw_values", "uniform_average"):
-            raise UsageError(
-                f'multioutput must be "raw_values" or "uniform_average", got {multioutput!r}'
-            )
+        check_choice("multioutput", multioutput, ("raw_values", "uniform_average"))
         y_true, y_pred = np.asarray(y_true), np.asarray(y_pred)
         _check_shapes(name, y_true, y_pred)
         if name == "accuracy":
@@ -188,13 +150,13 @@ class Evaluator:
         UsageError
             For a metric that is not known.
         """
-        name = metric.lower() if isinstance(metric, str) else ""
-        if name not in _METRICS:
+        try:
+            return "max" if Evaluator.check_metric(metric) in _MAX else "min"
+        except UsageError:
             raise UsageError(
                 f"We cannot infer the metric mode of {metric}; please specify the `metric_mode` "
                 "parameter in AutoEstimator.fit()"
-            )
-        return "max" if name in _MAX else "min"
+            ) from None
 
 
 def _check_shapes(name, y_true, y_pred):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
@@ -38,7 +39,7 @@ def optimizer_creator(optimizer: str | Callable) -> Callable:
             raise UsageError(
                 f"Must provide a valid torch optimizer name, such as 'Adam', got {optimizer!r}"
             )
-        return NamedOptimizer(optimizer)
+        return functools.partial(_with_rate, optimizer_class)
     if isinstance(optimizer, type) or not callable(optimizer):
         raise UsageError(
             "optimizer must be a valid torch optimizer name or a function (model, config) that "
@@ -47,17 +48,9 @@ def optimizer_creator(optimizer: str | Callable) -> Callable:
     return optimizer
 
 
-class NamedOptimizer:
-    """An optimizer of torch by its name, with the learning rate of the configuration."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-    def __call__(self, model, config: Mapping):
-        import torch
-
-        make = getattr(torch.optim, self.name)
-        return make(model.parameters(), lr=config.get(LR_NAME, DEFAULT_LR))
+def _with_rate(make: Callable, model: Any, config: Mapping[str, Any]) -> Any:
+    """Return an optimizer with the learning rate of the configuration."""
+    return make(model.parameters(), lr=config.get(LR_NAME, DEFAULT_LR))
 
 
 def validate_pytorch_loss(loss) -> Callable:

@@ -31,10 +31,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError, WorkerLost, first_line
 from bigdl.orca.automl.ray_workers import TrialWorkers
-from bigdl.orca.automl.records import Records, write_atomically
+from bigdl.orca.automl.records import Records
 from bigdl.orca.automl.strategy import Strategy, draws_from_ray
-from bigdl.orca.automl.trial import Job, TrialRun
-from bigdl.tuning.study import record_process
+from bigdl.orca.automl.trial import Job
+from bigdl.training.checkpoint import write_bytes
+from bigdl.tuning.study import quieter, record_process
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -84,16 +85,20 @@ def run_on_ray(
     Raises
     ------
     UsageError
-        If the arguments are wrong, or a trial needs more than a node of Ray has.
+        If the arguments are wrong.
     KeyboardInterrupt
         When the user interrupts; what is finished is recorded.
     """
-    check_room(bundles)
     scheduler = strategy.ray_scheduler(job.epochs)
     searcher = strategy.ray_searcher(records.space, records.goal)
     running: _Running = {}
     storage = remote_dir or str(records.folder)
-    with _search_actor(records, job) as (actor, name), EnvContext(_SETTINGS), _quiet(), _signals():
+    with (
+        _search_actor(records, job) as (actor, name),
+        EnvContext(_SETTINGS),
+        quieter(logging.CRITICAL, "ray.tune"),  # its reports of single trials
+        _signals(),
+    ):
         proposer = _Proposer(records, running, actor, name, searcher, concurrency)
         first = records.goal.first
         # a scheduler that was made with a metric does not take another one
@@ -185,18 +190,6 @@ def _search_actor(records: Records, job: Job) -> Iterator[tuple[Any, str]]:
     finally:
         with contextlib.suppress(Exception):  # Ray may be gone
             ray.kill(actor)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress Tune's reports of single trials, which the records hold."""
-    logger = logging.getLogger("ray.tune")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 @contextlib.contextmanager
@@ -375,74 +368,54 @@ class SearchActor:
 
     def save(self, trial_id: str, weights: bytes) -> None:
         """Keep the weights of a trial's best epoch."""
-        write_atomically(self._folder / f"{self._numbers[trial_id]:05}", weights)
+        write_bytes(str(self._folder / f"{self._numbers[trial_id]:05}"), weights)
 
 
 class _TuneTrial(tune.Trainable):
     """One trial of Tune; a step is an epoch.
 
-    What fails in user code is a result, too: ``failure`` holds the traceback.  A trial of several
-    workers is run by :class:`~bigdl.orca.automl.ray_workers.TrialWorkers`, to which this
-    process belongs.
+    What fails in user code is a result, too: ``failure`` holds the traceback.
     """
 
-    _job: Job
-    _run: TrialRun | TrialWorkers | None
-
     def setup(self, config: dict[str, Any]) -> None:
-        self._workers: TrialWorkers | None = None
-        self._begin(config)
+        self._workers = TrialWorkers()
+        self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._begin(new_config)
+        self._values = dict(new_config)
+        self._actor = ray.get_actor(self._values.pop(_ACTOR))
+        self._is_begun = False
         return True
-
-    def _begin(self, config: dict[str, Any]) -> None:
-        config = dict(config)
-        self._actor = ray.get_actor(config.pop(_ACTOR))
-        self._values, self._run = config, None
 
     def step(self) -> dict[str, Any]:
         try:
-            step = self._started().step()
+            step = self._begun().step()
             if step.is_best:
-                ray.get(self._actor.save.remote(self.trial_id, self._run.model.weights()))
+                ray.get(self._actor.save.remote(self.trial_id, self._workers.weights()))
         except WorkerLost:  # Tune hears of it as of the loss of this process
             raise
         except Exception:
-            self._close_workers()  # who knows what its other workers wait for
+            self._workers.close()  # who knows what its other workers wait for
             failure = {"failure": traceback.format_exc(), "done": True}
-            return {**dict.fromkeys(self._job.goal.names, float("nan")), **failure}
-        figures = dict(zip(self._job.goal.names, step.figures, strict=True))
+            return {**dict.fromkeys(self._workers.job.goal.names, float("nan")), **failure}
+        figures = dict(zip(self._workers.job.goal.names, step.figures, strict=True))
         return {**figures, "step": step, "done": step.is_last}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        state = {**self._started().state(), "trial": self.trial_id}
+        state = {**self._begun().state(), "trial": self.trial_id}
         Path(checkpoint_dir, _STATE).write_bytes(pickle.dumps(state))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         state = pickle.loads(Path(checkpoint, _STATE).read_bytes())
         if state.pop("trial") != self.trial_id:
             state["best"] = None  # the weights of that epoch are another trial's
-        self._started().restore(state)
+        self._begun().restore(state)
 
     def cleanup(self) -> None:
-        self._close_workers()
-        self._run = None
+        self._workers.close()
 
-    def _started(self) -> TrialRun | TrialWorkers:
-        if self._run is None:
-            reference: list = ray.get(self._actor.job.remote())
-            self._job = ray.get(reference[0]).opened()
-            if self._job.workers == 1:
-                self._run = TrialRun(self._job, self._values)
-            else:
-                self._workers = self._workers or TrialWorkers(self._job.workers)
-                self._workers.begin(reference, self._job, self._values)
-                self._run = self._workers
-        return self._run
-
-    def _close_workers(self) -> None:
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
+    def _begun(self) -> TrialWorkers:
+        if not self._is_begun:
+            self._workers.begin(ray.get(self._actor.job.remote()), self._values)
+            self._is_begun = True
+        return self._workers

@@ -14,18 +14,20 @@ import contextlib
 import os
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
 
 from bigdl.common.errors import WorkerError, WorkerLost
-from bigdl.orca.automl.trial import Job, Step, TrialRun
+from bigdl.orca.automl.trial import Step, TrialRun, trial_worker
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
-    from bigdl.runtime.channel import Line
+    from bigdl.orca.automl.trial import Job
+    from bigdl.runtime.channel import Address, Channel, Line
+    from bigdl.runtime.worker import Worker
 
 __all__ = ["TrialWorkers"]
 
@@ -34,48 +36,54 @@ _CLEAN_UP_S = 1.0  # seconds that the end of a process group may hold up its rep
 _GRACE_S = 30.0  # seconds in which a failure of one worker must reach the others
 
 
-class _NoDriver:
-    """There is nobody to report to but rank 0, who hears results of calls."""
-
-    def options(self) -> dict:
-        return {}
-
-
-class _Member:
-    """One worker of the trial, in its own process.
+class Member:
+    """One worker of the trial: rank 0 in the trial's process, the others as actors.
 
     Parameters
     ----------
     rank, size : int
-    address : bigdl.runtime.channel.Address
+    address : bigdl.runtime.channel.Address or None
+        Of several workers.
     """
 
-    def __init__(self, rank: int, size: int, address):
+    def __init__(self, rank: int, size: int, address: Address | None):
         self._rank, self._size, self._address = rank, size, address
-        self._worker: Any = None
-        self.run: Any = None
+        self._worker: Worker | None = None
+        self.run: TrialRun | None = None
 
-    def begin(self, number: int, job: Job, config: Mapping[str, Any]) -> None:
-        """Meet the others and make the model of a trial; `number` tells trials apart."""
-        from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
-        from bigdl.runtime.worker import Worker
+    def call(self, name: str, *arguments: Any) -> tuple[Any, tuple[str, str, str] | None]:
+        """Return the result of a method, and its failure: origin, class and traceback."""
+        from bigdl.runtime.task import is_peer_failure
 
+        try:
+            return getattr(self, name)(*arguments), None
+        except Exception as error:
+            origin = "peer" if is_peer_failure(error) else "user"
+            failure = origin, type(error).__name__, traceback.format_exc()
+            self.end(_CLEAN_UP_S)
+            return None, failure
+
+    def begin(self, number: int, reference: list, config: Mapping[str, Any]) -> None:
+        """Make the model of a trial and meet the others; `number` tells trials apart."""
         self.end()
-        self._worker = Worker(
+        job = ray.get(reference[0]).opened()
+        self._worker = trial_worker(
+            job,
             self._rank,
             self._size,
-            threads=1,
-            shards={},
-            line=self._address.connect(number),
-            uplink=_NoDriver(),
+            line=self._address and self._address.connect(number),
             host=ray.util.get_node_ip_address(),
-            local_dir="",
             timeout=_TIMEOUT_S,
         )
-        sync = TorchDistributedSync(self._worker)
-        sync.start()
-        _use_gpu(sync, job.gpus)
-        self.run = TrialRun(job, config, sync)
+        self.run = TrialRun(job, config, self._worker)
+
+    def step(self) -> Step:
+        """Train for one epoch and compute its figures."""
+        return cast("TrialRun", self.run).step()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        cast("TrialRun", self.run).restore(state)
 
     def end(self, patience: float | None = None) -> None:
         """Leave the others, who then fail if they wait for this worker."""
@@ -83,113 +91,85 @@ class _Member:
             self._worker.clean_up(patience)
         self._worker = self.run = None
 
-    def outcome(self, call: Callable[[], Any]) -> tuple[Any, tuple[str, str, str] | None]:
-        """Return the result of a call, and its failure: origin, class and traceback."""
-        from bigdl.runtime.task import is_peer_failure
-
-        try:
-            return call(), None
-        except Exception as error:
-            origin = "peer" if is_peer_failure(error) else "user"
-            failure = origin, type(error).__name__, traceback.format_exc()
-            self.end(_CLEAN_UP_S)
-            return None, failure
-
-
-def _use_gpu(sync, gpus: float) -> None:
-    import torch
-
-    if gpus and torch.cuda.is_available():
-        sync.use_device(torch.device("cuda", 0), is_alone=gpus >= 1)
-
-
-class Peer:
-    """A worker of rank 1 or higher; an actor."""
-
-    def __init__(self, rank: int, size: int, address):
-        self._member = _Member(rank, size, address)
-
-    def begin(self, number: int, reference: list, config: Mapping[str, Any]):
-        """See :meth:`TrialWorkers.begin`; returns how it has failed, if it has."""
-
-        def begin():
-            job = ray.get(reference[0]).opened()
-            self._member.begin(number, job, config)
-
-        return self._member.outcome(begin)[1]
-
-    def step(self):
-        """Train for an epoch; returns how it has failed, if it has."""
-        return self._member.outcome(lambda: self._member.run.step())[1]
-
-    def restore(self, state: dict):
-        """Go on from a state; returns how it has failed, if it has."""
-        return self._member.outcome(lambda: self._member.run.restore(state))[1]
-
 
 class TrialWorkers:
     """All workers of a trial, in the process of rank 0; has the face of a TrialRun.
 
-    Parameters
+    Attributes
     ----------
-    workers : int
-        As many as the placement group of this process has bundles.
+    job : Job
+        That of the trial which has begun last.
     """
 
-    def __init__(self, workers: int):
-        from bigdl.runtime.channel import Channel
+    job: Job
 
-        self._channel = Channel(ray.util.get_node_ip_address())
-        self._number = 0
+    def __init__(self) -> None:
+        self._channel: Channel | None = None
         self._line: Line | None = None
-        self._member = _Member(0, workers, self._channel.address)
-        self._peers = [_start(rank, workers, self._channel.address) for rank in range(1, workers)]
+        self._number = 0
+        self._member: Member | None = None
+        self._peers: list[Any] = []
 
-    def begin(self, reference: list, job: Job, config: Mapping[str, Any]) -> None:
-        """Begin a trial.
+    def begin(self, reference: list, config: Mapping[str, Any]) -> None:
+        """Begin a trial; the workers of the one before go on.
 
         Parameters
         ----------
         reference : list
-            The reference of the job.
-        job : Job
-            The same with its data at hand.
+            The reference of the job; the placement group of this process has a bundle for each of
+            its workers.
         config : dict
         """
+        self.job = ray.get(reference[0])
+        if self._member is None:
+            self._start(self.job.workers)
         self._number += 1
-        number = self._number
-        self._line = self._channel.line(number)
-        self._together(
-            lambda: self._member.begin(number, job, config), "begin", number, reference, config
-        )
+        if self._channel is not None:
+            self._line = self._channel.line(self._number)
+        self._together("begin", self._number, reference, config)
+
+    def _start(self, workers: int) -> None:
+        from bigdl.runtime.channel import Channel
+
+        address = None
+        if workers > 1:
+            self._channel = Channel(ray.util.get_node_ip_address())
+            address = self._channel.address
+        self._member = Member(0, workers, address)
+        self._peers = [_start_peer(rank, workers, address) for rank in range(1, workers)]
 
     @property
-    def model(self):
-        """Model of rank 0."""
-        return self._member.run.model
+    def _run(self) -> TrialRun:
+        return cast("TrialRun", cast("Member", self._member).run)
+
+    def weights(self) -> bytes:
+        """Return the trained weights."""
+        return self._run.model.weights()
 
     def step(self) -> Step:
-        """Train for one epoch and look at the result."""
-        return self._together(self._member.run.step, "step")
+        """Train for one epoch and compute its figures."""
+        return self._together("step")
 
-    def state(self) -> dict:
+    def state(self) -> dict[str, Any]:
         """Return what other workers need to go on with the trial."""
-        return self._member.run.state()
+        return self._run.state()
 
-    def restore(self, state: dict) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
-        self._together(lambda: self._member.run.restore(state), "restore", state)
+        self._together("restore", state)
 
     def close(self) -> None:
-        """End the peers."""
-        self._member.end(_CLEAN_UP_S)
+        """End the trial and the peers; another trial starts new ones."""
+        if self._member is not None:
+            self._member.end(_CLEAN_UP_S)
         for peer in self._peers:
             with contextlib.suppress(Exception):  # Ray may be gone
                 ray.kill(peer)
-        self._peers = []
-        self._channel.close()
+        if self._channel is not None:
+            self._channel.close()
+        self._member, self._peers, self._channel = None, [], None
 
-    def _together(self, call: Callable[[], Any], name: str, *arguments):
+    def _together(self, name: str, *arguments: Any) -> Any:
         """Make a call here and on all peers.
 
         Raises
@@ -199,9 +179,9 @@ class TrialWorkers:
         WorkerError
             When user code has failed on a peer.
         """
-        calls = [getattr(peer, name).remote(*arguments) for peer in self._peers]
+        calls = [peer.call.remote(name, *arguments) for peer in self._peers]
         with _Watch(calls, self._line):
-            result, failure = self._member.outcome(call)
+            result, failure = cast("Member", self._member).call(name, *arguments)
         failures = _failures(calls, None if failure is None else _GRACE_S)
         lost = [each for each in failures if isinstance(each, WorkerLost)]
         if lost:
@@ -216,7 +196,7 @@ class TrialWorkers:
         return result
 
 
-def _start(rank: int, workers: int, address):
+def _start_peer(rank: int, workers: int, address: Address | None) -> Any:
     """Start the peer of a rank, in its bundle of the placement group of this process."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -224,7 +204,7 @@ def _start(rank: int, workers: int, address):
     resources = dict(group.bundle_specs[rank])
     options = {"num_cpus": resources.pop("CPU", 0), "num_gpus": resources.pop("GPU", 0)}
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-    make = ray.remote(Peer).options(**options, resources=resources, scheduling_strategy=strategy)
+    make = ray.remote(Member).options(**options, resources=resources, scheduling_strategy=strategy)
     return make.remote(rank, workers, address)
 
 
@@ -236,7 +216,7 @@ def _failures(calls: list, patience: float | None) -> list:
 
 def _failure(call):
     try:
-        return ray.get(call, timeout=0)
+        return ray.get(call, timeout=0)[1]
     except ray.exceptions.GetTimeoutError:  # it hangs, and is ended with the trial
         return None
     except ray.exceptions.RayActorError as error:

@@ -20,12 +20,13 @@ has to run.  A trial has these attributes in the study:
 
 from __future__ import annotations
 
-import os
-import re
-import tempfile
-from collections.abc import Iterator, Mapping
+import contextlib
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.trial import Goal, Step
@@ -39,9 +40,8 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial, Trial
 
-__all__ = ["Records", "latest_search", "new_search", "write_atomically"]
+__all__ = ["Records", "latest_search", "new_search"]
 
-_FOLDER = re.compile(r"search_(\d{5})")
 _STUDY = "study.db"
 _DESCRIPTION = "search"
 _FINALIST = "finalist"
@@ -53,39 +53,24 @@ _FINALIST = "finalist"
 def new_search(folder: Path) -> Path:
     """Make a directory for a search, readable by its owner alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    while True:
-        number = max((number for number, _ in _searches(folder)), default=-1) + 1
+    for number in itertools.count(max(_searches(folder), default=-1) + 1):
         path = folder / f"search_{number:05}"
-        try:
+        with contextlib.suppress(FileExistsError):  # of another process, just now
             path.mkdir(mode=0o700)
-        except FileExistsError:  # of another process, just now
-            continue
-        return path
+            break
+    return path
 
 
 def latest_search(folder: Path) -> Path | None:
     """Return the newest search that has begun below a folder."""
-    begun = [path for _, path in sorted(_searches(folder)) if (path / _STUDY).is_file()]
-    return begun[-1] if begun else None
+    searches = _searches(folder)
+    begun = [number for number, path in searches.items() if (path / _STUDY).is_file()]
+    return searches[max(begun)] if begun else None
 
 
-def _searches(folder: Path) -> Iterator[tuple[int, Path]]:
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = _FOLDER.fullmatch(path.name)
-        if match and path.is_dir():
-            yield int(match[1]), path
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that is there with all of its content or not at all."""
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(aside, path)
-    except BaseException:
-        os.unlink(aside)
-        raise
+def _searches(folder: Path) -> dict[int, Path]:
+    """Return the directories of searches by their numbers."""
+    return {int(path.name[7:]): path for path in folder.glob("search_" + "[0-9]" * 5)}
 
 
 # Records -----------------------------------------------------------------------------------------
@@ -306,13 +291,13 @@ class Records:
 
     def front(self) -> list[FrozenTrial]:
         """Return finished trials than which no other is better in one metric and as good in all."""
-        signs = [metric.sign for metric in self.goal.metrics]
         trials = self.ranked()
-        scores = [[s * v for s, v in zip(signs, self.figures(t), strict=True)] for t in trials]
+        signs = [metric.sign for metric in self.goal.metrics]
+        scores = np.array([self.figures(trial) for trial in trials]).reshape(-1, len(signs)) * signs
         return [
             trial
             for trial, score in zip(trials, scores, strict=True)
-            if not any(_dominates(other, score) for other in scores)
+            if not ((scores >= score).all(axis=1) & (scores > score).any(axis=1)).any()
         ]
 
     def config_of(self, trial: FrozenTrial) -> dict[str, Any]:
@@ -386,8 +371,3 @@ _STATUS = {"COMPLETE": "finished", "PRUNED": "stopped early", "FAIL": "failed"}
 
 def _state(name: str) -> Any:
     return require("optuna", "automl").trial.TrialState[name]
-
-
-def _dominates(one: list[float], other: list[float]) -> bool:
-    pairs = list(zip(one, other, strict=True))
-    return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
-import random
 import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from bigdl.common.cpu import thread_scope, usable_cores
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.model.base import Builder
 from bigdl.orca.automl.model.data import Rows, SavedRows, trial_data
-from bigdl.orca.automl.records import (
-    Records,
-    latest_search,
-    new_search,
-    write_atomically,
-)
+from bigdl.orca.automl.records import Records, latest_search, new_search
 from bigdl.orca.automl.strategy import Strategy
 from bigdl.orca.automl.trial import Goal, Job, TrialRun
+from bigdl.training.checkpoint import write_bytes
+from bigdl.training.state import isolated_rng
 from bigdl.tuning import run_trials
 from bigdl.tuning.spaces import SearchSpace
+from bigdl.tuning.study import quieter
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -106,7 +102,8 @@ class Search:
             )
         finalists = self.strategy.finalists(self.trials)
         with ExitStack() as stack:
-            stack.enter_context(_quiet_optuna())
+            require("optuna", "automl")
+            stack.enter_context(quieter(logging.ERROR, "optuna"))
             pruner = None if on_ray else self.strategy.pruner(self.epochs)
             sampler = self._sampler(on_ray)
             job = self._job(data, validation, on_ray, stack.callback)
@@ -174,32 +171,16 @@ class Search:
         )
 
     def _job(self, data: Any, validation: Any, on_ray: bool, on_close: Callable) -> Job:
-        features, labels = self.columns
-        options: dict[str, Any] = {
-            "on_ray": on_ray,
-            "floats": self.builder.floats,
-            "on_close": on_close,
-        }
-        train = trial_data(data, features, labels, name="data", **options)
+        prepared = functools.partial(
+            trial_data, on_ray=on_ray, floats=self.builder.floats, on_close=on_close
+        )
+        train, seen = prepared(data, *self.columns, name="data"), None
         if validation is None:
             logger.warning("Without validation_data the metric is that of the training data")
-            seen = None
         else:
-            seen = trial_data(validation, features, labels, name="validation_data", **options)
+            seen = prepared(validation, *self.columns, name="validation_data")
         gpus = self.bundles[0].get("gpu", 0)
         return Job(self.builder, train, seen, self.goal, self.epochs, self.seed, gpus, self.workers)
-
-
-@contextmanager
-def _quiet_optuna() -> Iterator[None]:
-    """Suppress Optuna's line for every study and trial."""
-    log = require("optuna", "automl").logging
-    before = log.get_verbosity()
-    log.set_verbosity(log.ERROR)
-    try:
-        yield
-    finally:
-        log.set_verbosity(before)
 
 
 def _folder(folder: Path, resume: bool | str) -> Path:
@@ -305,7 +286,7 @@ def _run_locally(records: Records, job: Job, *, processes: int, threads: int) ->
                 validation=_saved(job.validation, folder / "validation"),
             )
         else:
-            stack.enter_context(_restored_random_state())
+            stack.enter_context(isolated_rng(job.seed))
             stack.enter_context(thread_scope(threads))
         objective = _Objective(records, job)
         run_trials(records.study, objective, count, processes=processes, catch=(Exception,))
@@ -334,15 +315,15 @@ class _Objective:
         records = self._records
         config = records.set_draws(trial, records.proposal(trial))
         self._opened = self._opened or self._job.opened()
-        run = TrialRun(self._opened, config)
         may_stop = records.goal.is_single and records.repeated(trial) is None
-        while True:
-            step = run.step()
-            if step.is_best:
-                write_atomically(records.weights_file(trial.number), run.model.weights())
-            records.report(trial, step)
-            if step.is_last or (may_stop and trial.should_prune()):
-                break
+        with closing(TrialRun(self._opened, config)) as run:
+            while True:
+                step = run.step()
+                if step.is_best:
+                    write_bytes(str(records.weights_file(trial.number)), run.model.weights())
+                records.report(trial, step)
+                if step.is_last or (may_stop and trial.should_prune()):
+                    break
         problem = records.set_result(trial, step)
         if problem is not None:
             raise UsageError(problem)
@@ -354,17 +335,3 @@ class _Objective:
 def _saved(data: Any, folder: Path) -> Any:
     """Return arrays as files, which all processes map."""
     return SavedRows.save(data, folder) if isinstance(data, Rows) else data
-
-
-@contextmanager
-def _restored_random_state() -> Iterator[None]:
-    """Restore this process's random numbers after trials, which seed them."""
-    torch = sys.modules.get("torch")
-    before = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        if torch:
-            torch.set_rng_state(before[2])

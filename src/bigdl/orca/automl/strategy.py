@@ -51,6 +51,29 @@ _SCHEDULERS = {
     "hyperband": "hyperband",
     "fifo": "fifo",
 }
+# Optuna's pruner in the place of a scheduler of Ray, its names of Ray's parameters, and defaults
+_PRUNERS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "asha": (
+        "SuccessiveHalving",
+        {"grace_period": "min_resource", "reduction_factor": "reduction_factor"},
+        {},
+    ),
+    "hyperband": (
+        "HyperBand",
+        {
+            "grace_period": "min_resource",
+            "reduction_factor": "reduction_factor",
+            "max_t": "max_resource",
+        },
+        {"grace_period": 1, "reduction_factor": 3},
+    ),
+    "median": (
+        "Median",
+        {"grace_period": "n_warmup_steps", "min_samples_required": "n_startup_trials"},
+        {"grace_period": 1, "min_samples_required": 3},
+    ),
+    "fifo": ("Nop", {}, {}),
+}
 _FINALISTS = "finalists"
 # Ray's ASHA compares after one epoch and lets one trial of four go on, which is for thousands of
 # trials: of 20 it often loses the best one. These numbers cost half of the epochs of full trials
@@ -121,34 +144,20 @@ class Strategy:
                 f"scheduler {_describe(self.scheduler)} needs backend='ray'; backend='local' has "
                 f"{', '.join(sorted(_SCHEDULERS))} and the pruners of Optuna"
             )
-        for common in ("time_attr", "metric", "mode"):  # there is one of each only
-            params.pop(common, None)
-        longest = params.pop("max_t", epochs)
+        pruner, names, defaults = _PRUNERS[name]
+        defaults = {**defaults, "max_t": epochs}
         if name == "asha":
+            defaults |= _asha_defaults(params.get("max_t", epochs))
             params.pop(_FINALISTS, None)
-            params = {**_asha_defaults(longest), **params}
-        grace, factor = params.pop("grace_period", 1), params.pop("reduction_factor", None)
-        if name == "asha":
-            pruner = create_pruner("SuccessiveHalving", min_resource=grace, reduction_factor=factor)
-        elif name == "hyperband":
-            pruner = create_pruner(
-                "HyperBand",
-                min_resource=grace,
-                max_resource=longest,
-                reduction_factor=factor or 3,
-            )
-        elif name == "median":
-            startup = params.pop("min_samples_required", 3)
-            pruner = create_pruner("Median", n_startup_trials=startup, n_warmup_steps=grace)
-        else:
-            pruner = create_pruner(None)
-        if params:
+        unknown = sorted(set(params) - {*names, "max_t", "time_attr", "metric", "mode"})
+        if unknown:
             raise UsageError(
-                "scheduler_params of backend='local' has no "
-                f"{', '.join(map(repr, sorted(params)))}; it has grace_period, reduction_factor, "
-                "max_t and min_samples_required, where the scheduler uses them"
+                f"scheduler_params of backend='local' has no {', '.join(map(repr, unknown))}; it "
+                "has grace_period, reduction_factor, max_t and min_samples_required, where the "
+                "scheduler uses them"
             )
-        return pruner
+        values = {**defaults, **params}
+        return create_pruner(pruner, **{optunas: values[ours] for ours, optunas in names.items()})
 
     def finalists(self, trials: int) -> int:
         """Return how many of the trials that were stopped early are trained to their end after all.

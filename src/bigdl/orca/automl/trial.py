@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.checks import check_number
+from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl.metrics import Evaluator
+from bigdl.runtime.local import InProcessUplink
+from bigdl.runtime.worker import Worker
+from bigdl.training.state import seed_everything
 
 if TYPE_CHECKING:
     from bigdl.orca.automl.model.base import Builder
-    from bigdl.runtime.collectives.base import GradientSync
 
-__all__ = ["Goal", "Job", "Metric", "Step", "TrialRun"]
+__all__ = ["Goal", "Job", "Metric", "Step", "TrialRun", "trial_worker"]
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class Job:
     Attributes
     ----------
     builder : Builder
-    train, validation : Rows, Creator or what is opened as one of them
+    train, validation : Rows, Creator, SavedRows or RayRows
         Without `validation` the metrics are those of the training data.
     goal : Goal
     epochs : int
@@ -195,9 +197,8 @@ class Job:
 
     def opened(self) -> Job:
         """Return the job with its data at hand, in the process of a trial."""
-        from bigdl.orca.automl.model.data import opened
-
-        return replace(self, train=opened(self.train), validation=opened(self.validation))
+        validation = self.validation and self.validation.open()
+        return replace(self, train=self.train.open(), validation=validation)
 
 
 @dataclass(frozen=True)
@@ -227,34 +228,55 @@ class Step:
     seconds: float
 
 
-class TrialRun:
-    """A trial in the process that runs it.
+def trial_worker(job: Job, rank: int = 0, size: int = 1, **place: Any) -> Worker:
+    """Return one of the workers of a trial, in this process.
 
     Parameters
     ----------
     job : Job
+        With its data at hand: that of the training and of the validation.
+    rank, size : int
+    **place
+        Of several workers ``line``, ``host`` and ``timeout``.
+    """
+    return Worker(
+        rank,
+        size,
+        threads=len(usable_cores()),
+        shards={"data": job.train, "validation": job.validation or job.train},
+        uplink=InProcessUplink({"use_gpu": job.gpus > 0}, None, None),
+        local_dir="",
+        **{"line": None, "host": "", "timeout": 0.0, **place},
+    )
+
+
+class TrialRun:
+    """A trial in the process that runs it, or in each of the processes that do.
+
+    Parameters
+    ----------
+    job : Job
+        With its data at hand.
     config : dict
-    sync : GradientSync, optional
-        Of a trial of several workers, which has started.  All of them make the same calls.
+    worker : Worker, optional
+        One of several workers, all of which make the same calls.
     """
 
-    def __init__(self, job: Job, config: Mapping[str, Any], sync: GradientSync | None = None):
-        self._job = job
-        random.seed(job.seed)
-        np.random.seed(job.seed % 2**32)
-        job.builder.seed(job.seed)
-        self.model = job.builder.build(
-            dict(config), epochs=job.epochs, use_gpu=job.gpus > 0, sync=sync
-        )
+    def __init__(self, job: Job, config: Mapping[str, Any], worker: Worker | None = None):
+        self._job, self._worker = job, worker or trial_worker(job)
+        seed_everything(job.seed)
+        self.model = job.builder.build(dict(config), job, self._worker)
         self._epoch, self._seconds = 0, 0.0
         self._best: Sequence[float] | None = None
+
+    def close(self, patience: float | None = None) -> None:
+        """Free what the trial has opened, and leave the other workers."""
+        self._worker.clean_up(patience)
 
     def step(self) -> Step:
         """Train for one epoch and compute its figures."""
         job, start = self._job, time.perf_counter()
-        self.model.fit_epoch(job.train, self._epoch)
-        seen = job.train if job.validation is None else job.validation
-        figures = self.model.figures(seen, job.goal.metrics)
+        figures = self.model.epoch()
         self._epoch += 1
         self._seconds += time.perf_counter() - start
         first = figures[0]
@@ -271,7 +293,5 @@ class TrialRun:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
-        if not isinstance(state, dict) or "model" not in state:
-            raise UsageError("The state is not one of a trial")
         self.model.restore(state["model"])
         self._epoch, self._best, self._seconds = state["epoch"], state["best"], state["seconds"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from bigdl.orca.automl.auto_estimator import AutoEstimator
 from bigdl.orca.automl.model.base import Builder, Model, figures_of
 from bigdl.orca.automl.model.data import Creator
 from bigdl.orca.automl.pytorch_utils import LR_NAME
+
+if TYPE_CHECKING:
+    from bigdl.orca.automl.trial import Job
 
 __all__ = ["AutoXGBClassifier", "AutoXGBRegressor", "XGBoostModelBuilder"]
 
@@ -61,18 +64,14 @@ class XGBoostModelBuilder(Builder):
         """True if targets are classes."""
         return self.model_type == "classifier"
 
-    def build(self, config, *, epochs=1, use_gpu=False, sync=None):
-        device = {"device": "cuda"} if use_gpu else {}
-        parameters = {**self.parameters, **device, **_parameters_of(config)}
-        return _XGBoostModel(self, parameters, epochs)
+    def build(self, config, job, worker):
+        device = {"device": "cuda"} if job.gpus else {}
+        return _XGBoostModel(self, {**self.parameters, **device, **_parameters_of(config)}, job)
 
     def load(self, config, weights):
         model = self.estimator({**self.parameters, **_parameters_of(config)})
         model.load_model(bytearray(weights))
         return model
-
-    def seed(self, seed):
-        """XGBoost has ``random_state``."""
 
     def default_metric(self, make_config):
         return "logloss" if self.is_classifier else "rmse"
@@ -108,30 +107,26 @@ class _XGBoostModel(Model):
     ----------
     builder : XGBoostModelBuilder
     parameters : dict
-    epochs : int
+    job : Job
     """
 
-    def __init__(self, builder: XGBoostModelBuilder, parameters: Mapping[str, Any], epochs: int):
-        super().__init__(parameters)
-        self._builder = builder
-        self._parameters = dict(parameters)
-        trees = self._parameters.pop("n_estimators")
-        check_positive("n_estimators", trees)
-        self._parts = [len(part) for part in np.array_split(range(int(trees)), epochs)]
+    def __init__(self, builder: XGBoostModelBuilder, parameters: dict[str, Any], job: Job):
+        self._builder, self._parameters, self._job = builder, parameters, job
+        trees = check_positive("n_estimators", parameters.pop("n_estimators"))
+        self._parts = [len(part) for part in np.array_split(range(int(trees)), job.epochs)]
+        self._epoch = 0
         self.model: Any = None
 
-    def fit_epoch(self, data, epoch):
-        trees = self._parts[epoch]
-        if not trees:  # more epochs than trees
-            return
-        grown = self._builder.estimator({**self._parameters, "n_estimators": trees})
-        before = None if self.model is None else self.model.get_booster()
-        x, y = _matrix(data)
-        grown.fit(x, y, xgb_model=before, verbose=False)
-        self.model = grown
-
-    def figures(self, data, metrics):
-        x, y = _matrix(data)
+    def epoch(self):
+        trees = self._parts[self._epoch]
+        self._epoch += 1
+        if trees:  # there may be more epochs than trees
+            grown = self._builder.estimator({**self._parameters, "n_estimators": trees})
+            before = None if self.model is None else self.model.get_booster()
+            grown.fit(*_matrix(self._job.train), xgb_model=before, verbose=False)
+            self.model = grown
+        x, y = _matrix(self._job.validation or self._job.train)
+        metrics = self._job.goal.metrics
         native = [m.name for m in metrics if m.function is None and self._builder.knows(m.name)[0]]
         figures = {name: self._native(name, x, y) for name in native}
         others = [metric for metric in metrics if metric.name not in native]
@@ -144,12 +139,13 @@ class _XGBoostModel(Model):
         return bytes(self.model.get_booster().save_raw("ubj"))
 
     def state(self):
-        return b"" if self.model is None else self.weights()
+        return self._epoch, b"" if self.model is None else self.weights()
 
     def restore(self, state):
-        if state:
+        self._epoch, weights = state
+        if weights:
             self.model = self._builder.estimator(self._parameters)
-            self.model.load_model(bytearray(state))
+            self.model.load_model(bytearray(weights))
 
     def _native(self, name: str, x, y) -> float:
         import xgboost
@@ -169,9 +165,9 @@ def _matrix(data) -> tuple[np.ndarray, np.ndarray]:
             "AutoXGBoost takes arrays, DataFrames, XShards or Parquet files, got a function or a "
             "loader"
         )
-    columns = [each.reshape(len(each), -1) for each in data.features]
+    columns = [each.reshape(len(each), -1) for each in data.features.values()]
     x = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
-    y = [each[:, 0] if each.shape[1:] == (1,) else each for each in data.targets]
+    y = [each[:, 0] if each.shape[1:] == (1,) else each for each in data.targets.values()]
     return x, y[0] if len(y) == 1 else np.stack(y, axis=1)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.tuning.spaces import Assignment, Domain, Lazy, Naming, holds_lazy, resolve, visit
+from bigdl.tuning.spaces import Assignment, Lazy, Naming, RandomTrial, holds_lazy, resolve, visit
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -28,6 +28,7 @@ __all__ = [
     "AutoObject",
     "Searchable",
     "args",
+    "called",
     "func",
     "lazily_constructed",
     "obj",
@@ -92,12 +93,8 @@ class Searchable(Lazy):
     @property
     def rand(self) -> Any:
         """A value at random, of Python's generator."""
-        rng = np.random.default_rng(random.getrandbits(64))
-
-        def draw(name: str, space: Domain) -> Any:
-            return space.draw(rng)
-
-        return resolve(self, Assignment(Naming(self, SPLITTER), draw))
+        trial = RandomTrial(np.random.default_rng(random.getrandbits(64)))
+        return resolve(self, Assignment.of_trial(Naming(self, SPLITTER), trial))
 
     def sample(self, **config: Any) -> Any:
         """Return the value for some choices.
@@ -151,6 +148,13 @@ class AutoObject(Searchable):
         return f"{name}({', '.join([*map(repr, self.args), *named])})"
 
 
+def called(target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of a call, or an :class:`AutoObject` if an argument is chosen later."""
+    if holds_lazy([args, kwargs]):
+        return AutoObject(target, *args, **kwargs)
+    return target(*args, **kwargs)
+
+
 def obj(**defaults: Any) -> Callable[[type], type]:
     """Decorate a class, so that its arguments may be search spaces.
 
@@ -194,10 +198,7 @@ def func(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            kwargs = _with_defaults(function, args, kwargs, defaults)
-            if holds_lazy([args, kwargs]):
-                return AutoObject(function, *args, **kwargs)
-            return function(*args, **kwargs)
+            return called(function, *args, **_with_defaults(function, args, kwargs, defaults))
 
         return call
 
@@ -287,24 +288,14 @@ def _named(target: Callable, args: tuple, kwargs: Mapping[str, Any]) -> dict[str
     """All arguments of a call by name."""
     if not args:
         return dict(kwargs)
-    try:
-        bound = inspect.signature(_signed(target)).bind_partial(*_self(target), *args)
-    except (TypeError, ValueError):  # a signature that is not known, or does not fit
-        return {**{f"argument_{place}": value for place, value in enumerate(args)}, **kwargs}
-    named = dict(bound.arguments)
-    for _ in _self(target):
-        named.pop(next(iter(named)))
-    return {**named, **kwargs}
-
-
-def _signed(target: Callable) -> Callable:
     # Not the class: its signature is that of the constructor that `lazily_constructed` has set.
     made: Any = target
-    return made.__init__ if isinstance(target, type) else target
-
-
-def _self(target: Callable) -> tuple:
-    return (None,) if isinstance(target, type) else ()
+    signed, bound = (made.__init__, (None,)) if isinstance(target, type) else (target, ())
+    try:
+        named = inspect.signature(signed).bind_partial(*bound, *args).arguments
+    except (TypeError, ValueError):  # a signature that is not known, or does not fit
+        return {**{f"argument_{place}": value for place, value in enumerate(args)}, **kwargs}
+    return {**dict(list(named.items())[len(bound) :]), **kwargs}
 
 
 def plmodel(**defaults: Any) -> Callable[[type], type]:

@@ -11,8 +11,6 @@ import abc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.automl.hpo.objects import SPLITTER, AutoObject, Searchable
@@ -21,6 +19,8 @@ from bigdl.tuning.spaces import Assignment, Domain, Naming, Number, resolve, vis
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import Trial
+
+    from bigdl.tuning.spaces import RandomTrial
 
 __all__ = [
     "SPLITTER",
@@ -112,10 +112,7 @@ class Categorical(SimpleSpace):
     def grid(self) -> list[Any]:
         return list(self.labels)
 
-    def draw(self, rng: np.random.Generator) -> Any:
-        return self.labels[rng.integers(len(self.labels))]
-
-    def suggest(self, trial: Trial, name: str) -> Any:
+    def suggest(self, trial: Trial | RandomTrial, name: str) -> Any:
         return trial.suggest_categorical(name, self.labels)
 
     def value(self, draw: Any) -> Any:
@@ -154,8 +151,22 @@ class _Range(SimpleSpace, Number):  # type: ignore[misc]  # as SimpleSpace
         self._default = self.lower if default is None else self.value(default)
 
     @property
+    def cs(self) -> BaseDistribution:
+        kinds = _distributions()
+        distribution = kinds.IntDistribution if self.whole else kinds.FloatDistribution
+        return distribution(self.lower, self.upper, log=self.log)
+
+    @property
     def default_draw(self) -> float:
         return self._default
+
+    @property
+    def grid(self) -> list[Any]:
+        instead = f"; write Categorical(*range({self.lower}, {self.upper + 1}))"
+        raise UsageError(
+            f"Only `space.Categorical` is supported for `SamplerType.Grid` sampler, not {self!r}"
+            f"{instead if self.whole else ''}"
+        )
 
     def __repr__(self) -> str:
         log = ", log=True" if self.log else ""
@@ -171,7 +182,7 @@ class Real(_Range):
     default : float, optional
         The lower bound if it is not given.
     log : bool
-        Whether orders of magnitude are equally likely; for rates, for example.
+        True if orders of magnitude are equally likely; for rates, for example.
     prefix : str, optional
     """
 
@@ -185,17 +196,6 @@ class Real(_Range):
     ):
         self._init(lower, upper, default, log, prefix, whole=False)
 
-    @property
-    def cs(self) -> BaseDistribution:
-        return _distributions().FloatDistribution(self.lower, self.upper, log=self.log)
-
-    @property
-    def grid(self) -> list[Any]:
-        raise UsageError(
-            "Only `space.Categorical` is supported for `SamplerType.Grid` sampler, but "
-            f"{self!r} has no end of values"
-        )
-
 
 class Int(_Range):
     """An integer between two bounds, both of which are possible.
@@ -207,7 +207,7 @@ class Int(_Range):
         The lower bound if it is not given.
     prefix : str, optional
     log : bool
-        Whether orders of magnitude are equally likely.
+        True if orders of magnitude are equally likely.
     """
 
     def __init__(
@@ -219,17 +219,6 @@ class Int(_Range):
         log: bool = False,
     ):
         self._init(lower, upper, default, log, prefix, whole=True)
-
-    @property
-    def cs(self) -> BaseDistribution:
-        return _distributions().IntDistribution(self.lower, self.upper, log=self.log)
-
-    @property
-    def grid(self) -> list[Any]:
-        raise UsageError(
-            "Only `space.Categorical` is supported for `SamplerType.Grid` sampler; write "
-            f"{self!r} as Categorical(*range({self.lower}, {self.upper + 1}))"
-        )
 
 
 class Bool(Categorical):
@@ -255,17 +244,33 @@ class Bool(Categorical):
 
 
 class NestedSpace(Space):
-    """A space whose parts are parameters."""
+    """A space whose parts are parameters.
+
+    Attributes
+    ----------
+    data : list or dict
+        The parts: spaces or other values.
+    """
+
+    data: Any
 
     @property
     def cs(self) -> dict[str, BaseDistribution]:
         return {name: space.cs for name, space in self.kwspaces.items()}
 
-    def _visit_parts(self, naming: Naming, name: str, parts: dict[str, Any]) -> None:
+    def visit(self, naming: Naming, name: str) -> None:
         if self.prefix:
             name = f"{self.prefix}:{name}" if name else self.prefix
-        for part, inner in parts.items():
-            visit(inner, naming, naming.join(name, part))
+        visit(self.data, naming, name)
+
+    def resolve(self, assignment: Assignment) -> Any:
+        return resolve(self.data, assignment)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, part: Any) -> Any:
+        return self.data[part]
 
 
 class List(NestedSpace):
@@ -282,18 +287,6 @@ class List(NestedSpace):
         self.data = list(spaces)
         self.prefix = prefix
 
-    def visit(self, naming: Naming, name: str) -> None:
-        self._visit_parts(naming, name, {str(i): inner for i, inner in enumerate(self.data)})
-
-    def resolve(self, assignment: Assignment) -> list[Any]:
-        return resolve(self.data, assignment)
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, place: int) -> Any:
-        return self.data[place]
-
     def __repr__(self) -> str:
         return f"List({', '.join(map(repr, self.data))})"
 
@@ -309,18 +302,6 @@ class Dict(NestedSpace):
 
     def __init__(self, **spaces: Any):
         self.data = dict(spaces)
-
-    def visit(self, naming: Naming, name: str) -> None:
-        self._visit_parts(naming, name, self.data)
-
-    def resolve(self, assignment: Assignment) -> dict[str, Any]:
-        return resolve(self.data, assignment)
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, key: str) -> Any:
-        return self.data[key]
 
     def __repr__(self) -> str:
         return f"Dict({', '.join(f'{key}={inner!r}' for key, inner in self.data.items())})"

@@ -103,8 +103,14 @@ class Searchable(_ModelStandIn, Searcher):
         if n_parallels > 1 and arguments.study.get("storage") is None:
             arguments.run["n_jobs"], n_parallels = n_parallels, 1
         subject = self._subject(arguments.rest)
-        self._open(subject, arguments, [target.name], resume=resume)
-        self._run(KerasObjective(subject, target), arguments, n_parallels)
+        self._run(
+            KerasObjective(subject, target),
+            subject,
+            arguments,
+            [target.name],
+            resume=resume,
+            n_parallels=n_parallels,
+        )
         self._fit_spaces = {
             name: value for name, value in arguments.rest.items() if holds_lazy(value)
         }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Listener
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -188,19 +189,14 @@ class _EpochReports(keras.callbacks.Callback):
 
     def __init__(self, should_prune: Pruning, metric: str):
         super().__init__()
-        self._should_prune = should_prune
-        self._metric = metric
-        self.epochs = 0
-        self.pruned = False
+        self._should_prune, self._metric = should_prune, metric
+        self.epochs, self.pruned = 0, False
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.epochs = epoch + 1
-        logs = logs or {}
-        if self._metric not in logs:
-            return
-        if self._should_prune(float(logs[self._metric]), epoch):
-            self.pruned = True
-            self.model.stop_training = True
+        figure = (logs or {}).get(self._metric)
+        if figure is not None and self._should_prune(float(figure), epoch):
+            self.pruned = self.model.stop_training = True
 
 
 @contextmanager
@@ -226,83 +222,68 @@ def pruning_of(trial: Trial, in_processes: bool) -> Iterator[Pruning]:
     with Listener(("127.0.0.1", 0), authkey=key) as listener:
         server = threading.Thread(target=_serve, args=(listener, should_prune), daemon=True)
         server.start()
-        client = _PruningClient(listener.address, key)
+        client = functools.partial(_ask, listener.address, key)
         try:
             yield client
         finally:
-            client.close()
+            client()
             server.join()
 
 
-@dataclass(frozen=True)
-class _PruningClient:
-    """Calls the function of another process."""
-
-    address: tuple[str, int]
-    key: bytes
-
-    def __call__(self, figure: float, epoch: int) -> bool:
-        with Client(self.address, authkey=self.key) as connection:
-            connection.send((figure, epoch))
-            answer = connection.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def close(self) -> None:
-        with Client(self.address, authkey=self.key) as connection:
-            connection.send(None)
+def _ask(address: tuple[str, int], key: bytes, *report: float) -> Any:
+    """Call the function of another process; without a report it serves no more."""
+    with Client(address, authkey=key) as connection:
+        connection.send(report)
+        answer = connection.recv()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _serve(listener: Listener, should_prune: Pruning) -> None:
-    while True:
+    report: Any = True
+    while report:
         # A process may have ended before it was answered, and others may knock at the port.
         with suppress(AuthenticationError, EOFError, OSError), listener.accept() as connection:
-            question = connection.recv()
-            if question is None:
-                return
-            _answer(connection, should_prune, question)
-
-
-def _answer(connection: Connection, should_prune: Pruning, question: tuple[float, int]) -> None:
-    try:
-        answer: Any = bool(should_prune(*question))
-    except Exception as error:
-        answer = error
-    connection.send(answer)
+            report = connection.recv()
+            try:
+                answer: Any = bool(report) and should_prune(*report)
+            except Exception as error:
+                answer = error
+            connection.send(answer)
 
 
 # The objective ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class KerasObjective:
     """Makes a model with what a trial proposes, trains it, and returns its figure.
 
     It is shipped to the processes of a parallel search.
 
-    Parameters
+    Attributes
     ----------
     subject : dict
         What is lazy: the ``model``, and the arguments of ``compile`` and ``fit``.
     target : Target
     """
 
-    def __init__(self, subject: dict[str, Any], target: Target):
-        self._subject = subject
-        self._target = target
+    subject: dict[str, Any]
+    target: Target
 
     def __call__(self, trial: Trial) -> float:
-        made = suggested(self._subject, trial)
+        made = suggested(self.subject, trial)
         model = compiled(made)
         fit = {"verbose": 0, **made["fit"]}
         several = (fit.get("num_processes") or 1) != 1
         with pruning_of(trial, in_processes=several) as should_prune:
-            report = _EpochReports(should_prune, self._target.name)
+            report = _EpochReports(should_prune, self.target.name)
             fit["callbacks"] = [*_copies(fit.get("callbacks")), report]
             history = model.fit(**fit)
         if report.pruned:
             raise require("optuna", "automl").TrialPruned(f"pruned after {report.epochs} epochs")
-        return self._target.of_history(history.history)
+        return self.target.of_history(history.history)
 
 
 def _copies(callbacks: Any) -> list[Any]:

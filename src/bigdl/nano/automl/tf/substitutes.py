@@ -16,8 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from bigdl.common.errors import require
-from bigdl.nano.automl.hpo.objects import AutoObject
-from bigdl.tuning.spaces import holds_lazy
+from bigdl.nano.automl.hpo.objects import AutoObject, called
 
 __all__ = ["original", "restore", "substitute", "with_real_layers"]
 
@@ -60,20 +59,15 @@ def original(name: str) -> Any:
 
 def _substitutes(models: Mapping[str, type]) -> Iterator[tuple[ModuleType, str, Any]]:
     keras = require("keras", "tf")
-    layers = importlib.import_module("bigdl.nano.tf.keras.layers")
-    for name, value in _public(layers):
-        if inspect.isclass(value) and issubclass(value, keras.layers.Layer):
-            yield layers, name, LazyLayerClass(value)
-        elif inspect.isfunction(value):
-            yield layers, name, lazy_function(value)
-    activations = importlib.import_module("bigdl.nano.tf.keras.activations")
-    for name, value in _public(activations):
-        if inspect.isfunction(value):
-            yield activations, name, lazy_function(value)
-    optimizers = importlib.import_module("bigdl.nano.tf.optimizers")
-    for name, value in _public(optimizers):
-        if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer):
-            yield optimizers, name, LazyClass(value)
+    for path in ("keras.layers", "keras.activations", "optimizers"):
+        module = importlib.import_module(f"bigdl.nano.tf.{path}")
+        for name, value in _public(module):
+            if inspect.isfunction(value):
+                yield module, name, lazy_function(value)
+            elif inspect.isclass(value) and issubclass(value, keras.layers.Layer):
+                yield module, name, LazyLayerClass(value)
+            elif inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer):
+                yield module, name, LazyClass(value)
     home = importlib.import_module("bigdl.nano.tf.keras")
     yield home, "Input", lazy_function(keras.Input)
     yield from ((home, name, model) for name, model in models.items())
@@ -98,9 +92,7 @@ class LazyClass:
         functools.update_wrapper(self, cls, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if holds_lazy([args, kwargs]):
-            return AutoObject(self._cls, *args, **kwargs)
-        return self._cls(*args, **kwargs)
+        return called(self._cls, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -136,7 +128,7 @@ class LazyLayer(AutoObject):
     """A layer that is made when its arguments have been chosen; called, it gives a lazy tensor."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> AutoObject:
-        return AutoObject(_called, self, *args, **kwargs)
+        return AutoObject(_on, self, *args, **kwargs)
 
 
 def lazy_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,9 +136,7 @@ def lazy_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if holds_lazy([args, kwargs]):
-            return AutoObject(function, *args, **kwargs)
-        return function(*args, **kwargs)
+        return called(function, *args, **kwargs)
 
     return call
 
@@ -165,5 +155,5 @@ def with_real_layers(constructor: Callable[..., None]) -> Callable[..., None]:
     return construct
 
 
-def _called(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _on(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     return layer(*args, **kwargs)

@@ -1,9 +1,9 @@
 """Builders and models of a search.
 
 A **builder** is picklable and makes a model of a configuration, wherever a trial runs.  The
-**model** trains epoch by epoch: a trial calls :meth:`Model.fit_epoch` and :meth:`Model.figures` in
-turns, keeps :meth:`Model.weights` when an epoch was the best one so far, and
-:meth:`Model.state` where the search may move a trial or go back.
+**model** trains epoch by epoch: a trial calls :meth:`Model.epoch`, keeps :meth:`Model.weights` when
+an epoch was the best one so far, and :meth:`Model.state` where the search may move a trial or go
+back.  Models of PyTorch and Keras are the loops of their Estimators, in the process of the trial.
 """
 
 from __future__ import annotations
@@ -14,25 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from bigdl.orca.automl.model.data import Creator, Rows
-    from bigdl.orca.automl.trial import Metric
-    from bigdl.runtime.collectives.base import GradientSync
+    from bigdl.orca.automl.trial import Job, Metric
+    from bigdl.runtime.worker import Worker
 
-__all__ = [
-    "Builder",
-    "Model",
-    "as_list",
-    "batch_size_of",
-    "concatenated",
-    "figures_of",
-    "part_of",
-]
-
-_BATCH_SIZE = 32
+__all__ = ["Builder", "Model", "as_list", "figures_of", "joined"]
 
 
 class Builder(ABC):
@@ -44,34 +32,22 @@ class Builder(ABC):
     takes_workers = False
 
     @abstractmethod
-    def build(
-        self,
-        config: Mapping[str, Any],
-        *,
-        epochs: int = 1,
-        use_gpu: bool = False,
-        sync: GradientSync | None = None,
-    ) -> Model:
+    def build(self, config: dict[str, Any], job: Job, worker: Worker) -> Model:
         """Return a model that has not been trained.
 
         Parameters
         ----------
         config : dict
-        epochs : int
-            For how many it will be trained at most.
-        use_gpu : bool
-            The trial has a GPU.
-        sync : GradientSync, optional
-            Of a trial of several workers, where :attr:`takes_workers`.
+        job : Job
+            What all trials have in common, with its data at hand.
+        worker : Worker
+            Of the trial; one of several only where :attr:`takes_workers`. Its shards are the job's
+            data.
         """
 
     @abstractmethod
     def load(self, config: Mapping[str, Any], weights: bytes) -> Any:
         """Return the user's own class of model with trained weights."""
-
-    @abstractmethod
-    def seed(self, seed: int) -> None:
-        """Seed the framework's random numbers."""
 
     @abstractmethod
     def default_metric(self, make_config: Callable[[], dict]) -> str:
@@ -94,50 +70,23 @@ class Builder(ABC):
 
 
 class Model(ABC):
-    """A model in training.
-
-    Parameters
-    ----------
-    config : dict
-    """
-
-    def __init__(self, config: Mapping[str, Any]):
-        self.config = config
-        self._loaders: dict[int, Any] = {}
-
-    def loader_of(self, data: Creator, check: Callable[[Any], None]) -> Any:
-        """Return the loader that the user's function makes of the configuration, once checked."""
-        if id(data) not in self._loaders:
-            loader = data.function(dict(self.config))
-            check(loader)
-            self._loaders[id(data)] = loader
-        return self._loaders[id(data)]
+    """A model in training; the workers of a trial make all calls together."""
 
     @abstractmethod
-    def fit_epoch(self, data: Rows | Creator, epoch: int) -> None:
-        """Train for one epoch, of which `epoch` is the number, from 0."""
-
-    @abstractmethod
-    def figures(self, data: Rows | Creator, metrics: Sequence[Metric]) -> list[float]:
-        """Return the metrics of the predictions for data."""
+    def epoch(self) -> list[float]:
+        """Train for one epoch and return the metrics of the goal after it."""
 
     @abstractmethod
     def weights(self) -> bytes:
         """Return the trained weights."""
 
     @abstractmethod
-    def state(self) -> bytes:
+    def state(self) -> Any:
         """Return everything that the training goes on with."""
 
     @abstractmethod
-    def restore(self, state: bytes) -> None:
-        """Go on from a state."""
-
-
-def batch_size_of(config: Mapping[str, Any]) -> int:
-    """Return the number of rows of a batch that a configuration asks for."""
-    size = config.get("batch_size", _BATCH_SIZE)
-    return check_positive("batch_size of a configuration", size)
+    def restore(self, state: Any) -> None:
+        """Go on from a state, with the learning rate of this model's own configuration."""
 
 
 def as_list(value: Any) -> list[Any]:
@@ -145,14 +94,9 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def concatenated(batches: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-    """Return the arrays of all batches, each output by itself."""
+def joined(batches: Sequence[Sequence[Any]]) -> list[np.ndarray]:
+    """Return the arrays of all batches, each input or output by itself."""
     return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
-
-
-def part_of(rows: int, rank: int, size: int) -> tuple[int, int]:
-    """Return the first row of a worker's part of a batch, and the one behind its last."""
-    return rows * rank // size, rows * (rank + 1) // size
 
 
 def figures_of(y_true: list, y_pred: list, metrics: Sequence[Metric]) -> list[float]:

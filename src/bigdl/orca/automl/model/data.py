@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.automl.model.base import batch_size_of
 from bigdl.orca.data.feeds import as_feed, kind_of, names_of
 from bigdl.runtime.shards.batches import permutation
+from bigdl.runtime.shards.columns import Leaf
 from bigdl.runtime.shards.feed import SourceError
+from bigdl.runtime.shards.shard import LoaderShard, Shard, Spool
 from bigdl.runtime.shards.values import columns_of, named_by_shard
+from bigdl.training.batches import TensorShard
+from bigdl.training.keras.data import is_dataset
+from bigdl.training.loading import LoaderBatches, as_loader, spooled
 
-__all__ = ["Batch", "Creator", "RayRows", "Rows", "SavedRows", "opened", "trial_data"]
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
+    from bigdl.runtime.worker import Worker
+
+__all__ = [
+    "Creator",
+    "LoaderPart",
+    "RayRows",
+    "Rows",
+    "RowsPart",
+    "SavedRows",
+    "batch_size_of",
+    "of_config",
+    "part_of",
+    "trial_data",
+]
+
+_BATCH_SIZE = 32
 _DISTRIBUTED = ("Spark DataFrame", "SparkXShards", "path", "RayXShards", "Ray Dataset")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows of a batch, before they are made.
-
-    Attributes
-    ----------
-    rows : int
-    take : callable
-        ``take(start, stop)`` gives some of its rows, as the framework takes them.
-    """
-
-    rows: int
-    take: Callable[[int, int], tuple]
 
 
 @dataclass
@@ -44,45 +53,19 @@ class Rows:
 
     Attributes
     ----------
-    features, targets : list of ndarray
-    names : list of str
-        Of the features.
+    features, targets : dict of str to ndarray
+        By the names of their columns.
     """
 
-    features: list[np.ndarray]
-    targets: list[np.ndarray]
-    names: Sequence[str] = field(default_factory=list)
+    features: dict[str, np.ndarray]
+    targets: dict[str, np.ndarray]
 
     def __len__(self) -> int:
-        return len(self.features[0])
+        return len(next(iter(self.features.values())))
 
-    def batches(self, config: Mapping[str, Any], epoch: int | None) -> Iterator[Batch]:
-        """Cut the rows into batches, which take ``(features, targets)`` as lists of new arrays.
-
-        Parameters
-        ----------
-        config : dict
-            ``batch_size``, ``shuffle`` and ``seed``.
-        epoch : int, optional
-            Which the order depends on; None keeps it.
-        """
-        size, count = batch_size_of(config), len(self)
-        order = None
-        if epoch is not None and config.get("shuffle", True):
-            order = permutation(count, config.get("seed", 0), epoch, 0)
-
-        def batch(first: int) -> Batch:
-            def take(start: int, stop: int) -> tuple:
-                places: Any = slice(first + start, first + stop)
-                places = places if order is None else order[places]
-                # copies: arrays that processes share cannot be written to
-                return tuple(
-                    [np.array(a[places]) for a in p] for p in (self.features, self.targets)
-                )
-
-            return Batch(min(size, count - first), take)
-
-        return map(batch, range(0, count, size))
+    def open(self) -> Rows:
+        """Return the rows themselves."""
+        return self
 
 
 @dataclass
@@ -91,6 +74,132 @@ class Creator:
 
     function: Callable[[dict], Any]
 
+    def open(self) -> Creator:
+        """Return the function itself."""
+        return self
+
+
+class _ArrayShard(Shard):
+    """Rows with the face of a spool's shard."""
+
+    def __init__(self, rows: Rows):
+        columns = {**rows.features, **rows.targets}
+        self.arrays = list(columns.values())
+        leaves = [Leaf(k, None, a.dtype.name, a.shape[1:]) for k, a in columns.items()]
+        self.rows, self.fingerprint = len(rows), 0
+        self.spool = Spool("", "", self.rows, leaves, columns=list(columns))
+
+
+class RowsPart(TensorShard):
+    """The rows that one of several workers takes of those that all of them have.
+
+    Worker `r` of `n` takes the rows `r`, `r + n`, ... of the order of an epoch, so the batches of
+    all workers together are those of one worker.
+
+    Parameters
+    ----------
+    shard : Shard
+    feature_cols, label_cols : sequence of str, optional
+    worker : Worker
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        feature_cols: Sequence[str] | None,
+        label_cols: Sequence[str] | None,
+        worker: Worker,
+    ):
+        with warnings.catch_warnings():
+            # arrays that processes share are only read
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            super().__init__(shard, feature_cols, label_cols)
+        self._count, self._part = self.rows, slice(worker.rank, None, worker.world_size)
+        self.rows = len(range(self._count)[self._part])
+
+    def window(self, memory: int) -> int:
+        """Return 0: rows are shuffled all together."""
+        return 0
+
+    def order(self, shuffle: bool, seed: int, epoch: int, *_: Any) -> np.ndarray | None:
+        """Return the places of this worker's rows in an epoch; None for all rows as they are."""
+        if shuffle:
+            return permutation(self._count, seed, epoch)[self._part]
+        return None if self.rows == self._count else np.arange(self._count)[self._part]
+
+    def in_order(self, batch_size: int) -> Any:
+        """Return the places of this worker's rows in an evaluation."""
+        return self.order(False, 0, 0)
+
+
+class LoaderPart(LoaderBatches):
+    """The part of a worker in a DataLoader; see :class:`RowsPart`."""
+
+    def __init__(self, loader: DataLoader, worker: Worker):
+        super().__init__(loader, worker.rank, worker.world_size)
+        worker.at_exit(self.close)
+        self._whole = LoaderBatches(loader, 0, 1)
+
+    def batch(self, start: int, stop: int, order: Any = None) -> list:
+        """Return a batch as ``[*features, target]``."""
+        batch = super().batch(start, stop, order)
+        if not isinstance(batch, list) or len(batch) < 2:
+            raise UsageError(
+                "The batches of a DataLoader must be (*features, target), got "
+                f"{type(batch).__name__}"
+            )
+        *features, target = batch
+        if len(features) == 1 and isinstance(features[0], list | tuple):
+            features = list(features[0])
+        return [*features, target]
+
+    def _indices(self, shuffle, seed, epoch):
+        if self._size == 1:
+            return super()._indices(shuffle, seed, epoch)
+        return self._whole._indices(shuffle, seed, epoch)[self._rank :: self._size]
+
+
+def of_config(data: Rows | Creator, config: dict[str, Any]) -> Any:
+    """Return rows as they are, and what a function makes of a configuration.
+
+    Returns
+    -------
+    Rows, torch.utils.data.DataLoader or tf.data.Dataset
+    """
+    if isinstance(data, Rows):
+        return data
+    made = data.function(dict(config))
+    if is_dataset(made):
+        return made
+    from torch.utils.data import DataLoader, Dataset
+
+    if not isinstance(made, DataLoader | Dataset):
+        raise UsageError(
+            "The function given as data must return a torch DataLoader, or of Keras a "
+            f"tf.data.Dataset of (x, y), it returned {type(made).__name__}"
+        )
+    return as_loader(made, config, batch_size_of(config))
+
+
+def batch_size_of(config: Mapping[str, Any], data: Any = None) -> int:
+    """Return the number of rows of a batch: that of a loader, or what a configuration asks for."""
+    size = getattr(data, "batch_size", None) or config.get("batch_size", _BATCH_SIZE)
+    return check_positive("batch_size of a configuration", size)
+
+
+def part_of(data: Rows | DataLoader, worker: Worker) -> RowsPart | LoaderPart:
+    """Return the part of a worker in the data of a trial; an iterable loader is read to its end."""
+    if isinstance(data, Rows):
+        return RowsPart(_ArrayShard(data), list(data.features), list(data.targets), worker)
+    from torch.utils.data import IterableDataset
+
+    if not isinstance(data.dataset, IterableDataset):
+        return LoaderPart(data, worker)
+    folder = tempfile.TemporaryDirectory(prefix="bigdl-rows-")
+    worker.at_exit(folder.cleanup)
+    shard, _ = spooled(data, LoaderShard(Spool(folder.name, "", 0)), None, None)
+    return RowsPart(shard, None, None, worker)
+
 
 @dataclass
 class SavedRows:
@@ -98,31 +207,28 @@ class SavedRows:
 
     Attributes
     ----------
-    features, targets : list of Path
-    names : list of str
+    folder : Path
+    features, targets : list of str
+        Names of the columns.
     """
 
-    features: list[Path]
-    targets: list[Path]
-    names: Sequence[str]
+    folder: Path
+    features: list[str]
+    targets: list[str]
 
     @classmethod
     def save(cls, rows: Rows, folder: Path) -> SavedRows:
         """Write rows into a new folder."""
         folder.mkdir()
-
-        def written(role, arrays):
-            paths = [folder / f"{role}{i}.npy" for i in range(len(arrays))]
-            for path, array in zip(paths, arrays, strict=True):
-                np.save(path, array, allow_pickle=False)
-            return paths
-
-        return cls(written("x", rows.features), written("y", rows.targets), rows.names)
+        for number, array in enumerate((*rows.features.values(), *rows.targets.values())):
+            np.save(folder / f"{number}.npy", array, allow_pickle=False)
+        return cls(folder, list(rows.features), list(rows.targets))
 
     def open(self) -> Rows:
         """Return the rows, mapped."""
-        x, y = ([np.load(path, mmap_mode="r") for path in p] for p in (self.features, self.targets))
-        return Rows(x, y, self.names)
+        files = (np.load(self.folder / f"{i}.npy", mmap_mode="r") for i in itertools.count())
+        features = dict(zip(self.features, files, strict=False))
+        return Rows(features, dict(zip(self.targets, files, strict=False)))
 
 
 @dataclass
@@ -142,11 +248,6 @@ class RayRows:
         import ray
 
         return ray.get(self.reference)
-
-
-def opened(data: Any) -> Any:
-    """Return data as a trial uses it."""
-    return data.open() if hasattr(data, "open") else data
 
 
 def trial_data(
@@ -194,7 +295,7 @@ def trial_data(
     if callable(data) and not isinstance(data, type):
         return Creator(data)
     if input_type == "DataLoader":
-        return Creator(_Constant(data))
+        return Creator(lambda config: data)
     raise UsageError(
         f"{name} must be a tuple (x, y) of arrays, a pandas or Spark DataFrame with feature_cols "
         "and label_cols, XShards, Parquet files, a DataLoader, or a function of the configuration "
@@ -202,18 +303,8 @@ def trial_data(
     )
 
 
-class _Constant:
-    """A function of a loader that is the same for every configuration."""
-
-    def __init__(self, loader):
-        self.loader = loader
-
-    def __call__(self, config):
-        return self.loader
-
-
 def _rows(data, features, labels, floats, name) -> Rows:
-    if _is_tensors(data):
+    if type(data).__name__ == "TensorDataset":
         data = tuple(data.tensors)
     try:
         columns = columns_of(data, features, labels, floats)
@@ -225,10 +316,6 @@ def _rows(data, features, labels, floats, name) -> Rows:
     return _of_columns(arrays, features, labels, name)
 
 
-def _is_tensors(data):
-    return type(data).__name__ == "TensorDataset" and hasattr(data, "tensors")
-
-
 def _of_columns(columns: dict[str, np.ndarray], features, labels, name) -> Rows:
     if not features:
         features, labels = named_by_shard(list(columns))
@@ -236,8 +323,8 @@ def _of_columns(columns: dict[str, np.ndarray], features, labels, name) -> Rows:
         raise UsageError(f"{name} has no targets; pass (x, y), or label_cols with a frame")
     if not len(columns[features[0]]):
         raise UsageError(f"{name} has no rows")
-    x, y = ([np.ascontiguousarray(columns[name]) for name in names] for names in (features, labels))
-    return Rows(x, y, list(features))
+    x, y = ({n: np.ascontiguousarray(columns[n]) for n in names} for names in (features, labels))
+    return Rows(x, y)
 
 
 def _on_ray(feed) -> RayRows:
@@ -250,32 +337,14 @@ def _on_ray(feed) -> RayRows:
     ingest = prepare_on_ray(feed, RayCluster.of_program(), 1)
     try:
         named = list(feed.feature_cols or ()), list(feed.label_cols or ())
-        reference = ray.remote(_read).remote(ingest.reader, *named, feed.name)
-        return RayRows(_checked(reference))
+        read: Any = ray.remote(_read).options(num_returns=2)
+        rows, problem = read.remote(ingest.reader, *named, feed.name)
+        message = ray.get(problem)  # before a trial begins
+        if message is not None:
+            raise UsageError(message)
+        return RayRows(rows)
     finally:
         ingest.close()
-
-
-def _checked(reference):
-    """Wait for rows, so that what is wrong with them is said before a trial begins."""
-    import ray
-
-    try:
-        ray.wait([reference], fetch_local=False)
-        ray.get(ray.remote(_look).remote([reference]))
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, SourceError | UsageError):
-            raise UsageError(str(cause)) from None
-        raise
-    return reference
-
-
-def _look(references):
-    """Raise the error of an object that is one."""
-    import ray
-
-    ray.get(references)
 
 
 def _on_this_machine(feed, on_close) -> SavedRows:
@@ -297,20 +366,14 @@ def _on_this_machine(feed, on_close) -> SavedRows:
     path, name = os.path.join(folder.name, "rows"), feed.name
 
     def write(worker):
-        rows = _of_shard(worker.shard, *named, name)
-        SavedRows.save(rows, Path(path))
-        return [len(rows.features), len(rows.targets), list(rows.names)]
+        saved = SavedRows.save(_of_shard(worker.shard, *named, name), Path(path))
+        return [saved.features, saved.targets]
 
-    features, targets, names = SparkEngine(cluster).run(write, feed, num_workers=1)[0]
-    return SavedRows(
-        [Path(path, f"x{i}.npy") for i in range(features)],
-        [Path(path, f"y{i}.npy") for i in range(targets)],
-        names,
-    )
+    return SavedRows(Path(path), *SparkEngine(cluster).run(write, feed, num_workers=1)[0])
 
 
-def _read(reader, features, labels, name) -> Rows:
-    """Return the rows of an ingest for one worker; runs in a task of Ray."""
+def _read(reader, features, labels, name) -> tuple[Rows | None, str | None]:
+    """Return the rows of an ingest for one worker, or what is wrong with them; a task of Ray."""
     from bigdl.runtime.shards.shard import SpoolWriter
 
     with tempfile.TemporaryDirectory(prefix="bigdl-rows-") as folder:
@@ -320,8 +383,11 @@ def _read(reader, features, labels, name) -> Rows:
 
         open_spool: Any = spool  # a function with attributes
         open_spool.place, open_spool.world_size = 0, 1
-        (shard,) = reader(iter(()), open_spool).values()
-        return _of_shard(shard, features, labels, name)
+        try:
+            (shard,) = reader(iter(()), open_spool).values()
+            return _of_shard(shard, features, labels, name), None
+        except (SourceError, UsageError) as error:
+            return None, str(error)
 
 
 def _of_shard(shard, features, labels, name) -> Rows:
