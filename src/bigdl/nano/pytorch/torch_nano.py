@@ -16,13 +16,16 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
-from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.pytorch.training.group import LocalGroup
+from bigdl.nano.pytorch.training.group import LocalGroup, ddp_arguments
 from bigdl.nano.pytorch.training.optimizers import LearningRateRamp
-from bigdl.nano.pytorch.training.options import TrainingOptions, check_bool
+from bigdl.nano.pytorch.training.options import (
+    TrainingOptions,
+    check_bool,
+    check_lightning_arguments,
+)
 from bigdl.nano.pytorch.training.processes import BACKENDS, Processes
-from bigdl.nano.pytorch.training.shared_objects import Changes, ObjectRegistry
+from bigdl.nano.pytorch.training.shared_objects import Changes, GlobalState, ObjectRegistry
 from bigdl.nano.pytorch.training.steps import FastSteps, full_precision
 
 require("lightning_fabric", "nano")
@@ -31,7 +34,6 @@ from lightning_fabric import Fabric  # noqa: E402
 from lightning_fabric.plugins import Precision  # noqa: E402
 from lightning_fabric.strategies import DDPStrategy, SingleDeviceStrategy  # noqa: E402
 from lightning_fabric.utilities.rank_zero import rank_zero_info  # noqa: E402
-from lightning_fabric.utilities.seed import _collect_rng_states, _set_rng_states  # noqa: E402
 from lightning_fabric.wrappers import _FabricModule, _FabricOptimizer  # noqa: E402
 
 __all__ = ["TorchNano", "nano"]
@@ -127,15 +129,11 @@ class TorchNano(ABC):
             cpu_for_each_process,
             tune_process,
         )
-        options = TrainingOptions.of(precision, channels_last, fused_optimizers, use_ipex, inductor)
-        check_number("bucket_cap_mb", bucket_cap_mb, above=0)
-        extra = [name for name in ("strategy", "devices", "num_nodes") if name in kwargs]
-        if processes.count > 1 and extra:
-            raise UsageError(
-                f"num_processes={processes.count} brings a strategy of its own, which "
-                f"{' and '.join(extra)} contradicts; leave one of them out"
-            )
-        self._settings = _LoopSettings(processes, options, auto_lr, bucket_cap_mb, kwargs)
+        options = TrainingOptions.of(
+            precision, channels_last, fused_optimizers, use_ipex, inductor, bucket_cap_mb
+        )
+        check_lightning_arguments(kwargs, processes.count)
+        self._settings = _LoopSettings(processes, options, auto_lr, kwargs)
         self._session: _Session | None = None
         vars(self)["train"] = functools.partial(self._launch, type(self).train)
 
@@ -253,7 +251,7 @@ class TorchNano(ABC):
                     _Session(self._settings, process_report=report), loop, args, kwargs
                 )
         registry = self._registry(args, kwargs)
-        order = (self, loop, args, kwargs, _collect_rng_states(include_cuda=False))
+        order = (self, loop, args, kwargs, GlobalState())
         content = processes.run(TorchNano._run_in_worker, *order)[0]
         returned = registry.loads(content)
         Changes.apply(registry, returned["changes"])
@@ -266,9 +264,9 @@ class TorchNano(ABC):
         loop: Callable[..., Any],
         args: tuple,
         kwargs: dict[str, Any],
-        random: dict[str, Any],
+        state: GlobalState,
     ) -> bytes | None:
-        _set_rng_states(random)
+        state.restore()
         registry = owner._registry(args, kwargs)
         ignored = ("train", "_session", "_settings", "_function")
         changes = Changes(registry, {"owner": owner}, ignored)
@@ -430,7 +428,6 @@ class _LoopSettings:
     processes: Processes
     options: TrainingOptions
     auto_lr: bool
-    bucket_cap_mb: float
     fabric: dict[str, Any]
 
 
@@ -482,7 +479,7 @@ class _Session:
     def _report(self, steps: FastSteps) -> None:
         processes, count = self._settings.processes, self.fabric.world_size
         if processes.count > 1:
-            process_report = processes.describe(self._settings.bucket_cap_mb)
+            process_report = processes.describe(self._settings.options.bucket_cap_mb)
         else:
             several = f"{count} processes × " if count > 1 else ""  # of a strategy of Fabric's
             threads = f"{several}{torch.get_num_threads()} threads"
@@ -509,7 +506,7 @@ def _fabric_arguments(settings: _LoopSettings, rank: int) -> dict[str, Any]:
     if settings.processes.count > 1:
         group = LocalGroup()
         group.join(rank, settings.processes.count)
-        strategy = _LocalDdp(settings.processes, group, settings.bucket_cap_mb)
+        strategy = _LocalDdp(**ddp_arguments(settings.processes, group, settings.options))
         arguments |= {"accelerator": "cpu", "strategy": strategy}
     else:
         arguments.setdefault("accelerator", "cpu")
@@ -533,16 +530,6 @@ class _Bf16(Precision):
 
 class _LocalDdp(DDPStrategy):
     """Fabric in one of the processes that have met already."""
-
-    def __init__(self, processes: Processes, group: LocalGroup, bucket_cap_mb: float):
-        super().__init__(
-            parallel_devices=[torch.device("cpu")] * processes.count,
-            cluster_environment=group,
-            process_group_backend="gloo",
-            find_unused_parameters=True,
-            gradient_as_bucket_view=True,
-            bucket_cap_mb=bucket_cap_mb,
-        )
 
     def _configure_launcher(self) -> None:
         self._launcher = None

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils.data import DataLoader
 
-from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer, SwitchableModel
 from bigdl.nano.pytorch.inference.source import TorchSource
@@ -142,8 +141,9 @@ class Trainer(_lightning.Trainer):
             cpu_for_each_process,
             tune_process,
         )
-        options = TrainingOptions.of(precision, channels_last, fused_optimizers, use_ipex, inductor)
-        check_number("bucket_cap_mb", bucket_cap_mb, above=0)
+        options = TrainingOptions.of(
+            precision, channels_last, fused_optimizers, use_ipex, inductor, bucket_cap_mb
+        )
         rates = AutoLr(auto_lr)
         kwargs = translated(kwargs)
         check_lightning_arguments(kwargs, processes.count)
@@ -168,7 +168,7 @@ class Trainer(_lightning.Trainer):
             options = replace(options, precision=precision_of_plugin(kwargs.get("plugins")))
         if processes.count > 1:
             kwargs["accelerator"] = "cpu"
-            kwargs["strategy"] = ProcessesStrategy(processes, options, rates, bucket_cap_mb)
+            kwargs["strategy"] = ProcessesStrategy(processes, options, rates)
         elif _is_on_cpu(kwargs) and kwargs.get("devices", "auto") in ("auto", 1):
             kwargs |= {"accelerator": "cpu", "devices": 1}
             kwargs["strategy"] = SingleProcessStrategy(options)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate, default_convert
 
 from bigdl.common.errors import UsageError, first_line
 from bigdl.nano.pytorch.frozen.segment import Segment
@@ -95,34 +95,32 @@ class CachedFeatures(Dataset):
         # Aside, then renamed: a dataset that was opened before keeps its own file.
         aside = self.directory / (_FEATURES + ".part")
         features = np.lib.format.open_memmap(aside, "w+", np.float32, shape)
-        targets, row = [], 0
-        for images, target in DataLoader(dataset, batch_size):
-            reason = segment.why_plain(images)
-            if reason is not None:
-                raise UsageError(f"{segment.name} cannot be cached: {reason}")
-            features[row : row + len(images)] = (
-                cast("torch.Tensor", segment.enter(images)).float().numpy()
-            )
-            targets.append(target)
-            row += len(images)
+        targets: Any = []
+        for images, of_images in DataLoader(dataset, batch_size, collate_fn=_collate):
+            results = segment.enter(images)
+            if results is None:
+                raise UsageError(f"{segment.name} cannot be cached: {segment.reason}")
+            features[len(targets) : len(targets) + len(images)] = results.float().numpy()
+            targets += of_images
         features.flush()
         aside.replace(self.directory / _FEATURES)
+        if isinstance(targets[0], (int, float, torch.Tensor)):
+            targets = default_collate(targets)  # is read at once
         torch.save(targets, self.directory / _TARGETS)
 
     def _open(self) -> None:
         self.features = np.load(self.directory / _FEATURES, mmap_mode="r")
-        batches = torch.load(self.directory / _TARGETS, weights_only=True)
-        self.targets = _joined(batches)
+        self.targets = torch.load(self.directory / _TARGETS, weights_only=True)
 
     def __len__(self) -> int:
         return len(self.features)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, Any]:
-        return torch.from_numpy(np.array(self.features[index])), _row(self.targets, index)
+        return torch.from_numpy(np.array(self.features[index])), self.targets[index]
 
     def __getitems__(self, indices: Sequence[int]) -> list:
         features = torch.from_numpy(self.features[list(indices)])
-        return [(row, _row(self.targets, i)) for row, i in zip(features, indices, strict=True)]
+        return [(row, self.targets[i]) for row, i in zip(features, indices, strict=True)]
 
     def __getstate__(self) -> dict:
         return {"directory": self.directory, "reused": self.reused}
@@ -132,24 +130,10 @@ class CachedFeatures(Dataset):
         self._open()
 
 
-def _joined(batches: list) -> Any:
-    """Join batches of targets; nested as each of them is."""
-    first = batches[0]
-    if torch.is_tensor(first):
-        return torch.cat(batches)
-    if isinstance(first, dict):
-        return {key: _joined([batch[key] for batch in batches]) for key in first}
-    if isinstance(first, list) and first and not isinstance(first[0], str):
-        return [_joined(list(column)) for column in zip(*batches, strict=True)]
-    return [value for batch in batches for value in batch]
-
-
-def _row(targets: Any, index: int) -> Any:
-    if isinstance(targets, dict):
-        return {key: _row(values, index) for key, values in targets.items()}
-    if isinstance(targets, list) and torch.is_tensor(targets[0]):
-        return [_row(column, index) for column in targets]
-    return targets[index]
+def _collate(samples: list) -> tuple[torch.Tensor, list]:
+    """Return a batch of images, and the list of their targets without arrays of NumPy."""
+    images, targets = zip(*samples, strict=True)
+    return default_collate(images), default_convert(list(targets))
 
 
 def _check_deterministic(dataset: Dataset) -> None:
@@ -180,6 +164,7 @@ def _fingerprint_of(segment: Segment, dataset: Dataset) -> dict:
             weights.update(name.encode())
             weights.update(_bytes_of(tensor))
     return {
+        "format": 2,  # of the files
         "weights": weights.hexdigest(),
         "modules": list(segment.names),
         "method": segment.method,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,9 +16,9 @@ from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.method import Method, find_method
 from bigdl.nano.acceleration.options import BuildOptions, Calibration
 from bigdl.nano.pytorch.frozen.features import CachedFeatures
-from bigdl.nano.pytorch.frozen.segment import Segment
-from bigdl.nano.pytorch.frozen.tracing import Call, FrozenCalls, find_frozen, undisturbed
+from bigdl.nano.pytorch.frozen.segment import Call, Segment, find_frozen
 from bigdl.nano.pytorch.inference.source import TorchSource, batches_of, rows_of, split_batch
+from bigdl.nano.pytorch.training.steps import undisturbed
 
 __all__ = ["FrozenPrefix", "accelerate_frozen_prefix"]
 
@@ -118,40 +118,36 @@ class FrozenPrefix:
         self.notes: list[str] = []
         self._threads = threads
         self._sample = split_batch(model, sample)
-        self.segments, self.left_alone = self._find()
+        self._find()
 
-    def _find(self) -> tuple[list[Segment], list[tuple[str, str]]]:
+    def _find(self) -> None:
+        """Set `segments` and `left_alone`."""
+        args, kwargs, _ = self._sample
         try:
-            frozen = find_frozen(self.model, self._sample.args, self._sample.kwargs)
+            chains, self.left_alone = find_frozen(self.model, args, kwargs)
         except Exception as error:
             raise UsageError(
                 f"{type(self.model).__name__} does not run on the sample ({one_line(error)}); pass "
                 "a batch of its input as it is in training"
             ) from error
-        segments = self._that_change_nothing(frozen)
-        self._starts_at_input = bool(frozen.chains) and frozen.is_argument(
-            frozen.chains[0][0].input
+        self._starts_at_input = bool(chains) and any(
+            chains[0][0].input is value for value in (*args, *kwargs.values())
         )
-        return segments, frozen.left_alone
+        self.segments = self._that_change_nothing(chains)
 
-    def _that_change_nothing(self, frozen: FrozenCalls) -> list[Segment]:
+    def _that_change_nothing(self, chains: list[list[Call]]) -> list[Segment]:
         """Return segments that leave the result as it is; chains are taken apart if need be."""
-        chains = frozen.chains
         expected = self._result()
-        segments = [_segment(chain) for chain in chains]
-        if self._same(expected, segments):
-            return segments
-        kept: list[Segment] = []
+        segments: list[Segment] = []
         for chain in chains:
-            candidates = [_segment(chain)], [_segment([call]) for call in chain]
-            for candidate in candidates:
-                if self._same(expected, [*kept, *candidate]):
-                    kept += candidate
+            for candidate in ([Segment(chain)], [Segment([call]) for call in chain]):
+                if self._same(expected, [*segments, *candidate]):
+                    segments += candidate
                     break
             else:
-                name = _segment(chain).name
-                frozen.left_alone.append((name, "the model gives another result without it"))
-        return kept
+                reason = "the model gives another result without it"
+                self.left_alone.append((Segment(chain).name, reason))
+        return segments
 
     def _result(self) -> Any:
         with undisturbed(self.model), torch.no_grad():
@@ -257,7 +253,7 @@ class FrozenPrefix:
         """Find and build everything anew, after weights, modes or ``requires_grad`` changed."""
         self.release()
         self.notes.clear()
-        self.segments, self.left_alone = self._find()
+        self._find()
         self.build(*self._again)
 
     def cached(
@@ -324,9 +320,3 @@ class _Contiguous:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.model(x.contiguous())
-
-
-def _segment(chain: Sequence[Call]) -> Segment:
-    names, modules = [call.name for call in chain], [call.module for call in chain]
-    sample, output = chain[0].input, chain[-1].output
-    return Segment(names, modules, cast("torch.Tensor", sample), cast("torch.Tensor", output))

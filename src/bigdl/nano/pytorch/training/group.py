@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from lightning_fabric.plugins import ClusterEnvironment
 
-__all__ = ["LocalGroup"]
+from bigdl.nano.pytorch.training.options import TrainingOptions
+from bigdl.nano.pytorch.training.processes import Processes
+
+__all__ = ["LocalGroup", "ddp_arguments"]
+
+
+def ddp_arguments(
+    processes: Processes, group: LocalGroup, options: TrainingOptions
+) -> dict[str, Any]:
+    """Return arguments of Lightning's DDP strategies in a group of processes."""
+    return {
+        "parallel_devices": [torch.device("cpu")] * processes.count,
+        "cluster_environment": group,
+        "process_group_backend": "gloo",
+        "find_unused_parameters": True,
+        "gradient_as_bucket_view": True,
+        "bucket_cap_mb": options.bucket_cap_mb,
+    }
 
 
 class LocalGroup(ClusterEnvironment):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class FastSteps:
         self._module = module
         self._hook: RemovableHandle | None = None
         self._calls: Bf16Calls | None = None
-        self._guard: LayoutGuard | None = None
+        self._guard: ModuleState | None = None
         self._compiled: Compiled | None = None
         self.channels_last = False
         self.report: list[str] = []
@@ -77,9 +77,9 @@ class FastSteps:
         try:
             return step(*args, **kwargs)
         except RuntimeError as error:
-            if not guard.caused(error):
+            if not _is_of_layout(error):
                 raise
-        guard.rewind()
+        guard.restore()
         self._drop_layout()
         args, kwargs = tree_map_only(torch.Tensor, _contiguous, (args, kwargs))
         return step(*args, **kwargs)
@@ -118,7 +118,7 @@ class FastSteps:
         if wanted is False or (wanted is None and not gains_from_channels_last(self._module)):
             return
         if wanted is None:
-            self._guard = LayoutGuard(self._module)
+            self._guard = ModuleState(self._module)
         self.channels_last = True
         self._module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in its stubs
         self.report.append("channels_last")
@@ -283,12 +283,8 @@ def gains_from_channels_last(module: nn.Module) -> bool:
     )
 
 
-class LayoutGuard:
-    """The state that the first step changes in a module, to be able to make it again.
-
-    ``view`` needs a stride that a tensor with its channels last may not have, so a program that
-    flattens activations by it fails in its first step. It is then rewound: statistics of
-    normalization and the state of random numbers are put back.
+class ModuleState:
+    """What calls of a module change without training it: its buffers, and the random state.
 
     Parameters
     ----------
@@ -299,18 +295,32 @@ class LayoutGuard:
         self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         self._random = torch.get_rng_state()
 
-    @staticmethod
-    def caused(error: RuntimeError) -> bool:
-        """Return True if an error is of the layout."""
-        text = str(error)
-        return "view size is not compatible" in text or "channels_last" in text
-
-    def rewind(self) -> None:
-        """Undo what the step that failed has done."""
+    def restore(self) -> None:
+        """Undo what calls have done since then."""
         with torch.no_grad():
             for buffer, before in self._buffers:
-                buffer.copy_(before)
+                if not torch.equal(buffer, before):  # its version counts
+                    buffer.copy_(before)
         torch.set_rng_state(self._random)
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Let a module run as in training; its buffers and the random state come back."""
+    state = ModuleState(module)
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+def _is_of_layout(error: RuntimeError) -> bool:
+    """Return True if a program does not bear channels-last tensors.
+
+    ``view`` needs a stride that such a tensor may not have, so a program that flattens activations
+    by it fails in its first step.
+    """
+    return "view size is not compatible" in str(error) or "channels_last" in str(error)
 
 
 def _last(tensor: torch.Tensor) -> torch.Tensor:

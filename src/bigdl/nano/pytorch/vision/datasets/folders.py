@@ -28,8 +28,13 @@ from bigdl.common.checks import check_choice
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.vision.datasets.decoding import read_image
-from bigdl.nano.pytorch.vision.transforms.base import is_random, is_thread_safe, random_seed, seeded
-from bigdl.nano.pytorch.vision.transforms.geometry import size_that_suffices
+from bigdl.nano.pytorch.vision.transforms.transforms import (
+    is_random,
+    is_thread_safe,
+    random_seed,
+    seeded,
+    size_that_suffices,
+)
 
 __all__ = ["ImageFolder", "OxfordIIITPet", "SegmentationImageFolder", "collate_channels_last"]
 

@@ -16,7 +16,7 @@ __all__ = ["ImageClassifier"]
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
 
-    from bigdl.nano.pytorch.vision.models.backbone import BackboneModule
+    from bigdl.nano.pytorch.vision.models.backbones import BackboneModule
 else:
     LightningModule = require("pytorch_lightning", "nano").LightningModule
 
