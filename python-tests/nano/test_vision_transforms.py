@@ -9,9 +9,13 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.vision import transforms as T
-from bigdl.nano.pytorch.vision.transforms import transforms as base
 from bigdl.nano.pytorch.vision.transforms import functional as F
-from bigdl.nano.pytorch.vision.transforms.transforms import is_random, is_thread_safe, size_that_suffices
+from bigdl.nano.pytorch.vision.transforms import transforms as base
+from bigdl.nano.pytorch.vision.transforms.transforms import (
+    is_random,
+    is_thread_safe,
+    size_that_suffices,
+)
 
 # The public names of torchvision.transforms.transforms.
 NAMES = (

@@ -1,13 +1,14 @@
-"""Names of a package whose modules are imported when somebody asks for them."""
+"""Names of packages: those that are imported when somebody asks for them, and ``__all__``."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["lazy_names"]
+__all__ = ["lazy_names", "public_names"]
 
 
 def lazy_names(
@@ -45,3 +46,20 @@ def lazy_names(
         return sorted({*vars(sys.modules[package]), *homes, *others})
 
     return find, names
+
+
+def public_names(module: str) -> list[str]:
+    """Return the public classes and functions that a module defines, for its ``__all__``.
+
+    Parameters
+    ----------
+    module : str
+        Its ``__name__``; it is called at the end of the module.
+    """
+    return [
+        name
+        for name, value in vars(sys.modules[module]).items()
+        if isinstance(value, type | types.FunctionType)
+        and value.__module__ == module
+        and not name.startswith("_")
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -14,14 +14,12 @@ from bigdl.nano.utils.pytorch import get_forward_args
 
 __all__ = ["LightningModule"]
 
-if TYPE_CHECKING:
-    import pytorch_lightning as _lightning
-    from torchmetrics import Metric
-else:
-    _lightning = require("pytorch_lightning", "nano")
+require("pytorch_lightning", "nano")
+
+import pytorch_lightning as pl  # noqa: E402
 
 
-class LightningModule(_lightning.LightningModule):
+class LightningModule(pl.LightningModule):
     """Trains, validates, tests and predicts with an ordinary module.
 
     Batches are tuples or lists: first the module's inputs, last the target. It logs

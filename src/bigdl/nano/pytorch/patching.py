@@ -19,25 +19,14 @@ from typing import Any
 import torch
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.lazy_names import public_names
 from bigdl.nano.pytorch import encryption
 from bigdl.nano.pytorch.training.processes import inherit
-
-__all__ = [
-    "get_cuda_status",
-    "patch_cuda",
-    "patch_dtype",
-    "patch_encryption",
-    "patch_torch",
-    "unpatch_cuda",
-    "unpatch_dtype",
-    "unpatch_encryption",
-    "unpatch_torch",
-]
 
 _MISSING = object()
 
 
-class Replaced:
+class _Replaced:
     """Replaces attributes of modules and classes, and puts them back.
 
     Attributes
@@ -72,7 +61,7 @@ class Replaced:
                 setattr(owner, name, value)
 
 
-_cuda, _dtype, _encryption, _names = (Replaced() for _ in range(4))
+_cuda, _dtype, _encryption, _names = (_Replaced() for _ in range(4))
 
 
 def _show_torch_to_dynamo() -> None:
@@ -409,3 +398,5 @@ def _repeat(calls: list[tuple[Callable[..., None], dict[str, Any]]]) -> None:
 
 
 inherit(_Patches)
+
+__all__ = public_names(__name__)

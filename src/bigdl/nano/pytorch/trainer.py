@@ -41,10 +41,9 @@ __all__ = ["Trainer"]
 
 _NOT_OF_TRIALS = ("self", "__class__", "use_hpo", "kwargs")
 
-if TYPE_CHECKING:
-    import pytorch_lightning as _lightning
-else:
-    _lightning = require("pytorch_lightning", "nano")
+require("pytorch_lightning", "nano")
+
+import pytorch_lightning as pl  # noqa: E402
 
 
 class _OfClassOrTrainer(staticmethod):
@@ -57,8 +56,8 @@ class _OfClassOrTrainer(staticmethod):
         return functools.update_wrapper(functools.partial(function, trainer=trainer), function)
 
 
-class Trainer(_lightning.Trainer):
-    """``pytorch_lightning.Trainer``, all of whose arguments it takes, with faster steps.
+class Trainer(pl.Trainer):
+    """``pytorchpl.Trainer``, all of whose arguments it takes, with faster steps.
 
     The class is a Trainer so that a program only changes its import (Dai et al., BigDL 2.0,
     CVPR 2022, Fig. 2). What it does by default is said in one line when a fit starts, and each of
@@ -106,7 +105,7 @@ class Trainer(_lightning.Trainer):
     algorithms : list of Callback, optional
         Algorithms such as :class:`~bigdl.nano.pytorch.algorithms.SelectiveBackprop`.
     **kwargs
-        Of ``pytorch_lightning.Trainer``.
+        Of ``pytorchpl.Trainer``.
 
     Raises
     ------
@@ -313,7 +312,7 @@ class Trainer(_lightning.Trainer):
             return lazily_compiled(Trainer.compile, model, loss, optimizer, scheduler, metrics)
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"Model must be instance of nn.Module but got {type(model).__name__}")
-        if not isinstance(model, _lightning.LightningModule):
+        if not isinstance(model, pl.LightningModule):
             return LightningModule(model, loss, optimizer, scheduler, metrics)
         parts = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler, "metrics": metrics}
         extra = [name for name, value in parts.items() if value is not None]

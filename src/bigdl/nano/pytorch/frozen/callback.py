@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
@@ -17,10 +17,9 @@ __all__ = ["FrozenPrefixCallback"]
 
 _SAMPLE_ROWS = 2  # two, since batch normalisation in train mode refuses one
 
-if TYPE_CHECKING:
-    from pytorch_lightning import Callback
-else:
-    Callback = require("pytorch_lightning", "nano").Callback
+require("pytorch_lightning", "nano")
+
+from pytorch_lightning import Callback  # noqa: E402
 
 
 class FrozenPrefixCallback(Callback):

@@ -10,15 +10,6 @@ from typing import Any
 from bigdl.common.checks import check_choice, check_number
 from bigdl.common.errors import UsageError
 
-__all__ = [
-    "TrainingOptions",
-    "check_algorithms",
-    "check_bool",
-    "check_lightning_arguments",
-    "precision_of_plugin",
-    "translated",
-]
-
 _PRECISIONS: dict[Any, str | None] = {
     **dict.fromkeys((None,), None),
     **dict.fromkeys((64, "64", "64-true"), "64-true"),

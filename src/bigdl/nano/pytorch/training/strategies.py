@@ -337,7 +337,7 @@ def _fit(
     registry = _registry(trainer)
     changes = Changes(registry, _user_callbacks(trainer), _OF_LIGHTNING)
     _share_rows(trainer)
-    with _shared_figures(module):
+    with _shared_figures(trainer, module):
         function(*args, **kwargs)
     if rank:
         # Metrics of a module may meet in its state.
@@ -424,9 +424,9 @@ def _restore(trainer: Trainer, state: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _shared_figures(module: LightningModule) -> Iterator[None]:
+def _shared_figures(trainer: Trainer, module: LightningModule) -> Iterator[None]:
     """Let figures of a validation be those of all processes by default."""
-    log, trainer = module.log, module.trainer
+    log = module.log
     signature = inspect.signature(log)
 
     @functools.wraps(log)

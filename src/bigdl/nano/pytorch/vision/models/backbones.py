@@ -18,30 +18,7 @@ import torch
 from torch import nn
 
 from bigdl.common.errors import UsageError
-
-__all__ = [
-    "BackboneModule",
-    "MobileNetV2",
-    "MobileNetV3",
-    "ResNet",
-    "ShuffleNetV2",
-    "mobilenet_v2",
-    "mobilenet_v3_large",
-    "mobilenet_v3_small",
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-    "resnext50_32x4d",
-    "resnext101_32x8d",
-    "shufflenet_v2_x0_5",
-    "shufflenet_v2_x1_0",
-    "shufflenet_v2_x1_5",
-    "shufflenet_v2_x2_0",
-    "wide_resnet50_2",
-    "wide_resnet101_2",
-]
+from bigdl.nano.lazy_names import public_names
 
 NUM_CLASSES = 1000
 """Classes of ImageNet, which the published weights tell apart."""
@@ -671,3 +648,5 @@ shufflenet_v2_x1_5 = _published(
 shufflenet_v2_x2_0 = _published(
     "shufflenet_v2_x2_0", "shufflenetv2_x2_0-8be3c8ee.pth", ShuffleNetV2, (244, 488, 976, 2048)
 )
+
+__all__ = public_names(__name__)

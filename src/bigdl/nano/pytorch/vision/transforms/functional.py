@@ -10,9 +10,11 @@ treated as Pillow treats them; what depends on a pixel's value alone is a table 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol
 
 import numpy as np
 import torch
@@ -60,6 +62,48 @@ _OF_OPENCV = {
 _BYTES = np.arange(256, dtype=np.float32)
 # The weights of red, green and blue in the luma of ITU-R BT.601, in 1/65536, as Pillow has them.
 _LUMA = (19595, 38470, 7471)
+
+P = ParamSpec("P")
+
+
+class _Operation(Protocol[P]):
+    """A function of images of any kind, whose result is of the same kind."""
+
+    def __call__(self, image: ImageT, *args: P.args, **kwargs: P.kwargs) -> ImageT: ...
+
+
+def _operation(
+    of_pil: Callable[..., Image.Image] | None = None,
+    check: Callable[[str, Any], Any] | None = None,
+) -> Callable[[Callable[Concatenate[np.ndarray, P], np.ndarray]], _Operation[P]]:
+    """Return a decorator: a function of arrays becomes one of images of any kind.
+
+    Parameters
+    ----------
+    of_pil : callable, optional
+        Pillow's operation, which is given the arguments by position.
+    check : callable, optional
+        Called with the name and the value of the one argument that there is beside the image.
+    """
+
+    def decorate(of_array: Callable[Concatenate[np.ndarray, P], np.ndarray]) -> _Operation[P]:
+        name = list(inspect.signature(of_array).parameters)[-1]
+
+        @functools.wraps(of_array)
+        def operate(image: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+            if check is not None:
+                for value in (*args, *kwargs.values()):
+                    check(name, value)
+            if of_pil is not None and is_pil(image):
+                return of_pil(image, *args, *kwargs.values())
+            return on_arrays(image, of_array, *args, **kwargs)
+
+        return operate
+
+    return decorate
+
+
+_not_negative = functools.partial(check_number, least=0)
 
 
 def get_dimensions(image: Any) -> list[int]:
@@ -209,7 +253,10 @@ def resized_crop(
     return resize(part, size, interpolation, antialias=antialias)
 
 
-def pad(image: ImageT, padding: Size, fill: Fill = 0, padding_mode: str = "constant") -> ImageT:
+@_operation()
+def pad(
+    image: np.ndarray, padding: Size, fill: Fill = 0, padding_mode: str = "constant"
+) -> np.ndarray:
     """Add a border.
 
     Parameters
@@ -227,20 +274,13 @@ def pad(image: ImageT, padding: Size, fill: Fill = 0, padding_mode: str = "const
     sides = [padding] if isinstance(padding, int) else list(padding)
     if len(sides) not in (1, 2, 4):
         raise UsageError(f"padding must be an int or have 1, 2 or 4 of them, but it is {padding!r}")
-    sides = (sides * 4)[:4]
-    return on_arrays(image, _pad, *sides, fill, padding_mode)
-
-
-def _pad(
-    image: np.ndarray, left: int, top: int, right: int, bottom: int, fill: Fill, mode: str
-) -> np.ndarray:
-    """Add a border; a negative width cuts."""
+    left, top, right, bottom = (sides * 4)[:4]
     rows, columns = image.shape[:2]
-    if min(left, top, right, bottom) < 0:
+    if min(sides) < 0:
         image = image[max(-top, 0) : rows + min(bottom, 0), max(-left, 0) : columns + min(right, 0)]
         left, top, right, bottom = (max(width, 0) for width in (left, top, right, bottom))
-    value = fill_values(image, fill)[:4]
-    padded = cv2.copyMakeBorder(image, top, bottom, left, right, _BORDERS[mode], value=value)
+    border, value = _BORDERS[padding_mode], fill_values(image, fill)[:4]
+    padded = cv2.copyMakeBorder(image, top, bottom, left, right, border, value=value)
     return with_channels_of(padded, image)
 
 
@@ -363,7 +403,27 @@ def _move(x: float, y: float) -> np.ndarray:
     return np.array([[1, 0, x], [0, 1, y], [0, 0, 1]], dtype=float)
 
 
-def _warp(image: Any, inverse: np.ndarray, size: tuple[int, int], mode: Any, fill: Fill) -> Any:
+def _warp_of_pil(
+    image: Image.Image, inverse: np.ndarray, size: tuple[int, int], mode: Mode, fill: Fill
+) -> Image.Image:
+    coefficients = (inverse / inverse[2, 2]).ravel()
+    affine = np.allclose(coefficients[6:8], 0, atol=1e-12)
+    values = fill_values(image, fill)
+    if image.mode not in ("F", "I"):
+        values = tuple(int(value) for value in values)
+    return image.transform(
+        size[::-1],
+        Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE,
+        coefficients[: 6 if affine else 8].tolist(),
+        OF_PILLOW[interpolation_mode(mode)],
+        fillcolor=values[0] if len(values) == 1 else values,
+    )
+
+
+@_operation(_warp_of_pil)
+def _warp(
+    image: np.ndarray, inverse: np.ndarray, size: tuple[int, int], mode: Mode, fill: Fill
+) -> np.ndarray:
     """Return the image seen through a projective map.
 
     Parameters
@@ -378,65 +438,25 @@ def _warp(image: Any, inverse: np.ndarray, size: tuple[int, int], mode: Any, fil
     fill : number, sequence or None
         What lies outside of the image.
     """
-    mode = interpolation_mode(mode)
-    if is_pil(image):
-        return _warp_pil(image, inverse, size, mode, fill)
-    return on_arrays(image, _warp_array, inverse, size, mode, fill)
-
-
-def _warp_pil(
-    image: Image.Image,
-    inverse: np.ndarray,
-    size: tuple[int, int],
-    mode: InterpolationMode,
-    fill: Fill,
-) -> Image.Image:
-    coefficients = (inverse / inverse[2, 2]).ravel()
-    affine = np.allclose(coefficients[6:8], 0, atol=1e-12)
-    values = fill_values(image, fill)
-    if image.mode not in ("F", "I"):
-        values = tuple(int(value) for value in values)
-    return image.transform(
-        size[::-1],
-        Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE,
-        coefficients[: 6 if affine else 8].tolist(),
-        OF_PILLOW[mode],
-        fillcolor=values[0] if len(values) == 1 else values,
-    )
-
-
-def _warp_array(
-    image: np.ndarray,
-    inverse: np.ndarray,
-    size: tuple[int, int],
-    mode: InterpolationMode,
-    fill: Fill,
-) -> np.ndarray:
     flag = _flag_of_opencv(mode)
     # OpenCV's first pixel has its centre at 0.
     shift = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
     matrix = np.linalg.inv(shift) @ inverse @ shift
     if flag == cv2.INTER_NEAREST:
         matrix[:2] += 1e-6 * matrix[2]  # a tie goes to the pixel after it, as in Pillow
-    arguments = (matrix, size[::-1])
-    sampled = cv2.warpPerspective(
-        np.ascontiguousarray(image),
-        *arguments,
-        flags=flag | cv2.WARP_INVERSE_MAP,
-        borderMode=cv2.BORDER_REPLICATE,
-    )
+    warp = functools.partial(cv2.warpPerspective, M=matrix, dsize=size[::-1])
+    flags = flag | cv2.WARP_INVERSE_MAP
+    sampled = warp(np.ascontiguousarray(image), flags=flags, borderMode=cv2.BORDER_REPLICATE)
     # As in Pillow a pixel is of the image or outside of it; the two are not mixed.
-    inside = cv2.warpPerspective(
-        np.ones(image.shape[:2], np.uint8),
-        *arguments,
-        flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP,
-    )
+    flags = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
+    inside = warp(np.ones(image.shape[:2], np.uint8), flags=flags)
     sampled = with_channels_of(sampled, image)
     sampled[inside == 0] = fill_values(image, fill)
     return sampled
 
 
-def _flag_of_opencv(mode: InterpolationMode) -> int:
+def _flag_of_opencv(interpolation: Mode) -> int:
+    mode = interpolation_mode(interpolation)
     if mode not in _OF_OPENCV:
         raise UsageError(
             f"interpolation must be NEAREST, BILINEAR or BICUBIC here, not {mode.name}"
@@ -444,12 +464,13 @@ def _flag_of_opencv(mode: InterpolationMode) -> int:
     return _OF_OPENCV[mode]
 
 
+@_operation()
 def elastic_transform(
-    image: ImageT,
+    image: np.ndarray,
     displacement: torch.Tensor,
     interpolation: Mode = InterpolationMode.BILINEAR,
     fill: Fill = 0,
-) -> ImageT:
+) -> np.ndarray:
     """Move each pixel.
 
     Parameters
@@ -463,74 +484,56 @@ def elastic_transform(
     fill : number or sequence
         What lies outside of the image.
     """
-    _, height, width = dimensions(image)
-    shape = (1, height, width, 2)
+    rows, columns = image.shape[:2]
+    shape = (1, rows, columns, 2)
     if tuple(displacement.shape) != shape:
         raise UsageError(f"displacement must be {shape}, but it is {tuple(displacement.shape)}")
-    shifts = displacement[0].numpy() * np.array([width / 2, height / 2], dtype=np.float32)
-    flag = _flag_of_opencv(interpolation_mode(interpolation))
-    return on_arrays(image, _displace, shifts.astype(np.float32), flag, fill)
-
-
-def _displace(image: np.ndarray, shifts: np.ndarray, flag: int, fill: Fill) -> np.ndarray:
-    """Take each pixel from another place, by `shifts` to the right and below, in pixels."""
-    rows, columns = image.shape[:2]
-    x = shifts[:, :, 0] + np.arange(columns, dtype=np.float32)
-    y = shifts[:, :, 1] + np.arange(rows, dtype=np.float32)[:, None]
+    shifts = displacement[0].numpy() * np.array([columns / 2, rows / 2], dtype=np.float32)
     moved = cv2.remap(
         np.ascontiguousarray(image),
-        x,
-        y,
-        flag,
+        shifts[:, :, 0] + np.arange(columns, dtype=np.float32),
+        shifts[:, :, 1] + np.arange(rows, dtype=np.float32)[:, None],
+        _flag_of_opencv(interpolation),
         borderMode=cv2.BORDER_CONSTANT,
         borderValue=fill_values(image, fill)[:4],
     )
     return with_channels_of(moved, image)
 
 
-def adjust_brightness(image: ImageT, brightness_factor: float) -> ImageT:
+def _enhanced_by_pillow(name: str) -> Callable[[Image.Image, float], Image.Image]:
+    enhancer = getattr(ImageEnhance, name)
+    return lambda image, factor: enhancer(image).enhance(factor)
+
+
+@_operation(_enhanced_by_pillow("Brightness"), _not_negative)
+def adjust_brightness(image: np.ndarray, brightness_factor: float) -> np.ndarray:
     """Change the brightness: 0 is black, 1 leaves the image as it is, 2 is twice as bright."""
-    check_number("brightness_factor", brightness_factor, 0)
-    return _recolored(image, _enhance(ImageEnhance.Brightness), _brightness, brightness_factor)
-
-
-def _brightness(image: np.ndarray, factor: float) -> np.ndarray:
     if image.dtype == np.uint8:
-        return _looked_up(image, _BYTES * np.float32(factor))
-    return _blended(image, np.zeros((), image.dtype), factor)
+        return _looked_up(image, _BYTES * np.float32(brightness_factor))
+    return _blended(image, np.zeros((), image.dtype), brightness_factor)
 
 
-def adjust_contrast(image: ImageT, contrast_factor: float) -> ImageT:
+@_operation(_enhanced_by_pillow("Contrast"), _not_negative)
+def adjust_contrast(image: np.ndarray, contrast_factor: float) -> np.ndarray:
     """Change the contrast: 0 is gray, 1 leaves the image as it is."""
-    check_number("contrast_factor", contrast_factor, 0)
-    return _recolored(image, _enhance(ImageEnhance.Contrast), _contrast, contrast_factor)
-
-
-def _contrast(image: np.ndarray, factor: float) -> np.ndarray:
     mean = _luma(image).mean()
     if image.dtype == np.uint8:
         mean = np.float32(int(mean + 0.5))
-        return _looked_up(image, mean + np.float32(factor) * (_BYTES - mean))
-    return _blended(image, np.asarray(mean, image.dtype), factor)
+        return _looked_up(image, mean + np.float32(contrast_factor) * (_BYTES - mean))
+    return _blended(image, np.asarray(mean, image.dtype), contrast_factor)
 
 
-def adjust_saturation(image: ImageT, saturation_factor: float) -> ImageT:
+@_operation(_enhanced_by_pillow("Color"), _not_negative)
+def adjust_saturation(image: np.ndarray, saturation_factor: float) -> np.ndarray:
     """Change the saturation: 0 is black and white, 1 leaves the image as it is."""
-    check_number("saturation_factor", saturation_factor, 0)
-    return _recolored(image, _enhance(ImageEnhance.Color), _saturation, saturation_factor)
+    if not _is_color(image):
+        return image
+    return _blended(image, np.repeat(_luma(image)[:, :, None], 3, axis=2), saturation_factor)
 
 
-def _saturation(image: np.ndarray, factor: float) -> np.ndarray:
-    return _blended(image, _grayscale(image, 3), factor) if _is_color(image) else image
-
-
-def adjust_sharpness(image: ImageT, sharpness_factor: float) -> ImageT:
+@_operation(_enhanced_by_pillow("Sharpness"), _not_negative)
+def adjust_sharpness(image: np.ndarray, sharpness_factor: float) -> np.ndarray:
     """Change the sharpness: 0 is blurred, 1 leaves the image as it is, 2 is sharper."""
-    check_number("sharpness_factor", sharpness_factor, 0)
-    return _recolored(image, _enhance(ImageEnhance.Sharpness), _sharpness, sharpness_factor)
-
-
-def _sharpness(image: np.ndarray, factor: float) -> np.ndarray:
     if min(image.shape[:2]) <= 2:
         return image
     kernel = np.ones((3, 3), np.float32)
@@ -538,92 +541,72 @@ def _sharpness(image: np.ndarray, factor: float) -> np.ndarray:
     smooth = cv2.filter2D(np.ascontiguousarray(image), -1, kernel / 13).reshape(image.shape)
     for edge in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):
         smooth[edge] = image[edge]
-    return _blended(image, smooth, factor)
+    return _blended(image, smooth, sharpness_factor)
 
 
-def adjust_hue(image: ImageT, hue_factor: float) -> ImageT:
-    """Turn the wheel of colours by this part of a turn, in -0.5…0.5."""
-    check_number("hue_factor", hue_factor, -0.5, 0.5)
-    return _recolored(image, _hue_of_pil, _hue, hue_factor)
-
-
-def _hue_of_pil(image: Image.Image, factor: float) -> Image.Image:
+def _hue_of_pil(image: Image.Image, hue_factor: float) -> Image.Image:
     if image.mode in ("1", "L", "I", "F"):
         return image
     hue, saturation, value = image.convert("HSV").split()
-    turned = (np.asarray(hue).astype(np.int16) + int(factor * 255)).astype(np.uint8)
+    turned = (np.asarray(hue).astype(np.int16) + int(hue_factor * 255)).astype(np.uint8)
     bands = (Image.fromarray(turned), saturation, value)
     return Image.merge("HSV", bands).convert(image.mode)
 
 
-def _hue(image: np.ndarray, factor: float) -> np.ndarray:
+@_operation(_hue_of_pil, functools.partial(check_number, least=-0.5, most=0.5))
+def adjust_hue(image: np.ndarray, hue_factor: float) -> np.ndarray:
+    """Turn the wheel of colours by this part of a turn, in -0.5…0.5."""
     if not _is_color(image):
         return image
     if image.dtype == np.uint8:
         hsv = cv2.cvtColor(np.ascontiguousarray(image), cv2.COLOR_RGB2HSV_FULL)
-        hsv[:, :, 0] += np.uint8(int(factor * 255) % 256)  # bytes wrap around
+        hsv[:, :, 0] += np.uint8(int(hue_factor * 255) % 256)  # bytes wrap around
         return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
     hsv = cv2.cvtColor(np.ascontiguousarray(image, np.float32), cv2.COLOR_RGB2HSV)
-    hsv[:, :, 0] = (hsv[:, :, 0] + np.float32(factor * 360)) % 360
+    hsv[:, :, 0] = (hsv[:, :, 0] + np.float32(hue_factor * 360)) % 360
     return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB).astype(image.dtype)
 
 
-def rgb_to_grayscale(image: ImageT, num_output_channels: int = 1) -> ImageT:
+def _grayscale_of_pil(image: Image.Image, num_output_channels: int = 1) -> Image.Image:
+    gray = image.convert("L")
+    return gray if num_output_channels == 1 else Image.merge("RGB", (gray, gray, gray))
+
+
+@_operation(_grayscale_of_pil, functools.partial(check_choice, choices=(1, 3)))
+def rgb_to_grayscale(image: np.ndarray, num_output_channels: int = 1) -> np.ndarray:
     """Return the luma of an image, once or three times."""
-    check_choice("num_output_channels", num_output_channels, (1, 3))
-    return _recolored(image, _grayscale_of_pil, _grayscale, num_output_channels)
+    gray = _luma(image)
+    if num_output_channels == 3:
+        return np.repeat(gray[:, :, None], 3, axis=2)
+    return gray.reshape(*gray.shape, *(1,) * (image.ndim - 2))
 
 
 to_grayscale = rgb_to_grayscale
 
 
-def _grayscale_of_pil(image: Image.Image, channels: int) -> Image.Image:
-    gray = image.convert("L")
-    return gray if channels == 1 else Image.merge("RGB", (gray, gray, gray))
-
-
-def _grayscale(image: np.ndarray, channels: int) -> np.ndarray:
-    gray = _luma(image)
-    if channels == 3:
-        return np.repeat(gray[:, :, None], 3, axis=2)
-    return gray.reshape(*gray.shape, *(1,) * (image.ndim - 2))
-
-
-def invert(image: ImageT) -> ImageT:
+@_operation(ImageOps.invert)
+def invert(image: np.ndarray) -> np.ndarray:
     """Return the negative."""
-    return _recolored(image, ImageOps.invert, _invert)
-
-
-def _invert(image: np.ndarray) -> np.ndarray:
     return np.asarray(highest(image), image.dtype) - image
 
 
-def posterize(image: ImageT, bits: int) -> ImageT:
+@_operation(ImageOps.posterize, functools.partial(check_integer, least=0, most=8))
+def posterize(image: np.ndarray, bits: int) -> np.ndarray:
     """Keep the first 0…8 bits of each byte."""
-    check_integer("bits", bits, 0, 8)
-    return _recolored(image, ImageOps.posterize, _posterize, bits)
-
-
-def _posterize(image: np.ndarray, bits: int) -> np.ndarray:
     return require_bytes(image, "posterize") & np.uint8(256 - (1 << (8 - bits)))
 
 
-def solarize(image: ImageT, threshold: float) -> ImageT:
+@_operation(ImageOps.solarize)
+def solarize(image: np.ndarray, threshold: float) -> np.ndarray:
     """Invert what is at least as bright as the threshold."""
-    return _recolored(image, ImageOps.solarize, _solarize, threshold)
+    white = highest(image)
+    check_number("threshold", threshold, most=white)
+    return np.where(image >= threshold, np.asarray(white, image.dtype) - image, image)
 
 
-def _solarize(image: np.ndarray, threshold: float) -> np.ndarray:
-    check_number("threshold", threshold, most=highest(image))
-    return np.where(image >= threshold, _invert(image), image)
-
-
-def autocontrast(image: ImageT) -> ImageT:
+@_operation(ImageOps.autocontrast)
+def autocontrast(image: np.ndarray) -> np.ndarray:
     """Stretch each channel so that its darkest value is black and its brightest white."""
-    return _recolored(image, ImageOps.autocontrast, _autocontrast)
-
-
-def _autocontrast(image: np.ndarray) -> np.ndarray:
     if image.dtype == np.uint8:
         return np.asarray(ImageOps.autocontrast(to_pil(image))).reshape(image.shape)
     low, high = image.min((0, 1)), image.max((0, 1))
@@ -632,19 +615,17 @@ def _autocontrast(image: np.ndarray) -> np.ndarray:
     return np.where(flat, image, stretched).astype(image.dtype)
 
 
-def equalize(image: ImageT) -> ImageT:
+@_operation(ImageOps.equalize)
+def equalize(image: np.ndarray) -> np.ndarray:
     """Make all values about equally frequent in each channel."""
-    return _recolored(image, ImageOps.equalize, _equalize)
-
-
-def _equalize(image: np.ndarray) -> np.ndarray:
     equal = ImageOps.equalize(to_pil(require_bytes(image, "equalize")))
     return np.asarray(equal).reshape(image.shape)
 
 
+@_operation()
 def gaussian_blur(
-    image: ImageT, kernel_size: Size, sigma: float | Sequence[float] | None = None
-) -> ImageT:
+    image: np.ndarray, kernel_size: Size, sigma: float | Sequence[float] | None = None
+) -> np.ndarray:
     """Blur by a normal distribution; edges are mirrored.
 
     Parameters
@@ -663,26 +644,14 @@ def gaussian_blur(
     sigmas = [float(value) for value in (sigma if isinstance(sigma, Sequence) else [sigma])]
     if min(sigmas) <= 0:
         raise UsageError(f"sigma must be positive, but it is {sigma}")
-    return on_arrays(image, _gaussian_blur, kernel, sigmas[0], sigmas[-1])
-
-
-def _gaussian_blur(
-    image: np.ndarray, kernel: tuple[int, int], across: float, down: float
-) -> np.ndarray:
     blurred = cv2.GaussianBlur(
-        np.ascontiguousarray(image), kernel, across, sigmaY=down, borderType=cv2.BORDER_REFLECT_101
+        np.ascontiguousarray(image),
+        kernel,
+        sigmas[0],
+        sigmaY=sigmas[-1],
+        borderType=cv2.BORDER_REFLECT_101,
     )
     return with_channels_of(blurred, image)
-
-
-def _recolored(
-    image: Any, of_pil: Callable[..., Image.Image], of_array: Callable[..., np.ndarray], *args: Any
-) -> Any:
-    return of_pil(image, *args) if is_pil(image) else on_arrays(image, of_array, *args)
-
-
-def _enhance(enhancer: Callable[..., Any]) -> Callable[[Image.Image, float], Image.Image]:
-    return lambda image, factor: enhancer(image).enhance(factor)
 
 
 def _looked_up(image: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -126,7 +126,7 @@ def to_pil(array: np.ndarray) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array))
 
 
-def on_arrays(image: Any, function: Callable[..., np.ndarray], *args: Any) -> Any:
+def on_arrays(image: Any, function: Callable[..., np.ndarray], *args: Any, **kwargs: Any) -> Any:
     """Apply a function of arrays to an image of any kind; the result is of the same kind.
 
     Parameters
@@ -135,13 +135,14 @@ def on_arrays(image: Any, function: Callable[..., np.ndarray], *args: Any) -> An
         A tensor may have leading dimensions; its images are taken one by one.
     function : callable
         From an array ``(H, W[, C])`` to another.
-    *args
+    *args, **kwargs
         Further arguments of the function.
     """
     if isinstance(image, torch.Tensor) and image.ndim > 3:
-        done = torch.stack([on_arrays(each, function, *args) for each in image.flatten(0, -4)])
+        images = image.flatten(0, -4)
+        done = torch.stack([on_arrays(each, function, *args, **kwargs) for each in images])
         return done.unflatten(0, image.shape[:-3])
-    result = function(to_array(image), *args)
+    result = function(to_array(image), *args, **kwargs)
     if is_pil(image):
         return to_pil(result)
     if isinstance(image, np.ndarray):

@@ -22,6 +22,7 @@ import torch
 
 from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError
+from bigdl.nano.lazy_names import public_names
 from bigdl.nano.pytorch.vision import of_torchvision
 from bigdl.nano.pytorch.vision.transforms import functional
 from bigdl.nano.pytorch.vision.transforms.images import (
@@ -893,8 +894,4 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = ["InterpolationMode", "functional"]
-__all__ += [
-    name
-    for name, value in list(globals().items())
-    if isinstance(value, type) and issubclass(value, Transform) and not name.startswith("_")
-]
+__all__ += [name for name in public_names(__name__) if name[0].isupper()]
