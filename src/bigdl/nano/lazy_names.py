@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,7 +58,5 @@ def public_names(module: str) -> list[str]:
     return [
         name
         for name, value in vars(sys.modules[module]).items()
-        if isinstance(value, type | types.FunctionType)
-        and value.__module__ == module
-        and not name.startswith("_")
+        if callable(value) and value.__module__ == module and not name.startswith("_")
     ]

@@ -32,14 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         The exit code if there is nothing to run: 2 if an argument makes no sense.
     """
-    own, program = _split(list(sys.argv[1:] if arguments is None else arguments))
+    before_program, program = _split(list(sys.argv[1:] if arguments is None else arguments))
     parser = make_parser(
         _NAME,
         "[options] (script.py | -m module | command) [args ...]",
         "Runs a program in the environment that bigdl-nano-init sets.",
     )
     try:
-        options = parser.parse_args(own)
+        options = parser.parse_args(before_program)
         command = [] if options.help or options.debug else _command(program)
     except UsageError as error:
         say(_NAME, str(error))

@@ -93,7 +93,7 @@ class LightningModule(pl.LightningModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output; arguments beyond its own are left out."""
-        return self.model(*args[: self._width(args)], **kwargs)
+        return self.model(*args[: len(self.forward_args) or None], **kwargs)
 
     def on_train_start(self) -> None:
         """Refuse what cannot be trained."""
@@ -141,11 +141,5 @@ class LightningModule(pl.LightningModule):
             self.log(f"{stage}/loss", loss, prog_bar=True)
         for place, metric in enumerate(self.metrics):
             metric(output, batch[-1])
-            self.log(
-                f"{stage}/{type(metric).__name__}_{place}", cast("Metric", metric), prog_bar=True
-            )
-
-    def _width(self, given: tuple) -> int:
-        """Return the number of positional arguments that the module takes."""
-        names = self.forward_args
-        return len(names) if names else len(given)
+            name = f"{stage}/{type(metric).__name__}_{place}"
+            self.log(name, cast("Metric", metric), prog_bar=True)

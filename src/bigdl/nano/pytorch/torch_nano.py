@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from bigdl.nano.pytorch.training.options import (
 )
 from bigdl.nano.pytorch.training.processes import BACKENDS, Processes
 from bigdl.nano.pytorch.training.shared_objects import Changes, GlobalState, ObjectRegistry
-from bigdl.nano.pytorch.training.steps import FastSteps, full_precision
+from bigdl.nano.pytorch.training.steps import FastSteps, full_precision, is_model
 
 require("lightning_fabric", "nano")
 
@@ -171,14 +171,10 @@ class TorchNano(ABC):
         dataloader : DataLoader or list of DataLoader
             One for one, a list for several, and left out for none.
         """
-        several = isinstance(optimizer, (list, tuple))
-        optimizers = (
-            list(cast("Sequence[Optimizer]", optimizer))
-            if several
-            else [cast("Optimizer", optimizer)]
-        )
+        single = isinstance(optimizer, Optimizer)
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         model, optimizers = self._running.model(model, optimizers, move_to_device)
-        result: tuple[Any, ...] = (model, optimizers if several else optimizers[0])
+        result: tuple[Any, ...] = (model, optimizers[0] if single else optimizers)
         if dataloaders:
             result += (self.setup_dataloaders(*dataloaders, move_to_device=move_to_device),)
         return result
@@ -379,14 +375,14 @@ auto_lr
         loop._function = function
 
         @functools.wraps(function)
-        def train(*given: P.args, **named: P.kwargs) -> T:
-            models = sum(_is_model(value) for value in (*given, *named.values()))
+        def train(*inputs: P.args, **keywords: P.kwargs) -> T:
+            models = sum(is_model(value) for value in (*inputs, *keywords.values()))
             if models != 1:
                 raise UsageError(
                     "there should be only one nn.Module in the function parameter list, but got "
                     f"{models}"
                 )
-            return loop.train(*given, **named)
+            return loop.train(*inputs, **keywords)
 
         return train
 
@@ -400,7 +396,7 @@ class _DecoratedLoop(TorchNano):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        place = next(name for name, value in values.items() if _is_model(value))
+        place = next(name for name, value in values.items() if is_model(value))
         optimizers = {name: value for name, value in values.items() if isinstance(value, Optimizer)}
         loaders = {name: value for name, value in values.items() if isinstance(value, DataLoader)}
         values[place], prepared = self._running.model(
@@ -411,14 +407,6 @@ class _DecoratedLoop(TorchNano):
             values[name] = self.setup_dataloaders(loader)
         positional = [values.pop(index) for index in range(len(args))]
         return self._function(*positional, **values)
-
-
-def _is_model(value: Any) -> bool:
-    from torchmetrics import Metric, MetricCollection
-
-    if not isinstance(value, nn.Module) or isinstance(value, (Metric, MetricCollection)):
-        return False
-    return not isinstance(value, nn.modules.loss._Loss)
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ import pytorch_lightning as pl  # noqa: E402
 class _OfClassOrTrainer(staticmethod):
     """A static method that gets the trainer it is called on, if any, as its keyword `trainer`."""
 
-    def __get__(self, trainer: Any, kind: type | None = None) -> Any:
-        function = super().__get__(trainer, kind)
+    def __get__(self, trainer: Any, owner: type | None = None) -> Any:
+        function = super().__get__(trainer, owner)
         if trainer is None:
             return function
         return functools.update_wrapper(functools.partial(function, trainer=trainer), function)
@@ -364,26 +364,8 @@ class Trainer(pl.Trainer):
         quantized: Any = InferenceOptimizer.quantize(**arguments)
         return SwitchableModel(model, quantized, _quantize_source(arguments))
 
-    @staticmethod
-    def save(model: torch.nn.Module, path: Any) -> None:
-        """As :meth:`InferenceOptimizer.save`."""
-        InferenceOptimizer.save(model, path)
-
-    @staticmethod
-    def load(
-        path: Any,
-        model: torch.nn.Module | None = None,
-        input_sample: Any = None,
-        inplace: bool = False,
-        device: str | None = None,
-        cache_dir: str | None = None,
-        shapes: str | None = None,
-        thread_num: int | None = None,
-    ) -> torch.nn.Module:
-        """As :meth:`InferenceOptimizer.load`."""
-        return InferenceOptimizer.load(
-            path, model, input_sample, inplace, device, cache_dir, shapes, thread_num
-        )
+    save = staticmethod(InferenceOptimizer.save)
+    load = staticmethod(InferenceOptimizer.load)
 
 
 def _warn_of_deprecation(name: str) -> None:

@@ -79,7 +79,7 @@ class CachedFeatures(Dataset):
         self.reused = self._holds(fingerprint)
         if not self.reused:
             self._compute(segment, dataset, batch_size)
-            _write_whole(self.directory / _MANIFEST, json.dumps(fingerprint).encode())
+            (self.directory / _MANIFEST).write_text(json.dumps(fingerprint))
         self._open()
 
     def _holds(self, fingerprint: dict) -> bool:
@@ -141,10 +141,8 @@ def _check_deterministic(dataset: Dataset) -> None:
     source = dataset
     while isinstance(source, Subset):
         source = source.dataset
-    deterministic = getattr(source, "deterministic", None)
-    if deterministic is None:
-        deterministic = torch.equal(_some_inputs(dataset), _some_inputs(dataset))
-    if not deterministic:
+    same = getattr(source, "deterministic", None)
+    if not (torch.equal(_some_inputs(dataset), _some_inputs(dataset)) if same is None else same):
         raise UsageError(
             "Features can be cached only if a sample is the same each time, but the dataset's "
             f"transform draws at random: {getattr(source, 'transform', None)}"
@@ -197,13 +195,6 @@ def _length(dataset: Dataset) -> int:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write aside, then rename: the file is whole or not there."""
-    aside = path.with_suffix(".part")
-    aside.write_bytes(content)
-    aside.replace(path)
 
 
 def loader_of_features(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -89,8 +90,8 @@ def accelerate_frozen_prefix(
         raise UsageError("int8 needs calibration data; pass calib_data, e.g. the training loader")
     if metric is not None and precision != "int8":
         raise UsageError(f"metric decides whether int8 is used; precision is {precision!r}")
-    prefix = FrozenPrefix(model, sample, threads)
-    prefix.build(precision, method, calib_data, sample_size)
+    prefix = FrozenPrefix(model, sample, precision, method, calib_data, sample_size, threads)
+    prefix.build()
     if metric is not None and prefix.segments:
         prefix.keep_if(metric, tolerance)
     return prefix
@@ -111,12 +112,22 @@ class FrozenPrefix:
         What was decided on the way.
     """
 
-    def __init__(self, model: nn.Module, sample: Any, threads: int | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        sample: Any,
+        precision: str,
+        method: str | None,
+        calib_data: Any,
+        sample_size: int,
+        threads: int | None,
+    ):
         if not isinstance(model, nn.Module):
             raise UsageError(f"A torch.nn.Module is needed, but a {type(model).__name__} was given")
-        self.model, self.precision = model, "fp32"
+        self.model, self.precision = model, precision
         self.notes: list[str] = []
-        self._threads = threads
+        self._method, self._threads = method, threads
+        self._calib_data, self._sample_size = calib_data, sample_size
         self._sample = split_batch(model, sample)
         self._find()
 
@@ -166,25 +177,21 @@ class FrozenPrefix:
                 segment.detach()
         return True
 
-    def build(
-        self, precision: str, method: str | None, calib_data: Any = None, sample_size: int = 100
-    ) -> None:
-        """Build all segments anew and attach them. Parameters as of the function."""
+    def build(self) -> None:
+        """Build all segments anew and attach them."""
         self.release()
-        self.precision = precision
-        self._again = (precision, method, calib_data, sample_size)
-        inputs = self._calibration(calib_data, sample_size) if precision == "int8" else {}
+        inputs = self._calibration() if self.precision == "int8" else {}
         for segment in self.segments:
-            self._build(segment, method, inputs.get(segment))
+            self._build(segment, inputs.get(segment))
         self.attach()
 
-    def _build(self, segment: Segment, method: str | None, rows: list | None) -> None:
-        names = _METHODS[self.precision] if method is None else (method,)
+    def _build(self, segment: Segment, rows: list | None) -> None:
+        names = (self._method,) if self._method else _METHODS[self.precision]
         for name in names:
             chosen: Method = find_method(name)
-            missing = chosen.missing()
-            if missing and method is not None:
+            if self._method:
                 chosen.require()
+            missing = chosen.missing()
             if missing:
                 self.notes.append(f"{segment.name}: {name} is not possible, {missing}")
                 continue
@@ -195,7 +202,7 @@ class FrozenPrefix:
             try:
                 built = chosen.build(TorchSource(segment.module, (segment.sample,)), options)
             except UsageError as error:
-                if method is not None:
+                if self._method:
                     raise
                 self.notes.append(f"{segment.name}: {name} failed, {one_line(error)}")
                 continue
@@ -203,26 +210,21 @@ class FrozenPrefix:
             return
         segment.use("eager", segment.eager)
 
-    def _calibration(self, data: Any, sample_size: int) -> dict[Segment, list[torch.Tensor]]:
+    def _calibration(self) -> dict[Segment, list[torch.Tensor]]:
         """Return what goes into each segment for the first rows of the data."""
         seen: dict[Segment, list[torch.Tensor]] = {segment: [] for segment in self.segments}
-        handles = [
-            segment.modules[0].register_forward_pre_hook(
-                lambda module, inputs, rows=rows: rows.append(inputs[0].detach().clone())
-            )
-            for segment, rows in seen.items()
-        ]
         rows = 0
-        try:
-            with undisturbed(self.model), torch.no_grad():
-                for batch in batches_of(self.model, data):
-                    self.model(*batch.args, **batch.kwargs)
-                    rows += rows_of(batch)
-                    if rows >= sample_size:
-                        break
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as hooks, undisturbed(self.model), torch.no_grad():
+            for segment, inputs in seen.items():
+                hook = segment.modules[0].register_forward_pre_hook(
+                    lambda module, args, inputs=inputs: inputs.append(args[0].detach().clone())
+                )
+                hooks.callback(hook.remove)
+            for batch in batches_of(self.model, self._calib_data):
+                self.model(*batch.args, **batch.kwargs)
+                rows += rows_of(batch)
+                if rows >= self._sample_size:
+                    break
         if not rows:
             raise UsageError("The calibration data hold no batch; give at least one")
         return seen
@@ -237,7 +239,8 @@ class FrozenPrefix:
         figures = f"metric {plain:.4g} plain, {fast:.4g} in {self.precision}"
         self.notes.append(f"{figures}: {'kept' if enough else 'too much is lost, so bf16 is used'}")
         if not enough:
-            self.build("bf16", None)
+            self.precision, self._method = "bf16", None
+            self.build()
 
     def attach(self) -> None:
         """Let the segments run in the model."""
@@ -254,7 +257,7 @@ class FrozenPrefix:
         self.release()
         self.notes.clear()
         self._find()
-        self.build(*self._again)
+        self.build()
 
     def cached(
         self, dataset: Dataset, directory: str | os.PathLike, batch_size: int = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning_fabric.plugins import ClusterEnvironment
+from lightning_fabric.plugins.environments import LightningEnvironment
 
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.processes import Processes
@@ -27,41 +27,21 @@ def ddp_arguments(
     }
 
 
-class LocalGroup(ClusterEnvironment):
+class LocalGroup(LightningEnvironment):
     """The place of this process among those that :mod:`.processes` has started.
 
     In the process that calls ``fit`` there is no group: it has one rank.
     """
 
-    def __init__(self) -> None:
-        self._rank, self._size = 0, 1
+    creates_processes_externally = True
 
     def join(self, rank: int, size: int) -> None:
         """Say which place this process has."""
-        self._rank, self._size = rank, size
-
-    creates_processes_externally = True
-    main_address = "127.0.0.1"
-    main_port = 0
-
-    @staticmethod
-    def detect() -> bool:
-        return True
-
-    def world_size(self) -> int:
-        return self._size
-
-    def set_world_size(self, size: int) -> None:
-        """Nothing: the size is known."""
-
-    def global_rank(self) -> int:
-        return self._rank
-
-    def set_global_rank(self, rank: int) -> None:
-        """Nothing: the rank is known."""
+        self.set_global_rank(rank)
+        self.set_world_size(size)
 
     def local_rank(self) -> int:
-        return self._rank
+        return self.global_rank()
 
-    def node_rank(self) -> int:
-        return 0
+    def teardown(self) -> None:
+        """Nothing: the environment of the process is the user's."""

@@ -66,8 +66,8 @@ class ObjectRegistry:
 
     def optimizers(self) -> dict[str, Optimizer | LRScheduler]:
         """Return the optimizers and schedulers among the roots."""
-        kinds = (Optimizer, LRScheduler)
-        return {name: root for name, root in self.roots.items() if isinstance(root, kinds)}
+        classes = (Optimizer, LRScheduler)
+        return {name: root for name, root in self.roots.items() if isinstance(root, classes)}
 
 
 class _Pickler(cloudpickle.Pickler):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,10 +49,8 @@ class FastSteps:
     def __init__(self, options: TrainingOptions, module: nn.Module, *, calls: bool = False):
         self._options = options
         self._module = module
-        self._hook: RemovableHandle | None = None
-        self._calls: Bf16Calls | None = None
+        self._undoing: list[Bf16Calls | Compiled | RemovableHandle] = []
         self._guard: ModuleState | None = None
-        self._compiled: Compiled | None = None
         self.channels_last = False
         self.report: list[str] = []
         if any(parameter.device.type != "cpu" for parameter in module.parameters()):
@@ -60,7 +58,7 @@ class FastSteps:
         self._choose_precision()
         self._choose_layout()
         if options.inductor:
-            self._compiled = Compiled(module)
+            self._undoing.append(Compiled(module))
             self.report.append("TorchInductor")
         if self.channels_last and calls:
             self._convert_calls()
@@ -94,10 +92,8 @@ class FastSteps:
 
     def undo(self) -> None:
         """Leave the module as it was, but for what it has learned."""
-        for part in (self._calls, self._compiled, self._hook):
-            if part is not None:
-                part.remove()
-        self._calls = self._compiled = self._hook = None
+        while self._undoing:
+            self._undoing.pop().remove()
         if self.channels_last:
             self._module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # not in its stubs
             self.channels_last = False
@@ -110,7 +106,7 @@ class FastSteps:
         if instructions is None or not gains_from_bf16(self._module):
             self.report.append("float32")
             return
-        self._calls = Bf16Calls(self._module)
+        self._undoing.append(Bf16Calls(self._module))
         self.report.append(f"bfloat16 in training steps ({instructions})")
 
     def _choose_layout(self) -> None:
@@ -124,8 +120,8 @@ class FastSteps:
         self.report.append("channels_last")
 
     def _convert_calls(self) -> None:
-        hook = _BatchHook(self)
-        self._hook = self._module.register_forward_pre_hook(hook, with_kwargs=True)
+        hook = self._module.register_forward_pre_hook(_BatchHook(self), with_kwargs=True)
+        self._undoing.append(hook)
         if self._guard is not None:
             attributes, forward = vars(self._module), self._module.forward
             before = attributes.get("forward")
@@ -141,9 +137,8 @@ class FastSteps:
     def _drop_layout(self) -> None:
         self._module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # not in its stubs
         self.channels_last = False
-        with suppress(ValueError):
-            place = self.report.index("channels_last")
-            self.report[place] = "contiguous (the model takes views of its activations)"
+        dropped = "contiguous (the model takes views of its activations)"
+        self.report[:] = [dropped if text == "channels_last" else text for text in self.report]
         _log.debug("The first step failed with channels_last and is made again without")
 
 
@@ -255,14 +250,15 @@ class Bf16Calls:
 
 def computing_children(module: nn.Module) -> list[nn.Module]:
     """Return the direct children of a module that are no losses or metrics."""
-    return [child for child in module.children() if _computes(child)]
+    return [child for child in module.children() if is_model(child)]
 
 
-def _computes(module: nn.Module) -> bool:
+def is_model(value: Any) -> bool:
+    """Return True for a module that is no loss or metric."""
     from torchmetrics import Metric, MetricCollection
 
-    loss = type(module).__module__ == "torch.nn.modules.loss"
-    return not loss and not isinstance(module, (Metric, MetricCollection))
+    figures = (nn.modules.loss._Loss, Metric, MetricCollection)
+    return isinstance(value, nn.Module) and not isinstance(value, figures)
 
 
 def _is_redirected(module: nn.Module) -> bool:

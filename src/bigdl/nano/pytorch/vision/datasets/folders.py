@@ -424,15 +424,11 @@ class OxfordIIITPet(SampleDataset):
         annotations = self.folder / "annotations"
         lines = (annotations / f"{self.split}.txt").read_text().splitlines()
         rows = [line.split() for line in lines if line.strip()]
-        self._names = [row[0] for row in rows]
-        self._labels = [int(row[1]) - 1 for row in rows]
-        breeds = {
-            label: name.rpartition("_")[0]
-            for name, label in zip(self._names, self._labels, strict=True)
-        }
-        self.classes = [
-            " ".join(word.title() for word in breeds[label].split("_")) for label in sorted(breeds)
-        ]
+        self._names = [name for name, *_ in rows]
+        self._labels = [int(breed) - 1 for _, breed, *_ in rows]
+        examples = dict(zip(self._labels, self._names, strict=True))
+        breeds = (examples[label].rpartition("_")[0] for label in sorted(examples))
+        self.classes = [breed.replace("_", " ").title() for breed in breeds]
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self._masks = annotations / "trimaps"
 

@@ -3,15 +3,16 @@
 Residual networks (He et al. 2015), with the aggregated (Xie et al. 2016) and the wide variants
 (Zagoruyko and Komodakis 2016); MobileNetV2 (Sandler et al. 2018) and MobileNetV3 (Howard et al.
 2019); ShuffleNetV2 (Ma et al. 2018). A model is an assembly of blocks, from the tables of its
-paper; :func:`_published` makes the function that users call.
+paper; :class:`_Published` is the function that users call.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import ClassVar, Generic, TypeVar
 from urllib.error import URLError
 
 import torch
@@ -23,7 +24,7 @@ from bigdl.nano.lazy_names import public_names
 NUM_CLASSES = 1000
 """Classes of ImageNet, which the published weights tell apart."""
 
-ModelT_co = TypeVar("ModelT_co", bound="BackboneModule", covariant=True)
+ModelT = TypeVar("ModelT", bound="BackboneModule")
 _WEIGHTS = "https://download.pytorch.org/models/"
 
 
@@ -147,8 +148,27 @@ class BackboneModule(nn.Module):
             ) from error
 
 
-class _Constructor(Protocol[ModelT_co]):
-    """A function that makes a backbone."""
+@dataclass(frozen=True)
+class _Published(Generic[ModelT]):
+    """A function that makes a model of published weights.
+
+    Attributes
+    ----------
+    name, file : str
+        Of the function, and of the file of weights.
+    model_class : callable
+        Called with the settings and `include_top`.
+    settings : tuple
+    """
+
+    name: str
+    file: str
+    model_class: Callable[..., ModelT]
+    settings: tuple = ()
+
+    @property
+    def __name__(self) -> str:
+        return self.name
 
     def __call__(
         self,
@@ -156,28 +176,7 @@ class _Constructor(Protocol[ModelT_co]):
         include_top: bool = False,
         freeze: bool = False,
         weights: str | os.PathLike | None = None,
-    ) -> ModelT_co: ...
-
-
-def _published(
-    name: str, file: str, model_class: Callable[..., ModelT_co], *settings: Any
-) -> _Constructor[ModelT_co]:
-    """Return the function that makes a model of published weights.
-
-    Parameters
-    ----------
-    name, file : str
-        Of the function, and of the file of weights.
-    model_class : type
-        Called with the settings and `include_top`.
-    """
-
-    def construct(
-        pretrained: bool = False,
-        include_top: bool = False,
-        freeze: bool = False,
-        weights: str | os.PathLike | None = None,
-    ) -> ModelT_co:
+    ) -> ModelT:
         """Return the model, without its top by default.
 
         Parameters
@@ -197,15 +196,14 @@ def _published(
         UsageError
             If the weights cannot be downloaded or read, or do not fit.
         """
-        model = model_class(*settings, include_top=include_top)
+        model = self.model_class(*self.settings, include_top=include_top)
         if weights is not None:
             model.load_weights(_local_state(weights), os.fspath(weights))
         elif pretrained:
-            model.load_weights(_published_state(name, file), file)
-        return model.freeze() if freeze else model
-
-    construct.__name__ = construct.__qualname__ = name
-    return construct
+            model.load_weights(_published_state(self.name, self.file), self.file)
+        if freeze:
+            model.freeze()
+        return model
 
 
 def _local_state(path: str | os.PathLike) -> Mapping[str, torch.Tensor]:
@@ -381,22 +379,22 @@ class ResNet(BackboneModule):
         _initialize(self)
 
 
-resnet18 = _published("resnet18", "resnet18-f37072fd.pth", ResNet, (2, 2, 2, 2), False)
-resnet34 = _published("resnet34", "resnet34-b627a593.pth", ResNet, (3, 4, 6, 3), False)
-resnet50 = _published("resnet50", "resnet50-0676ba61.pth", ResNet, (3, 4, 6, 3), True)
-resnet101 = _published("resnet101", "resnet101-63fe2227.pth", ResNet, (3, 4, 23, 3), True)
-resnet152 = _published("resnet152", "resnet152-394f9c45.pth", ResNet, (3, 8, 36, 3), True)
-resnext50_32x4d = _published(
-    "resnext50_32x4d", "resnext50_32x4d-7cdf4587.pth", ResNet, (3, 4, 6, 3), True, 32, 4
+resnet18 = _Published("resnet18", "resnet18-f37072fd.pth", ResNet, ((2, 2, 2, 2), False))
+resnet34 = _Published("resnet34", "resnet34-b627a593.pth", ResNet, ((3, 4, 6, 3), False))
+resnet50 = _Published("resnet50", "resnet50-0676ba61.pth", ResNet, ((3, 4, 6, 3), True))
+resnet101 = _Published("resnet101", "resnet101-63fe2227.pth", ResNet, ((3, 4, 23, 3), True))
+resnet152 = _Published("resnet152", "resnet152-394f9c45.pth", ResNet, ((3, 8, 36, 3), True))
+resnext50_32x4d = _Published(
+    "resnext50_32x4d", "resnext50_32x4d-7cdf4587.pth", ResNet, ((3, 4, 6, 3), True, 32, 4)
 )
-resnext101_32x8d = _published(
-    "resnext101_32x8d", "resnext101_32x8d-8ba56ff5.pth", ResNet, (3, 4, 23, 3), True, 32, 8
+resnext101_32x8d = _Published(
+    "resnext101_32x8d", "resnext101_32x8d-8ba56ff5.pth", ResNet, ((3, 4, 23, 3), True, 32, 8)
 )
-wide_resnet50_2 = _published(
-    "wide_resnet50_2", "wide_resnet50_2-95faca4d.pth", ResNet, (3, 4, 6, 3), True, 1, 128
+wide_resnet50_2 = _Published(
+    "wide_resnet50_2", "wide_resnet50_2-95faca4d.pth", ResNet, ((3, 4, 6, 3), True, 1, 128)
 )
-wide_resnet101_2 = _published(
-    "wide_resnet101_2", "wide_resnet101_2-32ee1156.pth", ResNet, (3, 4, 23, 3), True, 1, 128
+wide_resnet101_2 = _Published(
+    "wide_resnet101_2", "wide_resnet101_2-32ee1156.pth", ResNet, ((3, 4, 23, 3), True, 1, 128)
 )
 
 
@@ -497,7 +495,7 @@ class MobileNetV2(_MobileNet):
         self._assemble(layers, 1280, top, include_top)
 
 
-mobilenet_v2 = _published("mobilenet_v2", "mobilenet_v2-b0353104.pth", MobileNetV2)
+mobilenet_v2 = _Published("mobilenet_v2", "mobilenet_v2-b0353104.pth", MobileNetV2)
 
 # Tables 1 and 2 of the paper on V3: kernel, inner channels, channels, squeeze and excitation,
 # hard swish instead of ReLU, stride.
@@ -572,11 +570,11 @@ class MobileNetV3(_MobileNet):
         self._assemble(layers, features, top, include_top)
 
 
-mobilenet_v3_large = _published(
-    "mobilenet_v3_large", "mobilenet_v3_large-8738ca79.pth", MobileNetV3, _LARGE, 1280
+mobilenet_v3_large = _Published(
+    "mobilenet_v3_large", "mobilenet_v3_large-8738ca79.pth", MobileNetV3, (_LARGE, 1280)
 )
-mobilenet_v3_small = _published(
-    "mobilenet_v3_small", "mobilenet_v3_small-047dcff4.pth", MobileNetV3, _SMALL, 1024
+mobilenet_v3_small = _Published(
+    "mobilenet_v3_small", "mobilenet_v3_small-047dcff4.pth", MobileNetV3, (_SMALL, 1024)
 )
 
 
@@ -636,17 +634,17 @@ class ShuffleNetV2(BackboneModule):
         self._add_top(nn.Linear(features, NUM_CLASSES), features, include_top)
 
 
-shufflenet_v2_x0_5 = _published(
-    "shufflenet_v2_x0_5", "shufflenetv2_x0.5-f707e7126e.pth", ShuffleNetV2, (48, 96, 192, 1024)
+shufflenet_v2_x0_5 = _Published(
+    "shufflenet_v2_x0_5", "shufflenetv2_x0.5-f707e7126e.pth", ShuffleNetV2, ((48, 96, 192, 1024),)
 )
-shufflenet_v2_x1_0 = _published(
-    "shufflenet_v2_x1_0", "shufflenetv2_x1-5666bf0f80.pth", ShuffleNetV2, (116, 232, 464, 1024)
+shufflenet_v2_x1_0 = _Published(
+    "shufflenet_v2_x1_0", "shufflenetv2_x1-5666bf0f80.pth", ShuffleNetV2, ((116, 232, 464, 1024),)
 )
-shufflenet_v2_x1_5 = _published(
-    "shufflenet_v2_x1_5", "shufflenetv2_x1_5-3c479a10.pth", ShuffleNetV2, (176, 352, 704, 1024)
+shufflenet_v2_x1_5 = _Published(
+    "shufflenet_v2_x1_5", "shufflenetv2_x1_5-3c479a10.pth", ShuffleNetV2, ((176, 352, 704, 1024),)
 )
-shufflenet_v2_x2_0 = _published(
-    "shufflenet_v2_x2_0", "shufflenetv2_x2_0-8be3c8ee.pth", ShuffleNetV2, (244, 488, 976, 2048)
+shufflenet_v2_x2_0 = _Published(
+    "shufflenet_v2_x2_0", "shufflenetv2_x2_0-8be3c8ee.pth", ShuffleNetV2, ((244, 488, 976, 2048),)
 )
 
 __all__ = public_names(__name__)
