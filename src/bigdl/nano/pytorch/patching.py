@@ -22,46 +22,22 @@ from bigdl.common.errors import UsageError
 from bigdl.nano.lazy_names import public_names
 from bigdl.nano.pytorch import encryption
 from bigdl.nano.pytorch.training.processes import inherit
+from bigdl.nano.replaced import Replaced
 
-_MISSING = object()
 
-
-class _Replaced:
-    """Replaces attributes of modules and classes, and puts them back.
+class _Patch(Replaced):
+    """What a patch replaces.
 
     Attributes
     ----------
-    active : bool
-        Whether any is replaced.
     call : (function, dict)
         The function, and its arguments, by which another process makes the same replacements.
     """
 
     call: tuple[Callable[..., None], dict[str, Any]]
 
-    def __init__(self) -> None:
-        self._before: list[tuple[Any, str, Any]] = []
 
-    @property
-    def active(self) -> bool:
-        return bool(self._before)
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replace an attribute."""
-        self._before.append((owner, name, vars(owner).get(name, _MISSING)))
-        setattr(owner, name, value)
-
-    def undo(self) -> None:
-        """Put all of them back; again does nothing."""
-        while self._before:
-            owner, name, value = self._before.pop()
-            if value is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
-
-
-_cuda, _dtype, _encryption, _names = (_Replaced() for _ in range(4))
+_cuda, _dtype, _encryption, _names = (_Patch() for _ in range(4))
 
 
 def _show_torch_to_dynamo() -> None:

@@ -133,7 +133,7 @@ class CachedFeatures(Dataset):
 def _collate(samples: list) -> tuple[torch.Tensor, list]:
     """Return a batch of images, and the list of their targets without arrays of NumPy."""
     images, targets = zip(*samples, strict=True)
-    return default_collate(images), default_convert(list(targets))
+    return default_collate(list(images)), default_convert(list(targets))
 
 
 def _check_deterministic(dataset: Dataset) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.hooks import RemovableHandle
 
 from bigdl.common.cpu import isa_flags
 from bigdl.nano.pytorch.training.optimizers import fuse
 from bigdl.nano.pytorch.training.options import TrainingOptions
+from bigdl.nano.replaced import Replaced
 
 __all__ = ["FastSteps"]
 
@@ -49,7 +49,7 @@ class FastSteps:
     def __init__(self, options: TrainingOptions, module: nn.Module, *, calls: bool = False):
         self._options = options
         self._module = module
-        self._undoing: list[Bf16Calls | Compiled | RemovableHandle] = []
+        self._undoing: list[Callable[[], None]] = []
         self._guard: ModuleState | None = None
         self.channels_last = False
         self.report: list[str] = []
@@ -58,8 +58,7 @@ class FastSteps:
         self._choose_precision()
         self._choose_layout()
         if options.inductor:
-            self._undoing.append(Compiled(module))
-            self.report.append("TorchInductor")
+            self._compile()
         if self.channels_last and calls:
             self._convert_calls()
 
@@ -93,7 +92,7 @@ class FastSteps:
     def undo(self) -> None:
         """Leave the module as it was, but for what it has learned."""
         while self._undoing:
-            self._undoing.pop().remove()
+            self._undoing.pop()()
         if self.channels_last:
             self._module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # not in its stubs
             self.channels_last = False
@@ -106,7 +105,7 @@ class FastSteps:
         if instructions is None or not gains_from_bf16(self._module):
             self.report.append("float32")
             return
-        self._undoing.append(Bf16Calls(self._module))
+        self._undoing.append(Bf16Calls(self._module).remove)
         self.report.append(f"bfloat16 in training steps ({instructions})")
 
     def _choose_layout(self) -> None:
@@ -121,18 +120,26 @@ class FastSteps:
 
     def _convert_calls(self) -> None:
         hook = self._module.register_forward_pre_hook(_BatchHook(self), with_kwargs=True)
-        self._undoing.append(hook)
+        self._undoing.append(hook.remove)
         if self._guard is not None:
-            attributes, forward = vars(self._module), self._module.forward
-            before = attributes.get("forward")
+            replaced, forward = Replaced(), self._module.forward
 
             def first(*args: Any, **kwargs: Any) -> Any:
-                del attributes["forward"]
-                if before is not None:
-                    attributes["forward"] = before
+                replaced.undo()
                 return self.step(forward, *args, **kwargs)
 
-            attributes["forward"] = first
+            replaced.set(self._module, "forward", first)
+
+    def _compile(self) -> None:
+        """Compile the forward passes of the module's direct children, or its own if it has none.
+
+        Hooks stay outside of what is compiled, and so does the code of a training step.
+        """
+        replaced = Replaced()
+        for part in computing_children(self._module) or [self._module]:
+            replaced.set(part, "forward", _CompiledForward(part.forward))
+        self._undoing.append(replaced.undo)
+        self.report.append("TorchInductor")
 
     def _drop_layout(self) -> None:
         self._module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # not in its stubs
@@ -327,31 +334,6 @@ def _last(tensor: torch.Tensor) -> torch.Tensor:
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous() if tensor.layout == torch.strided else tensor
-
-
-class Compiled:
-    """Compiles the forward passes of a module's direct children, or its own if it has none.
-
-    Hooks stay outside of what is compiled, and so does the code of a training step.
-
-    Parameters
-    ----------
-    module : Module
-    """
-
-    def __init__(self, module: nn.Module):
-        self._parts = computing_children(module) or [module]
-        self._before: list[Any] = []
-        for part in self._parts:
-            self._before.append(vars(part).get("forward"))
-            part.forward = _CompiledForward(part.forward)
-
-    def remove(self) -> None:
-        """Let the modules run as written."""
-        for part, before in zip(self._parts, self._before, strict=True):
-            del part.forward
-            if before is not None:
-                part.forward = before
 
 
 class _CompiledForward:

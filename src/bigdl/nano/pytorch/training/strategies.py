@@ -35,6 +35,7 @@ from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.processes import Processes
 from bigdl.nano.pytorch.training.shared_objects import Changes, GlobalState, ObjectRegistry
 from bigdl.nano.pytorch.training.steps import FastSteps
+from bigdl.nano.replaced import Replaced
 
 if TYPE_CHECKING:
     from collections.abc import Sized
@@ -439,11 +440,12 @@ def _shared_figures(trainer: Trainer, module: LightningModule) -> Iterator[None]
         arguments.setdefault("sync_dist", bool(of_epoch and not alone))
         log(**arguments)
 
-    vars(module)["log"] = log_together
+    replaced = Replaced()
+    replaced.set(module, "log", log_together)
     try:
         yield
     finally:
-        del vars(module)["log"]
+        replaced.undo()
 
 
 def _share_rows(trainer: Trainer) -> None:

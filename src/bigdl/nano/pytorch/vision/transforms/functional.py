@@ -198,7 +198,7 @@ def crop(image: ImageT, top: int, left: int, height: int, width: int) -> ImageT:
     fits = top >= 0 and left >= 0 and top + height <= rows and left + width <= columns
     if not fits:
         return on_arrays(image, _crop_beyond, top, left, height, width)
-    part = np.s_[top : top + height, left : left + width]
+    part: Any = np.s_[top : top + height, left : left + width]
     return image[(..., *part)] if isinstance(image, torch.Tensor) else image[part]
 
 
@@ -228,7 +228,7 @@ def five_crop(image: ImageT, size: Size) -> tuple[ImageT, ...]:
     if height > rows or width > columns:
         raise UsageError(f"size {(height, width)} is larger than the image of {(rows, columns)}")
     corners = [(0, 0), (0, columns - width), (rows - height, 0), (rows - height, columns - width)]
-    crops = (crop(image, top, left, height, width) for top, left in corners)
+    crops: list[Any] = [crop(image, top, left, height, width) for top, left in corners]
     return *crops, center_crop(image, (height, width))
 
 

@@ -680,8 +680,8 @@ class RandomAffine(Transform):
             limits = (self.translate[0] * width, self.translate[1] * height)
             moved = [round(_random_uniform(-limit, limit)) for limit in limits]
         scale = 1.0 if self.scale is None else _random_uniform(*self.scale)
-        limits = () if self.shear is None else self.shear
-        shear = [_random_uniform(*pair) for pair in zip(limits[::2], limits[1::2], strict=True)]
+        angles = self.shear or ()
+        shear = [_random_uniform(*pair) for pair in zip(angles[::2], angles[1::2], strict=True)]
         shear += [0.0] * (2 - len(shear))
         return F.affine(
             image, angle, moved, scale, shear, self.interpolation, self.fill, self.center
