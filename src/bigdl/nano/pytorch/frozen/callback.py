@@ -7,9 +7,10 @@ from typing import Any, cast
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
+from torch.utils.hooks import RemovableHandle
 
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.pytorch.frozen.features import BatchWatch, loader_of_features
+from bigdl.nano.pytorch.frozen.features import loader_of_features, watch_batch
 from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix, accelerate_frozen_prefix
 from bigdl.nano.replaced import Replaced
 
@@ -68,7 +69,7 @@ class FrozenPrefixCallback(Callback):
         self._replaced = Replaced()
         self._cached_in: int | None = None  # an epoch
         self._watch_next = False
-        self._watch: BatchWatch | None = None
+        self._watch: RemovableHandle | None = None
 
     def setup(self, trainer, pl_module, stage) -> None:
         if stage != "fit":
@@ -121,7 +122,7 @@ class FrozenPrefixCallback(Callback):
             self._report(trainer)
         if self._watch_next:
             prefix = cast("FrozenPrefix", self.prefix)
-            self._watch, self._watch_next = BatchWatch(prefix, batch), False
+            self._watch, self._watch_next = watch_batch(prefix, batch), False
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self._end_watch()

@@ -23,15 +23,10 @@ from bigdl.nano.pytorch.frozen.segment import Segment
 if TYPE_CHECKING:
     from collections.abc import Sized
 
-    from pytorch_lightning import LightningDataModule, Trainer
+    from pytorch_lightning import Trainer
+    from torch.utils.hooks import RemovableHandle
 
     from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix
-
-    class _Connected(Trainer):
-        """A trainer with what its connectors set."""
-
-        datamodule: LightningDataModule | None
-
 
 __all__ = ["CachedFeatures"]
 
@@ -244,7 +239,7 @@ def _why_not_cached(trainer: Trainer, loader: Any) -> str | None:
     collate = loader.collate_fn
     if (getattr(collate, "__module__", ""), getattr(collate, "__name__", "")) not in _COLLATES:
         return "the loader's collate_fn is not torch's, so it may change images"
-    for owner in (trainer.lightning_module, cast("_Connected", trainer).datamodule):
+    for owner in (trainer.lightning_module, getattr(trainer, "datamodule", None)):
         for name in _ON_BATCHES:
             if owner is not None and is_overridden(name, owner):
                 return f"{type(owner).__name__}.{name} may change images"
@@ -269,8 +264,8 @@ def _over(loader: DataLoader, features: CachedFeatures) -> DataLoader:
     return other
 
 
-class BatchWatch:
-    """Refuses a training step that changes a batch of features as if it held images.
+def watch_batch(prefix: FrozenPrefix, batch: Any) -> RemovableHandle:
+    """Refuse a training step that changes a batch of features as if it held images.
 
     Parameters
     ----------
@@ -279,18 +274,12 @@ class BatchWatch:
         That the training step is given.
     """
 
-    def __init__(self, prefix: FrozenPrefix, batch: Any):
-        self._batch = batch
-        self._handle = prefix.segments[0].modules[0].register_forward_pre_hook(self._check)
-
-    def _check(self, module: torch.nn.Module, inputs: tuple) -> None:
+    def check(module: torch.nn.Module, inputs: tuple) -> None:
         # A layout of memory may have been changed, but no value.
-        if not any(torch.is_tensor(x) and torch.equal(inputs[0], x) for x in self._batch):
+        if not any(torch.is_tensor(x) and torch.equal(inputs[0], x) for x in batch):
             raise UsageError(
                 "training_step changes the images before the model is called, so cached features "
                 "cannot take their place; leave cache_dir out, or let the dataset change them"
             )
 
-    def remove(self) -> None:
-        """Stop checking."""
-        self._handle.remove()
+    return prefix.segments[0].modules[0].register_forward_pre_hook(check)

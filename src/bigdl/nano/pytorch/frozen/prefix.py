@@ -206,7 +206,11 @@ class FrozenPrefix:
                     raise
                 self.notes.append(f"{segment.name}: {name} failed, {one_line(error)}")
                 continue
-            segment.use(name, _Contiguous(built))
+
+            def run(x: torch.Tensor, built: Any = built) -> torch.Tensor:
+                return built(x.contiguous())  # torch copies channels faster than NumPy does
+
+            segment.use(name, run)
             return
         segment.use("eager", segment.eager)
 
@@ -313,13 +317,3 @@ class FrozenPrefix:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-class _Contiguous:
-    """A model of another runtime; torch copies an image's channels faster than NumPy does."""
-
-    def __init__(self, model: nn.Module):
-        self.model = model
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.model(x.contiguous())

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from bigdl.nano.pytorch.training.steps import undisturbed
+from bigdl.nano.replaced import Replaced
 
 __all__ = ["Segment"]
 
@@ -71,6 +72,7 @@ class Segment:
         self.method, self.error = "eager", 0.0
         self.reason: str | None = None
         self._run: Callable[[torch.Tensor], torch.Tensor] = self.eager
+        self._replaced = Replaced()
         self._last = threading.local()
         self._remember()
 
@@ -111,13 +113,11 @@ class Segment:
     def attach(self) -> None:
         """Give the modules their new ``forward``."""
         for module in self.modules:
-            module.forward = _Replaced(self, module)
+            self._replaced.set(module, "forward", _SegmentForward(self, module))
 
     def detach(self) -> None:
         """Give the modules their own ``forward`` back."""
-        for module in self.modules:
-            if isinstance(module.__dict__.get("forward"), _Replaced):
-                del module.forward
+        self._replaced.undo()
 
     def why_plain(self, x: torch.Tensor) -> str | None:
         """Return why the modules have to run as written on this input; None if they need not."""
@@ -161,7 +161,7 @@ class Segment:
         return x if x is getattr(self._last, "result", None) else None
 
 
-class _Replaced:
+class _SegmentForward:
     """A module's ``forward``; a pickled or copied module gets its own back."""
 
     def __init__(self, segment: Segment, module: nn.Module):
