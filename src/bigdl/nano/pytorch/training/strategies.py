@@ -108,22 +108,6 @@ class AutoLr:
         interval, length = self._warmup(trainer)
         if not length:
             return [f"learning rates × {count}"]
-        self._warm_up(trainer, strategy, interval, length, count)
-        return [f"learning rates × {count} after a warm-up of {length} {interval}s"]
-
-    def _warmup(self, trainer: Trainer) -> tuple[str, int]:
-        if self._epochs is not None:
-            return "epoch", self._epochs
-        epochs = trainer.max_epochs
-        if epochs is not None and epochs >= 10:
-            return "epoch", epochs // 10
-        steps = trainer.estimated_stepping_batches
-        return "step", 0 if steps == float("inf") else int(steps) // 10
-
-    @staticmethod
-    def _warm_up(
-        trainer: Trainer, strategy: Strategy, interval: str, length: int, count: int
-    ) -> None:
         factor = functools.partial(warmup_factor, length=length, processes=count)
         schedulers = [
             torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
@@ -136,6 +120,16 @@ class AutoLr:
         if not trainer.lightning_module.automatic_optimization:
             # The loop of such a module steps no scheduler.
             _callbacks(trainer).append(_ManualWarmUp(schedulers, interval))
+        return [f"learning rates × {count} after a warm-up of {length} {interval}s"]
+
+    def _warmup(self, trainer: Trainer) -> tuple[str, int]:
+        if self._epochs is not None:
+            return "epoch", self._epochs
+        epochs = trainer.max_epochs
+        if epochs is not None and epochs >= 10:
+            return "epoch", epochs // 10
+        steps = trainer.estimated_stepping_batches
+        return "step", 0 if steps == float("inf") else int(steps) // 10
 
 
 class _ManualWarmUp(Callback):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import os
+import shutil
 import tarfile
 import tempfile
 import urllib.request
@@ -408,8 +409,7 @@ class OxfordIIITPet(SampleDataset):
             with tempfile.TemporaryFile(dir=self.folder) as archive:
                 try:
                     with urllib.request.urlopen(_PETS_URL + name, timeout=30) as response:
-                        while chunk := response.read(1 << 20):
-                            archive.write(chunk)
+                        shutil.copyfileobj(response, archive)
                 except OSError as error:
                     raise UsageError(
                         f"{_PETS_URL + name} cannot be fetched ({error}); fetch it by other means "
