@@ -289,11 +289,9 @@ class TorchNano(ABC):
             self._report = tuple(session.report)
 
     def _registry(self, args: tuple, kwargs: Mapping[str, Any]) -> ObjectRegistry:
-        values = {
-            **{f"argument {name}": value for name, value in enumerate(args)},
-            **{f"argument {name}": value for name, value in kwargs.items()},
-            **{f"attribute {name}": value for name, value in vars(self).items()},
-        }
+        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        values = {f"argument {name}": value for name, value in arguments.items()}
+        values |= {f"attribute {name}": value for name, value in vars(self).items()}
         trained = {
             name: value
             for name, value in values.items()

@@ -708,12 +708,8 @@ def to_tensor(
         values = values.to(torch.uint8) * 255
     tensor = _empty(values.shape, memory_format)
     tensor.copy_(values)
-    return tensor if values.is_floating_point() else tensor.div_(_white(values))
-
-
-def _white(values: torch.Tensor) -> float:
-    """Return what becomes 1; values that are no bytes are not scaled."""
-    return 255 if values.dtype == torch.uint8 else 1
+    # Values that are neither bytes nor floats are not scaled.
+    return tensor.div_(255) if values.dtype == torch.uint8 else tensor
 
 
 def _empty(shape: Sequence[int], memory_format: torch.memory_format) -> torch.Tensor:
