@@ -423,7 +423,7 @@ class _RandomTransform(Transform):
 
     @property
     def p(self) -> float:
-        raise NotImplementedError  # a setting of each class, after those without defaults
+        raise NotImplementedError  # each class has it as a setting, after those without defaults
 
     def __post_init__(self) -> None:
         check_number("p", self.p, 0, 1)
