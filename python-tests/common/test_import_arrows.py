@@ -20,7 +20,7 @@ ROOMS = [
     ["bigdl.runtime"],
     ["bigdl.training"],
     ["bigdl.tuning"],
-    ["bigdl.nano.lazy_names"],
+    ["bigdl.nano.lazy_names", "bigdl.nano.replaced"],
     ["bigdl.nano.acceleration", "bigdl.nano.openvino"],
     ["bigdl.nano.runtime", "bigdl.nano.utils.common"],
     ["bigdl.nano.pytorch.inference", "bigdl.nano.pytorch.methods"],

@@ -217,7 +217,7 @@ WRONG = {
     "processes": ({"num_processes": -1}, "num_processes should be a positive integer"),
     "precision": ({"precision": "fp4"}, "precision must be None"),
     "auto_lr": ({"auto_lr": {"warmup_epochs": 1}}, "auto_lr must be True or False"),
-    "two strategies": ({"num_processes": 2, "strategy": "ddp"}, "strategy contradicts"),
+    "two strategies": ({"num_processes": 2, "strategy": "ddp"}, "strategy=.ddp. contradicts"),
     "cores": ({"cpu_for_each_process": [0]}, "a list of core numbers for each process"),
     "buckets": ({"bucket_cap_mb": 0}, "bucket_cap_mb should be a positive number"),
 }

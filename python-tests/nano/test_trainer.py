@@ -23,7 +23,8 @@ from bigdl.nano.pytorch import InferenceOptimizer, Trainer
 from bigdl.nano.pytorch.algorithms import SelectiveBackprop
 from bigdl.nano.pytorch.lightning import LightningModule
 from bigdl.nano.pytorch.trainer import fitted_loader
-from bigdl.nano.pytorch.training.steps import Compiled, bf16_instructions, gains_from_bf16
+from bigdl.nano.pytorch.training.options import TrainingOptions
+from bigdl.nano.pytorch.training.steps import FastSteps, bf16_instructions, gains_from_bf16
 
 needs_bf16 = pytest.mark.skipif(
     bf16_instructions() is None, reason="the processor does not multiply bfloat16"
@@ -248,9 +249,9 @@ def test_a_precision_of_a_plugin_is_kept():
 
 def test_a_copy_of_a_compiled_model_runs_by_its_own_weights():
     net = nn.Sequential(nn.Linear(2, 1, bias=False))
-    compiled = Compiled(net)
+    steps = FastSteps(TrainingOptions("32-true", inductor=True), net)
     twins = copy.deepcopy(net), pickle.loads(pickle.dumps(net))
-    compiled.remove()
+    steps.undo()
     for twin in twins:
         nn.init.ones_(twin[0].weight)
         assert twin(torch.ones(1, 2)).item() == 2.0

@@ -9,10 +9,13 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.vision import transforms as T
-from bigdl.nano.pytorch.vision.transforms import base
 from bigdl.nano.pytorch.vision.transforms import functional as F
-from bigdl.nano.pytorch.vision.transforms.base import is_random, is_thread_safe
-from bigdl.nano.pytorch.vision.transforms.geometry import size_that_suffices
+from bigdl.nano.pytorch.vision.transforms import transforms as base
+from bigdl.nano.pytorch.vision.transforms.transforms import (
+    is_random,
+    is_thread_safe,
+    size_that_suffices,
+)
 
 # The public names of torchvision.transforms.transforms.
 NAMES = (
@@ -399,7 +402,7 @@ def test_the_size_that_suffices_is_that_of_the_first_resize():
 # -- errors ----------------------------------------------------------------------------------------
 
 WRONG = {
-    "size": (lambda i: T.Resize(0)(i), "size must be a positive int"),
+    "size": (lambda i: T.Resize(0)(i), "size should be a positive integer"),
     "mode": (lambda i: T.Resize(9, "cubic")(i), "InterpolationMode"),
     "max_size": (lambda i: T.Resize(30, max_size=20)(i), "max_size"),
     "crop": (lambda i: T.RandomCrop(900)(i), "pad_if_needed"),

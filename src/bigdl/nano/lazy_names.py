@@ -1,4 +1,4 @@
-"""Names of a package whose modules are imported when somebody asks for them."""
+"""Names of packages: those that are imported when somebody asks for them, and ``__all__``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["lazy_names"]
+__all__ = ["lazy_names", "public_names"]
 
 
 def lazy_names(
@@ -45,3 +45,18 @@ def lazy_names(
         return sorted({*vars(sys.modules[package]), *homes, *others})
 
     return find, names
+
+
+def public_names(module: str) -> list[str]:
+    """Return the public classes and functions that a module defines, for its ``__all__``.
+
+    Parameters
+    ----------
+    module : str
+        Its ``__name__``; it is called at the end of the module.
+    """
+    return [
+        name
+        for name, value in vars(sys.modules[module]).items()
+        if callable(value) and value.__module__ == module and not name.startswith("_")
+    ]

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bigdl.common.cpu import core_count, thread_scope, topology, usable_cores
@@ -44,6 +44,7 @@ class Setting:
     text: str
 
 
+@dataclass(eq=False)
 class Tuning:
     """Changes that :func:`tune` made to the process; as a context they are undone at the end.
 
@@ -53,9 +54,8 @@ class Tuning:
         Those that were asked for.
     """
 
-    def __init__(self, settings: tuple[Setting, ...], undoing: ExitStack):
-        self.settings = settings
-        self._undoing = undoing
+    settings: tuple[Setting, ...]
+    _undoing: ExitStack = field(repr=False)
 
     @property
     def applied(self) -> dict[str, str]:
@@ -167,19 +167,22 @@ def tuned_fit(*, tuned: bool = True, cores: Sequence[int] | None = None) -> Iter
     list of str
         What holds, in a few words each.
     """
-    said = []
+    report: list[str] = []
     with ExitStack() as undoing:
         if cores is not None:
-            undoing.enter_context(_on_cores(lambda own: set(cores)))
-            said.append(f"cores {sorted(cores)}")
-        applied: dict[str, str] = {}
+            undoing.enter_context(_on_cores(lambda _: set(cores)))
+            report.append(f"cores {sorted(cores)}")
+        is_allocator_tuned = False
         if tuned or cores is not None:
-            applied = undoing.enter_context(tune(allocator=tuned)).applied
+            tuning = undoing.enter_context(tune(allocator=tuned))
+            is_allocator_tuned = "allocator" in tuning.applied
+        if is_allocator_tuned:
+            report.append("tuned allocator")
         try:
-            yield [*said, *(["tuned allocator"] if "allocator" in applied else [])]
+            yield report
         finally:
-            if "allocator" in applied and not _in_task_of_spark():
-                keep_memory()
+            if is_allocator_tuned and not _in_task_of_spark():
+                _kept.keep(_SECONDS_KEPT)
 
 
 _lasting: set[Tuning] = set()  # a generator that nobody refers to would be closed, and so undone
@@ -240,7 +243,7 @@ def _pin() -> Iterator[str]:
     first_siblings = {siblings[0] for siblings in machine.cores}
     if len(first_siblings) == len(usable_cores()):
         raise _Skipped("there are no hyperthreads")
-    with _on_cores(lambda own: own & first_siblings or own):
+    with _on_cores(lambda allowed: allowed & first_siblings or allowed):
         yield f"to cores {sorted(first_siblings)}"
 
 
@@ -250,7 +253,7 @@ def _on_cores(chosen: Callable[[set[int]], set[int]]) -> Iterator[None]:
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
-    own = os.sched_getaffinity(0)
+    of_caller = os.sched_getaffinity(0)
     before = {}
     for thread in _own_threads():
         with suppress(ProcessLookupError):  # it has ended
@@ -262,7 +265,7 @@ def _on_cores(chosen: Callable[[set[int]], set[int]]) -> Iterator[None]:
         # Threads that have started since then get what the thread of the caller had.
         for thread in _own_threads():
             with suppress(ProcessLookupError):
-                os.sched_setaffinity(thread, before.get(thread, own))
+                os.sched_setaffinity(thread, before.get(thread, of_caller))
 
 
 def _own_threads() -> list[int]:
@@ -307,7 +310,11 @@ class _KeptMemory:
         self._timer: threading.Timer | None = None
 
     def keep(self, seconds: float) -> None:
-        """Let the context end so many seconds from now."""
+        """Let the context end so many seconds from now; a later call starts anew.
+
+        To be called before the allocator's context of the last fit ends. Nothing happens where the
+        allocator cannot be tuned.
+        """
         with self.lock:
             if self._timer is None:
                 self._context.enter_context(tuned_allocator())
@@ -356,20 +363,6 @@ os.register_at_fork(
     after_in_parent=_kept.lock.release,
     after_in_child=_kept.unlock_in_fork,
 )
-
-
-def keep_memory(seconds: float = _SECONDS_KEPT) -> None:
-    """Keep what this process has freed for some time, for a fit that may follow.
-
-    To be called before the allocator's context of the last fit ends. Nothing happens where the
-    allocator cannot be tuned.
-
-    Parameters
-    ----------
-    seconds : float
-        From now on; a later call starts anew.
-    """
-    _kept.keep(seconds)
 
 
 def release_memory() -> None:

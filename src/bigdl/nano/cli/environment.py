@@ -220,27 +220,35 @@ def _add_oneapi(plan: Plan, environ: Mapping[str, str]) -> None:
         plan.notes.append(f"{script} was not found (ONEAPI_ROOT names the directory of oneAPI)")
 
 
-def initialised(
-    options: argparse.Namespace, environ: Mapping[str, str]
-) -> tuple[Plan, dict[str, str], dict[str, str]]:
-    """Make a plan and apply it.
+def planned(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, environ: Mapping[str, str]
+) -> tuple[Plan, dict[str, str]] | None:
+    """Make a plan, say what the user should know, and apply it.
 
     Parameters
     ----------
-    options : argparse.Namespace
-        As :func:`make_parser` makes it.
+    parser, options
+        As :func:`make_parser` makes them.
     environ : mapping
         An earlier plan may have been applied to it; the new one replaces that.
 
     Returns
     -------
-    plan : Plan
-    before, after : dict
-        The environment without any plan, and with this one.
+    (Plan, dict) or None
+        The plan and the environment with it; None if the user only wants to see something.
     """
+    if options.help:
+        parser.print_help(sys.stderr)
+        return None
     before = restored(environ)
     plan = make_plan(options, before)
-    return plan, before, applied(plan, before)
+    after = applied(plan, before)
+    for note in plan.notes:
+        say(parser.prog, note)
+    if options.debug:
+        show(changes(before, after))
+        return None
+    return plan, after
 
 
 def restored(environ: Mapping[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.cli.environment import changes, code, initialised, make_parser, say, show
+from bigdl.nano.cli.environment import changes, code, make_parser, planned, say
 
 __all__ = ["main"]
 
@@ -46,15 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A script that sources without arguments passes its own, and no shell tells them apart.
         say(_NAME, f"{error}; arguments of the sourcing script were ignored")
         options = parser.parse_args([])
-    if options.help:
-        parser.print_help(sys.stderr)
+    result = planned(parser, options, os.environ)
+    if result is None:
         return 0
-    plan, before, after = initialised(options, os.environ)
-    for note in plan.notes:
-        say(_NAME, note)
-    if options.debug:
-        show(changes(before, after))
-        return 0
+    plan, after = result
     sys.stdout.write(code(changes(os.environ, after), plan.scripts))
     if not sourced and sys.stdout.isatty():
         say(_NAME, f'nothing is set yet; use: source {_NAME}, or: eval "$({_NAME})"')

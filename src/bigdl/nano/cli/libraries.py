@@ -44,9 +44,9 @@ def _candidates(name: str) -> Iterator[Path]:
         for directory in sorted(packages.glob("*/lib")):
             yield from _in(directory, name)
     yield from _in_linker_cache(name)
-    found = ctypes.util.find_library(name)
-    if found is not None and os.path.isabs(found):
-        yield Path(found)
+    path = ctypes.util.find_library(name)
+    if path is not None and os.path.isabs(path):
+        yield Path(path)
 
 
 def _in(directory: Path, name: str) -> list[Path]:
@@ -54,21 +54,21 @@ def _in(directory: Path, name: str) -> list[Path]:
 
 
 def _in_linker_cache(name: str) -> Iterator[Path]:
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/sbin", "/usr/sbin"])
-    ldconfig = shutil.which("ldconfig", path=path)
+    search_path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/sbin", "/usr/sbin"])
+    ldconfig = shutil.which("ldconfig", path=search_path)
     if ldconfig is None:
         return
     listed = subprocess.run([ldconfig, "-p"], capture_output=True, text=True).stdout
     for line in listed.splitlines():
-        soname, arrow, found = line.strip().partition(" => ")
+        soname, arrow, path = line.strip().partition(" => ")
         if arrow and soname.startswith(f"lib{name}.so"):
-            yield Path(found)
+            yield Path(path)
 
 
 def _fits(library: Path) -> bool:
     """Return True if a file is a library for the processor and word size of this Python."""
-    own = _elf_identity(Path(sys.executable))
-    return own is not None and _elf_identity(library) == own
+    of_python = _elf_identity(Path(sys.executable))
+    return of_python is not None and _elf_identity(library) == of_python
 
 
 def _elf_identity(path: Path) -> tuple[bytes, bytes] | None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.cli.environment import VALUE_OPTIONS, changes, initialised, make_parser, say, show
+from bigdl.nano.cli.environment import VALUE_OPTIONS, make_parser, planned, say
 
 __all__ = ["main"]
 
@@ -32,27 +32,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         The exit code if there is nothing to run: 2 if an argument makes no sense.
     """
-    own, program = _split(list(sys.argv[1:] if arguments is None else arguments))
+    before_program, program = _split(list(sys.argv[1:] if arguments is None else arguments))
     parser = make_parser(
         _NAME,
         "[options] (script.py | -m module | command) [args ...]",
         "Runs a program in the environment that bigdl-nano-init sets.",
     )
     try:
-        options = parser.parse_args(own)
-        if options.help:
-            parser.print_help(sys.stderr)
-            return 0
-        command = [] if options.debug else _command(program)
+        options = parser.parse_args(before_program)
+        command = [] if options.help or options.debug else _command(program)
     except UsageError as error:
         say(_NAME, str(error))
         return 2
-    plan, before, after = initialised(options, os.environ)
-    for note in [*plan.notes, *(f"{path} is to be sourced first" for path in plan.scripts)]:
-        say(_NAME, note)
-    if options.debug:
-        show(changes(before, after))
+    result = planned(parser, options, os.environ)
+    if result is None:
         return 0
+    plan, after = result
+    for path in plan.scripts:
+        say(_NAME, f"{path} is to be sourced first")
     sys.stdout.flush()
     os.execve(command[0], command, after)
 

@@ -14,7 +14,7 @@ import pickle
 import struct
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch.utils.data import Dataset
@@ -84,9 +84,9 @@ def load(f: Any, *args: Any, decryption_key: str | bytes | None = None, **kwargs
 
     fernet = _fernet(decryption_key)
     with _opened(f, "rb") as file:
-        if file.read(len(_MARK)) != _MARK:
+        size = _token_size(file)
+        if size is None:
             raise UsageError("The file is not encrypted; load it without decryption_key")
-        (size,) = _SIZE.unpack(file.read(_SIZE.size).rjust(_SIZE.size, b"\0"))
         token = file.read(size)
     try:
         content = fernet.decrypt(token)
@@ -106,19 +106,24 @@ def _offsets(path: str | os.PathLike) -> list[int]:
     UsageError
         If there is something else in the file.
     """
-    offsets = []
+    offsets, end = [], os.path.getsize(path)
     with open(path, "rb") as file:
-        while mark := file.read(len(_MARK)):
-            header = file.read(_SIZE.size)
-            if mark != _MARK or len(header) < _SIZE.size:
+        while file.tell() < end:
+            offsets.append(file.tell())
+            size = _token_size(file)
+            if size is None:
                 raise UsageError(
                     f"{path} is no encrypted file; write it by torch.save(…, encryption_key=…) "
                     "after patch_encryption()"
                 )
-            offsets.append(file.tell() - len(mark) - len(header))
-            (size,) = _SIZE.unpack(header)
             file.seek(size, os.SEEK_CUR)
     return offsets
+
+
+def _token_size(file: BinaryIO) -> int | None:
+    """Read the header of an encrypted object; return the size of what follows, None without one."""
+    mark, size = file.read(len(_MARK)), file.read(_SIZE.size)
+    return _SIZE.unpack(size)[0] if mark == _MARK and len(size) == _SIZE.size else None
 
 
 def _fernet(key: str | bytes) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -14,14 +14,12 @@ from bigdl.nano.utils.pytorch import get_forward_args
 
 __all__ = ["LightningModule"]
 
-if TYPE_CHECKING:
-    import pytorch_lightning as _lightning
-    from torchmetrics import Metric
-else:
-    _lightning = require("pytorch_lightning", "nano")
+require("pytorch_lightning", "nano")
+
+import pytorch_lightning as pl  # noqa: E402
 
 
-class LightningModule(_lightning.LightningModule):
+class LightningModule(pl.LightningModule):
     """Trains, validates, tests and predicts with an ordinary module.
 
     Batches are tuples or lists: first the module's inputs, last the target. It logs
@@ -95,7 +93,7 @@ class LightningModule(_lightning.LightningModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output; arguments beyond its own are left out."""
-        return self.model(*args[: self._width(args)], **kwargs)
+        return self.model(*args[: len(self.forward_args) or None], **kwargs)
 
     def on_train_start(self) -> None:
         """Refuse what cannot be trained."""
@@ -143,11 +141,5 @@ class LightningModule(_lightning.LightningModule):
             self.log(f"{stage}/loss", loss, prog_bar=True)
         for place, metric in enumerate(self.metrics):
             metric(output, batch[-1])
-            self.log(
-                f"{stage}/{type(metric).__name__}_{place}", cast("Metric", metric), prog_bar=True
-            )
-
-    def _width(self, given: tuple) -> int:
-        """Return the number of positional arguments that the module takes."""
-        names = self.forward_args
-        return len(names) if names else len(given)
+            name = f"{stage}/{type(metric).__name__}_{place}"
+            self.log(name, cast("Metric", metric), prog_bar=True)

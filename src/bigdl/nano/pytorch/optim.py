@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch.optim.adam import adam
 
+from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError
 
 __all__ = ["SparseAdam"]
@@ -42,15 +43,10 @@ class SparseAdam(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ):
-        if not lr > 0:
-            raise UsageError(f"Invalid learning rate: {lr}; it must be above 0")
-        if not eps > 0:
-            raise UsageError(f"Invalid epsilon value: {eps}; it must be above 0")
+        check_number("lr", lr, above=0)
+        check_number("eps", eps, above=0)
         for index, beta in enumerate(betas):
-            if not 0 <= beta < 1:
-                raise UsageError(
-                    f"Invalid beta parameter at index {index}: {beta}; it must be in [0, 1)"
-                )
+            check_number(f"betas[{index}]", beta, 0, below=1)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
     @torch.no_grad()

@@ -14,63 +14,30 @@ import contextlib
 import functools
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.lazy_names import public_names
 from bigdl.nano.pytorch import encryption
 from bigdl.nano.pytorch.training.processes import inherit
-
-__all__ = [
-    "get_cuda_status",
-    "patch_cuda",
-    "patch_dtype",
-    "patch_encryption",
-    "patch_torch",
-    "unpatch_cuda",
-    "unpatch_dtype",
-    "unpatch_encryption",
-    "unpatch_torch",
-]
-
-_MISSING = object()
+from bigdl.nano.replaced import Replaced
 
 
-class Replaced:
-    """Replaces attributes of modules and classes, and puts them back.
+class _Patch(Replaced):
+    """What a patch replaces.
 
     Attributes
     ----------
-    active : bool
-        Whether any is replaced.
+    call : (function, dict)
+        The function, and its arguments, by which another process makes the same replacements.
     """
 
-    def __init__(self) -> None:
-        self._before: list[tuple[Any, str, Any]] = []
-
-    @property
-    def active(self) -> bool:
-        return bool(self._before)
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replace an attribute."""
-        self._before.append((owner, name, vars(owner).get(name, _MISSING)))
-        setattr(owner, name, value)
-
-    def undo(self) -> None:
-        """Put all of them back; again does nothing."""
-        while self._before:
-            owner, name, value = self._before.pop()
-            if value is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+    call: tuple[Callable[..., None], dict[str, Any]]
 
 
-_cuda, _dtype, _encryption, _names = (Replaced() for _ in range(4))
-_types: dict[str, torch.dtype] = {}  # arguments of patch_dtype
+_cuda, _dtype, _encryption, _names = (_Patch() for _ in range(4))
 
 
 def _show_torch_to_dynamo() -> None:
@@ -94,6 +61,7 @@ def patch_torch(cuda_to_cpu: bool = True) -> None:
         Also call :func:`patch_cuda`.
     """
     if not _names.active:
+        _names.call = (patch_torch, {"cuda_to_cpu": False})
         import pytorch_lightning as pl
         import pytorch_lightning.trainer
 
@@ -106,7 +74,7 @@ def patch_torch(cuda_to_cpu: bool = True) -> None:
             if torchvision is not None:
                 ours = importlib.import_module(f"bigdl.nano.pytorch.vision.{name}")
                 _names.set(torchvision, name, ours)
-    if cuda_to_cpu and not get_cuda_status():
+    if cuda_to_cpu:
         patch_cuda()
 
 
@@ -164,6 +132,7 @@ def patch_cuda(disable_jit: bool = True) -> None:
     """
     if _cuda.active:
         return
+    _cuda.call = (patch_cuda, {})
     _show_torch_to_dynamo()
     for name in _DEVICE_FACTORIES.split():
         path, _, last = name.rpartition(".")
@@ -343,9 +312,9 @@ def patch_dtype(from_dtype: Any = "fp64", to_dtype: Any = "fp32") -> None:
             )
     if _dtype.active:
         raise UsageError("A type is replaced already; call unpatch_dtype first")
+    _dtype.call = (patch_dtype, {"from_dtype": from_dtype, "to_dtype": to_dtype})
     _show_torch_to_dynamo()
     old, new = _TYPES[from_dtype], _TYPES[to_dtype]
-    _types.update(from_dtype=old, to_dtype=new)
     for name in _DTYPE_FACTORIES.split():
         _dtype.set(torch, name, _with_type(getattr(torch, name), old, new))
     for owner in (torch.Tensor, torch.nn.Module):
@@ -376,6 +345,7 @@ def patch_encryption() -> None:
     """
     if _encryption.active:
         return
+    _encryption.call = (patch_encryption, {})
     for name, ours in (("save", encryption.save), ("load", encryption.load)):
         _encryption.set(torch, f"old_{name}", getattr(torch, name))
         _encryption.set(torch, name, ours)
@@ -386,47 +356,23 @@ def unpatch_encryption() -> None:
     _encryption.undo()
 
 
-@dataclass(frozen=True)
-class Patches:
-    """The patches of a process.
+class _Patches:
+    """The patches of this process.
 
     Where an object of this class is unpickled, they are in force from then on, so that what is
-    unpickled after it finds them: modules of the user's are imported for that, too. What is in
-    force there already stays.
-
-    Attributes
-    ----------
-    encryption, cuda, names : bool
-        Whether :func:`patch_encryption`, :func:`patch_cuda` and :func:`patch_torch` are in force.
-    types : dict
-        Arguments of the :func:`patch_dtype` in force; empty if none is.
+    unpickled after it finds them: modules of the user's are imported for that, too.
     """
 
-    encryption: bool
-    cuda: bool
-    types: dict[str, torch.dtype]
-    names: bool
-
-    @classmethod
-    def of_this_process(cls) -> Patches:
-        """Return what is patched here."""
-        return cls(
-            _encryption.active,
-            _cuda.active,
-            dict(_types) if _dtype.active else {},
-            _names.active,
-        )
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        if self.encryption:
-            patch_encryption()
-        if self.cuda:
-            patch_cuda()
-        if self.types and not _dtype.active:
-            patch_dtype(**self.types)
-        if self.names:
-            patch_torch(cuda_to_cpu=False)
+    def __reduce__(self) -> tuple:
+        patches = (_encryption, _cuda, _dtype, _names)
+        return _repeat, ([each.call for each in patches if each.active],)
 
 
-inherit(Patches.of_this_process)
+def _repeat(calls: list[tuple[Callable[..., None], dict[str, Any]]]) -> None:
+    for function, arguments in calls:
+        function(**arguments)
+
+
+inherit(_Patches)
+
+__all__ = public_names(__name__)

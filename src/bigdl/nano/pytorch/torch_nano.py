@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -16,14 +16,17 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
-from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.pytorch.training.group import LocalGroup
+from bigdl.nano.pytorch.training.group import LocalGroup, ddp_arguments
 from bigdl.nano.pytorch.training.optimizers import LearningRateRamp
-from bigdl.nano.pytorch.training.options import TrainingOptions, check_bool
+from bigdl.nano.pytorch.training.options import (
+    TrainingOptions,
+    check_bool,
+    check_lightning_arguments,
+)
 from bigdl.nano.pytorch.training.processes import BACKENDS, Processes
-from bigdl.nano.pytorch.training.shared_objects import Changes, ObjectRegistry
-from bigdl.nano.pytorch.training.steps import FastSteps, full_precision
+from bigdl.nano.pytorch.training.shared_objects import Changes, GlobalState, ObjectRegistry
+from bigdl.nano.pytorch.training.steps import FastSteps, full_precision, is_model
 
 require("lightning_fabric", "nano")
 
@@ -31,7 +34,6 @@ from lightning_fabric import Fabric  # noqa: E402
 from lightning_fabric.plugins import Precision  # noqa: E402
 from lightning_fabric.strategies import DDPStrategy, SingleDeviceStrategy  # noqa: E402
 from lightning_fabric.utilities.rank_zero import rank_zero_info  # noqa: E402
-from lightning_fabric.utilities.seed import _collect_rng_states, _set_rng_states  # noqa: E402
 from lightning_fabric.wrappers import _FabricModule, _FabricOptimizer  # noqa: E402
 
 __all__ = ["TorchNano", "nano"]
@@ -127,15 +129,11 @@ class TorchNano(ABC):
             cpu_for_each_process,
             tune_process,
         )
-        options = TrainingOptions.of(precision, channels_last, fused_optimizers, use_ipex, inductor)
-        check_number("bucket_cap_mb", bucket_cap_mb, above=0)
-        extra = [name for name in ("strategy", "devices", "num_nodes") if name in kwargs]
-        if processes.count > 1 and extra:
-            raise UsageError(
-                f"num_processes={processes.count} brings a strategy of its own, which "
-                f"{' and '.join(extra)} contradicts; leave one of them out"
-            )
-        self._settings = _LoopSettings(processes, options, auto_lr, bucket_cap_mb, kwargs)
+        options = TrainingOptions.of(
+            precision, channels_last, fused_optimizers, use_ipex, inductor, bucket_cap_mb
+        )
+        check_lightning_arguments(kwargs, processes.count)
+        self._settings = _LoopSettings(processes, options, auto_lr, kwargs)
         self._session: _Session | None = None
         vars(self)["train"] = functools.partial(self._launch, type(self).train)
 
@@ -173,14 +171,10 @@ class TorchNano(ABC):
         dataloader : DataLoader or list of DataLoader
             One for one, a list for several, and left out for none.
         """
-        several = isinstance(optimizer, (list, tuple))
-        optimizers = (
-            list(cast("Sequence[Optimizer]", optimizer))
-            if several
-            else [cast("Optimizer", optimizer)]
-        )
+        single = isinstance(optimizer, Optimizer)
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         model, optimizers = self._running.model(model, optimizers, move_to_device)
-        result: tuple[Any, ...] = (model, optimizers if several else optimizers[0])
+        result: tuple[Any, ...] = (model, optimizers[0] if single else optimizers)
         if dataloaders:
             result += (self.setup_dataloaders(*dataloaders, move_to_device=move_to_device),)
         return result
@@ -253,7 +247,7 @@ class TorchNano(ABC):
                     _Session(self._settings, process_report=report), loop, args, kwargs
                 )
         registry = self._registry(args, kwargs)
-        order = (self, loop, args, kwargs, _collect_rng_states(include_cuda=False))
+        order = (self, loop, args, kwargs, GlobalState())
         content = processes.run(TorchNano._run_in_worker, *order)[0]
         returned = registry.loads(content)
         Changes.apply(registry, returned["changes"])
@@ -266,9 +260,9 @@ class TorchNano(ABC):
         loop: Callable[..., Any],
         args: tuple,
         kwargs: dict[str, Any],
-        random: dict[str, Any],
+        state: GlobalState,
     ) -> bytes | None:
-        _set_rng_states(random)
+        state.restore()
         registry = owner._registry(args, kwargs)
         ignored = ("train", "_session", "_settings", "_function")
         changes = Changes(registry, {"owner": owner}, ignored)
@@ -295,11 +289,9 @@ class TorchNano(ABC):
             self._report = tuple(session.report)
 
     def _registry(self, args: tuple, kwargs: Mapping[str, Any]) -> ObjectRegistry:
-        values = {
-            **{f"argument {name}": value for name, value in enumerate(args)},
-            **{f"argument {name}": value for name, value in kwargs.items()},
-            **{f"attribute {name}": value for name, value in vars(self).items()},
-        }
+        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        values = {f"argument {name}": value for name, value in arguments.items()}
+        values |= {f"attribute {name}": value for name, value in vars(self).items()}
         trained = {
             name: value
             for name, value in values.items()
@@ -381,14 +373,14 @@ auto_lr
         loop._function = function
 
         @functools.wraps(function)
-        def train(*given: P.args, **named: P.kwargs) -> T:
-            models = sum(_is_model(value) for value in (*given, *named.values()))
+        def train(*inputs: P.args, **keywords: P.kwargs) -> T:
+            models = sum(is_model(value) for value in (*inputs, *keywords.values()))
             if models != 1:
                 raise UsageError(
                     "there should be only one nn.Module in the function parameter list, but got "
                     f"{models}"
                 )
-            return loop.train(*given, **named)
+            return loop.train(*inputs, **keywords)
 
         return train
 
@@ -402,7 +394,7 @@ class _DecoratedLoop(TorchNano):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        place = next(name for name, value in values.items() if _is_model(value))
+        place = next(name for name, value in values.items() if is_model(value))
         optimizers = {name: value for name, value in values.items() if isinstance(value, Optimizer)}
         loaders = {name: value for name, value in values.items() if isinstance(value, DataLoader)}
         values[place], prepared = self._running.model(
@@ -415,14 +407,6 @@ class _DecoratedLoop(TorchNano):
         return self._function(*positional, **values)
 
 
-def _is_model(value: Any) -> bool:
-    from torchmetrics import Metric, MetricCollection
-
-    if not isinstance(value, nn.Module) or isinstance(value, (Metric, MetricCollection)):
-        return False
-    return not isinstance(value, nn.modules.loss._Loss)
-
-
 @dataclass(frozen=True)
 class _LoopSettings:
     """Checked arguments of a TorchNano."""
@@ -430,7 +414,6 @@ class _LoopSettings:
     processes: Processes
     options: TrainingOptions
     auto_lr: bool
-    bucket_cap_mb: float
     fabric: dict[str, Any]
 
 
@@ -482,7 +465,7 @@ class _Session:
     def _report(self, steps: FastSteps) -> None:
         processes, count = self._settings.processes, self.fabric.world_size
         if processes.count > 1:
-            process_report = processes.describe(self._settings.bucket_cap_mb)
+            process_report = processes.describe(self._settings.options.bucket_cap_mb)
         else:
             several = f"{count} processes × " if count > 1 else ""  # of a strategy of Fabric's
             threads = f"{several}{torch.get_num_threads()} threads"
@@ -509,7 +492,7 @@ def _fabric_arguments(settings: _LoopSettings, rank: int) -> dict[str, Any]:
     if settings.processes.count > 1:
         group = LocalGroup()
         group.join(rank, settings.processes.count)
-        strategy = _LocalDdp(settings.processes, group, settings.bucket_cap_mb)
+        strategy = _LocalDdp(**ddp_arguments(settings.processes, group, settings.options))
         arguments |= {"accelerator": "cpu", "strategy": strategy}
     else:
         arguments.setdefault("accelerator", "cpu")
@@ -533,16 +516,6 @@ class _Bf16(Precision):
 
 class _LocalDdp(DDPStrategy):
     """Fabric in one of the processes that have met already."""
-
-    def __init__(self, processes: Processes, group: LocalGroup, bucket_cap_mb: float):
-        super().__init__(
-            parallel_devices=[torch.device("cpu")] * processes.count,
-            cluster_environment=group,
-            process_group_backend="gloo",
-            find_unused_parameters=True,
-            gradient_as_bucket_view=True,
-            bucket_cap_mb=bucket_cap_mb,
-        )
 
     def _configure_launcher(self) -> None:
         self._launcher = None

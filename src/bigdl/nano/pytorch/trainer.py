@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils.data import DataLoader
 
-from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer, SwitchableModel
 from bigdl.nano.pytorch.inference.source import TorchSource
@@ -42,24 +41,23 @@ __all__ = ["Trainer"]
 
 _NOT_OF_TRIALS = ("self", "__class__", "use_hpo", "kwargs")
 
-if TYPE_CHECKING:
-    import pytorch_lightning as _lightning
-else:
-    _lightning = require("pytorch_lightning", "nano")
+require("pytorch_lightning", "nano")
+
+import pytorch_lightning as pl  # noqa: E402
 
 
 class _OfClassOrTrainer(staticmethod):
     """A static method that gets the trainer it is called on, if any, as its keyword `trainer`."""
 
-    def __get__(self, trainer: Any, kind: type | None = None) -> Any:
-        function = super().__get__(trainer, kind)
+    def __get__(self, trainer: Any, owner: type | None = None) -> Any:
+        function = super().__get__(trainer, owner)
         if trainer is None:
             return function
         return functools.update_wrapper(functools.partial(function, trainer=trainer), function)
 
 
-class Trainer(_lightning.Trainer):
-    """``pytorch_lightning.Trainer``, all of whose arguments it takes, with faster steps.
+class Trainer(pl.Trainer):
+    """``pytorchpl.Trainer``, all of whose arguments it takes, with faster steps.
 
     The class is a Trainer so that a program only changes its import (Dai et al., BigDL 2.0,
     CVPR 2022, Fig. 2). What it does by default is said in one line when a fit starts, and each of
@@ -107,7 +105,7 @@ class Trainer(_lightning.Trainer):
     algorithms : list of Callback, optional
         Algorithms such as :class:`~bigdl.nano.pytorch.algorithms.SelectiveBackprop`.
     **kwargs
-        Of ``pytorch_lightning.Trainer``.
+        Of ``pytorchpl.Trainer``.
 
     Raises
     ------
@@ -142,8 +140,9 @@ class Trainer(_lightning.Trainer):
             cpu_for_each_process,
             tune_process,
         )
-        options = TrainingOptions.of(precision, channels_last, fused_optimizers, use_ipex, inductor)
-        check_number("bucket_cap_mb", bucket_cap_mb, above=0)
+        options = TrainingOptions.of(
+            precision, channels_last, fused_optimizers, use_ipex, inductor, bucket_cap_mb
+        )
         rates = AutoLr(auto_lr)
         kwargs = translated(kwargs)
         check_lightning_arguments(kwargs, processes.count)
@@ -168,7 +167,7 @@ class Trainer(_lightning.Trainer):
             options = replace(options, precision=precision_of_plugin(kwargs.get("plugins")))
         if processes.count > 1:
             kwargs["accelerator"] = "cpu"
-            kwargs["strategy"] = ProcessesStrategy(processes, options, rates, bucket_cap_mb)
+            kwargs["strategy"] = ProcessesStrategy(processes, options, rates)
         elif _is_on_cpu(kwargs) and kwargs.get("devices", "auto") in ("auto", 1):
             kwargs |= {"accelerator": "cpu", "devices": 1}
             kwargs["strategy"] = SingleProcessStrategy(options)
@@ -313,7 +312,7 @@ class Trainer(_lightning.Trainer):
             return lazily_compiled(Trainer.compile, model, loss, optimizer, scheduler, metrics)
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"Model must be instance of nn.Module but got {type(model).__name__}")
-        if not isinstance(model, _lightning.LightningModule):
+        if not isinstance(model, pl.LightningModule):
             return LightningModule(model, loss, optimizer, scheduler, metrics)
         parts = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler, "metrics": metrics}
         extra = [name for name, value in parts.items() if value is not None]
@@ -365,26 +364,8 @@ class Trainer(_lightning.Trainer):
         quantized: Any = InferenceOptimizer.quantize(**arguments)
         return SwitchableModel(model, quantized, _quantize_source(arguments))
 
-    @staticmethod
-    def save(model: torch.nn.Module, path: Any) -> None:
-        """As :meth:`InferenceOptimizer.save`."""
-        InferenceOptimizer.save(model, path)
-
-    @staticmethod
-    def load(
-        path: Any,
-        model: torch.nn.Module | None = None,
-        input_sample: Any = None,
-        inplace: bool = False,
-        device: str | None = None,
-        cache_dir: str | None = None,
-        shapes: str | None = None,
-        thread_num: int | None = None,
-    ) -> torch.nn.Module:
-        """As :meth:`InferenceOptimizer.load`."""
-        return InferenceOptimizer.load(
-            path, model, input_sample, inplace, device, cache_dir, shapes, thread_num
-        )
+    save = staticmethod(InferenceOptimizer.save)
+    load = staticmethod(InferenceOptimizer.load)
 
 
 def _warn_of_deprecation(name: str) -> None:

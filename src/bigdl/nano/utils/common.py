@@ -18,43 +18,17 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 from packaging.version import Version
 
 from bigdl.common.checks import invalidInputError, invalidOperationError
 from bigdl.common.cpu import THREAD_VARIABLES, isa_flags, split_cores, topology, usable_cores
 from bigdl.common.environment import EnvContext
+from bigdl.nano.lazy_names import public_names
 from bigdl.runtime.launch import launch
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-__all__ = [
-    "CPUInfo",
-    "EnvContext",
-    "_avx2_checker",
-    "_avx512_checker",
-    "_bf16_checker",
-    "_flatten",
-    "_inc_checker",
-    "_ipex_checker",
-    "_onnxruntime_checker",
-    "_openvino_checker",
-    "compare_version",
-    "deprecated",
-    "get_affinity_core_num",
-    "get_default_args",
-    "invalidInputError",
-    "invalidOperationError",
-    "latency_calculate_helper",
-    "output_suggestions",
-    "register_suggestion",
-    "schedule_processors",
-    "schedule_workers",
-    "spawn_new_process",
-]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -148,9 +122,13 @@ def _installed_version(package: str) -> str | None:
         return importlib.metadata.version(owners[0]) if owners else None
 
 
-def _inc_checker() -> bool:
-    """Return True if Intel Neural Compressor is installed."""
-    return _is_installed("neural_compressor")
+def _is_installed(module: str) -> bool:
+    return module in sys.modules or importlib.util.find_spec(module) is not None
+
+
+_inc_checker = functools.partial(_is_installed, "neural_compressor")
+_onnxruntime_checker = functools.partial(_is_installed, "onnxruntime")
+_openvino_checker = functools.partial(_is_installed, "openvino")
 
 
 def _ipex_checker() -> bool:
@@ -159,20 +137,6 @@ def _ipex_checker() -> bool:
     if ipex is None or torch is None:
         return False
     return Version(ipex).release[:2] == Version(torch).release[:2]
-
-
-def _onnxruntime_checker() -> bool:
-    """Return True if ONNX Runtime is installed."""
-    return _is_installed("onnxruntime")
-
-
-def _openvino_checker() -> bool:
-    """Return True if OpenVINO is installed."""
-    return _is_installed("openvino")
-
-
-def _is_installed(module: str) -> bool:
-    return module in sys.modules or importlib.util.find_spec(module) is not None
 
 
 def get_affinity_core_num() -> int:
@@ -292,8 +256,7 @@ def spawn_new_process(func: Callable[..., T]) -> Callable[..., T]:
         # What a launch would choose by itself is as it is here, unless the caller wants another.
         variables = {name: os.environ.get(name) for name in THREAD_VARIABLES} | dict(env_var or {})
         env = {name: None if value is None else str(value) for name, value in variables.items()}
-        outcomes = launch(_call, 1, (func, args, kwargs), cores=[usable_cores()], env=env)
-        result, error = outcomes[0]
+        [(result, error)] = launch(_call, 1, (func, args, kwargs), cores=[usable_cores()], env=env)
         if error is not None:
             raise error
         return result
@@ -302,24 +265,16 @@ def spawn_new_process(func: Callable[..., T]) -> Callable[..., T]:
 
 
 def _call(rank: int, func: Callable, args: tuple, kwargs: dict) -> tuple[Any, Exception | None]:
-    try:
-        return func(*args, **kwargs), None
-    except Exception as error:
-        frames = cast("TracebackType", error.__traceback__).tb_next
-        text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
-        error.add_note(f"In the new process:\n{text}")
-        if not _survives_a_pickle(error):
-            raise
-        return None, error
-
-
-def _survives_a_pickle(error: Exception) -> bool:
     import cloudpickle
 
     try:
-        return type(pickle.loads(cloudpickle.dumps(error))) is type(error)
-    except Exception:
-        return False
+        return func(*args, **kwargs), None
+    except Exception as error:
+        error.add_note(f"In the new process:\n{traceback.format_exc().rstrip()}")
+        with suppress(Exception):  # one that cannot be pickled is raised as text
+            pickle.loads(cloudpickle.dumps(error))
+            return None, error
+        raise
 
 
 def get_default_args(func: Callable) -> dict[str, Any]:
@@ -440,3 +395,6 @@ def output_suggestions() -> None:
     for suggestion in _suggestions:
         print(f"bigdl.nano suggests: {suggestion}", file=sys.stderr)
     _suggestions.clear()
+
+
+__all__ = ["EnvContext", "invalidInputError", "invalidOperationError", *public_names(__name__)]

@@ -17,6 +17,7 @@ from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.options import BuildOptions, OnnxOptions
 from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.acceleration.structure import Structure, flatten
+from bigdl.nano.lazy_names import public_names
 from bigdl.nano.pytorch.inference.export import to_onnx
 from bigdl.nano.pytorch.inference.graphs import LAYOUTS, layouts_of
 from bigdl.nano.pytorch.inference.serialization import load_model, save_model
@@ -29,30 +30,6 @@ from bigdl.nano.pytorch.inference.source import (
     sample_arguments,
 )
 from bigdl.nano.utils.common import compare_version
-
-__all__ = [
-    "TORCHVISION_VERSION_LESS_1_12",
-    "TORCHVISION_VERSION_LESS_1_14",
-    "TORCH_VERSION_LESS_1_10",
-    "TORCH_VERSION_LESS_1_11",
-    "TORCH_VERSION_LESS_1_12",
-    "TORCH_VERSION_LESS_1_13",
-    "TORCH_VERSION_LESS_2_0",
-    "MetaData",
-    "apply_proper_channels_last",
-    "complement_input_sample",
-    "export_to_onnx",
-    "generate_channels_last_available",
-    "get_conditional_args",
-    "get_forward_annotations",
-    "get_forward_args",
-    "get_forward_defaults",
-    "get_input_example",
-    "jit_convert",
-    "load_model",
-    "patch_attrs_from_model_to_object",
-    "save_model",
-]
 
 # A package that is missing is not older.
 TORCH_VERSION_LESS_1_10 = compare_version("torch", operator.lt, "1.10")
@@ -352,3 +329,7 @@ class MetaData:
         """
         single = not isinstance(outputs, (list, tuple))
         return metadata.rebuild([outputs] if single else outputs)
+
+
+__all__ = ["load_model", "save_model", *public_names(__name__)]
+__all__ += [name for name in list(globals()) if name.startswith("TORCH")]

@@ -12,19 +12,10 @@ import tensorflow as tf
 
 from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
+from bigdl.nano.lazy_names import public_names
 from bigdl.nano.tf.serialization import compiled_like
 from bigdl.nano.utils.common import compare_version
 from bigdl.runtime.launch import launch
-
-__all__ = [
-    "KERAS_VERSION_LESS_2_9",
-    "KERAS_VERSION_LESS_2_10",
-    "MultiprocessingBackend",
-    "as_dataset",
-    "patch_attrs",
-    "patch_compiled",
-    "patch_compiled_and_attrs",
-]
 
 KERAS_VERSION_LESS_2_9 = compare_version("keras", operator.lt, "2.9")
 KERAS_VERSION_LESS_2_10 = compare_version("keras", operator.lt, "2.10")
@@ -165,3 +156,6 @@ def as_dataset(x: Any, y: Any = None, batch_size: int | None = None) -> tf.data.
             raise UsageError(f"x and y must have as many rows, got {rows}")
         dataset = tf.data.Dataset.from_tensor_slices(both if y is not None else x)
     return dataset if batch_size is None else dataset.batch(batch_size)
+
+
+__all__ = ["KERAS_VERSION_LESS_2_9", "KERAS_VERSION_LESS_2_10", *public_names(__name__)]

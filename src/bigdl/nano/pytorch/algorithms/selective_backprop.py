@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,10 +18,9 @@ from bigdl.nano.pytorch.inference.source import evaluating
 
 __all__ = ["SelectiveBackprop", "select_using_loss", "should_selective_backprop"]
 
-if TYPE_CHECKING:
-    import pytorch_lightning as _lightning
-else:
-    _lightning = require("pytorch_lightning", "nano")
+require("pytorch_lightning", "nano")
+
+import pytorch_lightning as pl  # noqa: E402
 
 
 def should_selective_backprop(
@@ -93,7 +92,7 @@ def select_using_loss(
     return type(batch)(tensor[kept] for tensor in batch)
 
 
-class SelectiveBackprop(_lightning.Callback):
+class SelectiveBackprop(pl.Callback):
     """Between two moments of the training, drop samples that the model knows already.
 
     A pruned batch costs one more forward pass, and a backward pass on fewer samples.

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
+from torch.utils.hooks import RemovableHandle
 
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.pytorch.frozen.features import BatchWatch, loader_of_features
+from bigdl.nano.pytorch.frozen.features import loader_of_features, watch_batch
 from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix, accelerate_frozen_prefix
+from bigdl.nano.replaced import Replaced
 
 __all__ = ["FrozenPrefixCallback"]
 
 _SAMPLE_ROWS = 2  # two, since batch normalisation in train mode refuses one
 
-if TYPE_CHECKING:
-    from pytorch_lightning import Callback
-else:
-    Callback = require("pytorch_lightning", "nano").Callback
+require("pytorch_lightning", "nano")
+
+from pytorch_lightning import Callback  # noqa: E402
 
 
 class FrozenPrefixCallback(Callback):
@@ -66,10 +66,10 @@ class FrozenPrefixCallback(Callback):
         self.sample, self.cache_dir, self.options = sample, cache_dir, options
         self.prefix: FrozenPrefix | None = None
         self.report: str | None = None
-        self._undo: Callable[[], None] | None = None
+        self._replaced = Replaced()
         self._cached_in: int | None = None  # an epoch
         self._watch_next = False
-        self._watch: BatchWatch | None = None
+        self._watch: RemovableHandle | None = None
 
     def setup(self, trainer, pl_module, stage) -> None:
         if stage != "fit":
@@ -82,19 +82,14 @@ class FrozenPrefixCallback(Callback):
     def _take_loaders(self, trainer) -> None:
         """See each loader of the training before Lightning makes an iterator of it."""
         connector = trainer._data_connector
-        prepare, before = connector._prepare_dataloader, dict(vars(connector))
+        prepare = connector._prepare_dataloader
 
         def prepare_features(dataloader: object, shuffle: bool, mode: Any) -> object:
             if mode == "train" and self._cached_in != trainer.current_epoch:
                 dataloader = self._with_features(trainer, dataloader)
             return prepare(dataloader, shuffle=shuffle, mode=mode)
 
-        def undo() -> None:
-            del connector._prepare_dataloader
-            if "_prepare_dataloader" in before:
-                connector._prepare_dataloader = prepare
-
-        connector._prepare_dataloader, self._undo = prepare_features, undo
+        self._replaced.set(connector, "_prepare_dataloader", prepare_features)
 
     def _with_features(self, trainer, loader: Any) -> Any:
         if not _has_index(loader):
@@ -127,7 +122,7 @@ class FrozenPrefixCallback(Callback):
             self._report(trainer)
         if self._watch_next:
             prefix = cast("FrozenPrefix", self.prefix)
-            self._watch, self._watch_next = BatchWatch(prefix, batch), False
+            self._watch, self._watch_next = watch_batch(prefix, batch), False
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self._end_watch()
@@ -178,13 +173,11 @@ class FrozenPrefixCallback(Callback):
         self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer, pl_module, stage) -> None:
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        self._replaced.undo()
 
     def __getstate__(self) -> dict:
         # Runtimes do not travel to other processes, nor does what belongs to a running fit.
-        return {**self.__dict__, "prefix": None, "_undo": None, "_watch": None}
+        return {**self.__dict__, "prefix": None, "_replaced": Replaced(), "_watch": None}
 
     def _end_watch(self) -> None:
         if self._watch is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate, default_convert
 
 from bigdl.common.errors import UsageError, first_line
 from bigdl.nano.pytorch.frozen.segment import Segment
@@ -23,15 +23,10 @@ from bigdl.nano.pytorch.frozen.segment import Segment
 if TYPE_CHECKING:
     from collections.abc import Sized
 
-    from pytorch_lightning import LightningDataModule, Trainer
+    from pytorch_lightning import Trainer
+    from torch.utils.hooks import RemovableHandle
 
     from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix
-
-    class _Connected(Trainer):
-        """A trainer with what its connectors set."""
-
-        datamodule: LightningDataModule | None
-
 
 __all__ = ["CachedFeatures"]
 
@@ -79,7 +74,7 @@ class CachedFeatures(Dataset):
         self.reused = self._holds(fingerprint)
         if not self.reused:
             self._compute(segment, dataset, batch_size)
-            _write_whole(self.directory / _MANIFEST, json.dumps(fingerprint).encode())
+            (self.directory / _MANIFEST).write_text(json.dumps(fingerprint))
         self._open()
 
     def _holds(self, fingerprint: dict) -> bool:
@@ -95,34 +90,32 @@ class CachedFeatures(Dataset):
         # Aside, then renamed: a dataset that was opened before keeps its own file.
         aside = self.directory / (_FEATURES + ".part")
         features = np.lib.format.open_memmap(aside, "w+", np.float32, shape)
-        targets, row = [], 0
-        for images, target in DataLoader(dataset, batch_size):
-            reason = segment.why_plain(images)
-            if reason is not None:
-                raise UsageError(f"{segment.name} cannot be cached: {reason}")
-            features[row : row + len(images)] = (
-                cast("torch.Tensor", segment.enter(images)).float().numpy()
-            )
-            targets.append(target)
-            row += len(images)
+        targets: Any = []
+        for images, of_images in DataLoader(dataset, batch_size, collate_fn=_collate):
+            results = segment.enter(images)
+            if results is None:
+                raise UsageError(f"{segment.name} cannot be cached: {segment.reason}")
+            features[len(targets) : len(targets) + len(images)] = results.float().numpy()
+            targets += of_images
         features.flush()
         aside.replace(self.directory / _FEATURES)
+        if isinstance(targets[0], (int, float, torch.Tensor)):
+            targets = default_collate(targets)  # is read at once
         torch.save(targets, self.directory / _TARGETS)
 
     def _open(self) -> None:
         self.features = np.load(self.directory / _FEATURES, mmap_mode="r")
-        batches = torch.load(self.directory / _TARGETS, weights_only=True)
-        self.targets = _joined(batches)
+        self.targets = torch.load(self.directory / _TARGETS, weights_only=True)
 
     def __len__(self) -> int:
         return len(self.features)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, Any]:
-        return torch.from_numpy(np.array(self.features[index])), _row(self.targets, index)
+        return torch.from_numpy(np.array(self.features[index])), self.targets[index]
 
     def __getitems__(self, indices: Sequence[int]) -> list:
         features = torch.from_numpy(self.features[list(indices)])
-        return [(row, _row(self.targets, i)) for row, i in zip(features, indices, strict=True)]
+        return [(row, self.targets[i]) for row, i in zip(features, indices, strict=True)]
 
     def __getstate__(self) -> dict:
         return {"directory": self.directory, "reused": self.reused}
@@ -132,24 +125,10 @@ class CachedFeatures(Dataset):
         self._open()
 
 
-def _joined(batches: list) -> Any:
-    """Join batches of targets; nested as each of them is."""
-    first = batches[0]
-    if torch.is_tensor(first):
-        return torch.cat(batches)
-    if isinstance(first, dict):
-        return {key: _joined([batch[key] for batch in batches]) for key in first}
-    if isinstance(first, list) and first and not isinstance(first[0], str):
-        return [_joined(list(column)) for column in zip(*batches, strict=True)]
-    return [value for batch in batches for value in batch]
-
-
-def _row(targets: Any, index: int) -> Any:
-    if isinstance(targets, dict):
-        return {key: _row(values, index) for key, values in targets.items()}
-    if isinstance(targets, list) and torch.is_tensor(targets[0]):
-        return [_row(column, index) for column in targets]
-    return targets[index]
+def _collate(samples: list) -> tuple[torch.Tensor, list]:
+    """Return a batch of images, and the list of their targets without arrays of NumPy."""
+    images, targets = zip(*samples, strict=True)
+    return default_collate(list(images)), default_convert(list(targets))
 
 
 def _check_deterministic(dataset: Dataset) -> None:
@@ -157,10 +136,8 @@ def _check_deterministic(dataset: Dataset) -> None:
     source = dataset
     while isinstance(source, Subset):
         source = source.dataset
-    deterministic = getattr(source, "deterministic", None)
-    if deterministic is None:
-        deterministic = torch.equal(_some_inputs(dataset), _some_inputs(dataset))
-    if not deterministic:
+    same = getattr(source, "deterministic", None)
+    if not (torch.equal(_some_inputs(dataset), _some_inputs(dataset)) if same is None else same):
         raise UsageError(
             "Features can be cached only if a sample is the same each time, but the dataset's "
             f"transform draws at random: {getattr(source, 'transform', None)}"
@@ -180,6 +157,7 @@ def _fingerprint_of(segment: Segment, dataset: Dataset) -> dict:
             weights.update(name.encode())
             weights.update(_bytes_of(tensor))
     return {
+        "format": 2,  # of the files
         "weights": weights.hexdigest(),
         "modules": list(segment.names),
         "method": segment.method,
@@ -212,13 +190,6 @@ def _length(dataset: Dataset) -> int:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write aside, then rename: the file is whole or not there."""
-    aside = path.with_suffix(".part")
-    aside.write_bytes(content)
-    aside.replace(path)
 
 
 def loader_of_features(
@@ -268,7 +239,7 @@ def _why_not_cached(trainer: Trainer, loader: Any) -> str | None:
     collate = loader.collate_fn
     if (getattr(collate, "__module__", ""), getattr(collate, "__name__", "")) not in _COLLATES:
         return "the loader's collate_fn is not torch's, so it may change images"
-    for owner in (trainer.lightning_module, cast("_Connected", trainer).datamodule):
+    for owner in (trainer.lightning_module, getattr(trainer, "datamodule", None)):
         for name in _ON_BATCHES:
             if owner is not None and is_overridden(name, owner):
                 return f"{type(owner).__name__}.{name} may change images"
@@ -293,8 +264,8 @@ def _over(loader: DataLoader, features: CachedFeatures) -> DataLoader:
     return other
 
 
-class BatchWatch:
-    """Refuses a training step that changes a batch of features as if it held images.
+def watch_batch(prefix: FrozenPrefix, batch: Any) -> RemovableHandle:
+    """Refuse a training step that changes a batch of features as if it held images.
 
     Parameters
     ----------
@@ -303,18 +274,12 @@ class BatchWatch:
         That the training step is given.
     """
 
-    def __init__(self, prefix: FrozenPrefix, batch: Any):
-        self._batch = batch
-        self._handle = prefix.segments[0].modules[0].register_forward_pre_hook(self._check)
-
-    def _check(self, module: torch.nn.Module, inputs: tuple) -> None:
+    def check(module: torch.nn.Module, inputs: tuple) -> None:
         # A layout of memory may have been changed, but no value.
-        if not any(torch.is_tensor(x) and torch.equal(inputs[0], x) for x in self._batch):
+        if not any(torch.is_tensor(x) and torch.equal(inputs[0], x) for x in batch):
             raise UsageError(
                 "training_step changes the images before the model is called, so cached features "
                 "cannot take their place; leave cache_dir out, or let the dataset change them"
             )
 
-    def remove(self) -> None:
-        """Stop checking."""
-        self._handle.remove()
+    return prefix.segments[0].modules[0].register_forward_pre_hook(check)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,9 +17,9 @@ from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.method import Method, find_method
 from bigdl.nano.acceleration.options import BuildOptions, Calibration
 from bigdl.nano.pytorch.frozen.features import CachedFeatures
-from bigdl.nano.pytorch.frozen.segment import Segment
-from bigdl.nano.pytorch.frozen.tracing import Call, FrozenCalls, find_frozen, undisturbed
+from bigdl.nano.pytorch.frozen.segment import Call, Segment, find_frozen
 from bigdl.nano.pytorch.inference.source import TorchSource, batches_of, rows_of, split_batch
+from bigdl.nano.pytorch.training.steps import undisturbed
 
 __all__ = ["FrozenPrefix", "accelerate_frozen_prefix"]
 
@@ -89,8 +90,8 @@ def accelerate_frozen_prefix(
         raise UsageError("int8 needs calibration data; pass calib_data, e.g. the training loader")
     if metric is not None and precision != "int8":
         raise UsageError(f"metric decides whether int8 is used; precision is {precision!r}")
-    prefix = FrozenPrefix(model, sample, threads)
-    prefix.build(precision, method, calib_data, sample_size)
+    prefix = FrozenPrefix(model, sample, precision, method, calib_data, sample_size, threads)
+    prefix.build()
     if metric is not None and prefix.segments:
         prefix.keep_if(metric, tolerance)
     return prefix
@@ -111,47 +112,53 @@ class FrozenPrefix:
         What was decided on the way.
     """
 
-    def __init__(self, model: nn.Module, sample: Any, threads: int | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        sample: Any,
+        precision: str,
+        method: str | None,
+        calib_data: Any,
+        sample_size: int,
+        threads: int | None,
+    ):
         if not isinstance(model, nn.Module):
             raise UsageError(f"A torch.nn.Module is needed, but a {type(model).__name__} was given")
-        self.model, self.precision = model, "fp32"
+        self.model, self.precision = model, precision
         self.notes: list[str] = []
-        self._threads = threads
+        self._method, self._threads = method, threads
+        self._calib_data, self._sample_size = calib_data, sample_size
         self._sample = split_batch(model, sample)
-        self.segments, self.left_alone = self._find()
+        self._find()
 
-    def _find(self) -> tuple[list[Segment], list[tuple[str, str]]]:
+    def _find(self) -> None:
+        """Set `segments` and `left_alone`."""
+        args, kwargs, _ = self._sample
         try:
-            frozen = find_frozen(self.model, self._sample.args, self._sample.kwargs)
+            chains, self.left_alone = find_frozen(self.model, args, kwargs)
         except Exception as error:
             raise UsageError(
                 f"{type(self.model).__name__} does not run on the sample ({one_line(error)}); pass "
                 "a batch of its input as it is in training"
             ) from error
-        segments = self._that_change_nothing(frozen)
-        self._starts_at_input = bool(frozen.chains) and frozen.is_argument(
-            frozen.chains[0][0].input
+        self._starts_at_input = bool(chains) and any(
+            chains[0][0].input is value for value in (*args, *kwargs.values())
         )
-        return segments, frozen.left_alone
+        self.segments = self._that_change_nothing(chains)
 
-    def _that_change_nothing(self, frozen: FrozenCalls) -> list[Segment]:
+    def _that_change_nothing(self, chains: list[list[Call]]) -> list[Segment]:
         """Return segments that leave the result as it is; chains are taken apart if need be."""
-        chains = frozen.chains
         expected = self._result()
-        segments = [_segment(chain) for chain in chains]
-        if self._same(expected, segments):
-            return segments
-        kept: list[Segment] = []
+        segments: list[Segment] = []
         for chain in chains:
-            candidates = [_segment(chain)], [_segment([call]) for call in chain]
-            for candidate in candidates:
-                if self._same(expected, [*kept, *candidate]):
-                    kept += candidate
+            for candidate in ([Segment(chain)], [Segment([call]) for call in chain]):
+                if self._same(expected, [*segments, *candidate]):
+                    segments += candidate
                     break
             else:
-                name = _segment(chain).name
-                frozen.left_alone.append((name, "the model gives another result without it"))
-        return kept
+                reason = "the model gives another result without it"
+                self.left_alone.append((Segment(chain).name, reason))
+        return segments
 
     def _result(self) -> Any:
         with undisturbed(self.model), torch.no_grad():
@@ -170,25 +177,21 @@ class FrozenPrefix:
                 segment.detach()
         return True
 
-    def build(
-        self, precision: str, method: str | None, calib_data: Any = None, sample_size: int = 100
-    ) -> None:
-        """Build all segments anew and attach them. Parameters as of the function."""
+    def build(self) -> None:
+        """Build all segments anew and attach them."""
         self.release()
-        self.precision = precision
-        self._again = (precision, method, calib_data, sample_size)
-        inputs = self._calibration(calib_data, sample_size) if precision == "int8" else {}
+        inputs = self._calibration() if self.precision == "int8" else {}
         for segment in self.segments:
-            self._build(segment, method, inputs.get(segment))
+            self._build(segment, inputs.get(segment))
         self.attach()
 
-    def _build(self, segment: Segment, method: str | None, rows: list | None) -> None:
-        names = _METHODS[self.precision] if method is None else (method,)
+    def _build(self, segment: Segment, rows: list | None) -> None:
+        names = (self._method,) if self._method else _METHODS[self.precision]
         for name in names:
             chosen: Method = find_method(name)
-            missing = chosen.missing()
-            if missing and method is not None:
+            if self._method:
                 chosen.require()
+            missing = chosen.missing()
             if missing:
                 self.notes.append(f"{segment.name}: {name} is not possible, {missing}")
                 continue
@@ -199,34 +202,33 @@ class FrozenPrefix:
             try:
                 built = chosen.build(TorchSource(segment.module, (segment.sample,)), options)
             except UsageError as error:
-                if method is not None:
+                if self._method:
                     raise
                 self.notes.append(f"{segment.name}: {name} failed, {one_line(error)}")
                 continue
-            segment.use(name, _Contiguous(built))
+
+            def run(x: torch.Tensor, built: Any = built) -> torch.Tensor:
+                return built(x.contiguous())  # torch copies channels faster than NumPy does
+
+            segment.use(name, run)
             return
         segment.use("eager", segment.eager)
 
-    def _calibration(self, data: Any, sample_size: int) -> dict[Segment, list[torch.Tensor]]:
+    def _calibration(self) -> dict[Segment, list[torch.Tensor]]:
         """Return what goes into each segment for the first rows of the data."""
         seen: dict[Segment, list[torch.Tensor]] = {segment: [] for segment in self.segments}
-        handles = [
-            segment.modules[0].register_forward_pre_hook(
-                lambda module, inputs, rows=rows: rows.append(inputs[0].detach().clone())
-            )
-            for segment, rows in seen.items()
-        ]
         rows = 0
-        try:
-            with undisturbed(self.model), torch.no_grad():
-                for batch in batches_of(self.model, data):
-                    self.model(*batch.args, **batch.kwargs)
-                    rows += rows_of(batch)
-                    if rows >= sample_size:
-                        break
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as hooks, undisturbed(self.model), torch.no_grad():
+            for segment, inputs in seen.items():
+                hook = segment.modules[0].register_forward_pre_hook(
+                    lambda module, args, inputs=inputs: inputs.append(args[0].detach().clone())
+                )
+                hooks.callback(hook.remove)
+            for batch in batches_of(self.model, self._calib_data):
+                self.model(*batch.args, **batch.kwargs)
+                rows += rows_of(batch)
+                if rows >= self._sample_size:
+                    break
         if not rows:
             raise UsageError("The calibration data hold no batch; give at least one")
         return seen
@@ -241,7 +243,8 @@ class FrozenPrefix:
         figures = f"metric {plain:.4g} plain, {fast:.4g} in {self.precision}"
         self.notes.append(f"{figures}: {'kept' if enough else 'too much is lost, so bf16 is used'}")
         if not enough:
-            self.build("bf16", None)
+            self.precision, self._method = "bf16", None
+            self.build()
 
     def attach(self) -> None:
         """Let the segments run in the model."""
@@ -257,8 +260,8 @@ class FrozenPrefix:
         """Find and build everything anew, after weights, modes or ``requires_grad`` changed."""
         self.release()
         self.notes.clear()
-        self.segments, self.left_alone = self._find()
-        self.build(*self._again)
+        self._find()
+        self.build()
 
     def cached(
         self, dataset: Dataset, directory: str | os.PathLike, batch_size: int = 32
@@ -314,19 +317,3 @@ class FrozenPrefix:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-class _Contiguous:
-    """A model of another runtime; torch copies an image's channels faster than NumPy does."""
-
-    def __init__(self, model: nn.Module):
-        self.model = model
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.model(x.contiguous())
-
-
-def _segment(chain: Sequence[Call]) -> Segment:
-    names, modules = [call.name for call in chain], [call.module for call in chain]
-    sample, output = chain[0].input, chain[-1].output
-    return Segment(names, modules, cast("torch.Tensor", sample), cast("torch.Tensor", output))

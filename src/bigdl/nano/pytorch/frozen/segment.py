@@ -1,19 +1,43 @@
-"""A run of frozen modules that always compute the same, so that another runtime may run them."""
+"""Frozen modules that always compute the same, so that another runtime may run them.
+
+They are found by running the model once: each call of a module is noted with its input and its
+output. A frozen module whose input needs no gradient can be replaced as a whole. Neighbours are
+joined where one's output is the next one's input, so that a convolution, its norm and its
+activation stay one in the other runtime. That nothing else uses what lies between them cannot be
+seen here: it is tried out afterwards.
+"""
 
 from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from bigdl.nano.pytorch.training.steps import undisturbed
+from bigdl.nano.replaced import Replaced
+
 __all__ = ["Segment"]
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.RNNBase, nn.MultiheadAttention)
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a module in a run of the model."""
+
+    name: str
+    module: nn.Module
+    input: torch.Tensor | None = None  # None: it takes something else than one tensor
+    output: torch.Tensor | None = None
+    tracked: bool = False  # whether gradients flow through its input
+    inner: list[Call] = field(default_factory=list)
 
 
 class Segment:
@@ -26,13 +50,8 @@ class Segment:
 
     Parameters
     ----------
-    names : sequence of str
-        Of the modules in the model.
-    modules : sequence of Module
-    sample : Tensor
-        An input of the first of them.
-    output : Tensor
-        What the last of them makes of it.
+    calls : sequence of Call
+        The calls of the modules, in their order, with tensors as inputs and outputs.
 
     Attributes
     ----------
@@ -45,19 +64,15 @@ class Segment:
         Why the modules ran as written in the last call; None if they did not.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        modules: Sequence[nn.Module],
-        sample: torch.Tensor,
-        output: torch.Tensor,
-    ):
-        self.names = tuple(names)
-        self.modules = tuple(modules)
-        self.sample, self.output = sample.detach(), output.detach()
+    def __init__(self, calls: Sequence[Call]):
+        self.names = tuple(call.name for call in calls)
+        self.modules = tuple(call.module for call in calls)
+        self.sample = cast("torch.Tensor", calls[0].input).detach()
+        self.output = cast("torch.Tensor", calls[-1].output).detach()
         self.method, self.error = "eager", 0.0
         self.reason: str | None = None
         self._run: Callable[[torch.Tensor], torch.Tensor] = self.eager
+        self._replaced = Replaced()
         self._last = threading.local()
         self._remember()
 
@@ -97,16 +112,12 @@ class Segment:
 
     def attach(self) -> None:
         """Give the modules their new ``forward``."""
-        first, *others = self.modules
-        first.forward = _First(self, first)
-        for module in others:
-            module.forward = _Follower(self, module)
+        for module in self.modules:
+            self._replaced.set(module, "forward", _SegmentForward(self, module))
 
     def detach(self) -> None:
         """Give the modules their own ``forward`` back."""
-        for module in self.modules:
-            if isinstance(module.__dict__.get("forward"), _Replaced):
-                del module.forward
+        self._replaced.undo()
 
     def why_plain(self, x: torch.Tensor) -> str | None:
         """Return why the modules have to run as written on this input; None if they need not."""
@@ -140,12 +151,17 @@ class Segment:
             self._last.result = self._run(x)
         return self._last.result
 
-    def passes(self, x: torch.Tensor) -> bool:
-        """Return True for the result of the segment, so that a later module has nothing to do."""
-        return x is getattr(self._last, "result", None)
+    def result_in(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+        """Return what one of the modules gives, called with `x`; None to run it as written.
+
+        The first gives the segment's result, and a later one has nothing to do with that.
+        """
+        if module is self.modules[0]:
+            return self.enter(x)
+        return x if x is getattr(self._last, "result", None) else None
 
 
-class _Replaced:
+class _SegmentForward:
     """A module's ``forward``; a pickled or copied module gets its own back."""
 
     def __init__(self, segment: Segment, module: nn.Module):
@@ -158,16 +174,9 @@ class _Replaced:
         # A module is in the memo before its attributes are copied.
         return plain_forward(memo[id(self.module)])
 
-
-class _First(_Replaced):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        result = self.segment.enter(x)
+        result = self.segment.result_in(self.module, x)
         return plain_forward(self.module)(x) if result is None else result
-
-
-class _Follower(_Replaced):
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.segment.passes(x) else plain_forward(self.module)(x)
 
 
 def plain_forward(module: nn.Module) -> Callable:
@@ -175,28 +184,8 @@ def plain_forward(module: nn.Module) -> Callable:
     return types.MethodType(type(module).forward, module)
 
 
-def why_not_deterministic(module: nn.Module, name: str) -> str | None:
-    """Return why a module without trained parameters may not be replaced.
-
-    Parameters
-    ----------
-    module : Module
-    name : str
-        What the user calls it.
-
-    Returns
-    -------
-    str or None
-        One sentence; None if it always computes the same.
-    """
-    for inner, part in module.named_modules(prefix=name):
-        reason = _why_random(part)
-        if reason:
-            return f"{inner} ({type(part).__name__}) {reason}"
-    return None
-
-
 def _why_random(part: nn.Module) -> str | None:
+    """Return why a module may not always compute the same; None if it does."""
     if isinstance(part, _NORMS) and (part.training or part.running_mean is None):
         if part.running_mean is None and not part.training:
             return "has no running statistics, so an image's result depends on its batch"
@@ -226,3 +215,124 @@ def modes_of(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, bool]]:
         for part in module.modules()
         if isinstance(part, _NORMS + _RANDOM) or _of_user_and_reads_mode(part)
     ]
+
+
+def find_frozen(
+    model: nn.Module, args: tuple, kwargs: dict
+) -> tuple[list[list[Call]], list[tuple[str, str]]]:
+    """Run a model in the modes that it is in, and find what is frozen.
+
+    Parameters
+    ----------
+    model : Module
+        Neither it nor the random state is changed.
+    args, kwargs
+        A sample of its input.
+
+    Returns
+    -------
+    chains : list of list of Call
+        Neighbours that can run as one.
+    left_alone : list of (str, str)
+        Name of a frozen module, and why it cannot be replaced.
+    """
+    root = _record(model, args, kwargs)
+    counts = Counter(id(call.module) for call in _all(root))
+    left_alone: list[tuple[str, str]] = []
+    # Of a single layer the way into another runtime costs more.
+    chains = [each for each in _chains(root, counts, left_alone) if _layers_with_weights(each) > 1]
+    return chains, left_alone
+
+
+def _record(model: nn.Module, args: tuple, kwargs: dict) -> Call:
+    names = {module: name for name, module in model.named_modules()}
+    stack = [Call("", model)]
+    handles = []
+
+    def before(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        tensors = [x for x in (*args, *kwargs.values()) if torch.is_tensor(x)]
+        single = tensors[0] if len(tensors) == len(args) == 1 and not kwargs else None
+        tracked = any(tensor.requires_grad for tensor in tensors)
+        call = Call(names[module], module, single, tracked=tracked)
+        stack[-1].inner.append(call)
+        stack.append(call)
+
+    def after(module: nn.Module, args: tuple, result: Any) -> None:
+        stack.pop().output = result if torch.is_tensor(result) else None
+
+    try:
+        for module in names:
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            handles.append(module.register_forward_hook(after))
+        with undisturbed(model), torch.enable_grad():
+            model(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return stack[0].inner[0]
+
+
+def _all(call: Call) -> Iterator[Call]:
+    for inner in call.inner:
+        yield inner
+        yield from _all(inner)
+
+
+def _chains(
+    parent: Call, counts: Counter, left_alone: list[tuple[str, str]]
+) -> Iterator[list[Call]]:
+    """Yield chains of the calls that a module makes, and of those within what is trained."""
+    chain: list[Call] = []
+    for call in parent.inner:
+        trained = any(parameter.requires_grad for parameter in call.module.parameters())
+        reason = None if trained else _why_not_replaceable(call, counts)
+        watched = _is_watched(call.module)
+        if trained or reason or watched or (chain and chain[-1].output is not call.input):
+            yield chain
+            chain = []
+        if trained:
+            yield from _chains(call, counts, left_alone)
+        elif reason is None and watched:
+            yield [call]  # its own hooks see what they saw, neighbours' would not
+        elif reason is None:
+            chain.append(call)
+        elif _layers_with_weights([call]):
+            left_alone.append((call.name, reason))
+    yield chain
+
+
+def _layers_with_weights(calls: list[Call]) -> int:
+    parts = (part for call in calls for part in call.module.modules())
+    return sum(bool(part._parameters) for part in parts)
+
+
+def _why_not_replaceable(call: Call, counts: Counter) -> str | None:
+    """Return why a frozen module cannot be replaced; None if it can."""
+    if call.tracked:
+        return "gradients flow through its input to modules before it"
+    for name, part in call.module.named_modules(prefix=call.name):
+        reason = _why_random(part)
+        if reason:
+            return f"{name} ({type(part).__name__}) {reason}"
+    if counts[id(call.module)] > 1:
+        return "it is called more than once"
+    if call.input is None or call.output is None:
+        return "it takes or gives something else than one tensor"
+    inner = (part for part in call.module.modules() if part is not call.module)
+    if any(map(_is_watched, inner)):
+        return "a hook watches a module in it"
+    return None
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Return True if a module has hooks of the user's; those of Nano's own training do not mind."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    return any(
+        not _owner_of(hook).startswith("bigdl.nano.") for each in hooks for hook in each.values()
+    )
+
+
+def _owner_of(hook: Any) -> str:
+    """Return the module in which the class of a bound method is, or the function."""
+    owner = getattr(hook, "__self__", None)
+    return str(getattr(hook if owner is None else type(owner), "__module__", ""))

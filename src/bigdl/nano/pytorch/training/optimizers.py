@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -93,15 +93,6 @@ def warmup_factor(step: int, length: int, processes: int) -> float:
     return min(1.0, (1 - start) * step / length + start)
 
 
-if TYPE_CHECKING:
-
-    class _Ramped(torch.optim.Optimizer):
-        cur_step: int
-        max_step: int
-        cur_lr_ratio: float
-        max_lr_ratio: int
-
-
 class LearningRateRamp:
     """The rate of an optimizer in several processes, for a loop that is the user's own.
 
@@ -120,21 +111,20 @@ class LearningRateRamp:
 
     def __init__(self, optimizer: torch.optim.Optimizer, processes: int, max_step: int = 1000):
         self._rates: list[Any] = []
-        ramped = cast("_Ramped", optimizer)
-        ramped.cur_step, ramped.max_step = 0, max_step
-        ramped.cur_lr_ratio, ramped.max_lr_ratio = 1.0, processes
+        vars(optimizer).update(
+            cur_step=0, max_step=max_step, cur_lr_ratio=1.0, max_lr_ratio=processes
+        )
         optimizer.register_step_pre_hook(self._raise_rates)
         optimizer.register_step_post_hook(self._restore_rates)
 
-    def _raise_rates(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _raise_rates(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * cast("_Ramped", optimizer).cur_lr_ratio
+            group["lr"] = group["lr"] * optimizer.cur_lr_ratio
 
-    def _restore_rates(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _restore_rates(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
-        ramped = cast("_Ramped", optimizer)
-        ramped.cur_step = min(ramped.cur_step + 1, ramped.max_step)
-        grown = (ramped.max_lr_ratio - 1) * ramped.cur_step / ramped.max_step
-        ramped.cur_lr_ratio = grown + 1
+        optimizer.cur_step = min(optimizer.cur_step + 1, optimizer.max_step)
+        grown = (optimizer.max_lr_ratio - 1) * optimizer.cur_step / optimizer.max_step
+        optimizer.cur_lr_ratio = grown + 1

@@ -7,17 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bigdl.common.checks import check_choice
+from bigdl.common.checks import check_choice, check_number
 from bigdl.common.errors import UsageError
-
-__all__ = [
-    "TrainingOptions",
-    "check_algorithms",
-    "check_bool",
-    "check_lightning_arguments",
-    "precision_of_plugin",
-    "translated",
-]
 
 _PRECISIONS: dict[Any, str | None] = {
     **dict.fromkeys((None,), None),
@@ -53,12 +44,15 @@ class TrainingOptions:
         Whether optimizers that have a fused implementation use it.
     inductor : bool
         Whether TorchInductor compiles the layers.
+    bucket_cap_mb : float
+        Megabytes of gradients that travel together between processes.
     """
 
     precision: str | None = None
     channels_last: bool | None = None
     fused_optimizers: bool = True
     inductor: bool = False
+    bucket_cap_mb: float = 25.0
 
     @classmethod
     def of(
@@ -67,7 +61,8 @@ class TrainingOptions:
         channels_last: bool | None,
         fused_optimizers: bool,
         use_ipex: bool,
-        inductor: bool = False,
+        inductor: bool,
+        bucket_cap_mb: float,
     ) -> TrainingOptions:
         """Check arguments as users give them.
 
@@ -85,12 +80,14 @@ class TrainingOptions:
         check_bool("fused_optimizers", fused_optimizers)
         check_bool("inductor", inductor)
         check_choice("channels_last", channels_last, (True, False, None))
+        check_number("bucket_cap_mb", bucket_cap_mb, above=0)
         if use_ipex:
             _log.warning(
                 "IPEX is discontinued and PyTorch has its optimizations: use_ipex=True means the "
                 "automatic settings, which are the default"
             )
-        return cls(_PRECISIONS[precision], channels_last, fused_optimizers, inductor)
+        lightning_precision = _PRECISIONS[precision]
+        return cls(lightning_precision, channels_last, fused_optimizers, inductor, bucket_cap_mb)
 
 
 # Names that Lightning 1.6 had, with today's name and value.

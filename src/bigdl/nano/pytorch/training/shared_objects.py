@@ -22,9 +22,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["Changes", "ObjectRegistry"]
+__all__ = ["Changes", "GlobalState", "ObjectRegistry"]
 
-_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+# Attributes that say what a module consists of, and which mode it is in; all others of every module
+# are hooks.
+_OF_MODULES = frozenset(vars(nn.Module())) - {"training", "_modules", "_parameters", "_buffers"}
 
 
 class ObjectRegistry:
@@ -43,12 +45,9 @@ class ObjectRegistry:
     ):
         self.roots = dict(roots)
         self._unwrap = unwrap
-        self._objects: dict[tuple[str, str], Any] = {}
-        for name, root in self.roots.items():
-            self._objects.setdefault((name, ""), root)
-            if isinstance(root, nn.Module):
-                for path, part in _parts(root):
-                    self._objects.setdefault((name, path), part)
+        self._objects = {
+            (name, path): part for name, root in self.roots.items() for path, part in _parts(root)
+        }
         self._names = {id(value): name for name, value in self._objects.items()}
 
     def dumps(self, value: Any) -> bytes:
@@ -67,8 +66,8 @@ class ObjectRegistry:
 
     def optimizers(self) -> dict[str, Optimizer | LRScheduler]:
         """Return the optimizers and schedulers among the roots."""
-        kinds = (Optimizer, LRScheduler)
-        return {name: root for name, root in self.roots.items() if isinstance(root, kinds)}
+        classes = (Optimizer, LRScheduler)
+        return {name: root for name, root in self.roots.items() if isinstance(root, classes)}
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -91,6 +90,23 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, name: tuple[str, str]) -> Any:
         return self._objects[name]
+
+
+class GlobalState:
+    """Settings that are global in a process and that a training depends on."""
+
+    def __init__(self) -> None:
+        self._deterministic = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        self._random = _collect_rng_states(include_cuda=False)
+
+    def restore(self) -> None:
+        """Put them in force in this process."""
+        enabled, warn_only = self._deterministic
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        _set_rng_states(self._random)
 
 
 class Changes:
@@ -116,12 +132,12 @@ class Changes:
         self._watched |= registry.modules()
         self._ignored = _OF_MODULES.union(ignored)
         self._before = {name: self._digests(value) for name, value in self._watched.items()}
-        self._children = {name: _children(value) for name, value in self._watched.items()}
 
     def collect(self) -> dict[str, Any]:
-        """Return weights, attributes that are new or different, modules that were added and states.
+        """Return weights, attributes that are new or different, and states.
 
-        The states are those of optimizers and schedulers, and of random numbers.
+        Among the attributes of a module are those that hold its parts. The states are those of
+        optimizers and schedulers, and of random numbers.
 
         Returns
         -------
@@ -132,7 +148,6 @@ class Changes:
         return {
             "weights": {name: _own_weights(module) for name, module in modules.items()},
             "attributes": {name: self._different(name) for name in self._watched},
-            "added": {name: self._added(name, module) for name, module in modules.items()},
             "optimizers": {
                 name: root.__getstate__() for name, root in self._registry.optimizers().items()
             },
@@ -143,14 +158,10 @@ class Changes:
     def apply(registry: ObjectRegistry, content: Mapping[str, Any]) -> None:
         """Make the caller's objects as those of the worker are."""
         known = registry._objects
-        for name, added in content["added"].items():
-            for attribute, parts in added.items():
-                vars(known[name])[attribute].update(parts)
+        for name, attributes in content["attributes"].items():
+            vars(known[name]).update(attributes)
         for name, weights in content["weights"].items():
             _take_weights(known[name], weights)
-        for name, attributes in content["attributes"].items():
-            for attribute, value in attributes.items():
-                vars(known[name])[attribute] = value
         for name, state in content["optimizers"].items():
             vars(registry.roots[name]).update(state)
         _set_rng_states(content["random"])
@@ -176,36 +187,20 @@ class Changes:
             if digest is not None and digest != before.get(attribute)
         }
 
-    def _added(self, name: tuple[str, str], module: nn.Module) -> dict[str, dict[str, Any]]:
-        before = self._children[name]
-        return {
-            attribute: {
-                name: part
-                for name, part in vars(module)[attribute].items()
-                if name not in before[attribute]
-            }
-            for attribute in before
-        }
-
 
 def _itself(value: Any) -> Any:
     return value
 
 
-_PARTS = ("_modules", "_parameters", "_buffers")  # of a module
-
-
-def _parts(root: nn.Module) -> Iterable[tuple[str, Any]]:
+def _parts(root: Any) -> Iterable[tuple[str, Any]]:
+    """Yield an object under no name, and what a module consists of under names."""
+    if not isinstance(root, nn.Module):
+        yield "", root
+        return
     yield from root.named_modules()
     for prefix, parts in (("p", root.named_parameters()), ("b", root.named_buffers())):
         for path, tensor in parts:
             yield f"{prefix}:{path}", tensor
-
-
-def _children(value: Any) -> dict[str, set[str]]:
-    if not isinstance(value, nn.Module):
-        return {}
-    return {attribute: set(vars(value)[attribute]) for attribute in _PARTS}
 
 
 def _own_weights(module: nn.Module) -> dict[str, tuple[torch.Tensor, bool]]:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.hooks import RemovableHandle
 
 from bigdl.common.cpu import isa_flags
 from bigdl.nano.pytorch.training.optimizers import fuse
 from bigdl.nano.pytorch.training.options import TrainingOptions
+from bigdl.nano.replaced import Replaced
 
 __all__ = ["FastSteps"]
 
@@ -49,10 +49,8 @@ class FastSteps:
     def __init__(self, options: TrainingOptions, module: nn.Module, *, calls: bool = False):
         self._options = options
         self._module = module
-        self._hook: RemovableHandle | None = None
-        self._calls: Bf16Calls | None = None
-        self._guard: LayoutGuard | None = None
-        self._compiled: Compiled | None = None
+        self._undoing: list[Callable[[], None]] = []
+        self._guard: ModuleState | None = None
         self.channels_last = False
         self.report: list[str] = []
         if any(parameter.device.type != "cpu" for parameter in module.parameters()):
@@ -60,8 +58,7 @@ class FastSteps:
         self._choose_precision()
         self._choose_layout()
         if options.inductor:
-            self._compiled = Compiled(module)
-            self.report.append("TorchInductor")
+            self._compile()
         if self.channels_last and calls:
             self._convert_calls()
 
@@ -77,9 +74,9 @@ class FastSteps:
         try:
             return step(*args, **kwargs)
         except RuntimeError as error:
-            if not guard.caused(error):
+            if not _is_of_layout(error):
                 raise
-        guard.rewind()
+        guard.restore()
         self._drop_layout()
         args, kwargs = tree_map_only(torch.Tensor, _contiguous, (args, kwargs))
         return step(*args, **kwargs)
@@ -94,10 +91,8 @@ class FastSteps:
 
     def undo(self) -> None:
         """Leave the module as it was, but for what it has learned."""
-        for part in (self._calls, self._compiled, self._hook):
-            if part is not None:
-                part.remove()
-        self._calls = self._compiled = self._hook = None
+        while self._undoing:
+            self._undoing.pop()()
         if self.channels_last:
             self._module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # not in its stubs
             self.channels_last = False
@@ -110,7 +105,7 @@ class FastSteps:
         if instructions is None or not gains_from_bf16(self._module):
             self.report.append("float32")
             return
-        self._calls = Bf16Calls(self._module)
+        self._undoing.append(Bf16Calls(self._module).remove)
         self.report.append(f"bfloat16 in training steps ({instructions})")
 
     def _choose_layout(self) -> None:
@@ -118,32 +113,39 @@ class FastSteps:
         if wanted is False or (wanted is None and not gains_from_channels_last(self._module)):
             return
         if wanted is None:
-            self._guard = LayoutGuard(self._module)
+            self._guard = ModuleState(self._module)
         self.channels_last = True
         self._module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in its stubs
         self.report.append("channels_last")
 
     def _convert_calls(self) -> None:
-        hook = _BatchHook(self)
-        self._hook = self._module.register_forward_pre_hook(hook, with_kwargs=True)
+        hook = self._module.register_forward_pre_hook(_BatchHook(self), with_kwargs=True)
+        self._undoing.append(hook.remove)
         if self._guard is not None:
-            attributes, forward = vars(self._module), self._module.forward
-            before = attributes.get("forward")
+            replaced, forward = Replaced(), self._module.forward
 
             def first(*args: Any, **kwargs: Any) -> Any:
-                del attributes["forward"]
-                if before is not None:
-                    attributes["forward"] = before
+                replaced.undo()
                 return self.step(forward, *args, **kwargs)
 
-            attributes["forward"] = first
+            replaced.set(self._module, "forward", first)
+
+    def _compile(self) -> None:
+        """Compile the forward passes of the module's direct children, or its own if it has none.
+
+        Hooks stay outside of what is compiled, and so does the code of a training step.
+        """
+        replaced = Replaced()
+        for part in computing_children(self._module) or [self._module]:
+            replaced.set(part, "forward", _CompiledForward(part.forward))
+        self._undoing.append(replaced.undo)
+        self.report.append("TorchInductor")
 
     def _drop_layout(self) -> None:
         self._module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # not in its stubs
         self.channels_last = False
-        with suppress(ValueError):
-            place = self.report.index("channels_last")
-            self.report[place] = "contiguous (the model takes views of its activations)"
+        dropped = "contiguous (the model takes views of its activations)"
+        self.report[:] = [dropped if text == "channels_last" else text for text in self.report]
         _log.debug("The first step failed with channels_last and is made again without")
 
 
@@ -255,14 +257,15 @@ class Bf16Calls:
 
 def computing_children(module: nn.Module) -> list[nn.Module]:
     """Return the direct children of a module that are no losses or metrics."""
-    return [child for child in module.children() if _computes(child)]
+    return [child for child in module.children() if is_model(child)]
 
 
-def _computes(module: nn.Module) -> bool:
+def is_model(value: Any) -> bool:
+    """Return True for a module that is no loss or metric."""
     from torchmetrics import Metric, MetricCollection
 
-    loss = type(module).__module__ == "torch.nn.modules.loss"
-    return not loss and not isinstance(module, (Metric, MetricCollection))
+    figures = (nn.modules.loss._Loss, Metric, MetricCollection)
+    return isinstance(value, nn.Module) and not isinstance(value, figures)
 
 
 def _is_redirected(module: nn.Module) -> bool:
@@ -283,12 +286,8 @@ def gains_from_channels_last(module: nn.Module) -> bool:
     )
 
 
-class LayoutGuard:
-    """The state that the first step changes in a module, to be able to make it again.
-
-    ``view`` needs a stride that a tensor with its channels last may not have, so a program that
-    flattens activations by it fails in its first step. It is then rewound: statistics of
-    normalization and the state of random numbers are put back.
+class ModuleState:
+    """What calls of a module change without training it: its buffers, and the random state.
 
     Parameters
     ----------
@@ -299,18 +298,32 @@ class LayoutGuard:
         self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         self._random = torch.get_rng_state()
 
-    @staticmethod
-    def caused(error: RuntimeError) -> bool:
-        """Return True if an error is of the layout."""
-        text = str(error)
-        return "view size is not compatible" in text or "channels_last" in text
-
-    def rewind(self) -> None:
-        """Undo what the step that failed has done."""
+    def restore(self) -> None:
+        """Undo what calls have done since then."""
         with torch.no_grad():
             for buffer, before in self._buffers:
-                buffer.copy_(before)
+                if not torch.equal(buffer, before):  # its version counts
+                    buffer.copy_(before)
         torch.set_rng_state(self._random)
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Let a module run as in training; its buffers and the random state come back."""
+    state = ModuleState(module)
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+def _is_of_layout(error: RuntimeError) -> bool:
+    """Return True if a program does not bear channels-last tensors.
+
+    ``view`` needs a stride that such a tensor may not have, so a program that flattens activations
+    by it fails in its first step.
+    """
+    return "view size is not compatible" in str(error) or "channels_last" in str(error)
 
 
 def _last(tensor: torch.Tensor) -> torch.Tensor:
@@ -321,31 +334,6 @@ def _last(tensor: torch.Tensor) -> torch.Tensor:
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous() if tensor.layout == torch.strided else tensor
-
-
-class Compiled:
-    """Compiles the forward passes of a module's direct children, or its own if it has none.
-
-    Hooks stay outside of what is compiled, and so does the code of a training step.
-
-    Parameters
-    ----------
-    module : Module
-    """
-
-    def __init__(self, module: nn.Module):
-        self._parts = computing_children(module) or [module]
-        self._before: list[Any] = []
-        for part in self._parts:
-            self._before.append(vars(part).get("forward"))
-            part.forward = _CompiledForward(part.forward)
-
-    def remove(self) -> None:
-        """Let the modules run as written."""
-        for part, before in zip(self._parts, self._before, strict=True):
-            del part.forward
-            if before is not None:
-                part.forward = before
 
 
 class _CompiledForward:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from lightning_fabric.utilities.seed import _collect_rng_states, _set_rng_states, reset_seed
+from lightning_fabric.utilities.seed import reset_seed
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.overrides.distributed import UnrepeatedDistributedSamplerWrapper
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
@@ -28,27 +29,24 @@ from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.training.group import LocalGroup
+from bigdl.nano.pytorch.training.group import LocalGroup, ddp_arguments
 from bigdl.nano.pytorch.training.optimizers import scale_rates, scale_schedule, warmup_factor
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.processes import Processes
-from bigdl.nano.pytorch.training.shared_objects import Changes, ObjectRegistry
+from bigdl.nano.pytorch.training.shared_objects import Changes, GlobalState, ObjectRegistry
 from bigdl.nano.pytorch.training.steps import FastSteps
+from bigdl.nano.replaced import Replaced
 
 if TYPE_CHECKING:
     from collections.abc import Sized
 
     from pytorch_lightning.strategies import ParallelStrategy
 
-    class _Connected(Trainer):
-        """A trainer with what its connectors set."""
-
-        callbacks: list[Callback]
-
 
 __all__ = ["AutoLr", "ProcessesStrategy", "SingleProcessStrategy"]
 
-_OF_LIGHTNING = frozenset(vars(LightningModule()))
+_OF_LIGHTNING = frozenset(vars(LightningModule())) - frozenset(vars(torch.nn.Module()))
+_METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")  # of a trainer
 
 
 class AutoLr:
@@ -76,28 +74,28 @@ class AutoLr:
                 f"not {auto_lr!r}"
             )
         options = auto_lr if isinstance(auto_lr, dict) else {}
-        unknown = [name for name in options if name != "warmup_epochs"]
+        unknown = ", ".join(repr(name) for name in options if name != "warmup_epochs")
         if unknown:
-            names = ", ".join(map(repr, unknown))
             warnings.warn(
-                f"auto_lr takes 'warmup_epochs' only; {names} has no effect",
-                stacklevel=4,
+                f"auto_lr takes 'warmup_epochs' only; {unknown} has no effect", stacklevel=4
             )
-        epochs = options.get("warmup_epochs")
-        if epochs is not None:
-            check_integer("warmup_epochs of auto_lr", epochs, 0)
+        self._epochs = options.get("warmup_epochs")
+        if self._epochs is not None:
+            check_integer("warmup_epochs of auto_lr", self._epochs, 0)
         self._enabled = auto_lr is not False
-        self._epochs = epochs
-        self._report: list[str] = []
 
-    def apply(self, trainer: Trainer, strategy: ParallelStrategy) -> None:
-        """Scale the rates of a strategy's optimizers, and warm them up."""
+    def apply(self, trainer: Trainer, strategy: ParallelStrategy) -> list[str]:
+        """Scale the rates of a strategy's optimizers, and warm them up.
+
+        Returns
+        -------
+        list of str
+            What was done, for the report.
+        """
         count = strategy.world_size
-        self._report = []
         if not self._enabled or count == 1 or not strategy.optimizers:
-            return
+            return []
         scale_rates(strategy.optimizers, count)
-        self._report = [f"learning rates × {count}"]
         if strategy.lr_scheduler_configs:
             for config in strategy.lr_scheduler_configs:
                 scale_schedule(config.scheduler, count)
@@ -106,29 +104,10 @@ class AutoLr:
                 f"number of processes ({count}) and does not warm them up",
                 stacklevel=2,
             )
-            return
+            return [f"learning rates × {count}"]
         interval, length = self._warmup(trainer)
-        if length:
-            self._warm_up(trainer, strategy, interval, length, count)
-            self._report = [f"learning rates × {count} after a warm-up of {length} {interval}s"]
-
-    def describe(self) -> list[str]:
-        """Return what was done, for the report."""
-        return self._report
-
-    def _warmup(self, trainer: Trainer) -> tuple[str, int]:
-        if self._epochs is not None:
-            return "epoch", self._epochs
-        epochs = trainer.max_epochs
-        if epochs is not None and epochs >= 10:
-            return "epoch", epochs // 10
-        steps = trainer.estimated_stepping_batches
-        return "step", 0 if steps == float("inf") else int(steps) // 10
-
-    @staticmethod
-    def _warm_up(
-        trainer: Trainer, strategy: Strategy, interval: str, length: int, count: int
-    ) -> None:
+        if not length:
+            return [f"learning rates × {count}"]
         factor = functools.partial(warmup_factor, length=length, processes=count)
         schedulers = [
             torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
@@ -140,7 +119,17 @@ class AutoLr:
         ]
         if not trainer.lightning_module.automatic_optimization:
             # The loop of such a module steps no scheduler.
-            cast("_Connected", trainer).callbacks.append(_ManualWarmUp(schedulers, interval))
+            _callbacks(trainer).append(_ManualWarmUp(schedulers, interval))
+        return [f"learning rates × {count} after a warm-up of {length} {interval}s"]
+
+    def _warmup(self, trainer: Trainer) -> tuple[str, int]:
+        if self._epochs is not None:
+            return "epoch", self._epochs
+        epochs = trainer.max_epochs
+        if epochs is not None and epochs >= 10:
+            return "epoch", epochs // 10
+        steps = trainer.estimated_stepping_batches
+        return "step", 0 if steps == float("inf") else int(steps) // 10
 
 
 class _ManualWarmUp(Callback):
@@ -258,8 +247,6 @@ class ProcessesStrategy(_FastStrategy, _LocalDdp):
     processes : Processes
     options : TrainingOptions
     auto_lr : AutoLr
-    bucket_cap_mb : float
-        Megabytes of gradients that are reduced together.
     """
 
     strategy_name = "nano_processes"
@@ -269,20 +256,12 @@ class ProcessesStrategy(_FastStrategy, _LocalDdp):
         processes: Processes,
         options: TrainingOptions,
         auto_lr: AutoLr,
-        bucket_cap_mb: float = 25.0,
     ):
-        super().__init__(
-            parallel_devices=[torch.device("cpu")] * processes.count,
-            cluster_environment=LocalGroup(),
-            process_group_backend="gloo",
-            find_unused_parameters=True,
-            gradient_as_bucket_view=True,
-            bucket_cap_mb=bucket_cap_mb,
-        )
+        super().__init__(**ddp_arguments(processes, LocalGroup(), options))
         self.processes = processes
         self.options = options
         self.auto_lr = auto_lr
-        self._bucket_cap_mb = bucket_cap_mb
+        self._rates_report: list[str] = []
 
     @property
     def root_device(self) -> torch.device:
@@ -300,13 +279,13 @@ class ProcessesStrategy(_FastStrategy, _LocalDdp):
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         super().setup_optimizers(trainer)
-        self.auto_lr.apply(trainer, self)
+        self._rates_report = self.auto_lr.apply(trainer, self)
 
     def _configure_launcher(self) -> None:
         self._launcher = FitLauncher(self)
 
     def _describe(self) -> list[str]:
-        return [*self.processes.describe(self._bucket_cap_mb), *self.auto_lr.describe()]
+        return [*self.processes.describe(self.options.bucket_cap_mb), *self._rates_report]
 
 
 class FitLauncher(_Launcher):
@@ -330,7 +309,7 @@ class FitLauncher(_Launcher):
             return function(*args, **kwargs)
         registry = _registry(trainer)
         self._strategy.fitted_on = None  # the processes do not need it
-        order = (function, trainer, args, kwargs, _Globals())
+        order = (function, trainer, args, kwargs, GlobalState())
         state = registry.loads(self._strategy.processes.run(_fit, *order)[0])
         Changes.apply(registry, state["changes"])
         _restore(trainer, state)
@@ -341,24 +320,8 @@ class FitLauncher(_Launcher):
         """Nothing: no process outlives :meth:`launch`."""
 
 
-class _Globals:
-    """Settings that are global in this process and that a fit depends on."""
-
-    def __init__(self) -> None:
-        self._deterministic = (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        )
-        self._random = _collect_rng_states(include_cuda=False)
-
-    def restore(self) -> None:
-        enabled, warn_only = self._deterministic
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-        _set_rng_states(self._random)
-
-
 def _fit(
-    rank: int, function: Callable, trainer: Trainer, args: tuple, kwargs: dict, state: _Globals
+    rank: int, function: Callable, trainer: Trainer, args: tuple, kwargs: dict, state: GlobalState
 ) -> bytes | None:
     """Fit in one of the processes; return the pickled state of rank 0."""
     strategy = cast("ProcessesStrategy", trainer.strategy)
@@ -367,9 +330,9 @@ def _fit(
     reset_seed()
     module = trainer.lightning_module
     registry = _registry(trainer)
-    changes = Changes(registry, _user_callbacks(trainer), _OF_LIGHTNING - {"training"})
+    changes = Changes(registry, _user_callbacks(trainer), _OF_LIGHTNING)
     _share_rows(trainer)
-    with _SharedFigures(module):
+    with _shared_figures(trainer, module):
         function(*args, **kwargs)
     if rank:
         # Metrics of a module may meet in its state.
@@ -398,36 +361,34 @@ def _registry(trainer: Trainer) -> ObjectRegistry:
         if isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler))
     }
     return ObjectRegistry(
-        {"model": module, "trainer": trainer, **_callbacks(trainer), **optimizers}
+        {"model": module, "trainer": trainer, **_named_callbacks(trainer), **optimizers}
     )
 
 
-def _callbacks(trainer: Trainer) -> dict[str, Callback]:
-    return {
-        f"callback {place}": each
-        for place, each in enumerate(cast("_Connected", trainer).callbacks)
-    }
+def _callbacks(trainer: Any) -> list[Callback]:
+    return trainer.callbacks  # set by a connector, which type checkers do not see
+
+
+def _named_callbacks(trainer: Trainer) -> dict[str, Callback]:
+    return {f"callback {place}": each for place, each in enumerate(_callbacks(trainer))}
 
 
 def _user_callbacks(trainer: Trainer) -> dict[str, Callback]:
     """Return callbacks whose attributes may be anything; Lightning's own have a state."""
     return {
         name: each
-        for name, each in _callbacks(trainer).items()
+        for name, each in _named_callbacks(trainer).items()
         if not type(each).__module__.startswith("pytorch_lightning.")
     }
 
 
 def _packed(registry: ObjectRegistry, changes: Changes, trainer: Trainer) -> bytes:
     trainer.lightning_module.state_dict()
-    connector = trainer._logger_connector
     state = {
         "changes": changes.collect(),
         "state": trainer.state,
-        "callback_metrics": connector.callback_metrics,
-        "logged_metrics": connector.logged_metrics,
-        "progress_bar_metrics": connector.progress_bar_metrics,
-        "callbacks": [each.state_dict() for each in cast("_Connected", trainer).callbacks],
+        "metrics": {name: getattr(trainer._logger_connector, name) for name in _METRICS},
+        "callbacks": [each.state_dict() for each in _callbacks(trainer)],
         "fit_loop": trainer.fit_loop.state_dict(),
         "max_epochs": trainer.fit_loop.max_epochs,
         "should_stop": trainer.should_stop,
@@ -441,13 +402,9 @@ def _packed(registry: ObjectRegistry, changes: Changes, trainer: Trainer) -> byt
 
 
 def _restore(trainer: Trainer, state: dict[str, Any]) -> None:
-    connector = trainer._logger_connector
-    connector.callback_metrics.update(state["callback_metrics"])
-    connector.logged_metrics.update(state["logged_metrics"])
-    connector.progress_bar_metrics.update(state["progress_bar_metrics"])
-    for callback, callback_state in zip(
-        cast("_Connected", trainer).callbacks, state["callbacks"], strict=False
-    ):
+    for name, metrics in state["metrics"].items():
+        getattr(trainer._logger_connector, name).update(metrics)
+    for callback, callback_state in zip(_callbacks(trainer), state["callbacks"], strict=False):
         if callback_state:
             callback.load_state_dict(callback_state)
     loop = trainer.fit_loop
@@ -461,36 +418,28 @@ def _restore(trainer: Trainer, state: dict[str, Any]) -> None:
     trainer.state = state["state"]
 
 
-class _SharedFigures:
-    """While it is entered, figures of a validation are those of all processes by default."""
+@contextmanager
+def _shared_figures(trainer: Trainer, module: LightningModule) -> Iterator[None]:
+    """Let figures of a validation be those of all processes by default."""
+    log = module.log
+    signature = inspect.signature(log)
 
-    def __init__(self, module: LightningModule):
-        self._module = module
-
-    def __enter__(self) -> None:
-        log = self._module.log
-
-        signature = inspect.signature(log)
-
-        @functools.wraps(log)
-        def log_together(*args: Any, **kwargs: Any) -> None:
-            arguments = signature.bind(*args, **kwargs).arguments
-            arguments.setdefault("sync_dist", self._is_of_an_epoch(arguments))
-            log(**arguments)
-
-        self._module.__dict__["log"] = log_together
-
-    def __exit__(self, *exception) -> None:
-        del self._module.__dict__["log"]
-
-    def _is_of_an_epoch(self, arguments: Mapping[str, Any]) -> bool:
-        trainer = self._module.trainer
+    @functools.wraps(log)
+    def log_together(*args: Any, **kwargs: Any) -> None:
+        arguments = signature.bind(*args, **kwargs).arguments
         of_epoch = arguments.get("on_epoch")
         if of_epoch is None:
             of_epoch = trainer.validating or trainer.sanity_checking
-        return bool(
-            of_epoch and not arguments.get("on_step") and not arguments.get("rank_zero_only")
-        )
+        alone = arguments.get("on_step") or arguments.get("rank_zero_only")
+        arguments.setdefault("sync_dist", bool(of_epoch and not alone))
+        log(**arguments)
+
+    replaced = Replaced()
+    replaced.set(module, "log", log_together)
+    try:
+        yield
+    finally:
+        replaced.undo()
 
 
 def _share_rows(trainer: Trainer) -> None:

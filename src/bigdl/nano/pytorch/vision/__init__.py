@@ -54,20 +54,15 @@ def of_torchvision(module: str, name: str, asked: str) -> Any:
     try:
         torchvision = importlib.import_module(f"torchvision.{module}")
     except (ImportError, RuntimeError, OSError) as error:  # one that is built for another torch
-        if name in _THEIRS[module]:
-            raise MissingExtraError(_advice(name, error)) from error
-        raise AttributeError(
-            f"{missing}, and torchvision, which may have it, cannot be imported ({error})"
-        ) from error
+        if name not in _THEIRS[module]:
+            raise AttributeError(
+                f"{missing}, and torchvision, which may have it, cannot be imported ({error})"
+            ) from error
+        if isinstance(error, ModuleNotFoundError) and error.name == "torchvision":
+            advice = "which is not installed; run: pip install torchvision"
+        else:
+            advice = f"which cannot be imported ({error}); run: pip install --upgrade torchvision"
+        raise MissingExtraError(f"{name} is torchvision's, {advice}") from error
     if not hasattr(torchvision, name):
         raise AttributeError(f"{missing}, and neither has torchvision.{module}")
     return getattr(torchvision, name)
-
-
-def _advice(name: str, error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name == "torchvision":
-        return f"{name} is torchvision's, which is not installed; run: pip install torchvision"
-    return (
-        f"{name} is torchvision's, which cannot be imported ({error}); run: "
-        "pip install --upgrade torchvision"
-    )

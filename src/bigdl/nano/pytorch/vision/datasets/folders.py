@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import os
+import shutil
 import tarfile
 import tempfile
 import urllib.request
@@ -28,8 +29,13 @@ from bigdl.common.checks import check_choice
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.vision.datasets.decoding import read_image
-from bigdl.nano.pytorch.vision.transforms.base import is_random, is_thread_safe, random_seed, seeded
-from bigdl.nano.pytorch.vision.transforms.geometry import size_that_suffices
+from bigdl.nano.pytorch.vision.transforms.transforms import (
+    is_random,
+    is_thread_safe,
+    random_seed,
+    seeded,
+    size_that_suffices,
+)
 
 __all__ = ["ImageFolder", "OxfordIIITPet", "SegmentationImageFolder", "collate_channels_last"]
 
@@ -403,8 +409,7 @@ class OxfordIIITPet(SampleDataset):
             with tempfile.TemporaryFile(dir=self.folder) as archive:
                 try:
                     with urllib.request.urlopen(_PETS_URL + name, timeout=30) as response:
-                        while chunk := response.read(1 << 20):
-                            archive.write(chunk)
+                        shutil.copyfileobj(response, archive)
                 except OSError as error:
                     raise UsageError(
                         f"{_PETS_URL + name} cannot be fetched ({error}); fetch it by other means "
@@ -419,15 +424,11 @@ class OxfordIIITPet(SampleDataset):
         annotations = self.folder / "annotations"
         lines = (annotations / f"{self.split}.txt").read_text().splitlines()
         rows = [line.split() for line in lines if line.strip()]
-        self._names = [row[0] for row in rows]
-        self._labels = [int(row[1]) - 1 for row in rows]
-        breeds = {
-            label: name.rpartition("_")[0]
-            for name, label in zip(self._names, self._labels, strict=True)
-        }
-        self.classes = [
-            " ".join(word.title() for word in breeds[label].split("_")) for label in sorted(breeds)
-        ]
+        self._names = [name for name, *_ in rows]
+        self._labels = [int(breed) - 1 for _, breed, *_ in rows]
+        examples = dict(zip(self._labels, self._names, strict=True))
+        breeds = (examples[label].rpartition("_")[0] for label in sorted(examples))
+        self.classes = [breed.replace("_", " ").title() for breed in breeds]
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self._masks = annotations / "trimaps"
 

@@ -7,17 +7,14 @@ published weights load unchanged; torchvision itself is not needed.
 from typing import TYPE_CHECKING
 
 from bigdl.nano.lazy_names import lazy_names
-from bigdl.nano.pytorch.vision.models import backbone, mobilenet, resnet, shufflenet_v2
-from bigdl.nano.pytorch.vision.models.backbone import *  # noqa: F403
-from bigdl.nano.pytorch.vision.models.mobilenet import *  # noqa: F403
-from bigdl.nano.pytorch.vision.models.resnet import *  # noqa: F403
-from bigdl.nano.pytorch.vision.models.shufflenet_v2 import *  # noqa: F403
+from bigdl.nano.pytorch.vision.models import backbones
+from bigdl.nano.pytorch.vision.models.backbones import *  # noqa: F403
 
 if TYPE_CHECKING:
     from bigdl.nano.pytorch.vision.models.classifier import ImageClassifier
 
 __all__ = ["ImageClassifier"]
-__all__ += backbone.__all__ + mobilenet.__all__ + resnet.__all__ + shufflenet_v2.__all__
+__all__ += backbones.__all__
 
 # A backbone needs torch alone; Lightning takes seconds to import.
 __getattr__, __dir__ = lazy_names(

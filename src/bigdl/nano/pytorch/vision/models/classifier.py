@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -13,12 +13,9 @@ from bigdl.common.errors import UsageError, require
 
 __all__ = ["ImageClassifier"]
 
-if TYPE_CHECKING:
-    from pytorch_lightning import LightningModule
+require("pytorch_lightning", "nano")
 
-    from bigdl.nano.pytorch.vision.models.backbone import BackboneModule
-else:
-    LightningModule = require("pytorch_lightning", "nano").LightningModule
+from pytorch_lightning import LightningModule  # noqa: E402
 
 
 class ImageClassifier(LightningModule):
@@ -62,7 +59,7 @@ class ImageClassifier(LightningModule):
                     f"The backbone, a {type(backbone).__name__}, has no get_output_size() from "
                     "which a head could be made; pass `head`."
                 )
-            size = cast("BackboneModule", backbone).get_output_size()
+            size = cast("Any", backbone).get_output_size()
             head = nn.Sequential(nn.Flatten(), nn.Linear(size, num_classes))
         self.num_classes = num_classes
         self.backbone = backbone

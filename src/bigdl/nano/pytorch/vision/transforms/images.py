@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 from numbers import Number
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,10 +39,12 @@ class InterpolationMode(Enum):
     LANCZOS = "lanczos"
 
 
+Mode = InterpolationMode | str | int
+OF_TORCH = {InterpolationMode.BILINEAR: "bilinear", InterpolationMode.BICUBIC: "bicubic"}
 OF_PILLOW = {mode: Image.Resampling[mode.name.partition("_")[0]] for mode in InterpolationMode}
 
 
-def interpolation_mode(given: Any) -> InterpolationMode:
+def interpolation_mode(mode: Any) -> InterpolationMode:
     """Return the mode for a mode, its value, Pillow's constant, or torchvision's mode.
 
     Raises
@@ -49,14 +52,12 @@ def interpolation_mode(given: Any) -> InterpolationMode:
     UsageError
         If there is none like it.
     """
-    for mode in InterpolationMode:
-        # torchvision's modes have the same values
-        if mode.value == getattr(given, "value", given) or (
-            isinstance(given, int) and OF_PILLOW[mode] == given
-        ):
-            return mode
-    names = ", ".join(mode.name for mode in InterpolationMode)
-    raise UsageError(f"interpolation must be an InterpolationMode ({names}), not {given!r}")
+    value = getattr(mode, "value", mode)  # torchvision's modes have the same values
+    for each in InterpolationMode:
+        if value in (each.value, OF_PILLOW[each]):
+            return each
+    names = ", ".join(each.name for each in InterpolationMode)
+    raise UsageError(f"interpolation must be an InterpolationMode ({names}), not {mode!r}")
 
 
 def is_pil(image: Any) -> TypeIs[Image.Image]:
@@ -86,13 +87,12 @@ def dimensions(image: Any) -> tuple[int, int, int]:
     raise no_image(image)
 
 
-def no_image(given: Any) -> UsageError:
+def no_image(value: Any) -> UsageError:
     """Return the error for what is no image."""
-    shape = getattr(given, "shape", None)
-    what = type(given).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
+    shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
     return UsageError(
         "An image must be a PIL image, an ndarray (height, width[, channels]) or a tensor "
-        f"(..., channels, height, width), but it is a {what}"
+        f"(..., channels, height, width), but it is a {type(value).__name__}{shape}"
     )
 
 
@@ -109,16 +109,14 @@ def highest(image: np.ndarray | torch.Tensor) -> float:
 
 def to_array(image: Any) -> np.ndarray:
     """Return an image as an array; without a copy where that is possible."""
-    if isinstance(image, torch.Tensor):
-        if image.ndim not in (2, 3):
-            raise no_image(image)
-        array = image.detach().cpu().numpy()
-        return array if image.ndim == 2 else np.ascontiguousarray(array.transpose(1, 2, 0))
     if is_pil(image):
         return np.asarray(image)
-    if isinstance(image, np.ndarray) and image.ndim in (2, 3):
+    if not isinstance(image, (np.ndarray, torch.Tensor)) or image.ndim not in (2, 3):
+        raise no_image(image)
+    if isinstance(image, np.ndarray):
         return image
-    raise no_image(image)
+    array = image.detach().cpu().numpy()
+    return array if image.ndim == 2 else np.ascontiguousarray(array.transpose(1, 2, 0))
 
 
 def to_pil(array: np.ndarray) -> Image.Image:
@@ -128,7 +126,7 @@ def to_pil(array: np.ndarray) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array))
 
 
-def on_arrays(image: Any, function: Callable[..., np.ndarray], *args: Any) -> Any:
+def on_arrays(image: Any, function: Callable[..., np.ndarray], *args: Any, **kwargs: Any) -> Any:
     """Apply a function of arrays to an image of any kind; the result is of the same kind.
 
     Parameters
@@ -137,20 +135,18 @@ def on_arrays(image: Any, function: Callable[..., np.ndarray], *args: Any) -> An
         A tensor may have leading dimensions; its images are taken one by one.
     function : callable
         From an array ``(H, W[, C])`` to another.
-    *args
+    *args, **kwargs
         Further arguments of the function.
     """
-    if isinstance(image, np.ndarray):
-        return function(to_array(image), *args)
-    if is_pil(image):
-        return to_pil(function(np.asarray(image), *args))
-    if not isinstance(image, torch.Tensor) or image.ndim < 2:
-        raise no_image(image)
-    if image.ndim > 3:
+    if isinstance(image, torch.Tensor) and image.ndim > 3:
         images = image.flatten(0, -4)
-        done = torch.stack([on_arrays(each, function, *args) for each in images])
+        done = torch.stack([on_arrays(each, function, *args, **kwargs) for each in images])
         return done.unflatten(0, image.shape[:-3])
-    result = np.asarray(function(to_array(image), *args))
+    result = function(to_array(image), *args, **kwargs)
+    if is_pil(image):
+        return to_pil(result)
+    if isinstance(image, np.ndarray):
+        return result
     if image.ndim == 3:
         result = result.reshape(*result.shape[:2], -1).transpose(2, 0, 1)
     return torch.from_numpy(np.ascontiguousarray(result)).to(image.device)
@@ -168,29 +164,21 @@ def with_channels_of(result: np.ndarray, image: np.ndarray) -> np.ndarray:
     return result.reshape(*result.shape[:2], *image.shape[2:])
 
 
-def two_lengths(size: Size) -> tuple[int, int]:
-    """Return a size of one or two numbers as two."""
-    first, *rest = [size] if is_number(size) else size
-    return int(first), int(rest[0] if rest else first)
+def two_lengths(name: str, size: Size) -> tuple[int, int]:
+    """Return a size of one or two positive ints as two; `name` is that of the argument."""
+    lengths = [size] if is_number(size) else list(size)
+    if len(lengths) not in (1, 2):
+        raise UsageError(f"{name} must be a positive int or two, but it is {size!r}")
+    return check_positive(name, lengths[0]), check_positive(name, lengths[-1])
 
 
-def fill_values(fill: Fill) -> list[float]:
-    """Return the numbers of a fill; 0 if there is none."""
-    if fill is None:
-        return [0]
-    if np.ndim(cast("Any", fill)) == 0:
-        return [cast("float", fill)]
-    return list(cast("Sequence[float]", fill))
-
-
-def fill_of_opencv(image: np.ndarray, fill: Fill) -> tuple[float, ...]:
-    """Return the fill as OpenCV wants it: four numbers."""
-    channels = image.shape[2] if image.ndim == 3 else 1
-    values = fill_values(fill)
+def fill_values(image: Any, fill: Fill) -> tuple[float, ...]:
+    """Return a number for each channel of an image; 0 if there is no fill."""
+    channels = dimensions(image)[0]
+    values = (0,) if fill is None else (fill,) if is_number(fill) else tuple(fill)
     if len(values) not in (1, channels):
         raise UsageError(
             f"fill must be a number or have one for each of {channels} channel(s), but it is "
             f"{fill!r}"
         )
-    values = values * channels if len(values) == 1 else values
-    return tuple((values + [0] * 4)[:4])
+    return values if len(values) == channels else values * channels

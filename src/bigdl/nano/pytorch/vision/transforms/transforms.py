@@ -1,4 +1,897 @@
-"""Old import path of :mod:`bigdl.nano.pytorch.vision.transforms`."""
+"""Transforms: settings, random draws, and the operation that is applied to each image.
 
-from bigdl.nano.pytorch.vision.transforms import *  # noqa: F403
-from bigdl.nano.pytorch.vision.transforms import __all__, __getattr__  # noqa: F401
+The life of a transform: a dataset calls it once for each sample, in any thread or process. It
+keeps nothing from one call to the next. Its random numbers come from torch's default generator, or
+from one that a thread has set (:func:`seeded`): a loader that transforms many samples on many
+threads gives each sample a generator of its own, so that the result depends on the seed alone and
+not on which thread was first.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, dataclass_transform
+
+import torch
+
+from bigdl.common.checks import check_number
+from bigdl.common.errors import UsageError
+from bigdl.nano.lazy_names import public_names
+from bigdl.nano.pytorch.vision import of_torchvision
+from bigdl.nano.pytorch.vision.transforms import functional
+from bigdl.nano.pytorch.vision.transforms.images import (
+    OF_TORCH,
+    Fill,
+    InterpolationMode,
+    Mode,
+    Size,
+    dimensions,
+    interpolation_mode,
+    is_number,
+    two_lengths,
+)
+
+F = functional
+_thread = threading.local()
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Let this thread draw from a generator of its own; nothing changes if `seed` is None."""
+    before = _generator()
+    if seed is not None:
+        _thread.generator = torch.Generator().manual_seed(seed)
+    try:
+        yield
+    finally:
+        _thread.generator = before
+
+
+def _generator() -> torch.Generator | None:
+    return getattr(_thread, "generator", None)
+
+
+def random_seed() -> int:
+    """Draw a seed for another generator."""
+    return _random_below(2**62)
+
+
+def _random_below(count: int) -> int:
+    return int(torch.randint(count, (), generator=_generator()))
+
+
+def _random_uniform(low: float, high: float) -> float:
+    """Draw a number in ``[low, high)``; `low` if they are equal."""
+    return float(torch.empty(()).uniform_(low, high, generator=_generator()))
+
+
+def _random_bool(probability: float) -> bool:
+    return bool(torch.rand((), generator=_generator()) < probability)
+
+
+def _random_order(count: int) -> list[int]:
+    return torch.randperm(count, generator=_generator()).tolist()
+
+
+def _random_place(rows: int, columns: int) -> tuple[int, int]:
+    """Draw top and left of a part, where this many rows and columns are left."""
+    return _random_below(rows + 1), _random_below(columns + 1)
+
+
+def _random_lengths(
+    area: int, scale: Sequence[float], ratio: Sequence[float]
+) -> Iterator[tuple[int, int]]:
+    """Draw the lengths of a part of an image ten times, as it may be too long.
+
+    Parameters
+    ----------
+    area : int
+        Pixels of the image.
+    scale, ratio : (float, float)
+        Ranges of the part's share of them, and of its second length divided by its first.
+    """
+    for _ in range(10):
+        share = area * _random_uniform(*scale)
+        quotient = math.exp(_random_uniform(*map(math.log, ratio)))
+        yield round(math.sqrt(share / quotient)), round(math.sqrt(share * quotient))
+
+
+@dataclass_transform(eq_default=False)
+class Transform(torch.nn.Module):
+    """A map from an image to another; a module without parameters.
+
+    The annotated attributes of a class of this module are its settings, in the order of the
+    arguments of its constructor. ``class Name(Transform, operation=function)`` calls the function
+    with the image and all settings but `p`.
+
+    Attributes
+    ----------
+    random : bool
+        Whether two calls with the same image may differ.
+    scale_free : bool
+        Whether a small image is treated as a large one, so that images may be made smaller before.
+    """
+
+    scale_free: ClassVar[bool] = False
+    operation: ClassVar[Callable[..., Any]]
+
+    def __init_subclass__(cls, operation: Callable[..., Any] | None = None, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if operation is not None:
+            cls.operation = staticmethod(operation)
+        if cls.__module__ == __name__:
+            dataclass(eq=False, repr=False)(cls)
+
+    def __new__(cls, *args: Any, **kwargs: Any):
+        # The constructors of dataclasses do not call this.
+        transform = super().__new__(cls)
+        torch.nn.Module.__init__(transform)
+        return transform
+
+    @property
+    def random(self) -> bool:
+        return False
+
+    @property
+    def parts(self) -> Sequence[Callable]:
+        """The transforms that this one calls."""
+        return ()
+
+    def forward(self, image: Any) -> Any:
+        settings = (getattr(self, field.name) for field in fields(self) if field.name != "p")  # type: ignore[arg-type]  # each class of this module is a dataclass
+        return self.operation(image, *settings)
+
+    def __repr__(self) -> str:
+        """The name and all settings: equal texts mean equal transforms."""
+        settings = (
+            f"{name}={value}"
+            for name, value in vars(self).items()
+            if not name.startswith("_") and name != "training"
+        )
+        return f"{type(self).__name__}({', '.join(settings)})"
+
+
+def is_random(transform: Callable | None) -> bool:
+    """Return True if a transform may give two results for one image, as far as can be known.
+
+    Of a function that is not a transform of ours it cannot be known: it counts as random.
+    """
+    if not isinstance(transform, Transform):
+        return transform is not None
+    return transform.random or any(map(is_random, transform.parts))
+
+
+def is_thread_safe(transform: Callable | None) -> bool:
+    """Return True if a transform gives the same result in any thread: only ours are known to."""
+    if not isinstance(transform, Transform) or isinstance(transform, Lambda):
+        return transform is None
+    return all(map(is_thread_safe, transform.parts))
+
+
+def size_that_suffices(transform: Any) -> Callable[[int, int], tuple[int, int]] | None:
+    """Return the size to which an image is made smaller before all that depends on its size.
+
+    Parameters
+    ----------
+    transform : callable or None
+
+    Returns
+    -------
+    callable or None
+        From height and width of an image to those that its first ``Resize`` gives it; None if
+        another transform comes before, if pixels between the result's would not count, or if
+        nothing is known of the transform.
+    """
+    for step in transform.transforms if isinstance(transform, Compose) else [transform]:
+        if type(step) is Resize and step.antialias and step.interpolation in OF_TORCH:
+            return lambda *lengths: F.resized_to(lengths, step.size, step.max_size)
+        if not vars(type(step)).get("scale_free"):  # not inherited: a subclass may do more
+            return None
+    return None
+
+
+class _Group(Transform):
+    """Several transforms."""
+
+    transforms: Sequence[Callable]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.transforms, Sequence | torch.nn.ModuleList):
+            raise UsageError(
+                f"{type(self).__name__} takes a list of transforms, not a "
+                f"{type(self.transforms).__name__}"
+            )
+        # Not a ModuleList: users put functions in, and change the list.
+        self.transforms = list(self.transforms)
+
+    @property
+    def parts(self) -> Sequence[Callable]:
+        return self.transforms
+
+    def __repr__(self) -> str:
+        lines = "".join(f"\n    {each}" for each in self.transforms)
+        chances = f"\n    p={self.p}" if hasattr(self, "p") else ""
+        return f"{type(self).__name__}({lines}{chances}\n)"
+
+
+class Compose(_Group):
+    """One transform after the other.
+
+    A conversion to a tensor and the normalisation that follows it share one buffer.
+    """
+
+    def __call__(self, image: Any) -> Any:
+        previous = None
+        for transform in self.transforms:
+            follow = getattr(transform, "after", None)
+            image = transform(image) if follow is None else follow(previous, image)
+            previous = transform
+        return image
+
+
+class Lambda(Transform):
+    """A function of the user's."""
+
+    random = True
+    lambd: Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.lambd):
+            raise UsageError(f"Lambda takes a function, not a {type(self.lambd).__name__}")
+
+    def forward(self, image: Any) -> Any:
+        return self.lambd(image)
+
+
+class RandomApply(_Group):
+    """All of the transforms with probability `p`, else none of them."""
+
+    random = True
+    p: float = 0.5
+
+    def forward(self, image: Any) -> Any:
+        if _random_bool(self.p):
+            for transform in self.transforms:
+                image = transform(image)
+        return image
+
+
+class RandomOrder(_Group):
+    """All of the transforms in a random order."""
+
+    random = True
+
+    def forward(self, image: Any) -> Any:
+        for index in _random_order(len(self.transforms)):
+            image = self.transforms[index](image)
+        return image
+
+
+class RandomChoice(_Group):
+    """One of the transforms, with the probabilities `p` if they are given."""
+
+    random = True
+    p: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.p is not None and len(self.p) != len(self.transforms):
+            raise UsageError(
+                f"p must have one number for each of {len(self.transforms)} transforms"
+            )
+
+    def forward(self, image: Any) -> Any:
+        weights = [1.0] * len(self.transforms) if self.p is None else self.p
+        edges = list(itertools.accumulate(weights))
+        drawn = bisect.bisect_right(edges, _random_uniform(0, edges[-1]))
+        return self.transforms[drawn](image)
+
+
+class Resize(Transform, operation=F.resize):
+    """Make images larger or smaller. Parameters as of :func:`~.functional.resize`."""
+
+    size: Size
+    interpolation: Mode = InterpolationMode.BILINEAR
+    max_size: int | None = None
+    antialias: bool | None = True
+
+    def __post_init__(self) -> None:
+        two_lengths("size", self.size)
+        F.resized_to((1, 1), self.size, self.max_size)
+        self.interpolation = interpolation_mode(self.interpolation)
+
+
+class _OfSize(Transform):
+    """A transform whose results have a height and a width."""
+
+    size: Size
+
+    def __post_init__(self) -> None:
+        self.size = two_lengths("size", self.size)
+
+
+class CenterCrop(_OfSize, operation=F.center_crop):
+    """The middle of images."""
+
+
+class FiveCrop(_OfSize, operation=F.five_crop):
+    """Four corners and the middle: a tuple of five images."""
+
+
+class TenCrop(_OfSize, operation=F.ten_crop):
+    """:class:`FiveCrop` of an image and of its mirror image."""
+
+    vertical_flip: bool = False
+
+
+class Pad(Transform, operation=F.pad):
+    """Add a border. Parameters as of :func:`~.functional.pad`."""
+
+    padding: Size
+    fill: Fill = 0
+    padding_mode: str = "constant"
+
+
+class RandomCrop(_OfSize):
+    """A random part of images.
+
+    Parameters
+    ----------
+    size : int or (int, int)
+        Height and width.
+    padding : int or sequence, optional
+        A border that is added before.
+    pad_if_needed : bool
+        Add a border to an image that is smaller.
+    fill, padding_mode
+        As of :class:`Pad`.
+    """
+
+    random = True
+    padding: Size | None = None
+    pad_if_needed: bool = False
+    fill: Fill = 0
+    padding_mode: str = "constant"
+
+    def forward(self, image: Any) -> Any:
+        if self.padding is not None:
+            image = F.pad(image, self.padding, self.fill, self.padding_mode)
+        height, width = two_lengths("size", self.size)
+        _, rows, columns = dimensions(image)
+        if self.pad_if_needed and (rows < height or columns < width):
+            border = [max(width - columns, 0), max(height - rows, 0)]
+            image = F.pad(image, border, self.fill, self.padding_mode)
+            _, rows, columns = dimensions(image)
+        if rows < height or columns < width:
+            raise UsageError(
+                f"A crop of {(height, width)} does not fit into an image of {(rows, columns)}; "
+                "Resize before, or pass pad_if_needed=True"
+            )
+        top, left = _random_place(rows - height, columns - width)
+        return F.crop(image, top, left, height, width)
+
+
+class RandomResizedCrop(_OfSize):
+    """A random part of images, resized (Szegedy et al. 2014).
+
+    Parameters
+    ----------
+    size : int or (int, int)
+        Height and width of the result.
+    scale : (float, float)
+        Range of the part's share of the image.
+    ratio : (float, float)
+        Range of its width divided by its height.
+    interpolation, antialias
+        As of :class:`Resize`.
+    """
+
+    random = True
+    scale: Sequence[float] = (0.08, 1.0)
+    ratio: Sequence[float] = (3 / 4, 4 / 3)
+    interpolation: Mode = InterpolationMode.BILINEAR
+    antialias: bool | None = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.interpolation = interpolation_mode(self.interpolation)
+
+    def forward(self, image: Any) -> Any:
+        _, rows, columns = dimensions(image)
+        for height, width in _random_lengths(rows * columns, self.scale, self.ratio):
+            if 0 < height <= rows and 0 < width <= columns:
+                top, left = _random_place(rows - height, columns - width)
+                break
+        else:  # the middle
+            ratio = min(max(columns / rows, min(self.ratio)), max(self.ratio))
+            height, width = min(rows, round(columns / ratio)), min(columns, round(rows * ratio))
+            top, left = (rows - height) // 2, (columns - width) // 2
+        part = (top, left, height, width)
+        return F.resized_crop(image, *part, self.size, self.interpolation, self.antialias)
+
+
+class _RandomTransform(Transform):
+    """A transform that is applied with probability `p`."""
+
+    random = True
+
+    @property
+    def p(self) -> float:
+        raise NotImplementedError  # each class has it as a setting, after those without defaults
+
+    def __post_init__(self) -> None:
+        check_number("p", self.p, 0, 1)
+
+    def changed(self, image: Any) -> Any:
+        """Return the image after the transform."""
+        return super().forward(image)
+
+    def forward(self, image: Any) -> Any:
+        return self.changed(image) if _random_bool(self.p) else image
+
+
+class RandomHorizontalFlip(_RandomTransform, operation=F.hflip):
+    """Mirror left and right with probability `p`."""
+
+    scale_free = True
+    p: float = 0.5
+
+
+class RandomVerticalFlip(_RandomTransform, operation=F.vflip):
+    """Mirror top and bottom with probability `p`."""
+
+    scale_free = True
+    p: float = 0.5
+
+
+class RandomInvert(_RandomTransform, operation=F.invert):
+    """The negative with probability `p`."""
+
+    scale_free = True
+    p: float = 0.5
+
+
+class RandomAutocontrast(_RandomTransform, operation=F.autocontrast):
+    """Stretch each channel from black to white with probability `p`."""
+
+    p: float = 0.5
+
+
+class RandomEqualize(_RandomTransform, operation=F.equalize):
+    """Make all values about equally frequent with probability `p`."""
+
+    p: float = 0.5
+
+
+class RandomPosterize(_RandomTransform, operation=F.posterize):
+    """Keep the first `bits` bits of each byte with probability `p`."""
+
+    bits: int
+    p: float = 0.5
+
+
+class RandomSolarize(_RandomTransform, operation=F.solarize):
+    """Invert what is at least as bright as `threshold` with probability `p`."""
+
+    threshold: float
+    p: float = 0.5
+
+
+class RandomAdjustSharpness(_RandomTransform, operation=F.adjust_sharpness):
+    """Change the sharpness by `sharpness_factor` with probability `p`."""
+
+    sharpness_factor: float
+    p: float = 0.5
+
+
+class RandomGrayscale(_RandomTransform):
+    """The luma with probability `p`; the number of channels stays."""
+
+    scale_free = True
+    p: float = 0.1
+
+    def changed(self, image: Any) -> Any:
+        return F.rgb_to_grayscale(image, dimensions(image)[0])
+
+
+class Grayscale(Transform, operation=F.rgb_to_grayscale):
+    """The luma of images.
+
+    Parameters
+    ----------
+    num_output_channels : int
+        1, or 3 for three equal channels.
+    """
+
+    scale_free = True
+    num_output_channels: int = 1
+
+
+class ColorJitter(Transform):
+    """Change brightness, contrast, saturation and hue at random, in random order.
+
+    Parameters
+    ----------
+    brightness, contrast, saturation : float or (float, float)
+        Range of the factor; one number stands for ``1 ± number``, never below 0.
+    hue : float or (float, float)
+        Range of the turn of the wheel of colours, within -0.5…0.5; one number stands for minus
+        that to that.
+    """
+
+    scale_free = True
+    brightness: float | Sequence[float] | None = 0
+    contrast: float | Sequence[float] | None = 0
+    saturation: float | Sequence[float] | None = 0
+    hue: float | Sequence[float] | None = 0
+
+    def __post_init__(self) -> None:
+        for name in ("brightness", "contrast", "saturation"):
+            setattr(self, name, _factors(name, getattr(self, name), 1.0, (0.0, math.inf)))
+        self.hue = _factors("hue", self.hue, 0.0, (-0.5, 0.5))
+
+    @property
+    def random(self) -> bool:
+        return any((self.brightness, self.contrast, self.saturation, self.hue))
+
+    def forward(self, image: Any) -> Any:
+        if not self.random:
+            return image
+        adjustments: list[tuple[Callable[[Any, float], Any], Any]] = [
+            (F.adjust_brightness, self.brightness),
+            (F.adjust_contrast, self.contrast),
+            (F.adjust_saturation, self.saturation),
+            (F.adjust_hue, self.hue),
+        ]
+        for index in _random_order(4):
+            adjust, limits = adjustments[index]
+            if limits:
+                image = adjust(image, _random_uniform(*limits))
+        return image
+
+
+def _factors(
+    name: str, value: Any, center: float, limits: tuple[float, float]
+) -> tuple[float, float] | None:
+    """Return the range of a factor; None if nothing is to be done."""
+    if is_number(value):
+        check_number(name, value, 0)
+        low, high = center - value, center + value
+        low = max(low, 0.0) if center else low
+    else:
+        low, high = value
+    if not limits[0] <= low <= high <= limits[1]:
+        raise UsageError(f"{name} must be a range within {limits}, but it is {value!r}")
+    return None if low == high == center else (float(low), float(high))
+
+
+class GaussianBlur(Transform):
+    """Blur images by a normal distribution of a random width.
+
+    Parameters
+    ----------
+    kernel_size : int or (int, int)
+        Odd.
+    sigma : float or (float, float)
+        Range of its standard deviation, in pixels.
+    """
+
+    kernel_size: Size
+    sigma: Any = (0.1, 2.0)
+
+    def __post_init__(self) -> None:
+        low, high = (self.sigma, self.sigma) if is_number(self.sigma) else self.sigma
+        if not 0 < low <= high:
+            raise UsageError(f"sigma must be a range of positive numbers, but it is {self.sigma!r}")
+        self.sigma = low, high
+
+    @property
+    def random(self) -> bool:
+        return self.sigma[0] != self.sigma[1]
+
+    def forward(self, image: Any) -> Any:
+        return F.gaussian_blur(image, self.kernel_size, _random_uniform(*self.sigma))
+
+
+def _angles(name: str, value: Any) -> tuple[float, float]:
+    """Return a range of angles; one number stands for minus that to that."""
+    if is_number(value):
+        check_number(name, value, 0)
+        return -float(value), float(value)
+    if len(value) != 2:
+        raise UsageError(f"{name} must be a number or a range of two, but it is {value!r}")
+    return float(value[0]), float(value[1])
+
+
+class RandomRotation(Transform):
+    """Turn images by a random angle.
+
+    Parameters
+    ----------
+    degrees : float or (float, float)
+        Range of the angle; one number stands for minus that to that.
+    interpolation, expand, center, fill
+        As of :func:`~.functional.rotate`.
+    """
+
+    random = True
+    degrees: Any
+    interpolation: Mode = InterpolationMode.NEAREST
+    expand: bool = False
+    center: Sequence[float] | None = None
+    fill: Fill = 0
+
+    def __post_init__(self) -> None:
+        self.degrees = _angles("degrees", self.degrees)
+        self.interpolation = interpolation_mode(self.interpolation)
+
+    def forward(self, image: Any) -> Any:
+        angle = _random_uniform(*self.degrees)
+        return F.rotate(image, angle, self.interpolation, self.expand, self.center, self.fill)
+
+
+class RandomAffine(Transform):
+    """Turn, move, scale and shear images at random.
+
+    Parameters
+    ----------
+    degrees : float or (float, float)
+        Range of the angle.
+    translate : (float, float), optional
+        Largest share of the width and of the height by which they are moved.
+    scale : (float, float), optional
+        Range of the factor.
+    shear : float, (float, float) or 4 floats, optional
+        Range of the angle along the rows; along the columns, too, with four.
+    interpolation, fill, center
+        As of :func:`~.functional.affine`.
+    """
+
+    random = True
+    degrees: Any
+    translate: Sequence[float] | None = None
+    scale: Sequence[float] | None = None
+    shear: Any = None
+    interpolation: Mode = InterpolationMode.NEAREST
+    fill: Fill = 0
+    center: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        self.degrees = _angles("degrees", self.degrees)
+        if self.translate is not None and not all(0 <= share <= 1 for share in self.translate):
+            raise UsageError(f"translate must be two shares in 0…1, but it is {self.translate!r}")
+        if self.scale is not None and min(self.scale) <= 0:
+            raise UsageError(f"scale must be a range of positive factors, but it is {self.scale!r}")
+        if self.shear is not None and (is_number(self.shear) or len(self.shear) != 4):
+            self.shear = _angles("shear", self.shear)
+        self.interpolation = interpolation_mode(self.interpolation)
+
+    def forward(self, image: Any) -> Any:
+        _, height, width = dimensions(image)
+        angle = _random_uniform(*self.degrees)
+        moved: list[float] = [0, 0]
+        if self.translate is not None:
+            limits = (self.translate[0] * width, self.translate[1] * height)
+            moved = [round(_random_uniform(-limit, limit)) for limit in limits]
+        scale = 1.0 if self.scale is None else _random_uniform(*self.scale)
+        angles = self.shear or ()
+        shear = [_random_uniform(*pair) for pair in zip(angles[::2], angles[1::2], strict=True)]
+        shear += [0.0] * (2 - len(shear))
+        return F.affine(
+            image, angle, moved, scale, shear, self.interpolation, self.fill, self.center
+        )
+
+
+class RandomPerspective(_RandomTransform):
+    """See images from a random place.
+
+    Parameters
+    ----------
+    distortion_scale : float
+        How far the corners move at most, as a share of half of the image, in 0…1.
+    p : float
+        Probability that it is done.
+    interpolation, fill
+        As of :func:`~.functional.perspective`.
+    """
+
+    distortion_scale: float = 0.5
+    p: float = 0.5
+    interpolation: Mode = InterpolationMode.BILINEAR
+    fill: Fill = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("distortion_scale", self.distortion_scale, 0, 1)
+        self.interpolation = interpolation_mode(self.interpolation)
+
+    def changed(self, image: Any) -> Any:
+        _, height, width = dimensions(image)
+        across = int(self.distortion_scale * (width // 2))
+        down = int(self.distortion_scale * (height // 2))
+        right, bottom = width - 1, height - 1
+        start = [[0, 0], [right, 0], [right, bottom], [0, bottom]]
+        # Inwards from the left and from the right.
+        end = [
+            [abs(x - _random_below(across + 1)), abs(y - _random_below(down + 1))] for x, y in start
+        ]
+        return F.perspective(image, start, end, self.interpolation, self.fill)
+
+
+class ElasticTransform(Transform):
+    """Move pixels by smooth random displacements (Simard et al. 2003).
+
+    Parameters
+    ----------
+    alpha : float or (float, float)
+        Size of the displacements, to the right and below.
+    sigma : float or (float, float)
+        How smooth they are: pixels of the normal distribution that they are blurred by.
+    interpolation, fill
+        As of :func:`~.functional.elastic_transform`.
+    """
+
+    random = True
+    alpha: Any = 50.0
+    sigma: Any = 5.0
+    interpolation: Mode = InterpolationMode.BILINEAR
+    fill: Fill = 0
+
+    def __post_init__(self) -> None:
+        self.alpha = [self.alpha] * 2 if is_number(self.alpha) else list(self.alpha)
+        self.sigma = [self.sigma] * 2 if is_number(self.sigma) else list(self.sigma)
+        self.interpolation = interpolation_mode(self.interpolation)
+
+    def forward(self, image: Any) -> Any:
+        _, height, width = dimensions(image)
+        shifts = []
+        for alpha, sigma, length in zip(self.alpha, self.sigma, (height, width), strict=True):
+            field = torch.rand((1, height, width), generator=_generator()) * 2 - 1
+            if sigma > 0:
+                field = F.gaussian_blur(field, 8 * int(sigma) + 1, sigma)
+            shifts.append(field * (alpha / length))
+        return F.elastic_transform(image, torch.stack(shifts, -1), self.interpolation, self.fill)
+
+
+class ToTensor(Transform, operation=F.to_tensor):
+    """A float32 tensor ``(C, H, W)``: bytes 0…255 become 0…1, floats stay what they are.
+
+    Parameters
+    ----------
+    memory_format : torch.memory_format
+        ``torch.channels_last`` keeps the order of the values, for
+        :func:`~bigdl.nano.pytorch.vision.datasets.collate_channels_last`; such a tensor cannot be
+        flattened by ``view``.
+    """
+
+    memory_format: torch.memory_format = torch.contiguous_format
+
+
+class PILToTensor(Transform, operation=F.pil_to_tensor):
+    """The values of an image ``(C, H, W)`` in their own type."""
+
+
+class ConvertImageDtype(Transform, operation=F.convert_image_dtype):
+    """Bytes to floats in 0…1, and back."""
+
+    dtype: torch.dtype
+
+
+class ToPILImage(Transform, operation=F.to_pil_image):
+    """A PIL image of an array or a tensor."""
+
+    mode: str | None = None
+
+
+class Normalize(Transform, operation=F.normalize):
+    """``(tensor - mean) / std`` for each channel.
+
+    Parameters
+    ----------
+    mean, std : sequence of float
+        One for each channel, or one for all.
+    inplace : bool
+        Whether the tensor is changed.
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float]
+    inplace: bool = False
+
+    def after(self, previous: Any, tensor: Any) -> torch.Tensor:
+        """As `forward`, in the buffer of a ``ToTensor`` that was called just before."""
+        inplace = self.inplace or isinstance(previous, ToTensor)
+        return F.normalize(tensor, self.mean, self.std, inplace)
+
+
+class LinearTransformation(Transform):
+    """Whitening: ``(flattened tensor - mean_vector) @ transformation_matrix``.
+
+    Parameters
+    ----------
+    transformation_matrix : Tensor (D, D)
+        D is the number of values of an image.
+    mean_vector : Tensor (D,)
+    """
+
+    transformation_matrix: torch.Tensor
+    mean_vector: torch.Tensor
+
+    def __post_init__(self) -> None:
+        shape, length = tuple(self.transformation_matrix.shape), len(self.mean_vector)
+        if shape != (length, length):
+            raise UsageError(
+                "transformation_matrix must be square and mean_vector as long as it, but they are "
+                f"{shape} and {tuple(self.mean_vector.shape)}"
+            )
+
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        size = math.prod(tensor.shape[-3:])
+        if size != len(self.mean_vector):
+            raise UsageError(
+                f"The image has {size} values, but transformation_matrix is for "
+                f"{len(self.mean_vector)}"
+            )
+        flat = tensor.reshape(-1, size) - self.mean_vector
+        return (flat @ self.transformation_matrix).reshape(tensor.shape)
+
+
+class RandomErasing(_RandomTransform):
+    """Overwrite a random rectangle of a tensor (Zhong et al. 2017).
+
+    Parameters
+    ----------
+    p : float
+        Probability that it is done.
+    scale : (float, float)
+        Range of the rectangle's share of the image.
+    ratio : (float, float)
+        Range of its height divided by its width.
+    value : float, sequence or "random"
+        What it is filled with: one number, one for each channel, or standard normal noise.
+    inplace : bool
+        Whether the tensor is changed.
+    """
+
+    p: float = 0.5
+    scale: Sequence[float] = (0.02, 0.33)
+    ratio: Sequence[float] = (0.3, 3.3)
+    value: float | Sequence[float] | Literal["random"] = 0
+    inplace: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        scale, ratio, value = self.scale, self.ratio, self.value
+        if not 0 <= scale[0] <= scale[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
+            raise UsageError(
+                "RandomErasing needs scale a range within 0…1 and ratio a range of positive "
+                f"numbers, but got scale={scale}, ratio={ratio}"
+            )
+        if isinstance(value, str) and value != "random":
+            raise UsageError(f"value must be a number, a sequence or 'random', not {value!r}")
+
+    def changed(self, tensor: torch.Tensor) -> torch.Tensor:
+        channels, rows, columns = dimensions(tensor)
+        for width, height in _random_lengths(rows * columns, self.scale, self.ratio):
+            if 0 < height < rows and 0 < width < columns:
+                top, left = _random_place(rows - height, columns - width)
+                if self.value == "random":
+                    values = torch.randn((channels, height, width), generator=_generator())
+                else:
+                    values = torch.as_tensor(self.value, dtype=torch.float32).view(-1, 1, 1)
+                return F.erase(tensor, top, left, height, width, values, self.inplace)
+        return tensor
+
+
+def __getattr__(name: str) -> Any:
+    return of_torchvision("transforms", name, __name__)
+
+
+__all__ = ["InterpolationMode", "functional"]
+__all__ += [name for name in public_names(__name__) if name[0].isupper()]
