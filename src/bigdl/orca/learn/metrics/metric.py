@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import copy
-import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.metrics.state import (
-    TensorMetric,
-    TorchMetric,
-    batch_to_cpu,
-    check_keys,
-    row_count,
-)
+from bigdl.orca.learn.metrics.state import TensorState, TorchMetric, check_keys, row_count
+from bigdl.training.device import to_cpu
 
 if TYPE_CHECKING:
     import torch
 
-    from bigdl.orca.learn.metrics.state import Reduction
+    from bigdl.orca.learn.metrics.state import Reduction, State
 
-__all__ = ["METRICS_BY_NAME", "CustomizedMetric", "Metric"]
+__all__ = ["CustomizedMetric", "MergedMetric", "Metric"]
 
 
 class Metric(ABC):
@@ -90,8 +84,16 @@ class Metric(ABC):
         UsageError
             If an object is none of these, or its state cannot be merged across workers.
         """
-
-        return _convert_metrics(metrics, backend)
+        if metrics is None:
+            metrics = []
+        elif not isinstance(metrics, list | tuple):
+            metrics = [metrics]
+        states = [_to_state(metric, backend) for metric in metrics]
+        taken: set[str] = set()
+        for state in states:
+            state.name = _unused(state.name, taken)
+            taken.add(state.name.lower())
+        return states
 
     @staticmethod
     def convert_metrics_dict(metrics: Any, backend: str | None = None) -> dict[str, TorchMetric]:
@@ -116,7 +118,28 @@ class Metric(ABC):
         return {metric.name: metric for metric in Metric.convert_metrics_list(metrics, backend)}
 
 
-class CustomizedMetric(Metric):
+class MergedMetric(Metric):
+    """Base of the metrics whose state is a few tensors; as it is, a total and a count of terms."""
+
+    reductions: Mapping[str, Reduction] = {"total": "sum", "count": "sum"}
+    takes_weights = True
+
+    def _torch_metric(self) -> TorchMetric:
+        return TensorState(self)
+
+    @abstractmethod
+    def _batch_state(self, preds: Any, targets: Any, weights: Any = None) -> State:
+        """Return the state of a worker that has seen this batch only.
+
+        Weights of the rows are handed in where ``takes_weights`` says so and there are any.
+        """
+
+    def _figure(self, state: State) -> torch.Tensor:
+        """Return the figure of a state; its tensors are empty when there was no row."""
+        return (state["total"].sum() / state["count"].sum()).float()
+
+
+class CustomizedMetric(MergedMetric):
     """The mean over batches of a function of the user, weighted by rows.
 
     For a function that is itself a mean over rows, such as a loss, this is the mean over all rows.
@@ -138,6 +161,8 @@ class CustomizedMetric(Metric):
         If `fn` is not callable.
     """
 
+    takes_weights = False
+
     def __init__(self, fn: Callable[[Any, Any], Any], name: str | None = None):
         if not callable(fn):
             raise UsageError(
@@ -154,40 +179,20 @@ class CustomizedMetric(Metric):
         name = getattr(self.fn, "__name__", type(self.fn).__name__)
         return "CustomizedMetric" if name == "<lambda>" else name
 
-    def _torch_metric(self) -> TorchMetric:
-        return _WeightedMean(self.get_name(), self.fn)
-
-
-class _WeightedMean(TensorMetric):
-    reductions: Mapping[str, Reduction] = {"total": "sum", "rows": "sum"}
-
-    def __init__(self, name: str, fn: Callable[[Any, Any], Any]):
-        self._fn = fn
-        super().__init__(name)
-
-    def _initial_state(self):
+    def _batch_state(self, preds, targets, weights=None):
         import torch
 
-        return {"total": torch.tensor(0.0, dtype=torch.float64), "rows": torch.tensor(0)}
-
-    def _batch_state(self, preds, targets):
-        import torch
-
-        value = self._fn(preds, targets)
+        value = self.fn(preds, targets)
         try:
             value = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(
-                f"the function of the metric {self.name} must return one number per batch, "
+                f"the function of the metric {self.get_name()} must return one number per batch, "
                 f"got {value!r}"
             ) from error
-        rows = row_count(self.name, preds, targets)
+        rows = row_count(self.get_name(), preds, targets)
         total = torch.tensor(value * rows, dtype=torch.float64)
-        return {"total": total, "rows": torch.tensor(rows)}
-
-    def compute(self):
-        state = self.state()
-        return (state["total"] / state["rows"]).float()
+        return {"total": total, "count": torch.tensor(rows)}
 
 
 def is_torchmetrics(value: Any) -> bool:
@@ -196,8 +201,8 @@ def is_torchmetrics(value: Any) -> bool:
     return torchmetrics is not None and isinstance(value, torchmetrics.Metric)
 
 
-class TorchmetricsMetric(Metric):
-    """A ``torchmetrics.Metric`` instance, of which every worker gets its own empty copy.
+class TorchmetricsState(TorchMetric):
+    """The contract of TorchMetric on an empty copy of a ``torchmetrics.Metric``.
 
     Tensor states that merge by sum, max or min and list states (joined) are supported, so the
     figure is as exact as torchmetrics' own sums.  It is what the object's ``compute()`` returns.
@@ -215,37 +220,15 @@ class TorchmetricsMetric(Metric):
     """
 
     def __init__(self, metric: Any):
-        self.metric = metric
-        _torchmetrics_reductions(metric)
-
-    def get_name(self) -> str:
-        """Return the class name of the torchmetrics object."""
-        return type(self.metric).__name__
-
-    def _torch_metric(self) -> TorchMetric:
-        return _Torchmetrics(self.get_name(), self.metric)
-
-
-_UPDATES = ".updates"  # no attribute of a torchmetrics object
-
-
-class _Torchmetrics(TorchMetric):
-    """The contract of TorchMetric on a torchmetrics object.
-
-    A list state ``x`` becomes two 1-D tensors, ``x`` with all elements and ``x.shapes`` with
-    (ndim, size, size, ...) of each entry, so that it comes back entry by entry.
-    """
-
-    def __init__(self, name: str, metric: Any):
         self._metric = metric.clone().cpu()
-        self._lists, self.reductions = _torchmetrics_reductions(self._metric)
+        self.reductions = _torchmetrics_reductions(self._metric)
         for part in _metrics_within(self._metric).values():
             # compute() must not start a collective of its own: only some ranks may call it
             part.sync_on_compute = part._to_sync = part.dist_sync_on_step = False
-        super().__init__(name)
+        super().__init__(type(metric).__name__)
 
     def update(self, preds, targets):
-        self._metric.update(batch_to_cpu(preds), batch_to_cpu(targets))
+        self._metric.update(to_cpu(preds), to_cpu(targets))
         self._updates += 1
 
     def reset(self):
@@ -260,19 +243,23 @@ class _Torchmetrics(TorchMetric):
         with torch.no_grad():
             return self._metric.compute()
 
+    def _attributes(self) -> Iterator[tuple[str, Any, str]]:
+        """Yield the key of each state, the metric that has it, and the attribute's name."""
+        for prefix, part in _metrics_within(self._metric).items():
+            for attribute in part._defaults:
+                yield prefix + attribute, part, attribute
+
     def state(self):
         import torch
 
-        state = {_UPDATES: torch.tensor(self._updates)}
-        for prefix, part in _metrics_within(self._metric).items():
-            for attribute in part._defaults:
-                key, value = prefix + attribute, getattr(part, attribute)
-                if key in self._lists:
-                    state[key], state[key + ".shapes"] = _pack(self.name, attribute, value)
-                elif self._updates:
-                    state[key] = value.detach().cpu().clone()
-                else:  # takes no part in a merge: its shape may depend on the rows
-                    state[key] = torch.zeros(0)
+        state: dict[str, Any] = {_UPDATES: torch.tensor(self._updates)}
+        for key, part, attribute in self._attributes():
+            value = getattr(part, attribute)
+            if self.reductions[key] == "cat":
+                entries = value if isinstance(value, list) else [value]
+                state[key] = [_plain(entry) for entry in entries]
+            else:  # without rows it takes no part in a merge: its shape may depend on the rows
+                state[key] = _plain(value) if self._updates else torch.zeros(0)
         return state
 
     def load_state(self, state):
@@ -281,14 +268,19 @@ class _Torchmetrics(TorchMetric):
         self._updates = int(state[_UPDATES])
         if not self._updates:
             return
-        for prefix, part in _metrics_within(self._metric).items():
+        for key, part, attribute in self._attributes():
             part._update_count = self._updates
-            for attribute in part._defaults:
-                key = prefix + attribute
-                if key in self._lists:
-                    setattr(part, attribute, _unpack(state[key], state[key + ".shapes"]))
-                else:
-                    setattr(part, attribute, state[key].clone())
+            value = state[key]
+            is_list = isinstance(value, list)
+            setattr(part, attribute, [v.clone() for v in value] if is_list else value.clone())
+
+
+_UPDATES = ".updates"  # no attribute of a torchmetrics object
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy without a gradient, on the CPU."""
+    return tensor.detach().cpu().clone()
 
 
 def _metrics_within(metric: Any) -> dict[str, Any]:
@@ -302,69 +294,37 @@ def _metrics_within(metric: Any) -> dict[str, Any]:
     }
 
 
-def _torchmetrics_reductions(metric: Any) -> tuple[set[str], dict[str, Reduction]]:
-    """Return the keys of list states, and how every tensor of the state merges."""
+def _torchmetrics_reductions(metric: Any) -> dict[str, Reduction]:
+    """Return how every state merges; ``"cat"`` is a list of tensors."""
     from torchmetrics.utilities import data
     from torchmetrics.wrappers.abstract import WrapperMetric
 
-    known: dict[Any, Reduction] = {
-        data.dim_zero_sum: "sum",
-        data.dim_zero_max: "max",
-        data.dim_zero_min: "min",
+    known: dict[tuple[bool, Any], Reduction] = {
+        (False, data.dim_zero_sum): "sum",
+        (False, data.dim_zero_max): "max",
+        (False, data.dim_zero_min): "min",
+        (True, data.dim_zero_cat): "cat",
+        (True, None): "cat",
     }
-    lists: set[str] = set()
     reductions: dict[str, Reduction] = {_UPDATES: "sum"}
     for prefix, part in _metrics_within(metric).items():
-        refuse = UsageError(
-            f"the torchmetrics metric {type(part).__name__} cannot be merged across workers "
-            "without changing its figure; its states must be lists, or tensors that merge by sum, "
-            "max or min"
-        )
-        if isinstance(part, WrapperMetric):
-            raise refuse
         for attribute, default in part._defaults.items():
-            key, reduction = prefix + attribute, part._reductions[attribute]
-            if isinstance(default, list) and reduction in (None, data.dim_zero_cat):
-                lists.add(key)
-                reductions[key] = reductions[key + ".shapes"] = "cat"
-            elif not isinstance(default, list) and reduction in known:
-                reductions[key] = known[reduction]
-            else:
-                raise refuse
+            reduction = isinstance(default, list), part._reductions[attribute]
+            if isinstance(part, WrapperMetric) or reduction not in known:
+                raise UsageError(
+                    f"the torchmetrics metric {type(part).__name__} cannot be merged across "
+                    "workers without changing its figure; its states must be lists, or tensors "
+                    "that merge by sum, max or min"
+                )
+            reductions[prefix + attribute] = known[reduction]
     if len(reductions) == 1:
         raise UsageError(
             f"the torchmetrics metric {type(metric).__name__} has no state made by add_state(), so "
             "nothing of it can be merged across workers"
         )
-    return lists, reductions
+    return reductions
 
 
-def _pack(name: str, attribute: str, entries: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    import torch
-
-    entries = [entries] if isinstance(entries, torch.Tensor) else entries
-    if not all(isinstance(entry, torch.Tensor) for entry in entries):
-        raise UsageError(
-            f"the state {attribute!r} of the torchmetrics metric {name} does not consist of "
-            "tensors, so it cannot be merged across workers"
-        )
-    shapes = [size for entry in entries for size in (entry.ndim, *entry.shape)]
-    flat = [entry.detach().cpu().flatten() for entry in entries if entry.numel()]
-    return torch.cat(flat) if flat else torch.zeros(0), torch.tensor(shapes, dtype=torch.int64)
-
-
-def _unpack(flat: torch.Tensor, shapes: torch.Tensor) -> list[torch.Tensor]:
-    entries, start, sizes = [], 0, iter(shapes.tolist())
-    for ndim in sizes:
-        shape = [next(sizes) for _ in range(ndim)]
-        stop = start + math.prod(shape)
-        entries.append(flat[start:stop].clone().reshape(shape))
-        start = stop
-    return entries
-
-
-METRICS_BY_NAME: dict[str, type[Metric]] = {}
-"""Classes by their names in lower case; the modules that define metrics add theirs."""
 _ALIASES = {
     "acc": "accuracy",
     "auroc": "auc",
@@ -373,20 +333,6 @@ _ALIASES = {
     "meansquarederror": "mse",
 }
 _CONTRACT = ("__call__", "compute", "reset", "state", "load_state", "merge", "reductions")
-
-
-def _convert_metrics(metrics: Any, backend: str | None) -> list[TorchMetric]:
-    """Do the work of :meth:`Metric.convert_metrics_list`."""
-    if metrics is None:
-        metrics = []
-    elif not isinstance(metrics, list | tuple):
-        metrics = [metrics]
-    states = [_to_state(metric, backend) for metric in metrics]
-    taken: set[str] = set()
-    for state in states:
-        state.name = _unused(state.name, taken)
-        taken.add(state.name.lower())
-    return states
 
 
 def _unused(name: str, taken: set[str]) -> str:
@@ -398,47 +344,41 @@ def _unused(name: str, taken: set[str]) -> str:
 
 
 def _to_state(metric: Any, backend: str | None) -> TorchMetric:
-    if _follows_contract(metric):
+    if isinstance(metric, Metric):
+        return metric.get_metric(backend)
+    if isinstance(metric, str):
+        return _by_name(metric).get_metric(backend)
+    if isinstance(metric, type):
+        raise UsageError(f"{metric.__name__} is a class; as a metric pass an instance of it")
+    if is_torchmetrics(metric):
+        return TorchmetricsState(metric)
+    if all(hasattr(metric, attribute) for attribute in _CONTRACT):
         state = copy.deepcopy(metric)
         state.reset()
         state.name = getattr(metric, "name", type(metric).__name__)
         return state
-    return _to_metric(metric).get_metric(backend)
-
-
-def _follows_contract(metric: Any) -> bool:
-    if isinstance(metric, type) or is_torchmetrics(metric):
-        return False
-    return all(hasattr(metric, attribute) for attribute in _CONTRACT)
-
-
-def _to_metric(metric: Any) -> Metric:
-    if isinstance(metric, Metric):
-        return metric
-    if isinstance(metric, str):
-        return _by_name(metric)
-    if isinstance(metric, type):
-        raise UsageError(f"{metric.__name__} is a class; as a metric pass an instance of it")
-    if is_torchmetrics(metric):
-        return TorchmetricsMetric(metric)
-    if callable(metric) and not hasattr(metric, "compute"):
-        return CustomizedMetric(metric)
-    if callable(metric):
+    if not callable(metric):
+        raise UsageError(
+            f"a metric is expected to be an Orca Metric, the name of one, a torchmetrics.Metric or "
+            f"a function fn(preds, targets), got {metric!r} ({type(metric).__name__})"
+        )
+    if hasattr(metric, "compute"):
         raise UsageError(
             f"{type(metric).__name__} has a compute() but no state that can be merged across "
             "workers; pass an Orca Metric, a torchmetrics.Metric or a function fn(preds, targets), "
             "or give it the methods of bigdl.orca.learn.metrics.TorchMetric"
         )
-    raise UsageError(
-        f"a metric is expected to be an Orca Metric, the name of one, a torchmetrics.Metric or a "
-        f"function fn(preds, targets), got {metric!r} ({type(metric).__name__})"
-    )
+    return CustomizedMetric(metric).get_metric(backend)
 
 
 def _by_name(name: str) -> Metric:
+    from bigdl.orca.learn.metrics import named
+
     key = name.lower().replace("_", "").replace("-", "").replace(" ", "")
-    key = _ALIASES.get(key, key)
-    if key not in METRICS_BY_NAME:
-        known = ", ".join(sorted(cls.__name__ for cls in METRICS_BY_NAME.values()))
-        raise UsageError(f"there is no metric of the name {name!r}; known names are: {known}")
-    return METRICS_BY_NAME[key]()
+    classes = {each.lower(): getattr(named, each) for each in named.__all__}
+    cls = classes.get(_ALIASES.get(key, key))
+    if cls is None:
+        raise UsageError(
+            f"there is no metric of the name {name!r}; known names are: {', '.join(named.__all__)}"
+        )
+    return cls()

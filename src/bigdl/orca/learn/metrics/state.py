@@ -11,13 +11,14 @@ from bigdl.common.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
+    from bigdl.orca.learn.metrics.metric import MergedMetric
+
     State = dict[str, torch.Tensor]
     Reduction = Literal["sum", "cat", "max", "min"]
 
 __all__ = [
-    "TensorMetric",
+    "TensorState",
     "TorchMetric",
-    "batch_to_cpu",
     "binary_scores",
     "check_keys",
     "class_scores",
@@ -49,19 +50,6 @@ def _leaves(batch: Any) -> Iterator[Any]:
             yield from _leaves(item)
     elif hasattr(batch, "shape") and hasattr(batch, "ndim"):
         yield batch
-
-
-def batch_to_cpu(batch: Any) -> Any:
-    """Return a batch of any structure with its tensors detached and on the CPU."""
-    import torch
-
-    if isinstance(batch, torch.Tensor):
-        return batch.detach().cpu()
-    if isinstance(batch, Mapping):
-        return {key: batch_to_cpu(value) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        return [batch_to_cpu(item) for item in batch]
-    return batch
 
 
 def cpu_tensors(name: str, preds: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,18 +109,6 @@ def same_shape(
     return squeezed
 
 
-def _align(
-    preds: torch.Tensor, targets: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, bool] | None:
-    """Return preds, targets and whether preds have a class dimension; None if they do not fit."""
-    pairs = [(preds, targets), (_drop_trailing_ones(preds), _drop_trailing_ones(targets))]
-    for scores, labels in pairs:
-        if scores.shape[:-1] == labels.shape and scores.shape[-1] > 1:
-            return scores, labels, True
-    scores, labels = pairs[-1]
-    return (scores, labels, False) if scores.shape == labels.shape else None
-
-
 def class_scores(
     name: str, preds: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
@@ -146,13 +122,17 @@ def class_scores(
     has_classes : bool
         Whether there is a class dimension.
     """
-    aligned = _align(preds, targets)
-    if aligned is None:
-        raise UsageError(
-            f"{name}: expected preds of shape (..., classes) or (...) for targets of shape (...), "
-            f"got {tuple(preds.shape)} and {tuple(targets.shape)}; the class dimension comes last"
-        )
-    return aligned
+    pairs = [(preds, targets), (_drop_trailing_ones(preds), _drop_trailing_ones(targets))]
+    for scores, labels in pairs:
+        if scores.shape[:-1] == labels.shape and scores.shape[-1] > 1:
+            return scores, labels, True
+    scores, labels = pairs[-1]
+    if scores.shape == labels.shape:
+        return scores, labels, False
+    raise UsageError(
+        f"{name}: expected preds of shape (..., classes) or (...) for targets of shape (...), "
+        f"got {tuple(preds.shape)} and {tuple(targets.shape)}; the class dimension comes last"
+    )
 
 
 def binary_scores(
@@ -280,37 +260,38 @@ class TorchMetric(ABC):
         self.load_state(merge_states([self.state(), other_state], self.reductions))
 
 
-class TensorMetric(TorchMetric):
-    """A metric whose state is a few tensors, where a batch merges just as a worker does."""
+class TensorState(TorchMetric):
+    """The state of one of our metrics: a few tensors, to which a batch adds just as a worker does.
 
-    @abstractmethod
-    def _initial_state(self) -> State:
-        """Return the state of a worker that has seen no row."""
+    Parameters
+    ----------
+    metric : MergedMetric
+    """
 
-    @abstractmethod
-    def _batch_state(self, preds: Any, targets: Any, *weights: Any) -> State:
-        """Return the state of a worker that has seen this batch only.
-
-        Weights of the rows are handed in where ``takes_weights`` says so and there are any.
-        """
+    def __init__(self, metric: MergedMetric):
+        self._metric, self.reductions = metric, metric.reductions
+        self.takes_weights = metric.takes_weights
+        super().__init__(metric.get_name())
 
     def update(self, preds: Any, targets: Any, *weights: Any) -> None:
         """Take one batch in that has rows; gradients are off."""
-        for key, tensor in self._batch_state(preds, targets, *weights).items():
-            self._parts[key].append(tensor)
-            if self.reductions[key] != "cat":  # joined once, in state()
-                self._parts[key] = [_REDUCE[self.reductions[key]](key, self._parts[key])]
+        for key, tensor in self._metric._batch_state(preds, targets, *weights).items():
+            parts = [*self._parts[key], tensor]
+            # what is joined is joined once, in state()
+            is_joined = self.reductions[key] == "cat"
+            self._parts[key] = parts if is_joined else [_merged(key, parts, self.reductions[key])]
+
+    def compute(self) -> torch.Tensor:
+        """Return the figure."""
+        return self._metric._figure(self.state())
 
     def reset(self) -> None:
         """Forget every batch."""
-        self.load_state(self._initial_state())
+        self._parts: dict[str, list[torch.Tensor]] = {key: [] for key in self.reductions}
 
     def state(self) -> State:
         """Return a copy of the state, all tensors on the CPU."""
-        return {
-            key: _REDUCE[reduction](key, self._parts[key]).clone()
-            for key, reduction in self.reductions.items()
-        }
+        return {key: _merged(key, self._parts[key], how) for key, how in self.reductions.items()}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replace the state by a copy of another one."""
@@ -328,7 +309,8 @@ def merge_states(
     states : sequence of dict of str to torch.Tensor
         One per worker, in rank order.
     reductions : dict of str to {"sum", "cat", "max", "min"}
-        ``TorchMetric.reductions``.  "cat" joins 1-D tensors in the order of `states`; the others
+        ``TorchMetric.reductions``.  "cat" joins 1-D tensors in the order of `states`, and lists of
+        tensors where a metric of torchmetrics has them; the others
         go element by element over tensors of one shape.  A tensor without elements is one of a
         worker that saw no row: it takes no part, whatever its shape and dtype.
 
@@ -345,10 +327,7 @@ def merge_states(
         raise UsageError("merge_states expects the state of at least one worker, got none")
     for state in states:
         check_keys(state, reductions)
-    return {
-        key: _REDUCE[reduction](key, [state[key] for state in states])
-        for key, reduction in reductions.items()
-    }
+    return {key: _merged(key, [s[key] for s in states], how) for key, how in reductions.items()}
 
 
 def check_keys(state: Mapping[str, Any], reductions: Mapping[str, Any]) -> None:
@@ -360,32 +339,24 @@ def check_keys(state: Mapping[str, Any], reductions: Mapping[str, Any]) -> None:
         )
 
 
-def _cat(key: str, tensors: list[torch.Tensor]) -> torch.Tensor:
+_OPERATIONS = {"sum": "sum", "max": "amax", "min": "amin"}
+
+
+def _merged(key: str, values: Sequence, reduction: Reduction) -> Any:
+    """Return what the tensors (or lists of them) of several states merge to."""
     import torch
 
-    filled = [tensor for tensor in tensors if tensor.numel()]
-    return torch.cat(filled) if filled else tensors[0]
-
-
-def _elementwise(operation: str):
-    def reduce(key: str, tensors: list[torch.Tensor]) -> torch.Tensor:
-        import torch
-
-        filled = [tensor for tensor in tensors if tensor.numel()] or tensors[:1]
-        shapes = {tuple(tensor.shape) for tensor in filled}
-        if len(shapes) > 1:
-            raise UsageError(
-                f"the tensors {key!r} of the states to merge have different shapes "
-                f"{sorted(shapes)}; every batch must have the same number of classes"
-            )
-        return getattr(torch, operation)(torch.stack(filled), dim=0)
-
-    return reduce
-
-
-_REDUCE = {
-    "sum": _elementwise("sum"),
-    "cat": _cat,
-    "max": _elementwise("amax"),
-    "min": _elementwise("amin"),
-}
+    if any(isinstance(value, list) for value in values):
+        return [tensor for tensors in values for tensor in tensors]
+    filled = [tensor for tensor in values if tensor.numel()]
+    if not filled:
+        return torch.zeros(0)
+    if reduction == "cat":
+        return torch.cat(filled)
+    shapes = {tuple(tensor.shape) for tensor in filled}
+    if len(shapes) > 1:
+        raise UsageError(
+            f"the tensors {key!r} of the states to merge have different shapes "
+            f"{sorted(shapes)}; every batch must have the same number of classes"
+        )
+    return getattr(torch, _OPERATIONS[reduction])(torch.stack(filled), dim=0)
