@@ -14,7 +14,6 @@ of the snapshot in.
 
 from __future__ import annotations
 
-import os
 import posixpath
 import tempfile
 import warnings
@@ -24,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.arguments import warn_once
-from bigdl.orca.learn.estimator import BaseEstimator
-from bigdl.orca.learn.tf2.parts import KerasParts, KerasTraining, call_on
+from bigdl.orca.learn.arguments import path_of, warn_once
+from bigdl.orca.learn.estimator import TrainingEstimator
+from bigdl.orca.learn.tf2.parts import KerasParts, call_on
 from bigdl.training.checkpoint import (
     Snapshot,
     file_exists,
@@ -63,7 +62,7 @@ _WEIGHTS_FORMATS = (None, "h5", "hdf5", "keras", "tf", "tensorflow")
 _OF_INPUTS = ("inputs", "example")
 
 
-class KerasFiles(BaseEstimator):
+class KerasFiles(TrainingEstimator):
     """The verbs of an Estimator that are about its model alone.
 
     Parameters
@@ -73,8 +72,7 @@ class KerasFiles(BaseEstimator):
         What is trained so far.
     """
 
-    def __init__(self, parts: KerasParts, training: KerasTraining):
-        self._parts, self._training = parts, training
+    _parts: KerasParts
 
     def get_model(self, sample_input: Any = None, set_weights: bool = True) -> keras.Model:
         """Return the trained model, a copy of its own on the driver, with its optimizer's state.
@@ -174,7 +172,7 @@ class KerasFiles(BaseEstimator):
             If `save_format` contradicts the name, nothing can be written there, or the model has
             no weights yet.
         """
-        filepath = _path("save", filepath)
+        filepath = path_of("save", filepath)
         file_format = _format_to_write(filepath, save_format)
         _check_place(filepath, overwrite=overwrite, is_folder=file_format == "tf")
         if signatures is not None:
@@ -224,7 +222,7 @@ class KerasFiles(BaseEstimator):
         """
         import keras
 
-        filepath = _path("load", filepath)
+        filepath = path_of("load", filepath)
         if options is not None:
             warn_once("load(options=) has no effect: the whole model is read by Keras 3")
         data, suffix = _read_whole(filepath)
@@ -279,7 +277,7 @@ class KerasFiles(BaseEstimator):
         str
             `filepath`.
         """
-        filepath = _path("save_weights", filepath)
+        filepath = path_of("save_weights", filepath)
         if save_format not in _WEIGHTS_FORMATS:
             raise UsageError(f'save_format should be "h5" or "tf", got {save_format!r}')
         if save_format in ("tf", "tensorflow"):
@@ -315,7 +313,7 @@ class KerasFiles(BaseEstimator):
             If the file cannot be read or is of another model, or the model does not know the shape
             of its input.
         """
-        filepath = _path("load_weights", filepath)
+        filepath = path_of("load_weights", filepath)
         data, suffix = _read_weights(filepath)
         model = self._model_with_weights(sample_input, with_optimizer=False)
         options = {"by_name": True} if by_name and suffix == ".h5" else {}
@@ -344,7 +342,7 @@ class KerasFiles(BaseEstimator):
         sample_input : optional
             See :meth:`get_model`.
         """
-        path = _path("save_checkpoint", path)
+        path = path_of("save_checkpoint", path)
         _check_place(path)
         model = self._model_with_weights(sample_input)
         if model.optimizer is not None and not model.optimizer.built:
@@ -371,7 +369,7 @@ class KerasFiles(BaseEstimator):
         UsageError
             If it cannot be read or is of another model.
         """
-        path = _path("load_checkpoint", path)
+        path = path_of("load_checkpoint", path)
         self._parts.need()
         snapshot = read_checkpoint(path)
         if snapshot is None:
@@ -414,12 +412,6 @@ def _whole(model, suffix) -> bytes:
         local = Path(folder, "model" + suffix)
         model.save(local)
         return local.read_bytes()
-
-
-def _path(verb, path) -> str:
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise UsageError(f"{verb} needs the path of a file, got {path!r}")
-    return os.fspath(path)
 
 
 def _upload(folder, path):
