@@ -13,7 +13,7 @@ import numbers
 import resource
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -25,22 +25,30 @@ from bigdl.training.batches import BatchLayout, all_gather_json
 from bigdl.training.checkpoint import BackgroundWriter
 from bigdl.training.figures import score_of
 from bigdl.training.fit import RunSettings
-from bigdl.training.keras.backends import Packed, seed_keras
+from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import WorkerCallbacks
-from bigdl.training.keras.data import Assembly, Part, Rows, build_for
-from bigdl.training.keras.evaluation import (
+from bigdl.training.keras.data import (
+    Assembly,
     EvaluationSettings,
-    evaluate_batches,
-    figures_of,
-    numbers_of,
+    Part,
+    Rows,
+    build_for,
     open_rows,
 )
 from bigdl.training.keras.reducer import WorkerSteps, check_optimizer
-from bigdl.training.keras.state import KerasCheckpoints, form_of, tensor_of, to_variable
+from bigdl.training.keras.state import (
+    KerasCheckpoints,
+    array_of,
+    form_of,
+    merge_metrics,
+    put_weights,
+    tensor_of,
+    to_variable,
+)
 from bigdl.training.loop import FitLoop, WorkerLoop, open_run_directory
 from bigdl.training.position import Position
 
-__all__ = ["KerasEpochs", "KerasFitProgram", "KerasFitSettings", "KerasLoop"]
+__all__ = ["EvaluateProgram", "KerasEpochs", "KerasFitProgram", "KerasFitSettings", "KerasLoop"]
 
 
 @dataclass
@@ -373,3 +381,122 @@ class KerasLoop(KerasEpochs, WorkerLoop):
     def _open_callbacks(self, callbacks: Sequence[Any], **params: Any) -> WorkerCallbacks:
         """Return the callbacks of this worker."""
         return WorkerCallbacks(callbacks, self.model, self.rank, **params)
+
+
+# -- evaluation ----------------------------------------------------------------------------------
+
+
+def evaluate_batches(
+    model: Any, steps: Any, batches: Iterable, sync: GradientSync, callbacks: Any = None
+) -> dict[str, float]:
+    """Return the figures of a model over the batches of all workers; a collective.
+
+    Parameters
+    ----------
+    model : keras.Model
+    steps : Steps or WorkerSteps
+    batches : iterable of (batch, rows)
+        Of this worker.
+    sync : GradientSync
+    callbacks : keras.callbacks.CallbackList, optional
+    """
+    model.reset_metrics()
+    initial = [tensor_of(v) for v in model.metrics_variables]
+    if callbacks is not None:
+        callbacks.on_test_begin()
+    logs, rows = {}, 0
+    for index, (batch, rows_of_batch) in enumerate(batches):
+        if callbacks is not None:
+            callbacks.on_test_batch_begin(index)
+        logs, rows = steps.test(batch), rows + rows_of_batch
+        if callbacks is not None:
+            callbacks.on_test_batch_end(index, numbers_of(logs))
+    figures = figures_of(model, logs, rows, sync, initial)
+    if callbacks is not None:
+        callbacks.on_test_end(figures)
+    return figures
+
+
+def figures_of(
+    model: Any, logs: dict, rows: int, sync: GradientSync, initial: list
+) -> dict[str, float]:
+    """Return the figures of an epoch, merged over the workers; a collective.
+
+    A model whose step returns figures of its own instead of its metrics has means of them.
+
+    Parameters
+    ----------
+    model : keras.Model
+    logs : dict
+        What the last step of this worker returned.
+    rows : int
+        That this worker has seen.
+    sync : GradientSync
+    initial : list of tensor
+        See :func:`merge_metrics`.
+    """
+    merge_metrics(model, sync, initial)
+    metrics = numbers_of(model.get_metrics_result())
+    names: list[str] = next((each for each in all_gather_json(sync, sorted(logs)) if each), [])
+    if not names or set(names) <= set(metrics):
+        return metrics
+    figures = numbers_of(logs)
+    everyone = sync.all_gather([float(rows), *(figures.get(name, 0.0) for name in names)])
+    total = sum(row[0] for row in everyone) or 1.0
+    return {
+        name: sum(row[0] * row[1 + i] for row in everyone) / total for i, name in enumerate(names)
+    }
+
+
+def numbers_of(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return figures as Python numbers (or lists of them)."""
+
+    def number(value):
+        array = array_of(value)
+        return array.item() if array.ndim == 0 else array.tolist()
+
+    return {name: number(value) for name, value in logs.items()}
+
+
+@dataclass
+class EvaluateProgram:
+    """An evaluation, as shipped to the workers.
+
+    Attributes
+    ----------
+    packed : Packed
+        The parts of the model, and the callbacks.
+    """
+
+    packed: Packed
+    config: dict
+    settings: EvaluationSettings
+    seed: int
+    sync: Any
+
+    def __call__(self, worker):
+        parts, callbacks = self.packed.unpack(self.config, worker.threads)
+        with tuned_allocator():
+            return self._evaluate(worker, self.sync(worker), parts, callbacks)
+
+    def _evaluate(self, worker, sync, parts, callbacks):
+        settings = self.settings
+        seed_keras(self.seed)
+        model = parts.build(training=True)
+        sync.start()
+        data = open_rows(worker, worker.shard, settings, self.config, sync)
+        data.check_end("evaluation", "num_steps", settings.num_steps)
+        known = all_gather_json(sync, data.known)
+        if not sum(each["rows"] for each in known):
+            raise UsageError("The data to evaluate has no rows")
+        assembly = Assembly.of(
+            model, settings.feature_cols, settings.label_cols, weighted=settings.weighted
+        )
+        types = next((each["types"] for each in known if each["types"]), None)
+        build_for(model, data.example(types, assembly))
+        weights = sync.broadcast(worker.state() if sync.rank == 0 else None)
+        if weights:
+            put_weights(model, weights)
+        hooks = WorkerCallbacks(callbacks, model, sync.rank).list
+        batches = data.batches(assembly, settings.batch_size, sync.world_size, settings.num_steps)
+        return evaluate_batches(model, steps_of(model), batches, sync, hooks)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.data.file import open_file_system
 from bigdl.orca.learn.arguments import (
     check_counts,
     check_layer_options,
@@ -161,8 +162,7 @@ class Estimator:
         run = CheckpointDirectory.latest_run(checkpoint_dir)
         if run is not None:
             return f"{run.url}/{run.newest()}"
-        fsspec = require("fsspec", "orca")
-        fs, root = fsspec.core.url_to_fs(os.fspath(checkpoint_dir))
+        fs, root = open_file_system(os.fspath(checkpoint_dir))
         files = [
             (str(info.get("mtime", info.get("LastModified", ""))), info["name"])
             for info in (fs.ls(root, detail=True) if fs.exists(root) else ())
@@ -178,7 +178,7 @@ class KerasEstimator(KerasFiles):
     """A Keras model with the verbs of scikit-learn; made by :meth:`Estimator.from_keras`."""
 
     def __init__(self, parts: KerasParts, options: EstimatorOptions):
-        from bigdl.orca.learn.tf2.layer_training import KerasLayerTraining
+        from bigdl.orca.learn.tf2.layer import KerasLayerTraining
         from bigdl.orca.learn.tf2.parts import KerasTraining
 
         training = KerasLayerTraining if options.backend == "bigdl" else KerasTraining
@@ -225,7 +225,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards
             unless they are pandas frames. A function ``creator(config, batch_size)`` returns a
             ``tf.data.Dataset`` in batches of that (global) size or a torch DataLoader; see
-            :mod:`bigdl.training.keras.datasets` for how workers share a dataset out.
+            :mod:`bigdl.training.keras.data` for how workers share a dataset out.
         epochs : int
             The number of the last epoch, as Keras counts: so many less `initial_epoch` are made.
         batch_size : int
@@ -389,7 +389,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         """
         from bigdl.training.keras.backends import Packed
         from bigdl.training.keras.callbacks import as_callbacks
-        from bigdl.training.keras.evaluation import EvaluateProgram, EvaluationSettings
+        from bigdl.training.keras.loop import EvaluateProgram, EvaluationSettings
 
         take_old(self.evaluate, old)
         self._parts.need()
@@ -490,7 +490,7 @@ RayXShards or a ray.data.Dataset
     def _feed(self, data, feature_cols, label_cols, config, name=None):
         config = _data_config_of(config)
         if is_dataset(data):
-            from bigdl.training.keras.datasets import shipped_dataset
+            from bigdl.training.keras.data import shipped_dataset
 
             data = shipped_dataset(data, name or "data")
         elif _is_orca_dataset(data):

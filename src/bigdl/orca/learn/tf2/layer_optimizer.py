@@ -94,7 +94,7 @@ class SGD(KerasSlice):
     """``keras.optimizers.SGD``: velocities are those of the weights, with the learning rate in."""
 
     numbers = ("momentum", "nesterov")
-    slots = {"momentum": "momentums"}
+    slots: Mapping[str, str] = {"momentum": "momentums"}
 
     def update(self, weight, gradient, state, group):
         moved = gradient * group["learning_rate"]
@@ -111,7 +111,11 @@ class Adam(KerasSlice):
     """``keras.optimizers.Adam`` and ``AdamW``: epsilon is the "epsilon hat" of the paper."""
 
     numbers = ("beta_1", "beta_2", "epsilon", "amsgrad")
-    slots = {"momentum": "_momentums", "velocity": "_velocities", "velocity_hat": "_velocity_hats"}
+    slots: Mapping[str, str] = {
+        "momentum": "_momentums",
+        "velocity": "_velocities",
+        "velocity_hat": "_velocity_hats",
+    }
 
     def update(self, weight, gradient, state, group):
         first, second = group["beta_1"], group["beta_2"]
@@ -138,7 +142,7 @@ class Adagrad(KerasSlice):
     """``keras.optimizers.Adagrad``: epsilon is below the root."""
 
     numbers = ("epsilon", "initial_accumulator_value")
-    slots = {"accumulator": "_accumulators"}
+    slots: Mapping[str, str] = {"accumulator": "_accumulators"}
 
     def update(self, weight, gradient, state, group):
         total = _slot(state, "accumulator", weight, group["initial_accumulator_value"])
@@ -150,7 +154,7 @@ class RMSprop(KerasSlice):
     """``keras.optimizers.RMSprop``: epsilon is below the root."""
 
     numbers = ("rho", "momentum", "epsilon", "centered")
-    slots = {
+    slots: Mapping[str, str] = {
         "velocity": "_velocities",
         "momentum": "_momentums",
         "average_gradient": "_average_gradients",
@@ -218,7 +222,7 @@ class LayerOptimizer:
         most = None if self._clipnorm or self.norm else _positive(optimizer.clipvalue)
         self.clamp = None if most is None else (-most, most)
         self.with_norms = self._clipnorm is not None
-        slots = {**self.sliced.slots, **(_AVERAGE if optimizer.use_ema else {})}
+        slots: Mapping[str, str] = {**self.sliced.slots, **(_AVERAGE if optimizer.use_ema else {})}
         variables = {name: getattr(optimizer, where, None) for name, where in slots.items()}
         self._slots = {name: held for name, held in variables.items() if held}
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 import posixpath
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, one_line
+from bigdl.orca.data.file import open_file_system
 from bigdl.orca.learn.arguments import path_of, warn_once
 from bigdl.orca.learn.estimator import TrainingEstimator
 from bigdl.orca.learn.tf2.parts import KerasParts, call_on
@@ -34,7 +34,6 @@ from bigdl.training.checkpoint import (
     write_bytes,
 )
 from bigdl.training.keras.backends import backend_of_program
-from bigdl.training.keras.data import Assembly, zero_row
 from bigdl.training.keras.state import (
     array_of,
     dump_optimizers,
@@ -51,6 +50,8 @@ if TYPE_CHECKING:
     import keras
 
 __all__ = ["KerasFiles"]
+
+T = TypeVar("T")
 
 _WHOLE = "model.keras"  # the file of the whole model in a folder
 _SUFFIXES = {".keras": "keras", ".h5": "h5", ".hdf5": "h5"}
@@ -181,13 +182,15 @@ class KerasFiles(TrainingEstimator):
             warn_once("save(options=) has no effect: the whole model is written by Keras 3")
         model = self._model_with_weights(sample_input, with_optimizer=include_optimizer)
         if file_format != "tf":
-            write_bytes(filepath, _whole(model, f".{file_format}"))
+            write_bytes(filepath, _bytes_of(f"model.{file_format}", model.save))
             return filepath
         with tempfile.TemporaryDirectory() as folder:
             if backend_of_program() == "tensorflow":
                 model.export(folder, verbose=False)
-            Path(folder, _WHOLE).write_bytes(_whole(model, ".keras"))
-            _upload(folder, filepath)
+            model.save(Path(folder, _WHOLE))
+            fs, target = open_file_system(filepath)
+            fs.makedirs(target, exist_ok=True)
+            fs.put(f"{folder}/", f"{target}/", recursive=True)
         return filepath
 
     def load(
@@ -226,22 +229,18 @@ class KerasFiles(TrainingEstimator):
         if options is not None:
             warn_once("load(options=) has no effect: the whole model is read by Keras 3")
         data, suffix = _read_whole(filepath)
-        with tempfile.TemporaryDirectory() as folder:
-            local = Path(folder, "model" + suffix)
-            local.write_bytes(data)
-            objects = {**(_short_names() if suffix == ".h5" else {}), **(custom_objects or {})}
-            try:
-                model = keras.saving.load_model(
-                    local, custom_objects=objects, compile=compile, safe_mode=not trust
-                )
-                if suffix == ".h5" and model.compiled:
-                    # from HDF5 Keras builds the optimizer for none of the layers' weights
-                    model.compile_from_config(model.get_compile_config())
-            except Exception as error:  # a file of something else shows in many ways
-                text = " ".join(str(error).split())[:600]
-                raise UsageError(
-                    f"{filepath!r} is not a model that can be loaded: {text}"
-                ) from error
+        objects = {**(_short_names() if suffix == ".h5" else {}), **(custom_objects or {})}
+
+        def read(local):
+            model = keras.saving.load_model(
+                local, custom_objects=objects, compile=compile, safe_mode=not trust
+            )
+            if suffix == ".h5" and model.compiled:
+                # from HDF5 Keras builds the optimizer for none of the layers' weights
+                model.compile_from_config(model.get_compile_config())
+            return model
+
+        model = _read(data, suffix, read, f"{filepath!r} is not a model that can be loaded")
         if not model.built:
             raise UsageError(
                 f"{filepath!r} is of a model that did not know the shape of its input yet, so it "
@@ -287,10 +286,7 @@ class KerasFiles(TrainingEstimator):
             )
         _check_place(filepath, overwrite=overwrite)
         model = self._model_with_weights(sample_input, with_optimizer=False)
-        with tempfile.TemporaryDirectory() as folder:
-            local = Path(folder, "model.weights.h5")
-            model.save_weights(local)
-            write_bytes(filepath, local.read_bytes())
+        write_bytes(filepath, _bytes_of("model.weights.h5", model.save_weights))
         return filepath
 
     def load_weights(
@@ -317,16 +313,11 @@ class KerasFiles(TrainingEstimator):
         data, suffix = _read_weights(filepath)
         model = self._model_with_weights(sample_input, with_optimizer=False)
         options = {"by_name": True} if by_name and suffix == ".h5" else {}
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            local = Path(folder, f"model{suffix}")
-            local.write_bytes(data)
-            try:
-                # of a whole model
-                warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
-                model.load_weights(local, **options)
-            except Exception as error:
-                text = " ".join(str(error).split())[:600]
-                raise UsageError(f"The weights in {filepath!r} cannot be loaded: {text}") from error
+        with warnings.catch_warnings():
+            # of a whole model
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            failure = f"The weights in {filepath!r} cannot be loaded"
+            _read(data, suffix, lambda local: model.load_weights(local, **options), failure)
         manifest = {**self._training.position.to_json(), **self._known_inputs(sample_input)}
         self._training.take(Snapshot(manifest, {"model.pt": dump_weights(model)}))
 
@@ -407,19 +398,23 @@ def _snapshot_of(model) -> Snapshot:
     return Snapshot(Position().to_json(), files)
 
 
-def _whole(model, suffix) -> bytes:
+def _bytes_of(name: str, write: Callable[[Path], Any]) -> bytes:
+    """Return the content of the file that a function writes."""
     with tempfile.TemporaryDirectory() as folder:
-        local = Path(folder, "model" + suffix)
-        model.save(local)
+        local = Path(folder, name)
+        write(local)
         return local.read_bytes()
 
 
-def _upload(folder, path):
-    import fsspec
-
-    fs, inner = fsspec.core.url_to_fs(path)
-    fs.makedirs(inner, exist_ok=True)
-    fs.put(f"{folder}/", f"{inner}/", recursive=True)
+def _read(data: bytes, suffix: str, read: Callable[[Path], T], failure: str) -> T:
+    """Return what a function reads from a file of this content."""
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder, f"model{suffix}")
+        local.write_bytes(data)
+        try:
+            return read(local)
+        except Exception as error:  # a file of something else shows in many ways
+            raise UsageError(f"{failure}: {one_line(error)}") from error
 
 
 # -- shapes of subclassed models -----------------------------------------------------------------
@@ -446,16 +441,13 @@ def _tell_shapes(model: keras.Model, sample_input: Any, known: dict) -> Any:
         row = _first_row(sample_input)
     elif known.get("example") is not None:
         row = zeros_of(known["example"])
-    elif known.get("inputs") is not None:  # of a checkpoint of earlier releases
-        row = _row_of(known["inputs"])
     else:
         return None
     try:
         call_on(model, row)
     except Exception as error:  # a call of the user's own may raise anything
-        text = " ".join(str(error).split())[:600]
-        what = "rows of this form" if sample_input is None else "sample_input"
-        raise UsageError(f"The model does not take {what}: {text}") from error
+        rows = "rows of this form" if sample_input is None else "sample_input"
+        raise UsageError(f"The model does not take {rows}: {one_line(error)}") from error
     return row
 
 
@@ -473,15 +465,6 @@ def _first_row(sample_input: Any) -> Any:
         return array[:1]
 
     return keras.tree.map_structure(first, sample_input)
-
-
-def _row_of(inputs: list) -> Any:
-    *features, _ = zero_row(inputs, [])
-    as_arrays = [
-        {k: np.asarray(v) for k, v in f.items()} if isinstance(f, dict) else np.asarray(f)
-        for f in features
-    ]
-    return Assembly().inputs(as_arrays)
 
 
 # -- formats of files ----------------------------------------------------------------------------
@@ -508,9 +491,7 @@ def _format_to_write(filepath: str, save_format: str | None) -> str:
 
 def _check_place(filepath: str, *, overwrite: bool = True, is_folder: bool = False) -> None:
     """Refuse a path where nothing may be written, or nothing of this kind can be."""
-    import fsspec
-
-    fs, inner = fsspec.core.url_to_fs(filepath)
+    fs, inner = open_file_system(filepath)
     if not fs.exists(inner):
         return
     if not overwrite:
@@ -604,12 +585,10 @@ def _is_of_keras_2(data: bytes) -> bool:
 
 
 def _is_folder(filepath: str) -> bool:
-    import fsspec
-
     # some stores take long to tell that a file is no folder
     if file_exists(filepath):
         return False
-    fs, inner = fsspec.core.url_to_fs(filepath)
+    fs, inner = open_file_system(filepath)
     return fs.isdir(inner)
 
 
