@@ -1,8 +1,8 @@
 """A worker's input as batches that a Keras model takes: ``(x, y)`` or ``(x, y, weights)``.
 
-Rows are read again and again; one time is a *pass*.  ``seek`` goes to a batch of a pass, and
-``next`` gives this worker's part of the following one, on all ranks together.  An epoch is one
-pass, or, with ``steps_per_epoch``, so many batches of one pass after the other.
+Rows are read again and again; one time is a *pass*.  ``parts`` yields this worker's parts of the
+batches of a pass, on all ranks together.  An epoch is one pass, or, with ``steps_per_epoch``, so
+many batches of one pass after the other.
 
 A function ``creator(config, batch_size)`` is called in every worker with the global batch size; a
 ``tf.data.Dataset`` travels as the graph that TensorFlow makes of it.  Both must give batches.
@@ -24,6 +24,8 @@ checkpoint, the batches that were seen are read again and dropped.
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import sys
 import zlib
 from abc import ABC, abstractmethod
@@ -245,12 +247,12 @@ class Rows(ABC):
         """Prepare for training; `window` rows are shuffled at a time, 0 for all."""
 
     @abstractmethod
-    def seek(self, number: int, step: int) -> None:
-        """Go to a batch of a pass; batches beyond its end belong to the following ones."""
+    def parts(self, number: int, step: int, *, wrap: bool) -> Iterator[Part]:
+        """Yield this worker's parts from a batch of a pass on, to the end of the pass.
 
-    @abstractmethod
-    def next(self, *, wrap: bool) -> Part:
-        """Return the next batch; at the end of a pass the first of the next one, or nothing."""
+        With `wrap` those of the passes after it follow, and a `step` beyond the end of the pass
+        belongs to them.
+        """
 
     @abstractmethod
     def batches(
@@ -295,8 +297,6 @@ class ColumnRows(Rows):
             "window": data.window(shuffle_memory(config, worker.threads)),
             "types": None if data.inputs is None else [data.inputs, data.targets],
         }
-        self._pass, self._step = 0, 0
-        self._order: Any = None
 
     def example(self, types, assembly):
         if types is not None:
@@ -319,28 +319,20 @@ class ColumnRows(Rows):
         self._assembly, self._rank = assembly, rank
         self._shuffling = settings.shuffle, settings.seed, window
 
-    def seek(self, number, step):
-        self._pass, self._step = number + step // self.steps, step % self.steps
-        self._open_pass()
-
-    def next(self, *, wrap):
-        if self._step == self.steps:
-            if not wrap:
-                return Part(None, 0, 0)
-            self._pass, self._step = self._pass + 1, 0
-            self._open_pass()
-        start, stop, total = self._plan.batch(self._step, self._rank)
-        self._step += 1
-        if start == stop:
-            return Part(None, 0, total)
-        columns = self._data.batch(start, stop, self._order)
-        return Part(self._assembly(columns), stop - start, total)
-
-    def _open_pass(self):
+    def parts(self, number, step, *, wrap):
         shuffle, seed, window = self._shuffling
-        plan, steps = copy.copy(self._plan), range(self._step, self.steps)
-        ranges = lambda: (plan.batch(step, self._rank)[:2] for step in steps)  # noqa: E731
-        self._order = self._data.order(shuffle, seed, self._pass, self._rank, window, ranges)
+        number, step = number + step // self.steps, step % self.steps
+        while True:
+            ranges = functools.partial(_ranges, copy.copy(self._plan), self._rank, step)
+            order = self._data.order(shuffle, seed, number, self._rank, window, ranges)
+            for place in range(step, self.steps):
+                start, stop, total = self._plan.batch(place, self._rank)
+                rows = stop - start
+                columns = self._data.batch(start, stop, order) if rows else None
+                yield Part(self._assembly(columns) if rows else None, rows, total)
+            if not wrap:
+                return
+            number, step = number + 1, 0
 
     def batches(self, assembly, batch_size, world_size, limit):
         data, size = self._data, max(1, batch_size // world_size)
@@ -348,6 +340,11 @@ class ColumnRows(Rows):
         for start in range(0, data.rows, size)[:limit]:
             stop = min(start + size, data.rows)
             yield assembly(data.batch(start, stop, order)), stop - start
+
+
+def _ranges(plan: Any, rank: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of a worker's rows in the batches of a pass, from one on."""
+    return (plan.batch(place, rank)[:2] for place in range(step, plan.steps))
 
 
 def open_rows(
@@ -583,9 +580,6 @@ class DatasetRows(Rows):
         self.known = {"rows": 1, "fingerprint": 0, "drop_last": False, "window": 0, "types": None}
         self._class_weight: dict | None = None
         self._passes = 0  # that were begun
-        self._place: tuple[int, int] | None = None
-        self._iterator: Iterator = iter(())
-        self._is_checked = False
 
     def example(self, types, assembly):
         import tensorflow as tf
@@ -615,52 +609,44 @@ class DatasetRows(Rows):
             if rows:
                 yield part, rows
 
-    def seek(self, number, step):
-        if self._place == (number, step):
-            return
+    def parts(self, number, step, *, wrap):
         while self._passes < number:  # a dataset counts the times that it was shuffled
-            self._begin()
-        self._begin()
-        for _ in range(step):
-            self._read(wrap=True)
-        self._place = number, step
+            iter(self._dataset)
+            self._passes += 1
+        batches = itertools.islice(self._read(wrap), step, None)
+        is_checked = False
+        for batch, is_first in itertools.chain(batches, itertools.repeat((None, False))):
+            part, rows = (None, 0) if batch is None else self._part(batch)
+            if not self._is_shared:
+                total = int(sum(row[0] for row in self._sync.all_gather([float(rows)])))
+            else:
+                total = 0 if batch is None else _rows(batch)
+            if not total:
+                return
+            if self._is_shared and (is_first or not is_checked):
+                self._check_equal(batch)
+                is_checked = True
+            if rows and self._class_weight is not None:
+                part = with_class_weight(part, self._class_weight)
+            yield Part(part if rows else None, rows, total)
 
-    def next(self, *, wrap):
-        batch = self._read(wrap)
-        part, rows, total = None, 0, 0
-        if batch is not None:
-            part, rows = self._part(batch)
-            total = _rows(batch)
-        if not self._is_shared:
-            total = int(sum(row[0] for row in self._sync.all_gather([float(rows)])))
-        elif not self._is_checked:
-            self._check_equal(batch)
-        number, step = self._place or (0, 0)
-        self._place = number, step + 1
-        if not rows:
-            return Part(None, 0, total)
-        if self._class_weight is not None:
-            part = with_class_weight(part, self._class_weight)
-        return Part(part, rows, total)
-
-    def _begin(self):
-        self._iterator = iter(self._dataset)
-        self._passes += 1
-        self._is_checked = False
-
-    def _read(self, wrap):
-        batch = next(self._iterator, None)
-        if batch is None and wrap:
-            self._begin()
-            batch = next(self._iterator, None)
-        return batch
+    def _read(self, wrap) -> Iterator[tuple[Any, bool]]:
+        """Yield the batches of a pass (or of all from it on) and True for the first of a pass."""
+        is_first = False
+        while not is_first:  # as it is after a pass without rows
+            self._passes += 1
+            is_first = True
+            for batch in self._dataset:
+                yield batch, is_first
+                is_first = False
+            if not wrap:
+                return
 
     def _check_equal(self, batch):
         """Refuse rows that differ between the workers: some would be read twice, others never."""
         import numpy as np
         import tensorflow as tf
 
-        self._is_checked = True
         checksum = 0
         for leaf in tf.nest.flatten(batch):
             values = np.asarray(leaf.numpy())

@@ -13,7 +13,7 @@ import numbers
 import resource
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -198,6 +198,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         self.position, self._sums = self._checkpoints.restore()
         window = (self._checkpoints.windows or [0] * self.size)[self.rank]
         self._data.start(self._assembly, settings, self.rank, window)
+        self._parts: Iterator[Part] | None = None
         self._epoch_steps = settings.steps_per_epoch or self._data.steps
         self._callbacks = self._checkpoints.callbacks = self._open_callbacks(
             callbacks,
@@ -242,14 +243,14 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         """
         position = self.position
         logs: dict[str, Any] = {}
-        if self.settings.steps_per_epoch:
-            self._data.seek(0, position.global_step)
-        else:
-            self._data.seek(position.epoch, position.step)
+        if not self.settings.steps_per_epoch:
+            self._parts = self._data.parts(position.epoch, position.step, wrap=False)
+        elif self._parts is None:
+            self._parts = self._data.parts(0, position.global_step, wrap=True)
         while position.step != self._epoch_steps:
             started = time.perf_counter()
-            part = self._data.next(wrap=bool(self.settings.steps_per_epoch))
-            if not part.total:
+            part = next(cast("Iterator[Part]", self._parts), None)
+            if part is None:
                 if not position.step:
                     raise UsageError("The training data has no rows")
                 break
