@@ -263,7 +263,9 @@ Ray also RayXShards or a ray.data.Dataset
             seed=seed,
             resume=resume,
             policy=FailurePolicy.of(max_failures, self._backend),
-            show_progress=self._use_tqdm or _shows_progress(callbacks),
+            show_progress=self._use_tqdm
+            or is_interactive()
+            or any(isinstance(c, TqdmCallback) for c in callbacks),
         )
         self._write_events()
         return [epoch_as_returned(entry, reduce_results, profile) for entry in figures]
@@ -406,7 +408,11 @@ RayXShards or a ray.data.Dataset
         check_positive("batch_size", batch_size)
         parts = self._parts
         if _takes_over_prediction(callbacks):
-            _check_not_accelerated(accelerate)
+            if accelerate is not None:
+                raise UsageError(
+                    f"accelerate={accelerate!r} does not go with an on_pred_forward of one's own, "
+                    "which calls the model as it is; leave one of them out"
+                )
             from bigdl.orca.learn.pytorch.prediction import predicting_parts
 
             (main,) = as_callbacks(callbacks)
@@ -722,11 +728,6 @@ def _check_accumulation(batches, callbacks) -> int:
     return batches
 
 
-def _shows_progress(callbacks) -> bool:
-    """Return True if a progress bar is shown without being asked for, or by a callback."""
-    return is_interactive() or any(isinstance(c, TqdmCallback) for c in callbacks)
-
-
 def _takes_over_prediction(callbacks) -> bool:
     """Return True if ``callbacks=`` of predict makes the outputs."""
     if not callbacks:
@@ -738,15 +739,6 @@ def _takes_over_prediction(callbacks) -> bool:
             "model's forward return what you want"
         )
     return True
-
-
-def _check_not_accelerated(accelerate) -> None:
-    """``accelerate=`` of predict, beside a callback that makes the outputs."""
-    if accelerate is not None:
-        raise UsageError(
-            f"accelerate={accelerate!r} does not go with an on_pred_forward of one's own, which "
-            "calls the model as it is; leave one of them out"
-        )
 
 
 def _path(verb, path, old) -> str:
