@@ -85,6 +85,13 @@ class EvaluationSettings:
     num_steps: int | None = None
     weighted: bool = False
 
+    def assembly(self, model: Any, class_weight: dict[int, float] | None = None) -> Assembly:
+        """Return what makes the batches of a model."""
+        features, labels = self.feature_cols, self.label_cols
+        return Assembly.of(
+            model, features, labels, weighted=self.weighted, class_weight=class_weight
+        )
+
 
 @dataclass(frozen=True)
 class Assembly:

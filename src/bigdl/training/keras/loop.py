@@ -8,7 +8,6 @@ zeros that weighs nothing, and forgets what that has done to its own state.
 
 from __future__ import annotations
 
-import contextlib
 import numbers
 import resource
 import time
@@ -28,7 +27,6 @@ from bigdl.training.fit import RunSettings
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import WorkerCallbacks
 from bigdl.training.keras.data import (
-    Assembly,
     EvaluationSettings,
     Part,
     Rows,
@@ -40,10 +38,10 @@ from bigdl.training.keras.state import (
     KerasCheckpoints,
     array_of,
     form_of,
+    kept_values,
     merge_metrics,
     put_weights,
-    tensor_of,
-    to_variable,
+    values_of,
 )
 from bigdl.training.loop import FitLoop, WorkerLoop, open_run_directory
 from bigdl.training.position import Position
@@ -183,7 +181,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         batches = self._prepare_data()
         seed_keras(settings.seed, self.rank + 1)
         self._steps.attach()
-        self._initial_metrics = [tensor_of(v) for v in self.model.metrics_variables]
+        self._initial_metrics = values_of(self.model.metrics_variables)
         self._checkpoints = KerasCheckpoints(
             worker,
             sync,
@@ -227,7 +225,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         is_whole, logs = self._train_batches()
         if is_whole:
             self._steps.running.merge()
-        with self._metrics_kept():
+        with kept_values(self.model.metrics_variables):  # the epoch may go on
             entry = self._entry(logs)
             if self._validation is not None and self.settings.validates_after(number + 1):
                 entry["logs"].update(self._validate())
@@ -291,14 +289,6 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             )
         return {f"val_{name}": value for name, value in figures.items()}
 
-    @contextlib.contextmanager
-    def _metrics_kept(self):
-        """Leave the metrics of the epoch, which may go on, as they were before the block."""
-        before = [(v, tensor_of(v)) for v in self.model.metrics_variables]
-        yield
-        for variable, value in before:
-            to_variable(variable, value)
-
     def _is_over(self) -> bool:
         return self.settings.goal.is_reached(self.position) or self._is_stopped()
 
@@ -360,13 +350,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             raise UsageError("The validation data has no rows")
         batches = self._data.plan(settings, everyone)
         self._types = next((each["types"] for each in everyone if each["types"]), None)
-        self._assembly = Assembly.of(
-            self.model,
-            columns.feature_cols,
-            columns.label_cols,
-            weighted=columns.weighted,
-            class_weight=settings.class_weight,
-        )
+        self._assembly = columns.assembly(self.model, settings.class_weight)
         self._zero_row = self._data.example(self._types, self._assembly)
         build_for(self.model, self._zero_row)
         if self._validation is not None:
@@ -402,7 +386,7 @@ def evaluate_batches(
     callbacks : keras.callbacks.CallbackList, optional
     """
     model.reset_metrics()
-    initial = [tensor_of(v) for v in model.metrics_variables]
+    initial = values_of(model.metrics_variables)
     if callbacks is not None:
         callbacks.on_test_begin()
     logs, rows = {}, 0
@@ -490,9 +474,7 @@ class EvaluateProgram:
         known = all_gather_json(sync, data.known)
         if not sum(each["rows"] for each in known):
             raise UsageError("The data to evaluate has no rows")
-        assembly = Assembly.of(
-            model, settings.feature_cols, settings.label_cols, weighted=settings.weighted
-        )
+        assembly = settings.assembly(model)
         types = next((each["types"] for each in known if each["types"]), None)
         build_for(model, data.example(types, assembly))
         weights = sync.broadcast(worker.state() if sync.rank == 0 else None)

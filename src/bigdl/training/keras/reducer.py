@@ -30,11 +30,11 @@ from bigdl.training.keras.backends import steps_of
 from bigdl.training.keras.state import (
     RunningWeights,
     changed_by_rows,
+    kept_values,
     optimizers_of,
     seed_states,
     synchronized_layers,
     tensor_of,
-    to_variable,
 )
 
 __all__ = ["GradientReducer", "WorkerSteps", "check_optimizer", "loss_divisor"]
@@ -131,10 +131,8 @@ class WorkerSteps:
         return counted / whole if whole else 0.0
 
     def _train_without_rows(self, zero_row):
-        before = [(variable, tensor_of(variable)) for variable in changed_by_rows(self._model)]
-        self._steps.train(zero_row)
-        for variable, value in before:
-            to_variable(variable, value)
+        with kept_values(changed_by_rows(self._model)):
+            self._steps.train(zero_row)
         return {}
 
 

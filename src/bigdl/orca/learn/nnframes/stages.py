@@ -368,7 +368,8 @@ class NNEstimator(Estimator, TrainingParams, TrainingOptions, _Storable):
             cachingSample=True,
             dataCacheLevel=["DRAM", None],
         )
-        self._clear_seed()
+        # pyspark's default is a hash of the class name, which would make all trainings alike
+        self._defaultParamMap.pop(self.seed, None)
         self._model = as_module(model)
         self._criterion = as_loss(criterion)
         self._preprocessing = as_preprocessing(feature_preprocessing)
@@ -376,41 +377,30 @@ class NNEstimator(Estimator, TrainingParams, TrainingOptions, _Storable):
         self._options: dict[str, Any] = {}
         self.train_stats: list[dict] = []
 
-    def _clear_seed(self):
-        # pyspark's default is a hash of the class name, which would make all trainings alike
-        self._defaultParamMap.pop(self.seed, None)
-
     def _fit(self, dataset) -> NNModel:
         preprocessing = preprocessing_for(self._preprocessing, dataset, self.getFeaturesCol())
         estimator = self._new_estimator(preprocessing)
         options = self._options
-        clip, norm = options.get("clip"), options.get("clip_norm")
-        if clip:
+        if clip := options.get("clip"):
             estimator.set_constant_gradient_clipping(*clip)
-        if norm:
+        if norm := options.get("clip_norm"):
             estimator.set_l2_norm_gradient_clipping(norm)
-        summaries = [options.get("train_summary"), options.get("validation_summary")]
-        for summary in filter(None, summaries):
+        for summary in filter(None, (self.getTrainSummary(), self.getValidationSummary())):
             estimator.set_tensorboard(summary.log_dir, summary.app_name)
             summary._estimator = estimator
-        arguments: dict[str, Any] = self._goal()
-        callbacks = arguments.pop("callbacks", [])
-        if self._label_preprocessing is not None:
-            callbacks.append(PreparedLabels(self._label_preprocessing))
-        if self.isDefined(self.seed):
-            arguments["seed"] = self.getSeed()
-        if (validation := self.getValidation()) is not None:
-            arguments["validation_data"] = self._labelled(validation[1])
-        if (checkpoint := self.getCheckpoint()) is not None:
-            arguments["checkpoint_trigger"] = checkpoint[1]
+        validation, checkpoint = self.getValidation(), self.getCheckpoint()
+        labels = self._label_preprocessing
         try:
             self.train_stats = estimator.fit(
                 self._labelled(dataset),
                 batch_size=self.getOrDefault("batchSize"),
                 feature_cols=[self.getFeaturesCol()],
                 label_cols=[self.getLabelCol()],
-                callbacks=callbacks,
-                **arguments,
+                validation_data=validation and self._labelled(validation[1]),
+                callbacks=labels and [PreparedLabels(labels)],
+                seed=self.getSeed() if self.isDefined(self.seed) else None,
+                checkpoint_trigger=checkpoint and checkpoint[1],
+                **self._goal(),
             )
         except WorkerError as error:
             raise self._explained(error) from error
@@ -436,11 +426,11 @@ class NNEstimator(Estimator, TrainingParams, TrainingOptions, _Storable):
             model=prepared(self._model, preprocessing),
             optimizer=optimizer_of(method, self.getOrDefault("learningRate")),
             loss=self._criterion,
-            metrics=validation[2] if validation else None,
+            metrics=validation and validation[2],
             workers_per_node=self.getOrDefault("workersPerNode"),
             scheduler_creator=scheduler,
-            model_dir=checkpoint[0] if checkpoint else None,
-            **({} if frequency is None else {"scheduler_step_freq": frequency}),
+            model_dir=checkpoint and checkpoint[0],
+            scheduler_step_freq=frequency,
         )
 
     def _goal(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from bigdl.orca.parameter_layer.rank import Contribution
 from bigdl.training.checkpoint import Snapshot
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import BATCH_HOOKS, WorkerCallbacks
-from bigdl.training.keras.data import Assembly, build_for, is_dataset, open_data
+from bigdl.training.keras.data import build_for, is_dataset, open_data
 from bigdl.training.keras.loop import EvaluateProgram, KerasEpochs, KerasFitSettings, numbers_of
 from bigdl.training.keras.reducer import loss_divisor
 from bigdl.training.keras.state import (
@@ -488,13 +488,7 @@ class KerasReplica(LayerReplica):
         seed_keras(settings.seed)  # creators may draw what is no weight
         self._model = parts.build(training=True)
         self._divisor = loss_divisor(self._model)
-        self._assembly = Assembly.of(
-            self._model,
-            columns.feature_cols,
-            columns.label_cols,
-            weighted=columns.weighted,
-            class_weight=settings.class_weight,
-        )
+        self._assembly = columns.assembly(self._model, settings.class_weight)
         self._has_rows = bool(data.rows)
         if not self._has_rows:  # it is never asked for a gradient
             return
