@@ -8,6 +8,8 @@ __all__ = [*file.__all__, "mkdirs"]
 mkdirs = file.makedirs
 
 
-def put_local_file_to_remote(local_path: str, remote_path: str, over_write: bool = False) -> int:
+def put_local_file_to_remote(  # type: ignore[no-redef]  # without the permissions
+    local_path: str, remote_path: str, over_write: bool = False
+) -> int:
     """Copy a local file to any storage: 0 when it was copied, −1 when it exists already."""
     return file.put_local_file_to_remote(local_path, remote_path, over_write=over_write)

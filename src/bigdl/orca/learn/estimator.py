@@ -108,7 +108,7 @@ class TrainingEstimator(BaseEstimator):
 
     def _feed(
         self, data: Any, feature_cols: Any, label_cols: Any, config: dict, name: str | None = None
-    ) -> Feed:
+    ) -> Any:
         """Return the Feed of an input that has targets."""
         feed = as_feed(data, feature_cols, label_cols, config, name=name)
         if feed.label_cols is not None and not feed.label_cols:
@@ -120,7 +120,7 @@ class TrainingEstimator(BaseEstimator):
 
     def _training_feed(
         self, data: Any, validation_data: Any, feature_cols: Any, label_cols: Any, config: dict
-    ) -> tuple[FeedGroup, Feed]:
+    ) -> tuple[FeedGroup, Any]:
         """Return the Feeds of a fit, and that of its training data."""
         from bigdl.orca.data.feeds.group import FeedGroup
 

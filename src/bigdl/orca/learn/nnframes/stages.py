@@ -161,7 +161,7 @@ def trusted_loading() -> Iterator[None]:
 class StageWriter(MLWriter):
     """Writes the parameters of a stage as Spark does, and the rest as a pickle in pieces."""
 
-    def __init__(self, stage: _Storable):
+    def __init__(self, stage: Any):
         super().__init__()
         self._stage = stage
 
@@ -186,7 +186,7 @@ class StageWriter(MLWriter):
 class StageReader(MLReader):
     """Reads a stage that a :class:`StageWriter` wrote."""
 
-    def __init__(self, cls: type[_Storable], trust: bool = False):
+    def __init__(self, cls: Any, trust: bool = False):
         super().__init__()
         self._cls, self._trust = cls, trust
 
@@ -442,7 +442,7 @@ class NNEstimator(Estimator, TrainingParams, TrainingOptions, _Storable):
             return {"epochs": trigger.max_epoch}
         if type(trigger) is MaxIteration:
             return {"max_steps": trigger.max_iteration}
-        limit = self.getOrDefault("maxEpoch") if self.isSet(self.maxEpoch) else _FOREVER
+        limit = self.getOrDefault("maxEpoch") if self.isSet("maxEpoch") else _FOREVER
         return {"epochs": limit, "end_trigger": trigger}
 
     def _labelled(self, dataset):
@@ -574,7 +574,7 @@ class NNClassifier(NNEstimator, ClassifierParams):
         super().__init__(model, criterion, feature_preprocessing)
         self._setDefault(threshold=0.5, zeroBasedLabel=True)
         if not zero_based_label:
-            self.setZeroBasedLabel(False)
+            self._set(zeroBasedLabel=False)
 
     def _labelled(self, dataset):
         from pyspark.sql import functions as F

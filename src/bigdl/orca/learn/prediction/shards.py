@@ -30,10 +30,7 @@ from bigdl.runtime.shards.texts import takes_texts
 from bigdl.runtime.shards.values import columns_of, is_frame
 
 if TYPE_CHECKING:
-    from ray.data import Dataset
-
     from bigdl.orca.cluster.spark import SparkCluster
-    from bigdl.orca.data.xshards.ray import RayXShards
     from bigdl.orca.learn.prediction.shipping import Shipped
 
 __all__ = [
@@ -257,9 +254,7 @@ def _cells(value):
     return value if value.ndim == 1 else list(value)
 
 
-def predict_ray(
-    data: RayXShards | Dataset, kind: str, shipped: Shipped, options: PredictOptions
-) -> RayXShards | Dataset:
+def predict_ray(data: Any, kind: str, shipped: Shipped, options: PredictOptions) -> Any:
     """Return predictions in the form of the input, of the same rows in the same order.
 
     Those of RayXShards are computed in the background, a ray.data.Dataset is lazy.
