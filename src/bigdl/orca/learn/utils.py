@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
@@ -140,8 +143,6 @@ def arrays2dict(
     dict
         ``x`` and, with labels, ``y``: an array for one column, a tuple for several.
     """
-    from itertools import islice
-
     rows = iter(rows)
     while taken := list(islice(rows, shard_size)):
         shard = {"x": _columns(taken, feature_cols, types or {})}
@@ -159,8 +160,6 @@ def _columns(rows, names, types):
 
 
 def _column(name, cells, kind):
-    import numpy as np
-
     if any(cell is None for cell in cells):
         raise UsageError(f"Column '{name}' holds nulls; fill or drop them first")
     if hasattr(cells[0], "toArray"):  # Spark's vectors
@@ -214,7 +213,6 @@ def _rows_of_prediction(shard):
 
 
 def _spark_type(value):
-    import numpy as np
     from pyspark.ml.linalg import VectorUDT
     from pyspark.sql import types as T
 
@@ -230,7 +228,6 @@ def _spark_type(value):
 
 
 def _cell(value):
-    import numpy as np
     from pyspark.ml.linalg import Vectors
 
     if isinstance(value, list | tuple):

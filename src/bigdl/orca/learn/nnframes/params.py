@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import (
     HasFeaturesCol,
@@ -162,8 +163,6 @@ def optimizer_of(method: Any, lr: float) -> Any:
         bring their own.
     lr : float
     """
-    import torch
-
     if method is None:
         return _OptimizerOf(torch.optim.SGD, lr)
     if isinstance(method, str):

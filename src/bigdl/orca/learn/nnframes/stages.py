@@ -10,6 +10,8 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+import cloudpickle
+import pyarrow as pa
 import torch
 from pyspark.ml import Estimator, Model
 from pyspark.ml.util import (
@@ -20,6 +22,7 @@ from pyspark.ml.util import (
     MLWritable,
     MLWriter,
 )
+from pyspark.sql import functions as F
 from torch import nn
 
 from bigdl.common.errors import UsageError, WorkerError
@@ -34,6 +37,7 @@ from bigdl.orca.learn.nnframes.params import (
 from bigdl.orca.learn.nnframes.preprocessing import ScalarToTensor, as_preprocessing
 from bigdl.orca.learn.optimizers.schedule import Default
 from bigdl.orca.learn.prediction.shipping import digest_of
+from bigdl.orca.learn.pytorch import Estimator as TorchEstimator
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 from bigdl.training.position import MaxEpoch, MaxIteration
 
@@ -166,9 +170,6 @@ class StageWriter(MLWriter):
         self._stage = stage
 
     def saveImpl(self, path: str) -> None:
-        import cloudpickle
-        import pyarrow as pa
-
         try:
             data = cloudpickle.dumps(self._stage._saved())
         except Exception as error:
@@ -207,8 +208,6 @@ class StageReader(MLReader):
 
     def _unpickled(self, path: str) -> Any:
         """Return what the pickle of the folder holds, if it may be read."""
-        import cloudpickle
-
         rows = self.sparkSession.read.parquet(f"{path}/torch").orderBy("number").collect()
         data = b"".join(row["piece"] for row in rows)
         if not (self._trust or _trusts.get() or digest_of(data) in _written):
@@ -295,8 +294,6 @@ class NNModel(Model, ModelParams, _Storable):
         return self._model if isinstance(self._model, nn.Module) else self._model({})
 
     def _transform(self, dataset):
-        from pyspark.sql import functions as F
-
         names = self._output_columns()
         frame = self._estimator(dataset).predict(
             dataset,
@@ -318,8 +315,6 @@ class NNModel(Model, ModelParams, _Storable):
 
     def _estimator(self, dataset):
         """An Estimator for these rows, the same as long as nothing changes."""
-        from bigdl.orca.learn.pytorch import Estimator as TorchEstimator
-
         preprocessing = preprocessing_for(self._preprocessing, dataset, self.getFeaturesCol())
         wanted = (preprocessing, *self._head_key())
         if self._predictor is None or self._predictor[0] != wanted:
@@ -411,8 +406,6 @@ class NNEstimator(Estimator, TrainingParams, TrainingOptions, _Storable):
         return self._copyValues(self._new_model(module))
 
     def _new_estimator(self, preprocessing):
-        from bigdl.orca.learn.pytorch import Estimator as TorchEstimator
-
         method = self.getOptimMethod()
         scheduler, frequency = None, None
         if hasattr(method, "scheduler_creator"):  # a TorchOptim
@@ -577,8 +570,6 @@ class NNClassifier(NNEstimator, ClassifierParams):
             self._set(zeroBasedLabel=False)
 
     def _labelled(self, dataset):
-        from pyspark.sql import functions as F
-
         name = self.getLabelCol()
         if self.getOrDefault("zeroBasedLabel") or name not in dataset.columns or self._is_binary:
             return dataset

@@ -21,10 +21,12 @@ from bigdl.orca.learn.arguments import (
 )
 from bigdl.orca.learn.backends import is_on_ray
 from bigdl.orca.learn.estimator import EstimatorOptions, TrainingEstimator
+from bigdl.orca.learn.metrics import Metric
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, TqdmCallback
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
+from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 from bigdl.orca.learn.pytorch.forward import check_weighted
-from bigdl.orca.learn.pytorch.loop import Clipping
+from bigdl.orca.learn.pytorch.loop import Clipping, FitSettings, TorchTraining
 from bigdl.orca.learn.pytorch.model_files import full_state, read_model, snapshot_of
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.orca.learn.pytorch.summaries import (
@@ -38,7 +40,7 @@ from bigdl.training.checkpoint import (
 )
 from bigdl.training.figures import as_returned, epoch_as_returned
 from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
-from bigdl.training.position import EveryEpoch, Trigger
+from bigdl.training.position import EveryEpoch, Goal, Trigger
 from bigdl.training.state import dumps, isolated_rng, loads
 
 __all__ = ["PyTorchEstimator"]
@@ -71,14 +73,11 @@ class PyTorchEstimator(TrainingEstimator):
         use_tqdm: bool = False,
         precision: str = "fp32",
     ):
+        training: type[TorchTraining] = TorchTraining
         if options.backend == "bigdl":
             from bigdl.orca.learn.pytorch.layer import TorchLayerTraining
 
-            training: type[TorchTraining] = TorchLayerTraining
-        else:
-            from bigdl.orca.learn.pytorch.loop import TorchTraining
-
-            training = TorchTraining
+            training = TorchLayerTraining
         super().__init__(parts, training, options)
         # refuses now what would fail later, and gives the names
         self._metrics, self._metric_names = _named_metrics(metrics)
@@ -215,9 +214,6 @@ Ray also RayXShards or a ray.data.Dataset
         WorkerLost
             When workers were lost more often than `max_failures` allows.
         """
-        from bigdl.orca.learn.pytorch.loop import FitSettings
-        from bigdl.training.position import Goal
-
         arguments = {**locals(), "min_workers": None} if is_on_ray(self._backend) else locals()
         take_old(self.fit, old)
         layer = check_layer_options(self._backend, arguments)
@@ -317,8 +313,6 @@ Ray also RayXShards or a ray.data.Dataset
             ``num_samples``, ``val_loss`` (with a loss), and each metric under its name as a
             tensor. On a table without rows the figures are nan.
         """
-        from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
-
         old_options = take_old(self.evaluate, old, {"validation_metrics": "metrics"})
         metrics, names = self._metrics, self._metric_names
         if old_options.get("metrics") is not None:
@@ -710,10 +704,8 @@ RayXShards or a ray.data.Dataset
 
 def _named_metrics(metrics) -> tuple[list, list[str]]:
     """Metrics as a list of its own, and their names."""
-    from bigdl.orca.learn.metrics import Metric
-
-    given = [] if metrics is None else metrics
-    measures = list(given) if isinstance(given, list | tuple) else [given]
+    metrics = [] if metrics is None else metrics
+    measures = list(metrics) if isinstance(metrics, list | tuple) else [metrics]
     return measures, list(Metric.convert_metrics_dict(measures, backend="pytorch"))
 
 

@@ -22,18 +22,20 @@ from bigdl.orca.learn.arguments import (
 from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions
 from bigdl.orca.learn.layer_fit.figures import PHASES
+from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
 from bigdl.orca.learn.tf2.model_files import KerasFiles
+from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot, KerasTraining
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
-from bigdl.training.keras.backends import backend_of_program
-from bigdl.training.keras.data import is_dataset
-from bigdl.training.position import EveryEpoch, Trigger
+from bigdl.training.keras.backends import Packed, backend_of_program
+from bigdl.training.keras.callbacks import as_callbacks
+from bigdl.training.keras.data import EvaluationSettings, is_dataset, shipped_dataset
+from bigdl.training.keras.loop import EvaluateProgram, KerasFitSettings
+from bigdl.training.position import EveryEpoch, Goal, Trigger
 
 if TYPE_CHECKING:
     import keras
-
-    from bigdl.orca.learn.tf2.parts import KerasParts
 
 __all__ = ["Estimator", "KerasEstimator"]
 
@@ -136,8 +138,6 @@ class Estimator:
             warn_once("from_keras(cpu_binding=True) has no effect: workers are not bound to cores")
         require("torch", "orca")
         require("keras", "tf")
-        from bigdl.orca.learn.tf2.parts import KerasParts
-
         parts = KerasParts(model_creator, compile_args_creator, config_of(config))
         parts.check()
         if instances:
@@ -179,7 +179,6 @@ class KerasEstimator(KerasFiles):
 
     def __init__(self, parts: KerasParts, options: EstimatorOptions):
         from bigdl.orca.learn.tf2.layer import KerasLayerTraining
-        from bigdl.orca.learn.tf2.parts import KerasTraining
 
         training = KerasLayerTraining if options.backend == "bigdl" else KerasTraining
         super().__init__(parts, training, options)
@@ -292,11 +291,6 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         WorkerLost
             When workers were lost more often than `max_failures` allows.
         """
-        from bigdl.training.keras.backends import Packed
-        from bigdl.training.keras.callbacks import as_callbacks
-        from bigdl.training.keras.loop import EvaluationSettings, KerasFitSettings
-        from bigdl.training.position import Goal
-
         take_old(self.fit, old)
         layer = check_layer_options(self._backend, locals())
         self._parts.need()
@@ -387,10 +381,6 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         dict
             ``validation_loss``, and ``validation_<name>`` of each compiled metric.
         """
-        from bigdl.training.keras.backends import Packed
-        from bigdl.training.keras.callbacks import as_callbacks
-        from bigdl.training.keras.loop import EvaluateProgram, EvaluationSettings
-
         take_old(self.evaluate, old)
         self._parts.need()
         if sample_weight is not None:
@@ -464,10 +454,6 @@ RayXShards or a ray.data.Dataset
 
     def _ship(self, data, names, cluster, inputs):
         """Broadcast the model, unless it is what was broadcast last."""
-        from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
-        from bigdl.orca.learn.tf2.parts import KerasSnapshot
-        from bigdl.training.keras.backends import Packed
-
         weights, threads = self._training.weights(self._parts), cluster.threads_per_task
         if not weights:
             raise UsageError(
@@ -490,8 +476,6 @@ RayXShards or a ray.data.Dataset
     def _feed(self, data, feature_cols, label_cols, config, name=None):
         config = _data_config_of(config)
         if is_dataset(data):
-            from bigdl.training.keras.data import shipped_dataset
-
             data = shipped_dataset(data, name or "data")
         elif _is_orca_dataset(data):
             return data.feed(config, name=name)
