@@ -146,6 +146,17 @@ class KerasEpochs(FitLoop):
         self._close_epoch(entry)
         self._checkpoint_after_epoch(entry["logs"].get("loss"), score_of(entry["logs"]))
 
+    def _entry_of(self, sums: dict, logs: dict, memory: list[int]) -> dict:
+        """Return the figures of the epoch as they are kept."""
+        return {
+            "epoch": self.position.epoch + 1,
+            "global_step": self.position.global_step,
+            "num_samples": sums["num_samples"],
+            "steps": self.position.step,
+            "logs": logs,
+            "profile": {**sums["profile"], "peak_memory_bytes": memory, "ended_at": time.time()},
+        }
+
     def _end_epoch(self, number: int, logs: dict) -> None:
         """Call the hooks of an epoch's end."""
         self._callbacks.list.on_epoch_end(number, logs)
@@ -263,17 +274,10 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         """Return the figures of the epoch, the same on every rank."""
         rows = int(self._sums.rows)
         figures = figures_of(self.model, logs, rows, self.sync, self._initial_metrics)
-        entry = cast("dict", self._sums.reduce(self.sync))  # an epoch has rows
+        sums = cast("dict", self._sums.reduce(self.sync))  # an epoch has rows
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         peaks = [int(row[0]) for row in self.sync.all_gather([float(peak)])]
-        return {
-            "epoch": self.position.epoch + 1,
-            "global_step": self.position.global_step,
-            "num_samples": entry["num_samples"],
-            "steps": self.position.step,
-            "logs": figures,
-            "profile": {**entry["profile"], "peak_memory_bytes": peaks, "ended_at": time.time()},
-        }
+        return self._entry_of(sums, figures, peaks)
 
     def _validate(self) -> dict[str, float]:
         settings = self.settings.validation

@@ -170,20 +170,12 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
         self.stop = bool(self.model.stop_training)
 
     def _entry(self) -> dict:
-        position, figures = self.position, self._figures
-        sums = cast("dict", figures.entry())
+        figures = self._figures
         # a step of the user's own may return figures of its own
         logs = figures.means() or self._layer.figures(figures.added)
         if self._options.stragglers is not None:
             logs |= figures.dropped
-        return {
-            "epoch": position.epoch + 1,
-            "global_step": position.global_step,
-            "num_samples": sums["num_samples"],
-            "steps": position.step,
-            "logs": logs,
-            "profile": {**sums["profile"], "peak_memory_bytes": figures.memory},
-        }
+        return self._entry_of(cast("dict", figures.entry()), logs, figures.memory)
 
     def _validation(self) -> dict[str, float]:
         self._pull()
