@@ -56,7 +56,7 @@ T = TypeVar("T")
 _WHOLE = "model.keras"  # the file of the whole model in a folder
 _SUFFIXES = {".keras": "keras", ".h5": "h5", ".hdf5": "h5"}
 _FILES = {"keras": "a file of Keras", "h5": "a file of HDF5", "tf": "a folder"}
-_HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
+_MAGIC = {b"PK\x03\x04": ".keras", b"\x89HDF\r\n\x1a\n": ".h5"}
 
 _WEIGHTS_FORMATS = (None, "h5", "hdf5", "keras", "tf", "tensorflow")
 # of a snapshot's manifest: what the model's inputs are like
@@ -517,14 +517,7 @@ def _read_whole(filepath: str) -> tuple[bytes, str]:
         where = posixpath.join(filepath, _WHOLE)
         if not file_exists(where):
             raise UsageError(_no_model_in(filepath))
-    data = read_bytes(where)
-    suffix = _suffix_of(data)
-    if not suffix:
-        raise UsageError(
-            f"{where!r} is not a model that can be loaded: it is neither a file of Keras nor one "
-            "of HDF5"
-        )
-    return data, suffix
+    return _content(where, f"{where!r} is not a model that can be loaded")
 
 
 def _read_weights(filepath: str) -> tuple[bytes, str]:
@@ -547,14 +540,17 @@ def _read_weights(filepath: str) -> tuple[bytes, str]:
                 f"The weights in {filepath!r} cannot be loaded: it is a folder; use load for a "
                 "whole model and load_checkpoint for a checkpoint"
             )
-    data = read_bytes(filepath)
-    suffix = _suffix_of(data)
-    if not suffix:
-        raise UsageError(
-            f"The weights in {filepath!r} cannot be loaded: it is neither a file of Keras nor one "
-            "of HDF5"
-        )
+    data, suffix = _content(filepath, f"The weights in {filepath!r} cannot be loaded")
     return data, suffix if suffix == ".keras" or _is_of_keras_2(data) else ".weights.h5"
+
+
+def _content(path: str, failure: str) -> tuple[bytes, str]:
+    """Return the content of a file of Keras or HDF5, and the suffix of its kind."""
+    data = read_bytes(path)
+    for magic, suffix in _MAGIC.items():
+        if data.startswith(magic):
+            return data, suffix
+    raise UsageError(f"{failure}: it is neither a file of Keras nor one of HDF5")
 
 
 def _short_names() -> dict[str, Any]:
@@ -562,13 +558,6 @@ def _short_names() -> dict[str, Any]:
     import keras
 
     return {name: keras.losses.get(name) for name in ("mse", "mae", "mape", "msle")}
-
-
-def _suffix_of(data: bytes) -> str:
-    """Return ``.keras`` or ``.h5``, or nothing for a content of neither kind."""
-    if data.startswith(_ZIP):
-        return ".keras"
-    return ".h5" if data.startswith(_HDF5) else ""
 
 
 def _is_of_keras_2(data: bytes) -> bool:
