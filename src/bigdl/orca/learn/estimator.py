@@ -1,4 +1,4 @@
-"""The verbs of an Estimator, for every framework: scikit-learn's manners on distributed data."""
+"""Estimators of every framework: scikit-learn's manners on distributed data."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import Feed, as_feed, kind_of, names_of
-from bigdl.orca.learn.arguments import check_counts
 from bigdl.orca.learn.backends import cluster_of, end_workers, engine_of, sync_of
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import NoRows
@@ -24,7 +24,7 @@ __all__ = ["BaseEstimator", "EstimatorOptions", "TrainingEstimator"]
 
 
 class BaseEstimator(ABC):
-    """What every Estimator can do; the subclasses say with which arguments."""
+    """Verbs of an Estimator; the subclasses say with which arguments."""
 
     @abstractmethod
     def fit(self, data, epochs: int = 1, **options):
@@ -32,15 +32,15 @@ class BaseEstimator(ABC):
 
     @abstractmethod
     def evaluate(self, data, **options) -> dict | list[dict]:
-        """Loss and metrics on distributed data."""
+        """Return loss and metrics on distributed data."""
 
     @abstractmethod
     def predict(self, data, **options):
-        """The input with a prediction for every row."""
+        """Return the input with a prediction for every row."""
 
     @abstractmethod
     def get_model(self):
-        """The trained model, on the driver."""
+        """Return the trained model, on the driver."""
 
     @abstractmethod
     def save(self, path: str) -> str:
@@ -66,7 +66,8 @@ class EstimatorOptions:
     num_to_keep: int
 
     def __post_init__(self):
-        check_counts(workers_per_node=self.workers_per_node, num_to_keep=self.num_to_keep)
+        check_positive("workers_per_node", self.workers_per_node)
+        check_positive("num_to_keep", self.num_to_keep)
         if self.model_dir is not None:
             if not isinstance(self.model_dir, str | os.PathLike):
                 raise UsageError(
