@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from bigdl.common.checks import check_number, check_positive
+from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError
 
 __all__ = [
@@ -129,8 +129,7 @@ class Plateau(Scheduler):
         cooldown: int = 0,
         min_lr: float = 0.0,
     ):
-        if mode not in ("min", "max"):
-            raise UsageError(f'Plateau: mode should be "min" or "max", got {mode!r}')
+        check_choice("Plateau: mode", mode, ("min", "max"))
         if not isinstance(monitor, str):
             raise UsageError(f"Plateau: monitor should be the name of a figure, got {monitor!r}")
         self.monitor = "train_loss" if monitor == "Loss" else monitor

@@ -383,13 +383,11 @@ class KerasLayerModel(LayerModel):
         return [tuple(weight.shape) for weight in self._weights]
 
     def _running(self):
-        return [np.array(array_of(weight)) for weight in self._changing]
+        return _copies(self._changing)
 
     def _put(self, parts, running):
-        for weight, part in zip(self._weights, parts, strict=True):
-            weight.assign(part.reshape(weight.shape))
-        for weight, values in zip(self._changing, running, strict=True):
-            weight.assign(values)
+        _assign(self._weights, parts)
+        _assign(self._changing, running)
 
     def _optimizer_state(self):
         return self.optimizer.state()
@@ -411,6 +409,16 @@ class KerasLayerModel(LayerModel):
 
 
 # -- in the ranks --------------------------------------------------------------------------------
+
+
+def _copies(variables: Sequence[Any]) -> list[np.ndarray]:
+    return [np.array(array_of(variable)) for variable in variables]
+
+
+def _assign(variables: Sequence[Any], values: Sequence[np.ndarray]) -> None:
+    """Set variables to arrays, which may be flat."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(np.reshape(value, variable.shape))
 
 
 def _running_weights(model: Any) -> list:
@@ -490,9 +498,9 @@ class KerasReplica(LayerReplica):
         self._step = _GradientStep(self._model)
         self._weights = self._model.trainable_weights
         self._changing = _running_weights(self._model)
-        self._initial = [np.array(array_of(weight)) for weight in self._changing]
+        self._initial = _copies(self._changing)
         self._model.reset_metrics()
-        self._no_metrics = [np.array(array_of(v)) for v in self._model.metrics_variables]
+        self._no_metrics = _copies(self._model.metrics_variables)
 
     def describe(self) -> dict:
         example = form_of(self._example) if self._has_rows else None
@@ -503,10 +511,8 @@ class KerasReplica(LayerReplica):
 
     def _put(self, weights, running):
         stops = list(itertools.accumulate(int(np.prod(w.shape)) for w in self._weights))
-        for weight, part in zip(self._weights, np.split(weights, stops[:-1]), strict=True):
-            weight.assign(part.reshape(weight.shape))
-        for weight, values in zip(self._changing, running, strict=True):
-            weight.assign(values)
+        _assign(self._weights, np.split(weights, stops[:-1]))
+        _assign(self._changing, running)
 
     def _running(self):
         return [array_of(weight) for weight in self._changing]
