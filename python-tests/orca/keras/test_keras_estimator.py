@@ -630,7 +630,11 @@ WRONG = {
     "data": ({}, {"data": 5}, "data must be"),
     "resume": ({}, {"resume": "auto"}, "needs model_dir"),
     "keyword": ({}, {"steps": 2}, "fit has no argument 'steps'"),
-    "kinds": ({}, {"validation_data": np.zeros((3, 4))}, "should be both XShards"),
+    "kinds": (
+        {},
+        {"validation_data": np.zeros((3, 4))},
+        "should have the same type with train data",
+    ),
     "weight column": ({}, {"weight_col": 3}, "weight_col should be the name"),
 }
 

@@ -12,8 +12,8 @@ from bigdl.orca.learn.tf2.parts import KerasParts
 from bigdl.runtime.collectives.horovod import HorovodSync
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.training.keras.backends import Packed
-from bigdl.training.keras.evaluation import EvaluateProgram, EvaluationSettings
-from bigdl.training.keras.loop import KerasFitSettings, KerasLoop
+from bigdl.training.keras.data import EvaluationSettings
+from bigdl.training.keras.loop import EvaluateProgram, KerasFitSettings, KerasLoop
 from bigdl.training.position import Goal
 
 # every process that meets Keras first imports it, which takes long on a busy machine

@@ -21,8 +21,12 @@ from bigdl.orca.data import XShards
 from bigdl.orca.learn.layer_fit.loop import LayerRun
 from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.learn.tf2 import Estimator
-from bigdl.orca.learn.tf2.layer_replica import KerasReplica, KerasReplicaProgram
-from bigdl.orca.learn.tf2.layer_training import KerasLayerLoop, KerasLayerModel
+from bigdl.orca.learn.tf2.layer import (
+    KerasLayerLoop,
+    KerasLayerModel,
+    KerasReplica,
+    KerasReplicaProgram,
+)
 from bigdl.orca.learn.tf2.parts import KerasParts
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.orca.parameter_layer.optimizers import SliceOptimizer, cut_state, joined_state
@@ -32,7 +36,7 @@ from bigdl.orca.parameter_layer.state import RankState
 from bigdl.orca.parameter_layer.transport import Transport
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.fit import FailurePolicy
-from bigdl.training.keras.evaluation import EvaluationSettings
+from bigdl.training.keras.data import EvaluationSettings
 from bigdl.training.keras.loop import KerasFitSettings
 from bigdl.training.keras.state import array_of
 from bigdl.training.position import Goal

@@ -6,8 +6,8 @@ import keras_faults
 import numpy as np
 import pytest
 
-from bigdl.orca.learn.tf2 import layer_training
-from bigdl.orca.learn.tf2.layer_training import KerasLayerLoop
+from bigdl.orca.learn.tf2 import layer
+from bigdl.orca.learn.tf2.layer import KerasLayerLoop
 
 # every process that meets Keras first imports it, which takes long on a busy machine
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
@@ -84,7 +84,7 @@ def loops(monkeypatch):
         made.append(Limited(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(layer_training, "KerasLayerLoop", limited)
+    monkeypatch.setattr(layer, "KerasLayerLoop", limited)
     return made
 
 

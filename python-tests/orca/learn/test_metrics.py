@@ -675,8 +675,6 @@ class TestTorchmetrics:
                 for batch in rows.split(10):
                     worker(preds[batch], targets[batch])
                 states.append(worker.state())
-                for key, tensor in states[-1].items():
-                    assert worker.reductions[key] != "cat" or tensor.ndim == 1
             union.load_state(merge_states(states, union.reductions))
             torch.testing.assert_close(union.compute(), expected, rtol=1e-5, atol=1e-6)
         return expected

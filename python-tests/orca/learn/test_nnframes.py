@@ -440,7 +440,7 @@ def test_a_model_of_another_process_loads_with_trust_only(frame, tmp_path, monke
     with pytest.raises(Exception, match=r"(?i)already exists"):
         stage.save(path)
     stage.write().overwrite().save(path)
-    monkeypatch.setattr("bigdl.orca.learn.nnframes.stages._own", set())
+    monkeypatch.setattr("bigdl.orca.learn.nnframes.stages._written", set())
     with pytest.raises(UsageError, match="trust=True"):
         NNClassifierModel.load(path)
     with trusted_loading():
@@ -498,13 +498,13 @@ def test_images_are_read_and_scaled(orca_spark, tmp_path):
         (lambda s: NNEstimator(linear(), nn.MSELoss(), SeqToTensor), r"write SeqToTensor\(\)"),
         (lambda s: s.setBatchSize(0), "batchSize"),
         (lambda s: s.setMaxEpoch(1.5), "maxEpoch"),
-        (lambda s: s.setLearningRate(-1), "learningRate must be a number of at least 0"),
+        (lambda s: s.setLearningRate(-1), "learningRate should be a number of at least 0"),
         (lambda s: s.setOptimMethod("adamm"), "has no optimizer 'adamm'"),
         (lambda s: s.setOptimMethod(3), "setOptimMethod takes"),
         (lambda s: s.setEndWhen("never"), "a trigger is expected"),
         (lambda s: s.setConstantGradientClipping(1, -1), "from low to high"),
         (lambda s: s.setGradientClippingByL2Norm(0), "greater than 0"),
-        (lambda s: s.setDataCacheLevel("TAPE"), "dataCacheLevel must be"),
+        (lambda s: s.setDataCacheLevel("TAPE"), "dataCacheLevel should be"),
         (lambda s: s.setTrainSummary("dir"), "A TrainSummary is expected"),
         (lambda s: s.setSamplePreprocessing([3]), "takes a FeatureLabelPreprocessing"),
         (lambda s: SeqToTensor([4]).batch(torch.zeros(2, 3)), r"shape \(3,\) cannot be reshaped"),

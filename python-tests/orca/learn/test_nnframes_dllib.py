@@ -116,7 +116,7 @@ def test_wrong_frames_are_named(frame):
         ((frame, None, ["i"], None), "label_cols is required"),
         ((frame, None, ["nothing"], ["i"]), "no column 'nothing'"),
         ((frame, None, ["text"], ["i"]), "Column 'text' holds texts"),
-        ((frame, None, ["i"], ["i"], "guess"), "mode must be"),
+        ((frame, None, ["i"], ["i"], "guess"), "mode should be"),
     ):
         arguments = (*arguments, None, None)[: max(4, len(arguments))]
         with pytest.raises(UsageError, match=text):

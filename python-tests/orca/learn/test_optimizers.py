@@ -134,7 +134,7 @@ def test_a_schedule_goes_on_from_its_state():
         (lambda: schedule.Poly("a", 3), "Poly: power should be a number, got 'a'"),
         (lambda: schedule.Step(0, 0.1), "Step: step_size should be a positive integer, got 0"),
         (lambda: schedule.MultiStep(3, 0.1), "step_sizes should be a list of ints, got 3"),
-        (lambda: schedule.Plateau("a", mode="up"), 'mode should be "min" or "max", got \'up\''),
+        (lambda: schedule.Plateau("a", mode="up"), "mode should be one of 'min', 'max', got 'up'"),
         (
             lambda: schedule.SequentialSchedule(1).add(schedule.Plateau("a"), 3),
             "a schedule of updates is expected, got Plateau",

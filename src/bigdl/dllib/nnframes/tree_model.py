@@ -23,28 +23,34 @@ __all__ = [
 
 
 class _Tree:
-    """Makes an object of another package's class."""
+    """Makes an object of another package's class, whose name the subclass gives."""
 
-    _module, _class, _install = "", "", ""
+    _module: str
+    _name: str
+    _install: str
+
+    def __init_subclass__(cls, name: str = "", **options: Any):
+        super().__init_subclass__(**options)
+        cls._name = name
 
     def __new__(cls, params: dict[str, Any] | None = None, **kwargs):
         return cls._theirs()(**{**(params or {}), **kwargs})
 
     @classmethod
-    def _theirs(cls):
+    def _theirs(cls) -> Any:
         import importlib
 
         try:
-            return getattr(importlib.import_module(cls._module), cls._class)
+            return getattr(importlib.import_module(cls._module), cls._name)
         except ImportError as error:
             raise MissingExtraError(
-                f"{cls.__name__} is {cls._module}.{cls._class}, which cannot be imported "
+                f"{cls.__name__} is {cls._module}.{cls._name}, which cannot be imported "
                 f"({error}); {cls._install}"
             ) from error
 
     @classmethod
-    def load(cls, path: str):
-        """A stage that was saved."""
+    def load(cls, path: str) -> Any:
+        """Read a stage that was saved."""
         return cls._theirs().load(path)
 
     loadModel = load
@@ -54,28 +60,20 @@ class _XGBoost(_Tree):
     _module, _install = "xgboost.spark", "run: pip install xgboost scikit-learn"
 
 
-class XGBClassifier(_XGBoost):
+class XGBClassifier(_XGBoost, name="SparkXGBClassifier"):
     """``xgboost.spark.SparkXGBClassifier``; parameters as a dict or by keyword."""
 
-    _class = "SparkXGBClassifier"
 
-
-class XGBClassifierModel(_XGBoost):
+class XGBClassifierModel(_XGBoost, name="SparkXGBClassifierModel"):
     """``xgboost.spark.SparkXGBClassifierModel``."""
 
-    _class = "SparkXGBClassifierModel"
 
-
-class XGBRegressor(_XGBoost):
+class XGBRegressor(_XGBoost, name="SparkXGBRegressor"):
     """``xgboost.spark.SparkXGBRegressor``; parameters as a dict or by keyword."""
 
-    _class = "SparkXGBRegressor"
 
-
-class XGBRegressorModel(_XGBoost):
+class XGBRegressorModel(_XGBoost, name="SparkXGBRegressorModel"):
     """``xgboost.spark.SparkXGBRegressorModel``."""
-
-    _class = "SparkXGBRegressorModel"
 
 
 class _LightGBM(_Tree):
@@ -86,25 +84,17 @@ class _LightGBM(_Tree):
     )
 
 
-class LightGBMClassifier(_LightGBM):
+class LightGBMClassifier(_LightGBM, name="LightGBMClassifier"):
     """``synapse.ml.lightgbm.LightGBMClassifier``; parameters as a dict or by keyword."""
 
-    _class = "LightGBMClassifier"
 
-
-class LightGBMClassifierModel(_LightGBM):
+class LightGBMClassifierModel(_LightGBM, name="LightGBMClassificationModel"):
     """``synapse.ml.lightgbm.LightGBMClassificationModel``."""
 
-    _class = "LightGBMClassificationModel"
 
-
-class LightGBMRegressor(_LightGBM):
+class LightGBMRegressor(_LightGBM, name="LightGBMRegressor"):
     """``synapse.ml.lightgbm.LightGBMRegressor``; parameters as a dict or by keyword."""
 
-    _class = "LightGBMRegressor"
 
-
-class LightGBMRegressorModel(_LightGBM):
+class LightGBMRegressorModel(_LightGBM, name="LightGBMRegressionModel"):
     """``synapse.ml.lightgbm.LightGBMRegressionModel``."""
-
-    _class = "LightGBMRegressionModel"

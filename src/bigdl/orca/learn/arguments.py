@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import logging
 import os
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds import names_of
 
 if TYPE_CHECKING:
     from bigdl.orca.learn.layer_fit.options import LayerOptions
 
 __all__ = [
+    "check_counts",
     "check_layer_options",
     "config_of",
-    "location_of",
+    "path_of",
     "take_old",
     "warn_once",
     "with_weight",
@@ -24,15 +29,18 @@ __all__ = [
 logger = logging.getLogger("bigdl.orca")
 
 
-def check_layer_options(backend: str, given: dict[str, Any]) -> LayerOptions | None:
-    """Return the options of ``fit`` for the parameter layer; None for another backend.
+_OF_LAYER = "transport", "group_size", "compression", "sampling", "drop_stragglers", "min_workers"
+
+
+def check_layer_options(backend: str, arguments: Mapping[str, Any]) -> LayerOptions | None:
+    """Return those arguments of ``fit`` that are for the parameter layer; None for another backend.
 
     Raises
     ------
     UsageError
         For options that cannot work, and for any with another backend.
     """
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: arguments[name] for name in _OF_LAYER if arguments[name] is not None}
     if backend == "bigdl":
         from bigdl.orca.learn.layer_fit.options import layer_options
 
@@ -45,18 +53,18 @@ def check_layer_options(backend: str, given: dict[str, Any]) -> LayerOptions | N
     return None
 
 
+def check_counts(least: int = 1, **counts: int | None) -> None:
+    """Refuse counts that are too small; None is no count."""
+    for name, value in counts.items():
+        if value is not None:
+            check_integer(name, value, least)
+
+
 def config_of(config: dict | None) -> dict:
     """A copy of the ``config`` that creators get."""
     if config is not None and not isinstance(config, dict):
         raise UsageError(f"config must be a dict, got {type(config).__name__}")
     return dict(config or {})
-
-
-def location_of(model_dir: str | os.PathLike | None) -> str | None:
-    """``model_dir`` as a str."""
-    if model_dir is not None and not isinstance(model_dir, str | os.PathLike):
-        raise UsageError(f"model_dir should be a path or URL, got {type(model_dir).__name__}")
-    return None if model_dir is None else os.fspath(model_dir)
 
 
 def with_weight(label_cols, weight_col) -> list:
@@ -65,7 +73,7 @@ def with_weight(label_cols, weight_col) -> list:
         return label_cols
     if not isinstance(weight_col, str):
         raise UsageError(f"weight_col should be the name of one column, got {weight_col!r}")
-    labels = [label_cols] if isinstance(label_cols, str) else list(label_cols or ())
+    labels = names_of(label_cols)
     if not labels:
         raise UsageError("weight_col needs label_cols; pass the names of the target columns")
     if weight_col in labels:
@@ -87,39 +95,42 @@ def warn_once(text: str) -> None:
         logger.warning("%s", text)
 
 
-def take_old(verb: str, given: dict, renamed: dict[str, str] | None = None, known=()) -> dict:
-    """What the remaining keywords of a call mean.
+def take_old(
+    verb: Callable, keywords: Mapping[str, Any], renamed: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the values of old keywords of a call, under the names of today.
 
     Parameters
     ----------
-    verb : str
-        For the message.
-    given : dict
-        The keywords that the signature does not have.
+    verb : callable
+        It has been called.
+    keywords : dict
+        What its signature does not have.
     renamed : dict of str to str
         Old names of arguments.
-    known : iterable of str
-        Names of the arguments, for advice.
-
-    Returns
-    -------
-    dict
-        Values of the renamed arguments, under their names of today.
 
     Raises
     ------
     UsageError
         For a keyword of no generation.
     """
-    found = {}
-    for name, value in given.items():
-        if renamed and name in renamed:
-            found[renamed[name]] = value
+    values, renamed = {}, renamed or {}
+    for name, value in keywords.items():
+        if name in renamed:
+            values[renamed[name]] = value
         elif name in _IDLE:
             if value is not None:
-                warn_once(f"{verb}({name}=) has no effect: {_IDLE[name]}")
+                warn_once(f"{verb.__name__}({name}=) has no effect: {_IDLE[name]}")
         else:
-            close = difflib.get_close_matches(name, [*known, *(renamed or ())], 1)
-            advice = f"; did you mean {close[0]}=?" if close else ""
-            raise UsageError(f"{verb} has no argument {name!r}{advice or '; leave it out'}")
-    return found
+            known = [*inspect.signature(verb).parameters, *renamed]
+            close = difflib.get_close_matches(name, known, 1)
+            advice = f"did you mean {close[0]}=?" if close else "leave it out"
+            raise UsageError(f"{verb.__name__} has no argument {name!r}; {advice}")
+    return values
+
+
+def path_of(verb: str, path: Any) -> str:
+    """Return the path that a verb was given, as a str."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise UsageError(f"{verb} needs the path of a file, got {path!r}")
+    return os.fspath(path)

@@ -1,14 +1,30 @@
-"""The verbs of an Estimator, for every framework: scikit-learn's manners on distributed data."""
+"""Estimators of every framework: scikit-learn's manners on distributed data."""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["BaseEstimator"]
+from bigdl.common.checks import check_positive
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds import Feed, as_feed, kind_of, names_of
+from bigdl.orca.learn.backends import cluster_of, end_workers, engine_of, sync_of
+from bigdl.runtime.engine import Engine
+from bigdl.runtime.jobs import NoRows
+from bigdl.training.fit import FailurePolicy, Training
+
+if TYPE_CHECKING:
+    from bigdl.orca.data.feeds.group import FeedGroup
+    from bigdl.orca.learn.prediction.shipping import Shipped
+
+__all__ = ["BaseEstimator", "EstimatorOptions", "TrainingEstimator"]
 
 
 class BaseEstimator(ABC):
-    """What every Estimator can do; the subclasses say with which arguments."""
+    """Verbs of an Estimator; the subclasses say with which arguments."""
 
     @abstractmethod
     def fit(self, data, epochs: int = 1, **options):
@@ -16,15 +32,15 @@ class BaseEstimator(ABC):
 
     @abstractmethod
     def evaluate(self, data, **options) -> dict | list[dict]:
-        """Loss and metrics on distributed data."""
+        """Return loss and metrics on distributed data."""
 
     @abstractmethod
     def predict(self, data, **options):
-        """The input with a prediction for every row."""
+        """Return the input with a prediction for every row."""
 
     @abstractmethod
     def get_model(self):
-        """The trained model, on the driver."""
+        """Return the trained model, on the driver."""
 
     @abstractmethod
     def save(self, path: str) -> str:
@@ -37,3 +53,137 @@ class BaseEstimator(ABC):
     @abstractmethod
     def shutdown(self) -> None:
         """Free what the Estimator holds."""
+
+
+@dataclass
+class EstimatorOptions:
+    """Arguments of ``from_torch`` and ``from_keras`` that do not depend on the framework."""
+
+    backend: str
+    workers_per_node: int
+    log_to_driver: bool
+    model_dir: str | os.PathLike | None
+    num_to_keep: int
+
+    def __post_init__(self):
+        check_positive("workers_per_node", self.workers_per_node)
+        check_positive("num_to_keep", self.num_to_keep)
+        if self.model_dir is not None:
+            if not isinstance(self.model_dir, str | os.PathLike):
+                raise UsageError(
+                    f"model_dir should be a path or URL, got {type(self.model_dir).__name__}"
+                )
+            self.model_dir = os.fspath(self.model_dir)
+
+
+class TrainingEstimator(BaseEstimator):
+    """An Estimator that trains: its workers, its data, and what it has trained so far.
+
+    Parameters
+    ----------
+    parts : object
+        What the model is made of.
+    training : callable
+        Class of the :class:`~bigdl.training.fit.Training` that carries the state.
+    options : EstimatorOptions
+    """
+
+    def __init__(self, parts: Any, training: Callable[..., Training], options: EstimatorOptions):
+        self._parts, self._options = parts, options
+        self._backend, self._sync = options.backend, sync_of(options.backend)
+        self._training = training(options.model_dir, self._sync, options.num_to_keep)
+        self._shipped: Shipped | None = None  # what predict has broadcast last
+
+    def _engine(self, min_workers: int | None = None) -> Engine:
+        """Return the engine whose workers train and evaluate."""
+        options = self._options
+        return engine_of(
+            self._backend, options.workers_per_node, options.log_to_driver, min_workers
+        )
+
+    # -- data ----------------------------------------------------------------------------------
+
+    def _kind_of(self, data: Any) -> str:
+        """Return the name of an input's type, to tell whether two are alike."""
+        return kind_of(data)
+
+    def _feed(
+        self, data: Any, feature_cols: Any, label_cols: Any, config: dict, name: str | None = None
+    ) -> Any:
+        """Return the Feed of an input that has targets."""
+        feed = as_feed(data, feature_cols, label_cols, config, name=name)
+        if feed.label_cols is not None and not feed.label_cols:
+            raise UsageError(
+                f"label_cols is required to fit or evaluate on a {feed.kind} with feature_cols; "
+                "pass the names of the target columns"
+            )
+        return feed
+
+    def _training_feed(
+        self, data: Any, validation_data: Any, feature_cols: Any, label_cols: Any, config: dict
+    ) -> tuple[FeedGroup, Any]:
+        """Return the Feeds of a fit, and that of its training data."""
+        from bigdl.orca.data.feeds.group import FeedGroup
+
+        feeds = {"data": self._feed(data, feature_cols, label_cols, config)}
+        if validation_data is not None:
+            if self._kind_of(validation_data) != self._kind_of(data):
+                raise UsageError(
+                    "validation_data should have the same type with train data, got "
+                    f"{type(validation_data).__name__} and {type(data).__name__}"
+                )
+            feeds["validation"] = self._feed(
+                validation_data, feature_cols, label_cols, config, "validation_data"
+            )
+        return FeedGroup(feeds), feeds["data"]
+
+    # -- evaluate, predict -----------------------------------------------------------------------
+
+    def _run_evaluation(
+        self, program: Callable, feed: Feed, max_failures: int | FailurePolicy | None
+    ) -> Any:
+        """Return what a program gives for the rows of a Feed; None where there are no rows."""
+        policy = FailurePolicy.of(max_failures, self._backend)
+        weights = self._training.weights(self._parts)
+        with self._engine().open(program, feed) as job:
+            try:
+                return policy.run(lambda: job.attempt(state=weights or None)[0], "evaluating again")
+            except NoRows:
+                return None
+
+    def _predict(
+        self,
+        data: Any,
+        config: dict | None,
+        feature_cols: Any,
+        batch_size: int,
+        output_cols: Any,
+        ship: Callable[[Any, list[str], Any, list | None], tuple[Shipped, list | None]],
+    ) -> Any:
+        """Predict by tasks.
+
+        Parameters
+        ----------
+        ship : callable
+            ``ship(data, feature_cols, cluster, inputs)`` returns the model for the tasks, and the
+            types of its inputs if they are known.
+        """
+        from bigdl.orca.learn.prediction.dataframe import PredictOptions
+        from bigdl.orca.learn.prediction.shards import opened, predict_any
+
+        cluster = cluster_of(self._backend, data, self._options.workers_per_node)
+        data, names = opened(data, cluster), names_of(feature_cols)
+        snapshot = self._training.snapshot
+        inputs = None if snapshot is None else snapshot.manifest.get("inputs")
+        shipped, inputs = ship(data, names, cluster, inputs)
+        outputs = None if output_cols is None else names_of(output_cols)
+        options = PredictOptions(config, names, batch_size, outputs, inputs)
+        return predict_any(data, shipped, options, cluster)
+
+    def shutdown(self) -> None:
+        """Free what prediction has broadcast; frames that were predicted stay valid.
+
+        The workers of Ray, or of this machine, that wait for programs end, too.
+        """
+        self._shipped = None
+        end_workers(self._backend)

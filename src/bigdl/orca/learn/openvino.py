@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, cast
 
@@ -188,6 +188,16 @@ class Estimator:
         return OpenvinoEstimator(model_path=model_path)
 
 
+def _refused(verb: str, advice: str = "OpenVINO does not train") -> Callable[..., NoReturn]:
+    """Return the method for a verb that a network has not."""
+
+    def refuse(self, *args: Any, **options: Any) -> NoReturn:
+        raise UsageError(f"{verb} is not implemented for networks of OpenVINO: {advice}")
+
+    refuse.__name__, refuse.__doc__ = verb, f"Not implemented: {advice}."
+    return refuse
+
+
 class OpenvinoEstimator(BaseEstimator):
     """A network of OpenVINO that predicts on Spark; made by :meth:`Estimator.from_openvino`."""
 
@@ -250,6 +260,7 @@ class OpenvinoEstimator(BaseEstimator):
             For arguments that cannot work.
         """
         from bigdl.orca.cluster.spark import SparkCluster
+        from bigdl.orca.learn.prediction.dataframe import PredictOptions
         from bigdl.orca.learn.prediction.shards import opened, predict_any
 
         check_positive("batch_size", batch_size)
@@ -262,16 +273,8 @@ class OpenvinoEstimator(BaseEstimator):
         outputs = None if output_cols is None else names_of(output_cols)
         if outputs is None and len(network.outputs) > 1 and kind_of(data) == "Spark DataFrame":
             outputs = list(network.outputs)
-        return predict_any(
-            data,
-            self._ship(network, cluster.sc),
-            {},
-            names_of(feature_cols),
-            batch_size,
-            outputs,
-            None,
-            cluster,
-        )
+        options = PredictOptions({}, names_of(feature_cols), batch_size, outputs)
+        return predict_any(data, self._ship(network, cluster.sc), options, cluster)
 
     def _ship(self, network: Network, sc):
         from bigdl.orca.learn.prediction.shipping import Shipped
@@ -287,55 +290,14 @@ class OpenvinoEstimator(BaseEstimator):
 
     # -- what a network that is there already cannot do ----------------------------------------
 
-    def fit(self, data, epochs: int = 1, **options) -> NoReturn:
-        """Not implemented: OpenVINO does not train."""
-        _refuse("fit", "OpenVINO does not train; train with bigdl.orca.learn.pytorch")
-
-    def evaluate(self, data, **options) -> NoReturn:
-        """Not implemented: the network has no loss and no metrics."""
-        _refuse("evaluate", "compare the predictions with the labels instead")
-
-    def get_model(self) -> NoReturn:
-        """Not implemented: the model is in the file."""
-        _refuse("get_model", "read it with bigdl.nano.openvino.OpenVINOModel")
-
-    def save(self, path: str) -> NoReturn:
-        """Not implemented: the network does not change."""
-        _refuse("save", "copy the files that it was read from")
-
-    def set_tensorboard(self, log_dir: str, app_name: str) -> NoReturn:
-        """Not implemented: there is no training."""
-        _refuse("set_tensorboard", _NO_TRAINING)
-
-    def get_train_summary(self, tag: str | None = None) -> NoReturn:
-        """Not implemented: there is no training."""
-        _refuse("get_train_summary", _NO_TRAINING)
-
-    def get_validation_summary(self, tag: str | None = None) -> NoReturn:
-        """Not implemented: there is no training."""
-        _refuse("get_validation_summary", _NO_TRAINING)
-
-    def clear_gradient_clipping(self) -> NoReturn:
-        """Not implemented: there is no training."""
-        _refuse("clear_gradient_clipping", _NO_TRAINING)
-
-    def set_constant_gradient_clipping(self, min: float, max: float) -> NoReturn:
-        """Not implemented: there is no training."""
-        _refuse("set_constant_gradient_clipping", _NO_TRAINING)
-
-    def set_l2_norm_gradient_clipping(self, clip_norm: float) -> NoReturn:
-        """Not implemented: there is no training."""
-        _refuse("set_l2_norm_gradient_clipping", _NO_TRAINING)
-
-    def load_orca_checkpoint(
-        self, path: str, version: int | None = None, prefix: str | None = None
-    ) -> NoReturn:
-        """Not implemented: there is no training."""
-        _refuse("load_orca_checkpoint", "load reads another .xml file")
-
-
-_NO_TRAINING = "OpenVINO does not train"
-
-
-def _refuse(verb: str, instead: str) -> NoReturn:
-    raise UsageError(f"{verb} is not implemented for networks of OpenVINO: {instead}")
+    fit = _refused("fit", "OpenVINO does not train; train with bigdl.orca.learn.pytorch")
+    evaluate = _refused("evaluate", "compare the predictions with the labels instead")
+    get_model = _refused("get_model", "read it with bigdl.nano.openvino.OpenVINOModel")
+    save = _refused("save", "copy the files that it was read from")
+    load_orca_checkpoint = _refused("load_orca_checkpoint", "load reads another .xml file")
+    set_tensorboard = _refused("set_tensorboard")
+    get_train_summary = _refused("get_train_summary")
+    get_validation_summary = _refused("get_validation_summary")
+    clear_gradient_clipping = _refused("clear_gradient_clipping")
+    set_constant_gradient_clipping = _refused("set_constant_gradient_clipping")
+    set_l2_norm_gradient_clipping = _refused("set_l2_norm_gradient_clipping")

@@ -1,27 +1,4 @@
 """Triggers of a training: when to write a checkpoint, and when to stop."""
 
-from bigdl.training.position import (
-    EveryEpoch,
-    MaxEpoch,
-    MaxIteration,
-    MaxScore,
-    MinLoss,
-    SeveralIteration,
-    Trigger,
-    TriggerAnd,
-    TriggerOr,
-    TriggerState,
-)
-
-__all__ = [
-    "EveryEpoch",
-    "MaxEpoch",
-    "MaxIteration",
-    "MaxScore",
-    "MinLoss",
-    "SeveralIteration",
-    "Trigger",
-    "TriggerAnd",
-    "TriggerOr",
-    "TriggerState",
-]
+from bigdl.training.position import *  # noqa: F403
+from bigdl.training.position import __all__ as __all__

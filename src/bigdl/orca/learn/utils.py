@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
+import numpy as np
+
+from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
+from bigdl.orca.data.xshards.frames import quoted
 
 __all__ = [
     "array2dict",
@@ -30,6 +35,7 @@ def maybe_dataframe_to_xshards(
     shard_size: int | None = None,
 ) -> tuple[Any, Any]:
     """Data and validation data as XShards where they are Spark DataFrames, else as they came."""
+    arguments = locals()
     from pyspark.sql import DataFrame
 
     if validation_data is not None and type(data) is not type(validation_data):
@@ -39,16 +45,7 @@ def maybe_dataframe_to_xshards(
         )
     if not isinstance(data, DataFrame):
         return data, validation_data
-    return dataframe_to_xshards(
-        data,
-        validation_data,
-        feature_cols,
-        label_cols,
-        mode,
-        num_workers,
-        accept_str_col,
-        shard_size,
-    )
+    return dataframe_to_xshards(**arguments)
 
 
 def dataframe_to_xshards(
@@ -86,8 +83,7 @@ def dataframe_to_xshards(
     from bigdl.orca.context import OrcaContext
     from bigdl.orca.data.shard import SparkXShards
 
-    if mode not in ("fit", "evaluate", "predict"):
-        raise UsageError(f'mode must be "fit", "evaluate" or "predict", got {mode!r}')
+    check_choice("mode", mode, ("fit", "evaluate", "predict"))
     if mode != "predict" and not label_cols:
         raise UsageError("label_cols is required to fit or evaluate on a Spark DataFrame")
     labels = None if mode == "predict" else list(label_cols or ())
@@ -98,7 +94,7 @@ def dataframe_to_xshards(
         for name in (*features, *(labels or ())):
             if not accept_str_col and types[name].typeName() == "string":
                 raise UsageError(f"Column '{name}' holds texts; encode it as numbers first")
-        chosen = frame.select(*[frame[_quoted(name)] for name in (*features, *(labels or ()))])
+        chosen = frame.select(*[frame[quoted(name)] for name in (*features, *(labels or ()))])
         if num_workers is not None and chosen.rdd.getNumPartitions() < num_workers:
             chosen = chosen.repartition(num_workers)
         size = OrcaContext._shard_size if shard_size is None else shard_size
@@ -147,8 +143,6 @@ def arrays2dict(
     dict
         ``x`` and, with labels, ``y``: an array for one column, a tuple for several.
     """
-    from itertools import islice
-
     rows = iter(rows)
     while taken := list(islice(rows, shard_size)):
         shard = {"x": _columns(taken, feature_cols, types or {})}
@@ -166,8 +160,6 @@ def _columns(rows, names, types):
 
 
 def _column(name, cells, kind):
-    import numpy as np
-
     if any(cell is None for cell in cells):
         raise UsageError(f"Column '{name}' holds nulls; fill or drop them first")
     if hasattr(cells[0], "toArray"):  # Spark's vectors
@@ -221,7 +213,6 @@ def _rows_of_prediction(shard):
 
 
 def _spark_type(value):
-    import numpy as np
     from pyspark.ml.linalg import VectorUDT
     from pyspark.sql import types as T
 
@@ -237,7 +228,6 @@ def _spark_type(value):
 
 
 def _cell(value):
-    import numpy as np
     from pyspark.ml.linalg import Vectors
 
     if isinstance(value, list | tuple):
@@ -262,7 +252,3 @@ def update_predict_xshards(xshard, pred_xshards):
 def _updated(pair):
     shard, predicted = pair
     return {**shard, "prediction": predicted["prediction"]}
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -1,20 +1,39 @@
 """A worker's input as batches that a Keras model takes: ``(x, y)`` or ``(x, y, weights)``.
 
-Rows are read again and again; one time is a *pass*.  ``seek`` goes to a batch of a pass, and
-``next`` gives this worker's part of the following one, on all ranks together.  An epoch is one
-pass, or, with ``steps_per_epoch``, so many batches of one pass after the other.
+Rows are read again and again; one time is a *pass*.  ``parts`` yields this worker's parts of the
+batches of a pass, on all ranks together.  An epoch is one pass, or, with ``steps_per_epoch``, so
+many batches of one pass after the other.
+
+A function ``creator(config, batch_size)`` is called in every worker with the global batch size; a
+``tf.data.Dataset`` travels as the graph that TensorFlow makes of it.  Both must give batches.
+
+*shared* (the rule)
+    Worker r of N takes the r-th part of each batch, so the batches are those of one process,
+    whatever N is.  All workers must read the same rows: they run the function under one seed, so
+    ``shuffle`` without a seed of its own does the same on all of them.  That the first batches are
+    equal is checked.
+*sharded by the user*
+    With ``experimental_distribute.auto_shard_policy = OFF`` a worker takes all that its pipeline
+    gives; the function finds ``rank`` and ``size`` in `config`.  A batch of the training is then
+    the batches of all workers together, and one whose rows end first goes on without.
+
+A dataset that tells that it has no end is refused without ``steps_per_epoch``.  To go on from a
+checkpoint, the batches that were seen are read again and dropped.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import sys
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, one_line
 from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.shards.texts import TEXT
 from bigdl.training.batches import (
@@ -25,20 +44,53 @@ from bigdl.training.batches import (
 from bigdl.training.loading import open_batches, open_loader
 
 if TYPE_CHECKING:
-    from bigdl.training.keras.evaluation import EvaluationSettings
     from bigdl.training.keras.loop import KerasFitSettings
 
 __all__ = [
     "Assembly",
     "ColumnRows",
+    "DatasetGraph",
+    "DatasetRows",
+    "EvaluationSettings",
     "Part",
     "Rows",
     "build_for",
     "is_dataset",
     "open_data",
+    "open_rows",
+    "shipped_dataset",
     "with_class_weight",
+    "with_seeds",
     "zero_row",
 ]
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """The arguments of ``evaluate``, or what ``fit`` says of its validation.
+
+    Attributes
+    ----------
+    batch_size : int or None
+        Rows of a batch over all workers together; None for a function that does without.
+    feature_cols, label_cols : sequence of str or None
+        With `weighted` the last label column holds the weights of the rows.
+    num_steps : int, optional
+        Batches of each worker at most.
+    """
+
+    batch_size: int | None
+    feature_cols: Sequence[str] | None
+    label_cols: Sequence[str] | None
+    num_steps: int | None = None
+    weighted: bool = False
+
+    def assembly(self, model: Any, class_weight: dict[int, float] | None = None) -> Assembly:
+        """Return what makes the batches of a model."""
+        features, labels = self.feature_cols, self.label_cols
+        return Assembly.of(
+            model, features, labels, weighted=self.weighted, class_weight=class_weight
+        )
 
 
 @dataclass(frozen=True)
@@ -202,12 +254,12 @@ class Rows(ABC):
         """Prepare for training; `window` rows are shuffled at a time, 0 for all."""
 
     @abstractmethod
-    def seek(self, number: int, step: int) -> None:
-        """Go to a batch of a pass; batches beyond its end belong to the following ones."""
+    def parts(self, number: int, step: int, *, wrap: bool) -> Iterator[Part]:
+        """Yield this worker's parts from a batch of a pass on, to the end of the pass.
 
-    @abstractmethod
-    def next(self, *, wrap: bool) -> Part:
-        """Return the next batch; at the end of a pass the first of the next one, or nothing."""
+        With `wrap` those of the passes after it follow, and a `step` beyond the end of the pass
+        belongs to them.
+        """
 
     @abstractmethod
     def batches(
@@ -252,8 +304,6 @@ class ColumnRows(Rows):
             "window": data.window(shuffle_memory(config, worker.threads)),
             "types": None if data.inputs is None else [data.inputs, data.targets],
         }
-        self._pass, self._step = 0, 0
-        self._order: Any = None
 
     def example(self, types, assembly):
         if types is not None:
@@ -276,28 +326,20 @@ class ColumnRows(Rows):
         self._assembly, self._rank = assembly, rank
         self._shuffling = settings.shuffle, settings.seed, window
 
-    def seek(self, number, step):
-        self._pass, self._step = number + step // self.steps, step % self.steps
-        self._open_pass()
-
-    def next(self, *, wrap):
-        if self._step == self.steps:
-            if not wrap:
-                return Part(None, 0, 0)
-            self._pass, self._step = self._pass + 1, 0
-            self._open_pass()
-        start, stop, total = self._plan.batch(self._step, self._rank)
-        self._step += 1
-        if start == stop:
-            return Part(None, 0, total)
-        columns = self._data.batch(start, stop, self._order)
-        return Part(self._assembly(columns), stop - start, total)
-
-    def _open_pass(self):
+    def parts(self, number, step, *, wrap):
         shuffle, seed, window = self._shuffling
-        plan, steps = copy.copy(self._plan), range(self._step, self.steps)
-        ranges = lambda: (plan.batch(step, self._rank)[:2] for step in steps)  # noqa: E731
-        self._order = self._data.order(shuffle, seed, self._pass, self._rank, window, ranges)
+        number, step = number + step // self.steps, step % self.steps
+        while True:
+            ranges = functools.partial(_ranges, copy.copy(self._plan), self._rank, step)
+            order = self._data.order(shuffle, seed, number, self._rank, window, ranges)
+            for place in range(step, self.steps):
+                start, stop, total = self._plan.batch(place, self._rank)
+                rows = stop - start
+                columns = self._data.batch(start, stop, order) if rows else None
+                yield Part(self._assembly(columns) if rows else None, rows, total)
+            if not wrap:
+                return
+            number, step = number + 1, 0
 
     def batches(self, assembly, batch_size, world_size, limit):
         data, size = self._data, max(1, batch_size // world_size)
@@ -305,6 +347,37 @@ class ColumnRows(Rows):
         for start in range(0, data.rows, size)[:limit]:
             stop = min(start + size, data.rows)
             yield assembly(data.batch(start, stop, order)), stop - start
+
+
+def _ranges(plan: Any, rank: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of a worker's rows in the batches of a pass, from one on."""
+    return (plan.batch(place, rank)[:2] for place in range(step, plan.steps))
+
+
+def open_rows(
+    worker: Any, shard: Any, settings: EvaluationSettings, config: dict, sync: Any
+) -> Rows:
+    """Return the :class:`Rows` of a shard.
+
+    Parameters
+    ----------
+    worker : Worker
+    shard : Shard or LoaderShard
+    settings : EvaluationSettings
+        ``batch_size``, ``feature_cols`` and ``label_cols`` of the input.
+    config : dict
+        For a function that makes a dataset.
+    sync : GradientSync
+
+    Returns
+    -------
+    Rows
+    """
+    data = open_data(worker, shard, settings, config)
+    if not is_dataset(data):
+        return ColumnRows(data, config, worker)
+    check_elements(data)
+    return DatasetRows(data, sync)
 
 
 def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dict) -> Any:
@@ -372,8 +445,7 @@ def build_for(model: Any, batch: tuple) -> None:
     try:
         model._symbolic_build(data_batch=keras.tree.map_structure(array, batch))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
-        text = " ".join(str(error).split())
-        raise UsageError(f"The model does not take rows of this form: {text[:600]}") from error
+        raise UsageError(f"The model does not take rows of this form: {one_line(error)}") from error
 
 
 def _check_texts(model: Any, inputs: Any) -> None:
@@ -399,3 +471,215 @@ def _check_texts(model: Any, inputs: Any) -> None:
                 f"The model's input '{place.name}' takes texts and the data has {value.dtype} for "
                 "it; give it a column of texts"
             )
+
+
+# -- tf.data: every worker has the whole pipeline and takes a part of its batches ------------------
+
+_SEED = 1  # of shuffles that have none: the same on all workers
+
+
+# -- on the driver --------------------------------------------------------------------------------
+
+
+def shipped_dataset(dataset: Any, name: str) -> DatasetGraph:
+    """Return a dataset as a function that makes it again in a worker.
+
+    Raises
+    ------
+    UsageError
+        If it depends on what cannot leave this process.
+    """
+    import tensorflow as tf
+
+    try:
+        graph = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            external_state_policy=2,  # fail
+            strip_device_assignment=True,
+        ).numpy()
+    except tf.errors.OpError as error:
+        raise UsageError(
+            f"The dataset given as {name} cannot be shipped to the workers, since it runs Python "
+            "code or depends on state of this process (from_generator, py_function, a lookup "
+            "table); pass a function (config, batch_size) that makes it instead"
+        ) from error
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    is_off = policy == tf.data.experimental.AutoShardPolicy.OFF
+    return DatasetGraph(with_seeds(graph, _SEED), dataset.element_spec, is_off)
+
+
+def with_seeds(graph: bytes, seed: int) -> bytes:
+    """Give a pipeline's shuffles the same seeds wherever it is loaded; `seed` for those without.
+
+    Newer kinds of the operation keep their seeds outside of the graph, where loading it finds
+    others, and a seed of (0, 0) means a random one.
+    """
+    import tensorflow as tf
+
+    definition = tf.compat.v1.GraphDef.FromString(graph)
+    nodes = {node.name: node for node in definition.node}
+    for node in definition.node:
+        if not node.op.startswith("ShuffleDataset"):
+            continue
+        node.op = "ShuffleDataset"
+        del node.input[4:]
+        seeds = [nodes[name] for name in node.input[2:4]]
+        values = [int(tf.make_ndarray(each.attr["value"].tensor)) for each in seeds]
+        if not any(values):
+            for each in seeds:
+                each.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(seed, tf.int64))
+    return definition.SerializeToString()
+
+
+class DatasetGraph:
+    """The graph of a dataset, which a worker calls like a function of the user's."""
+
+    def __init__(self, graph: bytes, spec: Any, is_off: bool):
+        self._graph, self._spec, self._is_off = graph, spec, is_off
+
+    def __call__(self, config, batch_size):
+        import tensorflow as tf
+
+        variant = tf.raw_ops.DatasetFromGraph(graph_def=self._graph)
+        dataset = tf.data.experimental.from_variant(variant, self._spec)
+        if not self._is_off:
+            return dataset
+        options = tf.data.Options()
+        policy = tf.data.experimental.AutoShardPolicy.OFF
+        options.experimental_distribute.auto_shard_policy = policy
+        return dataset.with_options(options)
+
+
+# -- in a worker ----------------------------------------------------------------------------------
+
+
+def check_elements(dataset: Any) -> None:
+    """Refuse a dataset whose elements are no batches ``(x, y)`` or ``(x, y, weights)``."""
+    import tensorflow as tf
+
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
+        raise UsageError(
+            "The elements of a tf.data.Dataset must be (x, y) or (x, y, weights) to fit or "
+            f"evaluate, they are {spec}"
+        )
+    if any(leaf.shape.rank == 0 for leaf in tf.nest.flatten(spec)):
+        raise UsageError("The tf.data.Dataset gives single rows; end it with .batch(batch_size)")
+
+
+class DatasetRows(Rows):
+    """The batches of a ``tf.data.Dataset``.
+
+    Parameters
+    ----------
+    dataset : tf.data.Dataset
+        Of batches ``(x, y)`` or ``(x, y, weights)``.
+    sync : GradientSync
+    """
+
+    def __init__(self, dataset: Any, sync: Any):
+        import tensorflow as tf
+
+        self._dataset, self._sync = dataset, sync
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+        self._is_shared = policy != tf.data.experimental.AutoShardPolicy.OFF
+        self.is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+        self.known = {"rows": 1, "fingerprint": 0, "drop_last": False, "window": 0, "types": None}
+        self._class_weight: dict | None = None
+        self._passes = 0  # that were begun
+
+    def example(self, types, assembly):
+        import tensorflow as tf
+
+        def zeros(spec):
+            shape = [1, *(1 if n is None else n for n in spec.shape[1:])]
+            return tf.zeros(shape, spec.dtype)
+
+        return tf.nest.map_structure(zeros, self._dataset.element_spec)
+
+    def plan(self, settings, everyone):
+        return BatchLayout(
+            seed=settings.seed,
+            batch_size=settings.batch_size,
+            rows=[],
+            fingerprint=[],
+            shuffle=settings.shuffle,
+            drop_last=settings.drop_last,
+        )
+
+    def start(self, assembly, settings, rank, window):
+        self._class_weight = settings.class_weight
+
+    def batches(self, assembly, batch_size, world_size, limit):
+        for batch in self._dataset if limit is None else self._dataset.take(limit):
+            part, rows = self._part(batch)
+            if rows:
+                yield part, rows
+
+    def parts(self, number, step, *, wrap):
+        while self._passes < number:  # a dataset counts the times that it was shuffled
+            iter(self._dataset)
+            self._passes += 1
+        batches = itertools.islice(self._read(wrap), step, None)
+        is_checked = False
+        for batch, is_first in itertools.chain(batches, itertools.repeat((None, False))):
+            part, rows = (None, 0) if batch is None else self._part(batch)
+            if not self._is_shared:
+                total = int(sum(row[0] for row in self._sync.all_gather([float(rows)])))
+            else:
+                total = 0 if batch is None else _rows(batch)
+            if not total:
+                return
+            if self._is_shared and (is_first or not is_checked):
+                self._check_equal(batch)
+                is_checked = True
+            if rows and self._class_weight is not None:
+                part = with_class_weight(part, self._class_weight)
+            yield Part(part if rows else None, rows, total)
+
+    def _read(self, wrap) -> Iterator[tuple[Any, bool]]:
+        """Yield the batches of a pass (or of all from it on) and True for the first of a pass."""
+        is_first = False
+        while not is_first:  # as it is after a pass without rows
+            self._passes += 1
+            is_first = True
+            for batch in self._dataset:
+                yield batch, is_first
+                is_first = False
+            if not wrap:
+                return
+
+    def _check_equal(self, batch):
+        """Refuse rows that differ between the workers: some would be read twice, others never."""
+        import numpy as np
+        import tensorflow as tf
+
+        checksum = 0
+        for leaf in tf.nest.flatten(batch):
+            values = np.asarray(leaf.numpy())
+            if values.dtype == object:  # texts
+                values = values.astype("S")
+            checksum = zlib.crc32(values.tobytes(), checksum)
+        everyone = self._sync.all_gather([float(checksum)])
+        if any(row != everyone[0] for row in everyone):
+            raise UsageError(
+                "The workers read different rows from the tf.data.Dataset; give its shuffle a "
+                'seed, or take a part by config["rank"] and config["size"] and set '
+                "options.experimental_distribute.auto_shard_policy to AutoShardPolicy.OFF"
+            )
+
+    def _part(self, batch) -> tuple[Any, int]:
+        """Return this worker's part of a batch and its number of rows."""
+        import tensorflow as tf
+
+        rows, rank, size = _rows(batch), self._sync.rank, self._sync.world_size
+        if not self._is_shared:
+            return batch, rows
+        low, high = rows * rank // size, rows * (rank + 1) // size
+        return tf.nest.map_structure(lambda leaf: leaf[low:high], batch), high - low
+
+
+def _rows(batch) -> int:
+    import tensorflow as tf
+
+    return int(tf.shape(tf.nest.flatten(batch)[0])[0])

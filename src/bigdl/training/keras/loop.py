@@ -8,12 +8,11 @@ zeros that weighs nothing, and forgets what that has done to its own state.
 
 from __future__ import annotations
 
-import contextlib
 import numbers
 import resource
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -25,22 +24,29 @@ from bigdl.training.batches import BatchLayout, all_gather_json
 from bigdl.training.checkpoint import BackgroundWriter
 from bigdl.training.figures import score_of
 from bigdl.training.fit import RunSettings
-from bigdl.training.keras.backends import Packed, seed_keras
+from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import WorkerCallbacks
-from bigdl.training.keras.data import Assembly, Part, Rows, build_for
-from bigdl.training.keras.evaluation import (
+from bigdl.training.keras.data import (
     EvaluationSettings,
-    evaluate_batches,
-    figures_of,
-    numbers_of,
+    Part,
+    Rows,
+    build_for,
     open_rows,
 )
 from bigdl.training.keras.reducer import WorkerSteps, check_optimizer
-from bigdl.training.keras.state import KerasCheckpoints, form_of, tensor_of, to_variable
+from bigdl.training.keras.state import (
+    KerasCheckpoints,
+    array_of,
+    form_of,
+    kept_values,
+    merge_metrics,
+    put_weights,
+    values_of,
+)
 from bigdl.training.loop import FitLoop, WorkerLoop, open_run_directory
 from bigdl.training.position import Position
 
-__all__ = ["KerasEpochs", "KerasFitProgram", "KerasFitSettings", "KerasLoop"]
+__all__ = ["EvaluateProgram", "KerasEpochs", "KerasFitProgram", "KerasFitSettings", "KerasLoop"]
 
 
 @dataclass
@@ -140,6 +146,17 @@ class KerasEpochs(FitLoop):
         self._close_epoch(entry)
         self._checkpoint_after_epoch(entry["logs"].get("loss"), score_of(entry["logs"]))
 
+    def _entry_of(self, sums: dict, logs: dict, memory: list[int]) -> dict:
+        """Return the figures of the epoch as they are kept."""
+        return {
+            "epoch": self.position.epoch + 1,
+            "global_step": self.position.global_step,
+            "num_samples": sums["num_samples"],
+            "steps": self.position.step,
+            "logs": logs,
+            "profile": {**sums["profile"], "peak_memory_bytes": memory, "ended_at": time.time()},
+        }
+
     def _end_epoch(self, number: int, logs: dict) -> None:
         """Call the hooks of an epoch's end."""
         self._callbacks.list.on_epoch_end(number, logs)
@@ -175,7 +192,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         batches = self._prepare_data()
         seed_keras(settings.seed, self.rank + 1)
         self._steps.attach()
-        self._initial_metrics = [tensor_of(v) for v in self.model.metrics_variables]
+        self._initial_metrics = values_of(self.model.metrics_variables)
         self._checkpoints = KerasCheckpoints(
             worker,
             sync,
@@ -190,6 +207,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         self.position, self._sums = self._checkpoints.restore()
         window = (self._checkpoints.windows or [0] * self.size)[self.rank]
         self._data.start(self._assembly, settings, self.rank, window)
+        self._parts: Iterator[Part] | None = None
         self._epoch_steps = settings.steps_per_epoch or self._data.steps
         self._callbacks = self._checkpoints.callbacks = self._open_callbacks(
             callbacks,
@@ -218,7 +236,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         is_whole, logs = self._train_batches()
         if is_whole:
             self._steps.running.merge()
-        with self._metrics_kept():
+        with kept_values(self.model.metrics_variables):  # the epoch may go on
             entry = self._entry(logs)
             if self._validation is not None and self.settings.validates_after(number + 1):
                 entry["logs"].update(self._validate())
@@ -234,14 +252,14 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         """
         position = self.position
         logs: dict[str, Any] = {}
-        if self.settings.steps_per_epoch:
-            self._data.seek(0, position.global_step)
-        else:
-            self._data.seek(position.epoch, position.step)
+        if not self.settings.steps_per_epoch:
+            self._parts = self._data.parts(position.epoch, position.step, wrap=False)
+        elif self._parts is None:
+            self._parts = self._data.parts(0, position.global_step, wrap=True)
         while position.step != self._epoch_steps:
             started = time.perf_counter()
-            part = self._data.next(wrap=bool(self.settings.steps_per_epoch))
-            if not part.total:
+            part = next(cast("Iterator[Part]", self._parts), None)
+            if part is None:
                 if not position.step:
                     raise UsageError("The training data has no rows")
                 break
@@ -256,17 +274,10 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         """Return the figures of the epoch, the same on every rank."""
         rows = int(self._sums.rows)
         figures = figures_of(self.model, logs, rows, self.sync, self._initial_metrics)
-        entry = cast("dict", self._sums.reduce(self.sync))  # an epoch has rows
+        sums = cast("dict", self._sums.reduce(self.sync))  # an epoch has rows
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         peaks = [int(row[0]) for row in self.sync.all_gather([float(peak)])]
-        return {
-            "epoch": self.position.epoch + 1,
-            "global_step": self.position.global_step,
-            "num_samples": entry["num_samples"],
-            "steps": self.position.step,
-            "logs": figures,
-            "profile": {**entry["profile"], "peak_memory_bytes": peaks, "ended_at": time.time()},
-        }
+        return self._entry_of(sums, figures, peaks)
 
     def _validate(self) -> dict[str, float]:
         settings = self.settings.validation
@@ -281,14 +292,6 @@ class KerasLoop(KerasEpochs, WorkerLoop):
                 self.model, self._steps, batches, self.sync, self._callbacks.list
             )
         return {f"val_{name}": value for name, value in figures.items()}
-
-    @contextlib.contextmanager
-    def _metrics_kept(self):
-        """Leave the metrics of the epoch, which may go on, as they were before the block."""
-        before = [(v, tensor_of(v)) for v in self.model.metrics_variables]
-        yield
-        for variable, value in before:
-            to_variable(variable, value)
 
     def _is_over(self) -> bool:
         return self.settings.goal.is_reached(self.position) or self._is_stopped()
@@ -351,13 +354,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             raise UsageError("The validation data has no rows")
         batches = self._data.plan(settings, everyone)
         self._types = next((each["types"] for each in everyone if each["types"]), None)
-        self._assembly = Assembly.of(
-            self.model,
-            columns.feature_cols,
-            columns.label_cols,
-            weighted=columns.weighted,
-            class_weight=settings.class_weight,
-        )
+        self._assembly = columns.assembly(self.model, settings.class_weight)
         self._zero_row = self._data.example(self._types, self._assembly)
         build_for(self.model, self._zero_row)
         if self._validation is not None:
@@ -373,3 +370,120 @@ class KerasLoop(KerasEpochs, WorkerLoop):
     def _open_callbacks(self, callbacks: Sequence[Any], **params: Any) -> WorkerCallbacks:
         """Return the callbacks of this worker."""
         return WorkerCallbacks(callbacks, self.model, self.rank, **params)
+
+
+# -- evaluation ----------------------------------------------------------------------------------
+
+
+def evaluate_batches(
+    model: Any, steps: Any, batches: Iterable, sync: GradientSync, callbacks: Any = None
+) -> dict[str, float]:
+    """Return the figures of a model over the batches of all workers; a collective.
+
+    Parameters
+    ----------
+    model : keras.Model
+    steps : Steps or WorkerSteps
+    batches : iterable of (batch, rows)
+        Of this worker.
+    sync : GradientSync
+    callbacks : keras.callbacks.CallbackList, optional
+    """
+    model.reset_metrics()
+    initial = values_of(model.metrics_variables)
+    if callbacks is not None:
+        callbacks.on_test_begin()
+    logs, rows = {}, 0
+    for index, (batch, rows_of_batch) in enumerate(batches):
+        if callbacks is not None:
+            callbacks.on_test_batch_begin(index)
+        logs, rows = steps.test(batch), rows + rows_of_batch
+        if callbacks is not None:
+            callbacks.on_test_batch_end(index, numbers_of(logs))
+    figures = figures_of(model, logs, rows, sync, initial)
+    if callbacks is not None:
+        callbacks.on_test_end(figures)
+    return figures
+
+
+def figures_of(
+    model: Any, logs: dict, rows: int, sync: GradientSync, initial: list
+) -> dict[str, float]:
+    """Return the figures of an epoch, merged over the workers; a collective.
+
+    A model whose step returns figures of its own instead of its metrics has means of them.
+
+    Parameters
+    ----------
+    model : keras.Model
+    logs : dict
+        What the last step of this worker returned.
+    rows : int
+        That this worker has seen.
+    sync : GradientSync
+    initial : list of tensor
+        See :func:`merge_metrics`.
+    """
+    merge_metrics(model, sync, initial)
+    metrics = numbers_of(model.get_metrics_result())
+    names: list[str] = next((each for each in all_gather_json(sync, sorted(logs)) if each), [])
+    if not names or set(names) <= set(metrics):
+        return metrics
+    figures = numbers_of(logs)
+    everyone = sync.all_gather([float(rows), *(figures.get(name, 0.0) for name in names)])
+    total = sum(row[0] for row in everyone) or 1.0
+    return {
+        name: sum(row[0] * row[1 + i] for row in everyone) / total for i, name in enumerate(names)
+    }
+
+
+def numbers_of(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return figures as Python numbers (or lists of them)."""
+
+    def number(value):
+        array = array_of(value)
+        return array.item() if array.ndim == 0 else array.tolist()
+
+    return {name: number(value) for name, value in logs.items()}
+
+
+@dataclass
+class EvaluateProgram:
+    """An evaluation, as shipped to the workers.
+
+    Attributes
+    ----------
+    packed : Packed
+        The parts of the model, and the callbacks.
+    """
+
+    packed: Packed
+    config: dict
+    settings: EvaluationSettings
+    seed: int
+    sync: Any
+
+    def __call__(self, worker):
+        parts, callbacks = self.packed.unpack(self.config, worker.threads)
+        with tuned_allocator():
+            return self._evaluate(worker, self.sync(worker), parts, callbacks)
+
+    def _evaluate(self, worker, sync, parts, callbacks):
+        settings = self.settings
+        seed_keras(self.seed)
+        model = parts.build(training=True)
+        sync.start()
+        data = open_rows(worker, worker.shard, settings, self.config, sync)
+        data.check_end("evaluation", "num_steps", settings.num_steps)
+        known = all_gather_json(sync, data.known)
+        if not sum(each["rows"] for each in known):
+            raise UsageError("The data to evaluate has no rows")
+        assembly = settings.assembly(model)
+        types = next((each["types"] for each in known if each["types"]), None)
+        build_for(model, data.example(types, assembly))
+        weights = sync.broadcast(worker.state() if sync.rank == 0 else None)
+        if weights:
+            put_weights(model, weights)
+        hooks = WorkerCallbacks(callbacks, model, sync.rank).list
+        batches = data.batches(assembly, settings.batch_size, sync.world_size, settings.num_steps)
+        return evaluate_batches(model, steps_of(model), batches, sync, hooks)

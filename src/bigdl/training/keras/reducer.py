@@ -30,11 +30,11 @@ from bigdl.training.keras.backends import steps_of
 from bigdl.training.keras.state import (
     RunningWeights,
     changed_by_rows,
+    kept_values,
     optimizers_of,
     seed_states,
     synchronized_layers,
     tensor_of,
-    to_variable,
 )
 
 __all__ = ["GradientReducer", "WorkerSteps", "check_optimizer", "loss_divisor"]
@@ -131,10 +131,8 @@ class WorkerSteps:
         return counted / whole if whole else 0.0
 
     def _train_without_rows(self, zero_row):
-        before = [(variable, tensor_of(variable)) for variable in changed_by_rows(self._model)]
-        self._steps.train(zero_row)
-        for variable, value in before:
-            to_variable(variable, value)
+        with kept_values(changed_by_rows(self._model)):
+            self._steps.train(zero_row)
         return {}
 
 
@@ -235,61 +233,56 @@ class GradientReducer:
     def _in_graph(self, gradients: Sequence, variables: Sequence) -> list:
         import tensorflow as tf
 
-        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        sent, kinds, sparse = [], [], []
-        for i in present:
-            gradient = gradients[i]
-            if isinstance(gradient, tf.IndexedSlices) and self._stays_sparse(variables[i]):
-                sent += [_wide(gradient.values), tf.cast(gradient.indices, tf.int64)]
-                sparse.append(True)
-            else:
-                sent.append(_wide(tf.convert_to_tensor(gradient)))
-                sparse.append(False)
-            kinds.append((tuple(variables[i].shape), sent[-1 - sparse[-1]].dtype.name))
+        tables = [
+            i
+            for i, gradient in enumerate(gradients)
+            if isinstance(gradient, tf.IndexedSlices) and self._stays_sparse(variables[i])
+        ]
+        dense = [i for i, each in enumerate(gradients) if each is not None and i not in tables]
+        values = [_wide(gradients[i].values) for i in tables]
+        indices = [tf.cast(gradients[i].indices, tf.int64) for i in tables]
+        sent = [*(_wide(tf.convert_to_tensor(gradients[i])) for i in dense), *values, *indices]
+        shapes = [tuple(variables[i].shape) for i in tables]
+        kinds = [(shape, v.dtype.name) for shape, v in zip(shapes, values, strict=True)]
 
         def reduce(*arrays):
-            return self._noted(self._sum_of_all, kinds, sparse, arrays)
+            return self._noted(self._sum_of_all, kinds, arrays)
 
         back = tf.numpy_function(reduce, sent, [s.dtype for s in sent], stateful=True)
-        out, pieces = list(gradients), iter(back if isinstance(back, list | tuple) else [back])
-        for i, (shape, _), is_sparse in zip(present, kinds, sparse, strict=True):
-            values = next(pieces)
-            values.set_shape((None, *shape[1:]) if is_sparse else shape)
-            values = tf.cast(values, gradients[i].dtype)
-            if is_sparse:
-                indices = next(pieces)
-                indices.set_shape((None,))
-                values = tf.IndexedSlices(values, indices, tf.constant(shape, tf.int64))
-            out[i] = values
+        pieces, out = iter(back if isinstance(back, list | tuple) else [back]), list(gradients)
+        for i in dense:
+            total = next(pieces)
+            total.set_shape(variables[i].shape)
+            out[i] = tf.cast(total, gradients[i].dtype)
+        rows, places = [next(pieces) for _ in tables], [next(pieces) for _ in tables]
+        for i, shape, row, place in zip(tables, shapes, rows, places, strict=True):
+            row.set_shape((None, *shape[1:]))
+            place.set_shape((None,))
+            row = tf.cast(row, gradients[i].dtype)
+            out[i] = tf.IndexedSlices(row, place, tf.constant(shape, tf.int64))
         return out
 
     def _stays_sparse(self, variable) -> bool:
         """Whether few of a table's rows can be in a batch, as far as all ranks know."""
         return variable.shape[0] > 2 * self._batch_rows
 
-    def _sum_of_all(self, kinds, sparse, arrays) -> list:
-        """The sums of what a graph has sent, in its order."""
-        pieces, dense, tables = iter(arrays), [], []
-        for kind, is_sparse in zip(kinds, sparse, strict=True):
-            values = np.asarray(next(pieces))
-            if is_sparse:
-                tables.append((kind, values, next(pieces)))
-            else:
-                dense.append(values)
-        sums = iter(self._sync.sum_arrays(dense, self.weight) if dense else ())
-        rows = iter(self._sum_of_rows(tables) if tables else ())
-        return [
-            each for is_sparse in sparse for each in (next(rows) if is_sparse else [next(sums)])
-        ]
+    def _sum_of_all(self, kinds: Sequence[tuple], arrays: Sequence[np.ndarray]) -> list:
+        """Return the sums of what a graph has sent: gradients, then values and indices of rows."""
+        first = len(arrays) - 2 * len(kinds)
+        dense = [np.asarray(array) for array in arrays[:first]]
+        sums = self._sync.sum_arrays(dense, self.weight) if dense else []
+        if not kinds:
+            return sums
+        values, indices = arrays[first : first + len(kinds)], arrays[first + len(kinds) :]
+        rows, places = zip(*self._sum_of_rows(kinds, values, indices), strict=True)
+        return [*sums, *rows, *places]
 
-    def _sum_of_rows(self, tables) -> list[list]:
-        """The values and indices of the rows that any rank has."""
+    def _sum_of_rows(self, kinds, all_values, all_indices) -> list[tuple]:
+        """Return values and indices of the rows of each table that any rank has."""
         import torch
 
-        parts = self._parts_of(
-            [(shape, getattr(torch, dtype), None) for (shape, dtype), *_ in tables]
-        )
-        for part, (_, values, indices) in zip(parts, tables, strict=True):
+        parts = self._parts_of([(shape, getattr(torch, dtype), None) for shape, dtype in kinds])
+        for part, values, indices in zip(parts, all_values, all_indices, strict=True):
             # copied: the memory is TensorFlow's, and the sum is written to it
             rows = torch.from_numpy(values.copy()).reshape(-1, *part.shape[1:])
             places = torch.from_numpy(indices.copy()).reshape(1, -1)
@@ -300,7 +293,7 @@ class GradientReducer:
             if part.grad is None:  # the rows of all ranks weigh nothing
                 part.grad = part.zeros()
             summed = part.grad.to_sparse(1).coalesce()
-            out.append([summed.values().numpy(), summed.indices()[0].numpy()])
+            out.append((summed.values().numpy(), summed.indices()[0].numpy()))
             part.grad = None
         return out
 

@@ -5,7 +5,8 @@ Files load by torch with ``weights_only=True``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,15 +29,18 @@ __all__ = [
     "dump_optimizers",
     "dump_weights",
     "form_of",
+    "kept_values",
     "merge_metrics",
     "optimizers_of",
     "put_optimizers",
     "put_weights",
     "seed_states",
+    "set_values",
     "share_state",
     "synchronized_layers",
     "tensor_of",
     "to_variable",
+    "values_of",
     "zeros_of",
 ]
 
@@ -66,9 +70,28 @@ def to_variable(variable: Any, tensor: torch.Tensor) -> None:
     variable.assign((tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy())
 
 
+def values_of(variables: Iterable) -> list[torch.Tensor]:
+    """Return copies of variables as tensors of torch, on the CPU."""
+    return [tensor_of(variable) for variable in variables]
+
+
+def set_values(variables: Iterable, values: Iterable) -> None:
+    """Set variables to what :func:`values_of` gave."""
+    for variable, value in zip(variables, values, strict=True):
+        to_variable(variable, value)
+
+
+@contextlib.contextmanager
+def kept_values(variables: list) -> Iterator[None]:
+    """Leave variables as they were before the block."""
+    before = values_of(variables)
+    yield
+    set_values(variables, before)
+
+
 def dump_weights(model: Any) -> bytes:
     """Return the weights of a model, in its own order."""
-    return dumps({"weights": [tensor_of(weight) for weight in model.weights]})
+    return dumps({"weights": values_of(model.weights)})
 
 
 def put_weights(model: Any, data: bytes, what: str = "weights") -> None:
@@ -93,7 +116,7 @@ def optimizers_of(model: Any) -> list:
 
 def dump_optimizers(model: Any) -> bytes:
     """Return the states of all optimizers of a model."""
-    states = [[tensor_of(v) for v in optimizer.variables] for optimizer in optimizers_of(model)]
+    states = [values_of(optimizer.variables) for optimizer in optimizers_of(model)]
     return dumps({"optimizers": states})
 
 
@@ -125,8 +148,7 @@ def _put(variables: Sequence, values: Sequence, what, whose):
             f"The {what} do not fit the {whose}: of {len(shapes)} variables, number {i} has shape "
             f"{has} in the {whose} and {got} there ({len(stored)} variables)"
         )
-    for variable, value in zip(variables, values, strict=True):
-        to_variable(variable, value)
+    set_values(variables, values)
 
 
 def seed_states(model: Any) -> list:
@@ -178,12 +200,11 @@ class RunningWeights(RunningState):
 
     def own(self) -> list:
         """Return a copy of this worker's."""
-        return [tensor_of(weight) for weight in self._model.non_trainable_weights]
+        return values_of(self._model.non_trainable_weights)
 
     def put(self, values: list) -> None:
         """Set this worker's, e.g. to what :meth:`own` gave."""
-        for weight, value in zip(self._model.non_trainable_weights, values, strict=True):
-            to_variable(weight, value)
+        set_values(self._model.non_trainable_weights, values)
 
 
 def changed_by_rows(model: Any) -> list:
@@ -214,7 +235,7 @@ def merge_metrics(model: Any, sync: Any, initial: list) -> None:
     variables = model.metrics_variables
     if sync.world_size == 1 or not variables:
         return
-    states = [tensor_of(v) for v in variables]
+    states = values_of(variables)
     added = torch.cat(
         [(v.double() - i.double()).reshape(-1) for v, i in zip(states, initial, strict=True)]
     )
@@ -276,15 +297,11 @@ class KerasCheckpoints(CheckpointManager):
         model = self._built
         return {
             "rng": capture_rng(),
-            "seeds": [tensor_of(v) for v in seed_states(model)],
-            "metrics": [tensor_of(v) for v in model.metrics_variables],
+            "seeds": values_of(seed_states(model)),
+            "metrics": values_of(model.metrics_variables),
         }
 
     def _put_own(self, state):
         restore_rng(state["rng"])
-        for variables, key in (
-            (seed_states(self._built), "seeds"),
-            (self._built.metrics_variables, "metrics"),
-        ):
-            for variable, value in zip(variables, state[key], strict=True):
-                to_variable(variable, value)
+        set_values(seed_states(self._built), state["seeds"])
+        set_values(self._built.metrics_variables, state["metrics"])

@@ -28,7 +28,7 @@ from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.structure import flatten
 from bigdl.runtime.collectives.base import GradientSync
-from bigdl.training.keras.datasets import DatasetGraph, DatasetRows, with_seeds
+from bigdl.training.keras.data import DatasetGraph, DatasetRows, with_seeds
 
 __all__ = ["ArrayFeed", "DatasetFeed", "Feed", "feed_of"]
 

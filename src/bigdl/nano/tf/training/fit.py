@@ -22,7 +22,7 @@ from bigdl.nano.tf.training.feeds import Feed, feed_of
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.training.checkpoint import Snapshot
 from bigdl.training.keras.callbacks import Rank0CallbackBridge, as_callbacks
-from bigdl.training.keras.evaluation import EvaluationSettings
+from bigdl.training.keras.data import EvaluationSettings
 from bigdl.training.keras.loop import KerasFitSettings, KerasLoop
 from bigdl.training.keras.reducer import loss_divisor
 from bigdl.training.keras.state import put_optimizers, put_weights

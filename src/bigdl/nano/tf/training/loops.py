@@ -298,8 +298,7 @@ class _Batches:
         self._passes = itertools.count()
 
     def __iter__(self) -> Iterator:
-        self._rows.seek(next(self._passes), 0)
-        while (part := self._rows.next(wrap=False)).total:
+        for part in self._rows.parts(next(self._passes), 0, wrap=False):
             self._reducer.weight = part.rows / part.total
             self._reducer.has_rows = bool(part.rows)
             # a process without rows computes one that weighs nothing

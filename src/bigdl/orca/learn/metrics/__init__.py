@@ -14,50 +14,8 @@ torchmetrics have no notion of weights and are refused there.
 Importing this package does not import torch.
 """
 
-from bigdl.orca.learn.metrics.metric import CustomizedMetric, Metric
-from bigdl.orca.learn.metrics.named import (
-    AUC,
-    MAE,
-    MSE,
-    ROC,
-    Accuracy,
-    BinaryAccuracy,
-    BinaryCrossEntropy,
-    CategoricalAccuracy,
-    CategoricalCrossEntropy,
-    F1Score,
-    KLDivergence,
-    Poisson,
-    Precision,
-    PrecisionRecallCurve,
-    Recall,
-    SparseCategoricalAccuracy,
-    SparseCategoricalCrossEntropy,
-    Top5Accuracy,
-)
-from bigdl.orca.learn.metrics.state import TorchMetric, merge_states
+from bigdl.orca.learn.metrics import named
+from bigdl.orca.learn.metrics.metric import CustomizedMetric, Metric, TorchMetric, merge_states
+from bigdl.orca.learn.metrics.named import *  # noqa: F403
 
-__all__ = [
-    "AUC",
-    "MAE",
-    "MSE",
-    "ROC",
-    "Accuracy",
-    "BinaryAccuracy",
-    "BinaryCrossEntropy",
-    "CategoricalAccuracy",
-    "CategoricalCrossEntropy",
-    "CustomizedMetric",
-    "F1Score",
-    "KLDivergence",
-    "Metric",
-    "Poisson",
-    "Precision",
-    "PrecisionRecallCurve",
-    "Recall",
-    "SparseCategoricalAccuracy",
-    "SparseCategoricalCrossEntropy",
-    "Top5Accuracy",
-    "TorchMetric",
-    "merge_states",
-]
+__all__ = [*named.__all__, "CustomizedMetric", "Metric", "TorchMetric", "merge_states"]

@@ -1,29 +1,225 @@
-"""A metric as the user gives it to an Estimator: one of ours, of torchmetrics, or a function."""
+"""Metrics as a user gives them to an Estimator, and the mergeable states that are fed with batches.
+
+A metric is one of ours, of torchmetrics, or a function.
+"""
 
 from __future__ import annotations
 
 import copy
-import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.metrics.state import (
-    TensorMetric,
-    TorchMetric,
-    batch_to_cpu,
-    check_keys,
-    row_count,
-)
+from bigdl.training.device import to_cpu
 
 if TYPE_CHECKING:
     import torch
 
-    from bigdl.orca.learn.metrics.state import Reduction
+    State = dict[str, torch.Tensor]
+    Reduction = Literal["sum", "cat", "max", "min"]
 
-__all__ = ["METRICS_BY_NAME", "CustomizedMetric", "Metric"]
+__all__ = [
+    "CustomizedMetric",
+    "MergedMetric",
+    "Metric",
+    "TensorState",
+    "TorchMetric",
+    "TorchmetricsState",
+    "merge_states",
+]
+
+
+class TorchMetric(ABC):
+    """What one worker has seen of a metric so far.
+
+    A worker calls the object once per batch and hands in :meth:`state` at the end.  The states of
+    all workers are merged in rank order by :func:`merge_states` and loaded by an object made the
+    same way, which then computes the figure.  A merged state may be fed and merged again.
+
+    Parameters
+    ----------
+    name : str
+        The name under which the figure is reported.
+
+    Attributes
+    ----------
+    reductions : dict of str to {"sum", "cat", "max", "min"}
+        How each tensor of the state merges, see :func:`merge_states`.
+    takes_weights : bool
+        Whether rows may have weights. A row of weight 2 then counts as two rows, one of weight 0 as
+        none, and :meth:`update` takes the weights as its third argument.
+    """
+
+    reductions: Mapping[str, Reduction] = {}
+    takes_weights = False
+
+    def __init__(self, name: str):
+        self.name = name
+        self.reset()
+
+    def __call__(self, preds: Any, targets: Any, weights: Any = None) -> None:
+        """Take one batch in.
+
+        Parameters
+        ----------
+        preds, targets : torch.Tensor
+            Output of the model and its truth, any number of rows (none is fine), on any device;
+            neither is changed.
+        weights : torch.Tensor, shape (rows,) or (rows, 1), optional
+            What each row counts, 0 or more; default 1.
+
+        Raises
+        ------
+        UsageError
+            If there are weights and the metric has no notion of them.
+        """
+        import torch
+
+        if weights is not None and not self.takes_weights:
+            raise UsageError(
+                f"The metric {self.name} has no notion of rows that count more than others; leave "
+                "it out where rows have weights"
+            )
+        with torch.no_grad():
+            if row_count(self.name, preds, targets):
+                self.update(preds, targets, *(() if weights is None else (weights,)))
+
+    @abstractmethod
+    def update(self, preds: Any, targets: Any) -> None:
+        """Take one batch in that has rows; gradients are off."""
+
+    @abstractmethod
+    def compute(self) -> torch.Tensor:
+        """Return the figure, a float32 tensor without dimensions; nan when there was no row."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget every batch."""
+
+    @abstractmethod
+    def state(self) -> State:
+        """Return a copy of the state, all tensors on the CPU."""
+
+    @abstractmethod
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Replace the state by a copy of another one.
+
+        Raises
+        ------
+        UsageError
+            If the names of its tensors are not those of this metric.
+        """
+
+    def merge(self, other_state: Mapping[str, torch.Tensor]) -> None:
+        """Add the rows that another state has seen; its rows come after those of this one."""
+        self.load_state(merge_states([self.state(), other_state], self.reductions))
+
+
+class TensorState(TorchMetric):
+    """The state of one of our metrics: a few tensors, to which a batch adds just as a worker does.
+
+    Parameters
+    ----------
+    metric : MergedMetric
+    """
+
+    def __init__(self, metric: MergedMetric):
+        self._metric, self.reductions = metric, metric.reductions
+        self.takes_weights = metric.takes_weights
+        super().__init__(metric.get_name())
+
+    def update(self, preds: Any, targets: Any, *weights: Any) -> None:
+        """Take one batch in that has rows; gradients are off."""
+        for key, tensor in self._metric._batch_state(preds, targets, *weights).items():
+            parts = [*self._parts[key], tensor]
+            # what is joined is joined once, in state()
+            is_joined = self.reductions[key] == "cat"
+            self._parts[key] = parts if is_joined else [_merged(key, parts, self.reductions[key])]
+
+    def compute(self) -> torch.Tensor:
+        """Return the figure."""
+        return self._metric._figure(self.state())
+
+    def reset(self) -> None:
+        """Forget every batch."""
+        self._parts: dict[str, list[torch.Tensor]] = {key: [] for key in self.reductions}
+
+    def state(self) -> State:
+        """Return a copy of the state, all tensors on the CPU."""
+        return {key: _merged(key, self._parts[key], how) for key, how in self.reductions.items()}
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Replace the state by a copy of another one."""
+        check_keys(state, self.reductions)
+        self._parts = {key: [state[key].clone()] for key in self.reductions}
+
+
+def merge_states(
+    states: Sequence[Mapping[str, torch.Tensor]], reductions: Mapping[str, Reduction]
+) -> State:
+    """Merge the states of all workers into the state of one that saw every row.
+
+    Parameters
+    ----------
+    states : sequence of dict of str to torch.Tensor
+        One per worker, in rank order.
+    reductions : dict of str to {"sum", "cat", "max", "min"}
+        ``TorchMetric.reductions``.  "cat" joins 1-D tensors in the order of `states`, and lists of
+        tensors where a metric of torchmetrics has them; the others
+        go element by element over tensors of one shape.  A tensor without elements is one of a
+        worker that saw no row: it takes no part, whatever its shape and dtype.
+
+    Returns
+    -------
+    dict of str to torch.Tensor
+
+    Raises
+    ------
+    UsageError
+        If there is no state, or the states are not of one and the same metric.
+    """
+    if not states:
+        raise UsageError("merge_states expects the state of at least one worker, got none")
+    for state in states:
+        check_keys(state, reductions)
+    return {key: _merged(key, [s[key] for s in states], how) for key, how in reductions.items()}
+
+
+def check_keys(state: Mapping[str, Any], reductions: Mapping[str, Any]) -> None:
+    """Raise a UsageError unless `state` holds what `reductions` tells how to merge."""
+    if set(state) != set(reductions):
+        raise UsageError(
+            f"the state of a metric is expected to hold {sorted(reductions)}, "
+            f"but this one holds {sorted(state)}"
+        )
+
+
+_OPERATIONS = {"sum": "sum", "max": "amax", "min": "amin"}
+
+
+def _merged(key: str, values: Sequence, reduction: Reduction) -> Any:
+    """Return what the tensors (or lists of them) of several states merge to."""
+    import torch
+
+    if any(isinstance(value, list) for value in values):
+        return [tensor for tensors in values for tensor in tensors]
+    filled = [tensor for tensor in values if tensor.numel()]
+    if not filled:
+        return torch.zeros(0)
+    if reduction == "cat":
+        return torch.cat(filled)
+    shapes = {tuple(tensor.shape) for tensor in filled}
+    if len(shapes) > 1:
+        raise UsageError(
+            f"the tensors {key!r} of the states to merge have different shapes "
+            f"{sorted(shapes)}; every batch must have the same number of classes"
+        )
+    return getattr(torch, _OPERATIONS[reduction])(torch.stack(filled), dim=0)
+
+
+# -- metrics ---------------------------------------------------------------------------------------
 
 
 class Metric(ABC):
@@ -90,8 +286,16 @@ class Metric(ABC):
         UsageError
             If an object is none of these, or its state cannot be merged across workers.
         """
-
-        return _convert_metrics(metrics, backend)
+        if metrics is None:
+            metrics = []
+        elif not isinstance(metrics, list | tuple):
+            metrics = [metrics]
+        states = [_to_state(metric, backend) for metric in metrics]
+        taken: set[str] = set()
+        for state in states:
+            state.name = _unused(state.name, taken)
+            taken.add(state.name.lower())
+        return states
 
     @staticmethod
     def convert_metrics_dict(metrics: Any, backend: str | None = None) -> dict[str, TorchMetric]:
@@ -116,7 +320,48 @@ class Metric(ABC):
         return {metric.name: metric for metric in Metric.convert_metrics_list(metrics, backend)}
 
 
-class CustomizedMetric(Metric):
+class MergedMetric(Metric):
+    """Base of the metrics whose state is a few tensors; as it is, a total and a count of terms."""
+
+    reductions: Mapping[str, Reduction] = {"total": "sum", "count": "sum"}
+    takes_weights = True
+
+    def _torch_metric(self) -> TorchMetric:
+        return TensorState(self)
+
+    @abstractmethod
+    def _batch_state(self, preds: Any, targets: Any, weights: Any = None) -> State:
+        """Return the state of a worker that has seen this batch only.
+
+        Weights of the rows are handed in where ``takes_weights`` says so and there are any.
+        """
+
+    def _figure(self, state: State) -> torch.Tensor:
+        """Return the figure of a state; its tensors are empty when there was no row."""
+        return (state["total"].sum() / state["count"].sum()).float()
+
+
+def row_count(name: str, preds: Any, targets: Any) -> int:
+    """Return the number of rows of a batch of any structure: that of its first tensor."""
+    for leaf in _leaves([targets, preds]):
+        return leaf.shape[0] if leaf.ndim else 1
+    raise UsageError(
+        f"{name}: preds and targets are expected to hold tensors, "
+        f"got {type(preds).__name__} and {type(targets).__name__}"
+    )
+
+
+def _leaves(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        for item in batch:
+            yield from _leaves(item)
+    elif hasattr(batch, "shape") and hasattr(batch, "ndim"):
+        yield batch
+
+
+class CustomizedMetric(MergedMetric):
     """The mean over batches of a function of the user, weighted by rows.
 
     For a function that is itself a mean over rows, such as a loss, this is the mean over all rows.
@@ -138,6 +383,8 @@ class CustomizedMetric(Metric):
         If `fn` is not callable.
     """
 
+    takes_weights = False
+
     def __init__(self, fn: Callable[[Any, Any], Any], name: str | None = None):
         if not callable(fn):
             raise UsageError(
@@ -154,40 +401,20 @@ class CustomizedMetric(Metric):
         name = getattr(self.fn, "__name__", type(self.fn).__name__)
         return "CustomizedMetric" if name == "<lambda>" else name
 
-    def _torch_metric(self) -> TorchMetric:
-        return _WeightedMean(self.get_name(), self.fn)
-
-
-class _WeightedMean(TensorMetric):
-    reductions: Mapping[str, Reduction] = {"total": "sum", "rows": "sum"}
-
-    def __init__(self, name: str, fn: Callable[[Any, Any], Any]):
-        self._fn = fn
-        super().__init__(name)
-
-    def _initial_state(self):
+    def _batch_state(self, preds, targets, weights=None):
         import torch
 
-        return {"total": torch.tensor(0.0, dtype=torch.float64), "rows": torch.tensor(0)}
-
-    def _batch_state(self, preds, targets):
-        import torch
-
-        value = self._fn(preds, targets)
+        value = self.fn(preds, targets)
         try:
             value = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(
-                f"the function of the metric {self.name} must return one number per batch, "
+                f"the function of the metric {self.get_name()} must return one number per batch, "
                 f"got {value!r}"
             ) from error
-        rows = row_count(self.name, preds, targets)
+        rows = row_count(self.get_name(), preds, targets)
         total = torch.tensor(value * rows, dtype=torch.float64)
-        return {"total": total, "rows": torch.tensor(rows)}
-
-    def compute(self):
-        state = self.state()
-        return (state["total"] / state["rows"]).float()
+        return {"total": total, "count": torch.tensor(rows)}
 
 
 def is_torchmetrics(value: Any) -> bool:
@@ -196,8 +423,8 @@ def is_torchmetrics(value: Any) -> bool:
     return torchmetrics is not None and isinstance(value, torchmetrics.Metric)
 
 
-class TorchmetricsMetric(Metric):
-    """A ``torchmetrics.Metric`` instance, of which every worker gets its own empty copy.
+class TorchmetricsState(TorchMetric):
+    """The contract of TorchMetric on an empty copy of a ``torchmetrics.Metric``.
 
     Tensor states that merge by sum, max or min and list states (joined) are supported, so the
     figure is as exact as torchmetrics' own sums.  It is what the object's ``compute()`` returns.
@@ -215,37 +442,15 @@ class TorchmetricsMetric(Metric):
     """
 
     def __init__(self, metric: Any):
-        self.metric = metric
-        _torchmetrics_reductions(metric)
-
-    def get_name(self) -> str:
-        """Return the class name of the torchmetrics object."""
-        return type(self.metric).__name__
-
-    def _torch_metric(self) -> TorchMetric:
-        return _Torchmetrics(self.get_name(), self.metric)
-
-
-_UPDATES = ".updates"  # no attribute of a torchmetrics object
-
-
-class _Torchmetrics(TorchMetric):
-    """The contract of TorchMetric on a torchmetrics object.
-
-    A list state ``x`` becomes two 1-D tensors, ``x`` with all elements and ``x.shapes`` with
-    (ndim, size, size, ...) of each entry, so that it comes back entry by entry.
-    """
-
-    def __init__(self, name: str, metric: Any):
         self._metric = metric.clone().cpu()
-        self._lists, self.reductions = _torchmetrics_reductions(self._metric)
+        self.reductions = _torchmetrics_reductions(self._metric)
         for part in _metrics_within(self._metric).values():
             # compute() must not start a collective of its own: only some ranks may call it
             part.sync_on_compute = part._to_sync = part.dist_sync_on_step = False
-        super().__init__(name)
+        super().__init__(type(metric).__name__)
 
     def update(self, preds, targets):
-        self._metric.update(batch_to_cpu(preds), batch_to_cpu(targets))
+        self._metric.update(to_cpu(preds), to_cpu(targets))
         self._updates += 1
 
     def reset(self):
@@ -260,19 +465,23 @@ class _Torchmetrics(TorchMetric):
         with torch.no_grad():
             return self._metric.compute()
 
+    def _attributes(self) -> Iterator[tuple[str, Any, str]]:
+        """Yield the key of each state, the metric that has it, and the attribute's name."""
+        for prefix, part in _metrics_within(self._metric).items():
+            for attribute in part._defaults:
+                yield prefix + attribute, part, attribute
+
     def state(self):
         import torch
 
-        state = {_UPDATES: torch.tensor(self._updates)}
-        for prefix, part in _metrics_within(self._metric).items():
-            for attribute in part._defaults:
-                key, value = prefix + attribute, getattr(part, attribute)
-                if key in self._lists:
-                    state[key], state[key + ".shapes"] = _pack(self.name, attribute, value)
-                elif self._updates:
-                    state[key] = value.detach().cpu().clone()
-                else:  # takes no part in a merge: its shape may depend on the rows
-                    state[key] = torch.zeros(0)
+        state: dict[str, Any] = {_UPDATES: torch.tensor(self._updates)}
+        for key, part, attribute in self._attributes():
+            value = getattr(part, attribute)
+            if self.reductions[key] == "cat":
+                entries = value if isinstance(value, list) else [value]
+                state[key] = [_plain(entry) for entry in entries]
+            else:  # without rows it takes no part in a merge: its shape may depend on the rows
+                state[key] = _plain(value) if self._updates else torch.zeros(0)
         return state
 
     def load_state(self, state):
@@ -281,14 +490,19 @@ class _Torchmetrics(TorchMetric):
         self._updates = int(state[_UPDATES])
         if not self._updates:
             return
-        for prefix, part in _metrics_within(self._metric).items():
+        for key, part, attribute in self._attributes():
             part._update_count = self._updates
-            for attribute in part._defaults:
-                key = prefix + attribute
-                if key in self._lists:
-                    setattr(part, attribute, _unpack(state[key], state[key + ".shapes"]))
-                else:
-                    setattr(part, attribute, state[key].clone())
+            value = state[key]
+            is_list = isinstance(value, list)
+            setattr(part, attribute, [v.clone() for v in value] if is_list else value.clone())
+
+
+_UPDATES = ".updates"  # no attribute of a torchmetrics object
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy without a gradient, on the CPU."""
+    return tensor.detach().cpu().clone()
 
 
 def _metrics_within(metric: Any) -> dict[str, Any]:
@@ -302,69 +516,39 @@ def _metrics_within(metric: Any) -> dict[str, Any]:
     }
 
 
-def _torchmetrics_reductions(metric: Any) -> tuple[set[str], dict[str, Reduction]]:
-    """Return the keys of list states, and how every tensor of the state merges."""
+def _torchmetrics_reductions(metric: Any) -> dict[str, Reduction]:
+    """Return how every state merges; ``"cat"`` is a list of tensors."""
     from torchmetrics.utilities import data
     from torchmetrics.wrappers.abstract import WrapperMetric
 
-    known: dict[Any, Reduction] = {
-        data.dim_zero_sum: "sum",
-        data.dim_zero_max: "max",
-        data.dim_zero_min: "min",
+    known: dict[tuple[bool, Any], Reduction] = {
+        (False, data.dim_zero_sum): "sum",
+        (False, data.dim_zero_max): "max",
+        (False, data.dim_zero_min): "min",
+        (True, data.dim_zero_cat): "cat",
+        (True, None): "cat",
     }
-    lists: set[str] = set()
     reductions: dict[str, Reduction] = {_UPDATES: "sum"}
     for prefix, part in _metrics_within(metric).items():
-        refuse = UsageError(
-            f"the torchmetrics metric {type(part).__name__} cannot be merged across workers "
-            "without changing its figure; its states must be lists, or tensors that merge by sum, "
-            "max or min"
-        )
-        if isinstance(part, WrapperMetric):
-            raise refuse
-        for attribute, default in part._defaults.items():
-            key, reduction = prefix + attribute, part._reductions[attribute]
-            if isinstance(default, list) and reduction in (None, data.dim_zero_cat):
-                lists.add(key)
-                reductions[key] = reductions[key + ".shapes"] = "cat"
-            elif not isinstance(default, list) and reduction in known:
-                reductions[key] = known[reduction]
-            else:
-                raise refuse
+        kinds = {
+            attribute: (isinstance(default, list), part._reductions[attribute])
+            for attribute, default in part._defaults.items()
+        }
+        if isinstance(part, WrapperMetric) or not known.keys() >= set(kinds.values()):
+            raise UsageError(
+                f"the torchmetrics metric {type(part).__name__} cannot be merged across workers "
+                "without changing its figure; its states must be lists, or tensors that merge by "
+                "sum, max or min"
+            )
+        reductions |= {prefix + attribute: known[kind] for attribute, kind in kinds.items()}
     if len(reductions) == 1:
         raise UsageError(
             f"the torchmetrics metric {type(metric).__name__} has no state made by add_state(), so "
             "nothing of it can be merged across workers"
         )
-    return lists, reductions
+    return reductions
 
 
-def _pack(name: str, attribute: str, entries: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    import torch
-
-    entries = [entries] if isinstance(entries, torch.Tensor) else entries
-    if not all(isinstance(entry, torch.Tensor) for entry in entries):
-        raise UsageError(
-            f"the state {attribute!r} of the torchmetrics metric {name} does not consist of "
-            "tensors, so it cannot be merged across workers"
-        )
-    shapes = [size for entry in entries for size in (entry.ndim, *entry.shape)]
-    flat = [entry.detach().cpu().flatten() for entry in entries if entry.numel()]
-    return torch.cat(flat) if flat else torch.zeros(0), torch.tensor(shapes, dtype=torch.int64)
-
-
-def _unpack(flat: torch.Tensor, shapes: torch.Tensor) -> list[torch.Tensor]:
-    entries, start, sizes = [], 0, iter(shapes.tolist())
-    for ndim in sizes:
-        shape = [next(sizes) for _ in range(ndim)]
-        stop = start + math.prod(shape)
-        entries.append(flat[start:stop].clone().reshape(shape))
-        start = stop
-    return entries
-
-
-METRICS_BY_NAME: dict[str, type[Metric]] = {}
-"""Classes by their names in lower case; the modules that define metrics add theirs."""
 _ALIASES = {
     "acc": "accuracy",
     "auroc": "auc",
@@ -373,20 +557,6 @@ _ALIASES = {
     "meansquarederror": "mse",
 }
 _CONTRACT = ("__call__", "compute", "reset", "state", "load_state", "merge", "reductions")
-
-
-def _convert_metrics(metrics: Any, backend: str | None) -> list[TorchMetric]:
-    """Do the work of :meth:`Metric.convert_metrics_list`."""
-    if metrics is None:
-        metrics = []
-    elif not isinstance(metrics, list | tuple):
-        metrics = [metrics]
-    states = [_to_state(metric, backend) for metric in metrics]
-    taken: set[str] = set()
-    for state in states:
-        state.name = _unused(state.name, taken)
-        taken.add(state.name.lower())
-    return states
 
 
 def _unused(name: str, taken: set[str]) -> str:
@@ -398,47 +568,41 @@ def _unused(name: str, taken: set[str]) -> str:
 
 
 def _to_state(metric: Any, backend: str | None) -> TorchMetric:
-    if _follows_contract(metric):
+    if isinstance(metric, Metric):
+        return metric.get_metric(backend)
+    if isinstance(metric, str):
+        return _by_name(metric).get_metric(backend)
+    if isinstance(metric, type):
+        raise UsageError(f"{metric.__name__} is a class; as a metric pass an instance of it")
+    if is_torchmetrics(metric):
+        return TorchmetricsState(metric)
+    if all(hasattr(metric, attribute) for attribute in _CONTRACT):
         state = copy.deepcopy(metric)
         state.reset()
         state.name = getattr(metric, "name", type(metric).__name__)
         return state
-    return _to_metric(metric).get_metric(backend)
-
-
-def _follows_contract(metric: Any) -> bool:
-    if isinstance(metric, type) or is_torchmetrics(metric):
-        return False
-    return all(hasattr(metric, attribute) for attribute in _CONTRACT)
-
-
-def _to_metric(metric: Any) -> Metric:
-    if isinstance(metric, Metric):
-        return metric
-    if isinstance(metric, str):
-        return _by_name(metric)
-    if isinstance(metric, type):
-        raise UsageError(f"{metric.__name__} is a class; as a metric pass an instance of it")
-    if is_torchmetrics(metric):
-        return TorchmetricsMetric(metric)
-    if callable(metric) and not hasattr(metric, "compute"):
-        return CustomizedMetric(metric)
-    if callable(metric):
+    if not callable(metric):
+        raise UsageError(
+            f"a metric is expected to be an Orca Metric, the name of one, a torchmetrics.Metric or "
+            f"a function fn(preds, targets), got {metric!r} ({type(metric).__name__})"
+        )
+    if hasattr(metric, "compute"):
         raise UsageError(
             f"{type(metric).__name__} has a compute() but no state that can be merged across "
             "workers; pass an Orca Metric, a torchmetrics.Metric or a function fn(preds, targets), "
             "or give it the methods of bigdl.orca.learn.metrics.TorchMetric"
         )
-    raise UsageError(
-        f"a metric is expected to be an Orca Metric, the name of one, a torchmetrics.Metric or a "
-        f"function fn(preds, targets), got {metric!r} ({type(metric).__name__})"
-    )
+    return CustomizedMetric(metric).get_metric(backend)
 
 
 def _by_name(name: str) -> Metric:
+    from bigdl.orca.learn.metrics import named
+
     key = name.lower().replace("_", "").replace("-", "").replace(" ", "")
-    key = _ALIASES.get(key, key)
-    if key not in METRICS_BY_NAME:
-        known = ", ".join(sorted(cls.__name__ for cls in METRICS_BY_NAME.values()))
-        raise UsageError(f"there is no metric of the name {name!r}; known names are: {known}")
-    return METRICS_BY_NAME[key]()
+    classes = {each.lower(): getattr(named, each) for each in named.__all__}
+    cls = classes.get(_ALIASES.get(key, key))
+    if cls is None:
+        raise UsageError(
+            f"there is no metric of the name {name!r}; known names are: {', '.join(named.__all__)}"
+        )
+    return cls()

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import numbers
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.metrics.metric import METRICS_BY_NAME, Metric
-from bigdl.orca.learn.metrics.state import (
-    TensorMetric,
-    TorchMetric,
-    binary_scores,
-    class_scores,
-    cpu_tensors,
-    labels_below,
-    row_weights,
-    same_shape,
-    several_labels,
-)
+from bigdl.orca.learn.metrics.metric import MergedMetric
 
 if TYPE_CHECKING:
     import torch
 
-    from bigdl.orca.learn.metrics.state import Reduction
+    from bigdl.orca.learn.metrics.metric import Reduction, State
 
 __all__ = [
     "AUC",
@@ -51,47 +40,26 @@ __all__ = [
 _EPSILON = 1e-7  # keeps logarithms finite
 
 
-class MeanMetric(Metric):
+class MeanMetric(MergedMetric):
     """Base of the metrics that are ``sum(terms) / number of terms``.
 
     With weights of the rows it is ``sum(weight * term) / sum(weight)`` over the terms.
     """
 
-    def _torch_metric(self) -> TorchMetric:
-        return _Mean(self)
-
     @abstractmethod
     def _terms(self, preds: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the terms of one batch, one per element or row; inputs are on the CPU."""
 
-
-class _Mean(TensorMetric):
-    reductions: Mapping[str, Reduction] = {"total": "sum", "count": "sum"}
-    takes_weights = True
-
-    def __init__(self, metric: MeanMetric):
-        self._metric = metric
-        super().__init__(metric.get_name())
-
-    def _initial_state(self):
-        import torch
-
-        return {"total": torch.tensor(0.0, dtype=torch.float64), "count": torch.tensor(0)}
-
     def _batch_state(self, preds, targets, weights=None):
         import torch
 
-        terms = self._metric._terms(*cpu_tensors(self.name, preds, targets))
+        terms = self._terms(*cpu_tensors(self.get_name(), preds, targets))
         if weights is None:
             return {"total": terms.sum(dtype=torch.float64), "count": torch.tensor(terms.numel())}
         terms = terms.reshape(len(terms), -1)
-        weights = row_weights(self.name, weights, len(terms))
+        weights = row_weights(self.get_name(), weights, len(terms))
         total = (weights[:, None] * terms).sum()
         return {"total": total, "count": weights.sum() * terms.shape[1]}
-
-    def compute(self):
-        state = self.state()
-        return (state["total"] / state["count"]).float()
 
 
 class Accuracy(MeanMetric):
@@ -281,35 +249,84 @@ def _distributions(name, preds, targets):
     return preds, targets
 
 
-_AVERAGES = ("micro", "macro", "weighted")
-
-
-class ConfusionMetric(Metric):
+class ConfusionMetric(MergedMetric):
     """Base of the metrics that follow from hits, predictions and truths per class."""
+
+    reductions: Mapping[str, Reduction] = {"hits": "sum", "predicted": "sum", "actual": "sum"}
 
     def __init__(
         self, num_classes: int | None = None, average: str = "micro", threshold: float = 0.5
     ):
         name = type(self).__name__
-        if average not in _AVERAGES:
-            raise UsageError(f"{name}: average is expected to be in {_AVERAGES}, got {average!r}")
-        if num_classes is not None and (
-            isinstance(num_classes, bool)
-            or not isinstance(num_classes, numbers.Integral)
-            or num_classes < 1
-        ):
-            raise UsageError(f"{name}: num_classes must be a positive int, got {num_classes!r}")
+        check_choice(f"{name}: average", average, ("micro", "macro", "weighted"))
+        if num_classes is not None:
+            check_positive(f"{name}: num_classes", num_classes)
         self.num_classes = num_classes
         self.average = average
         self.threshold = threshold
 
-    def _torch_metric(self) -> TorchMetric:
-        return _Confusion(self)
-
     @staticmethod
     @abstractmethod
-    def _ratio(hits: torch.Tensor, predicted: torch.Tensor, actual: torch.Tensor):
+    def _ratio(
+        hits: torch.Tensor, predicted: torch.Tensor, actual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return numerator and denominator of the figure, element by element."""
+
+    def _batch_state(self, preds, targets, weights=None):
+        preds, targets = cpu_tensors(self.get_name(), preds, targets)
+        predicted, actual, classes = self._labels(preds, targets)
+        hit, of_hits = predicted == actual, None
+        if weights is not None:
+            weights = row_weights(self.get_name(), weights, len(targets))
+            weights = weights.repeat_interleave(len(actual) // len(targets))
+            of_hits = weights[hit]
+        return {
+            "hits": actual[hit].bincount(of_hits, classes),
+            "predicted": predicted.bincount(weights, classes),
+            "actual": actual.bincount(weights, classes),
+        }
+
+    def _labels(self, preds, targets) -> tuple[torch.Tensor, torch.Tensor, int]:
+        name = self.get_name()
+        preds, targets, has_classes = class_scores(name, preds, targets)
+        expected = self.num_classes
+        classes = max(expected or 2, 2)
+        if has_classes:
+            if expected is not None and preds.shape[-1] != classes:
+                raise UsageError(
+                    f"{name}: num_classes={expected}, but preds have {preds.shape[-1]} columns"
+                )
+            classes = preds.shape[-1]
+            preds = preds.argmax(-1)
+        elif preds.ndim > 1 and preds.is_floating_point():
+            raise several_labels(name, targets)
+        elif preds.is_floating_point():
+            if classes > 2:
+                raise UsageError(
+                    f"{name}: num_classes={classes} needs preds with {classes} columns or "
+                    f"integer labels, got floating-point preds of shape {tuple(preds.shape)}"
+                )
+            preds = preds >= self.threshold
+        predicted = labels_below(classes, name, preds.flatten(), "preds")
+        return predicted, labels_below(classes, name, targets.flatten()), classes
+
+    def _figure(self, state):
+        import torch
+
+        state = {key: tensor.double() for key, tensor in state.items()}
+        if not state["actual"].sum():
+            return torch.tensor(float("nan"))
+        average = self.average
+        if average == "micro":
+            pick = slice(1, 2) if len(state["hits"]) == 2 else slice(None)
+            state = {key: tensor[pick].sum() for key, tensor in state.items()}
+        numerator, denominator = self._ratio(**state)
+        figure = torch.where(denominator > 0, numerator / denominator, 0.0)  # 0 / 0 is 0
+        if average == "macro":
+            figure = figure[state["predicted"] + state["actual"] > 0].mean()
+        elif average == "weighted":
+            figure = (figure * state["actual"]).sum() / state["actual"].sum()
+        return figure.float()
 
 
 class Precision(ConfusionMetric):
@@ -363,81 +380,39 @@ class F1Score(ConfusionMetric):
         return 2 * hits, predicted + actual
 
 
-class _Confusion(TensorMetric):
-    """Hits, predictions and truths of each class; empty tensors until the first batch.
+class CurveMetric(MergedMetric):
+    """All scores and labels, in the order of the rows; without weights there are none of these."""
 
-    They are counts, or sums of the rows' weights.
-    """
-
-    reductions: Mapping[str, Reduction] = {"hits": "sum", "predicted": "sum", "actual": "sum"}
-    takes_weights = True
-
-    def __init__(self, metric: ConfusionMetric):
-        self._metric = metric
-        super().__init__(metric.get_name())
-
-    def _initial_state(self):
-        import torch
-
-        return {key: torch.zeros(0, dtype=torch.int64) for key in self.reductions}
+    reductions: Mapping[str, Reduction] = {"scores": "cat", "labels": "cat", "weights": "cat"}
 
     def _batch_state(self, preds, targets, weights=None):
-        preds, targets = cpu_tensors(self.name, preds, targets)
-        predicted, actual, classes = self._labels(preds, targets)
-        hit, of_hits = predicted == actual, None
-        if weights is not None:
-            weights = row_weights(self.name, weights, len(targets))
-            weights = weights.repeat_interleave(len(actual) // len(targets))
-            of_hits = weights[hit]
-        return {
-            "hits": actual[hit].bincount(of_hits, classes),
-            "predicted": predicted.bincount(weights, classes),
-            "actual": actual.bincount(weights, classes),
-        }
-
-    def _labels(self, preds, targets) -> tuple[torch.Tensor, torch.Tensor, int]:
-        preds, targets, has_classes = class_scores(self.name, preds, targets)
-        expected = self._metric.num_classes
-        classes = max(expected or 2, 2)
-        if has_classes:
-            if expected is not None and preds.shape[-1] != classes:
-                raise UsageError(
-                    f"{self.name}: num_classes={expected}, but preds have {preds.shape[-1]} columns"
-                )
-            classes = preds.shape[-1]
-            preds = preds.argmax(-1)
-        elif preds.ndim > 1 and preds.is_floating_point():
-            raise several_labels(self.name, targets)
-        elif preds.is_floating_point():
-            if classes > 2:
-                raise UsageError(
-                    f"{self.name}: num_classes={classes} needs preds with {classes} columns or "
-                    f"integer labels, got floating-point preds of shape {tuple(preds.shape)}"
-                )
-            preds = preds >= self._metric.threshold
-        predicted = labels_below(classes, self.name, preds.flatten(), "preds")
-        return predicted, labels_below(classes, self.name, targets.flatten()), classes
-
-    def compute(self):
         import torch
 
-        state = {key: tensor.double() for key, tensor in self.state().items()}
-        if not state["actual"].sum():
-            return torch.tensor(float("nan"))
-        average = self._metric.average
-        if average == "micro":
-            pick = slice(1, 2) if len(state["hits"]) == 2 else slice(None)
-            state = {key: tensor[pick].sum() for key, tensor in state.items()}
-        numerator, denominator = self._metric._ratio(**state)
-        figure = torch.where(denominator > 0, numerator / denominator, 0.0)  # 0 / 0 is 0
-        if average == "macro":
-            figure = figure[state["predicted"] + state["actual"] > 0].mean()
-        elif average == "weighted":
-            figure = (figure * state["actual"]).sum() / state["actual"].sum()
-        return figure.float()
+        name = self.get_name()
+        scores, labels = binary_scores(name, *cpu_tensors(name, preds, targets))
+        narrow = scores.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        scores = scores.to(torch.float32 if narrow else torch.float64, copy=True)
+        state = {"scores": scores, "labels": labels.to(torch.uint8)}
+        if weights is None:
+            return {**state, "weights": torch.zeros(0, dtype=torch.float64)}
+        state["weights"] = row_weights(name, weights, len(scores))
+        counts = state["weights"] > 0  # the others would be thresholds of nobody
+        return {key: tensor[counts] for key, tensor in state.items()}
+
+    @staticmethod
+    def _counts(state: State) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the distinct scores in ascending order and their rows of class 1 and 0."""
+        thresholds, place = state["scores"].unique(return_inverse=True)
+        weights, is_positive = state["weights"], state["labels"] == 1
+
+        def count(chosen):
+            of_chosen = weights[chosen] if len(weights) else None
+            return place[chosen].bincount(of_chosen, len(thresholds))
+
+        return thresholds, count(is_positive), count(~is_positive)
 
 
-class AUC(Metric):
+class AUC(CurveMetric):
     """Area under the ROC curve, exact.
 
     The probability that a random row of class 1 has a higher score than a random one of class 0,
@@ -456,80 +431,10 @@ class AUC(Metric):
     def __init__(self, threshold_num: int = 200):
         self.threshold_num = threshold_num
 
-    def _torch_metric(self) -> TorchMetric:
-        return _Area(self.get_name())
-
-
-class ROC(Metric):
-    """The ROC curve; its figure is the tuple ``(fpr, tpr, thresholds)`` of 1-D tensors.
-
-    One point per distinct score, in descending order, after the point ``(0, 0)`` with the
-    threshold inf: ``sklearn.metrics.roc_curve(..., drop_intermediate=False)``.  A rate whose class
-    has no row is nan.  See :class:`AUC` for the inputs.
-    """
-
-    def _torch_metric(self) -> TorchMetric:
-        return _ROC(self.get_name())
-
-
-class PrecisionRecallCurve(Metric):
-    """The precision-recall curve; its figure is ``(precision, recall, thresholds)``, 1-D tensors.
-
-    One point per distinct score, in ascending order, then the point ``(1, 0)`` without threshold:
-    ``sklearn.metrics.precision_recall_curve``.  Recall is nan if no row is of class 1.  See
-    :class:`AUC` for the inputs.
-    """
-
-    def _torch_metric(self) -> TorchMetric:
-        return _PrecisionRecall(self.get_name())
-
-
-class _Scores(TensorMetric):
-    """All scores and labels, in the order of the rows; without weights there are none of these."""
-
-    reductions: Mapping[str, Reduction] = {"scores": "cat", "labels": "cat", "weights": "cat"}
-    takes_weights = True
-
-    def _initial_state(self):
+    def _figure(self, state):
         import torch
 
-        return {
-            "scores": torch.zeros(0, dtype=torch.float32),
-            "labels": torch.zeros(0, dtype=torch.uint8),
-            "weights": torch.zeros(0, dtype=torch.float64),
-        }
-
-    def _batch_state(self, preds, targets, weights=None):
-        import torch
-
-        scores, labels = binary_scores(self.name, *cpu_tensors(self.name, preds, targets))
-        narrow = scores.dtype in (torch.float32, torch.float16, torch.bfloat16)
-        scores = scores.to(torch.float32 if narrow else torch.float64, copy=True)
-        state = {"scores": scores, "labels": labels.to(torch.uint8)}
-        if weights is None:
-            return {**state, "weights": torch.zeros(0, dtype=torch.float64)}
-        state["weights"] = row_weights(self.name, weights, len(scores))
-        counts = state["weights"] > 0  # the others would be thresholds of nobody
-        return {key: tensor[counts] for key, tensor in state.items()}
-
-    def _counts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the distinct scores in ascending order and their rows of class 1 and 0."""
-        state = self.state()
-        thresholds, place = state["scores"].unique(return_inverse=True)
-        weights, is_positive = state["weights"], state["labels"] == 1
-
-        def count(chosen):
-            of_chosen = weights[chosen] if len(weights) else None
-            return place[chosen].bincount(of_chosen, len(thresholds))
-
-        return thresholds, count(is_positive), count(~is_positive)
-
-
-class _Area(_Scores):
-    def compute(self):
-        import torch
-
-        thresholds, positives, negatives = self._counts()
+        thresholds, positives, negatives = self._counts(state)
         pairs = positives.sum() * negatives.sum()
         if not pairs or thresholds.isnan().any():
             return torch.tensor(float("nan"))
@@ -538,11 +443,18 @@ class _Area(_Scores):
         return (twice_won.double() / (2 * pairs).double()).float()
 
 
-class _ROC(_Scores):
-    def compute(self):
+class ROC(CurveMetric):
+    """The ROC curve; its figure is the tuple ``(fpr, tpr, thresholds)`` of 1-D tensors.
+
+    One point per distinct score, in descending order, after the point ``(0, 0)`` with the
+    threshold inf: ``sklearn.metrics.roc_curve(..., drop_intermediate=False)``.  A rate whose class
+    has no row is nan.  See :class:`AUC` for the inputs.
+    """
+
+    def _figure(self, state):
         import torch
 
-        thresholds, positives, negatives = (counts.flip(0) for counts in self._counts())
+        thresholds, positives, negatives = (counts.flip(0) for counts in self._counts(state))
         start = torch.zeros(1, dtype=torch.int64)
         true, false = (torch.cat([start, c]).cumsum(0).double() for c in (positives, negatives))
         first = torch.full((1,), float("inf"), dtype=thresholds.dtype)
@@ -553,11 +465,18 @@ class _ROC(_Scores):
         )
 
 
-class _PrecisionRecall(_Scores):
-    def compute(self):
+class PrecisionRecallCurve(CurveMetric):
+    """The precision-recall curve; its figure is ``(precision, recall, thresholds)``, 1-D tensors.
+
+    One point per distinct score, in ascending order, then the point ``(1, 0)`` without threshold:
+    ``sklearn.metrics.precision_recall_curve``.  Recall is nan if no row is of class 1.  See
+    :class:`AUC` for the inputs.
+    """
+
+    def _figure(self, state):
         import torch
 
-        thresholds, positives, negatives = self._counts()
+        thresholds, positives, negatives = self._counts(state)
         above = positives.flip(0).cumsum(0).flip(0).double()
         chosen = (positives + negatives).flip(0).cumsum(0).flip(0).double()
         end = torch.ones(1, dtype=torch.float64)
@@ -568,4 +487,126 @@ class _PrecisionRecall(_Scores):
         )
 
 
-METRICS_BY_NAME.update({name.lower(): globals()[name] for name in __all__})
+# -- what the metrics read of a batch ------------------------------------------------------------
+
+
+def cpu_tensors(name: str, preds: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both as detached CPU tensors with at least one dimension."""
+    return _cpu_tensor(name, "preds", preds), _cpu_tensor(name, "targets", targets)
+
+
+def _cpu_tensor(name: str, role: str, value: Any) -> torch.Tensor:
+    import numpy as np
+    import torch
+
+    if isinstance(value, np.ndarray | np.generic):
+        value = torch.tensor(value)
+    if not isinstance(value, torch.Tensor):
+        raise UsageError(
+            f"{name}: {role} are expected to be one tensor, got {type(value).__name__}; for a "
+            "model with several inputs or outputs pass a function fn(preds, targets) as the metric"
+        )
+    value = value.detach().cpu()
+    return value.reshape(1) if value.ndim == 0 else value
+
+
+def row_weights(name: str, weights: Any, rows: int) -> torch.Tensor:
+    """Return the weights of a batch's rows as float64 of shape ``(rows,)``, on the CPU."""
+    import torch
+
+    weights = _cpu_tensor(name, "weights", weights).to(torch.float64)
+    if weights.numel() != rows:
+        raise UsageError(
+            f"{name}: expected one weight for each of {rows} rows, got weights of shape "
+            f"{tuple(weights.shape)}"
+        )
+    weights = weights.reshape(rows)
+    if bool((weights < 0).any()) or not bool(torch.isfinite(weights).all()):
+        raise UsageError(f"{name}: weights are expected to be finite numbers >= 0")
+    return weights
+
+
+def _drop_trailing_ones(tensor: torch.Tensor) -> torch.Tensor:
+    while tensor.ndim > 1 and tensor.shape[-1] == 1:
+        tensor = tensor.squeeze(-1)
+    return tensor
+
+
+def same_shape(
+    name: str, preds: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both with trailing dimensions of size 1 dropped, so ``(n, 1)`` meets ``(n,)``."""
+    if preds.shape == targets.shape:
+        return preds, targets
+    squeezed = _drop_trailing_ones(preds), _drop_trailing_ones(targets)
+    if squeezed[0].shape != squeezed[1].shape:
+        raise UsageError(
+            f"{name}: preds and targets are expected to have the same shape, "
+            f"got {tuple(preds.shape)} and {tuple(targets.shape)}"
+        )
+    return squeezed
+
+
+def class_scores(
+    name: str, preds: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Tell class scores from plain predictions.
+
+    Returns
+    -------
+    preds, targets : torch.Tensor
+        ``(..., C)`` and ``(...)`` if there is a class dimension (the last one, of size > 1), else
+        of equal shape.  Trailing dimensions of size 1 are dropped where that makes them fit.
+    has_classes : bool
+        Whether there is a class dimension.
+    """
+    pairs = [(preds, targets), (_drop_trailing_ones(preds), _drop_trailing_ones(targets))]
+    for scores, labels in pairs:
+        if scores.shape[:-1] == labels.shape and scores.shape[-1] > 1:
+            return scores, labels, True
+    scores, labels = pairs[-1]
+    if scores.shape == labels.shape:
+        return scores, labels, False
+    raise UsageError(
+        f"{name}: expected preds of shape (..., classes) or (...) for targets of shape (...), "
+        f"got {tuple(preds.shape)} and {tuple(targets.shape)}; the class dimension comes last"
+    )
+
+
+def binary_scores(
+    name: str, preds: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the score of class 1 and the 0/1 labels, both 1-D, from one or two columns."""
+    preds, targets, has_classes = class_scores(name, preds, targets)
+    if has_classes:
+        if preds.shape[-1] != 2:
+            raise UsageError(
+                f"{name} is for two classes: expected preds with one or two columns, "
+                f"got {preds.shape[-1]}; for more classes pass a torchmetrics metric"
+            )
+        preds = preds[..., 1]
+    elif preds.ndim > 1:
+        raise several_labels(name, targets)
+    return preds.flatten(), labels_below(2, name, targets.flatten())
+
+
+def several_labels(name: str, targets: torch.Tensor) -> UsageError:
+    """Return the error for targets with more than one column."""
+    return UsageError(
+        f"{name}: targets are expected to be labels, one per row, got targets of shape "
+        f"{tuple(targets.shape)}; for several labels per row pass a torchmetrics metric"
+    )
+
+
+def labels_below(classes: int, name: str, labels: torch.Tensor, role="targets") -> torch.Tensor:
+    """Return class labels as int64 after checking that each is one of 0 ... `classes` - 1."""
+    import torch
+
+    integers = labels.to(torch.int64)
+    wrong = (integers < 0) | (integers >= classes) | (integers != labels)
+    if wrong.any():
+        raise UsageError(
+            f"{name}: {role} are expected to be labels from 0 to {classes - 1}, "
+            f"got {labels[wrong][0].item()}"
+        )
+    return integers

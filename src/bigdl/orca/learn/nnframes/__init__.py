@@ -6,18 +6,10 @@ They work in a ``Pipeline``, in a ``CrossValidator`` and with Spark's evaluators
 :class:`bigdl.orca.learn.pytorch.Estimator`, exactly for any number of workers.
 """
 
+from bigdl.orca.learn.nnframes import preprocessing
 from bigdl.orca.learn.nnframes.image_reader import NNImageReader
 from bigdl.orca.learn.nnframes.params import TrainSummary, ValidationSummary
-from bigdl.orca.learn.nnframes.preprocessing import (
-    ArrayToTensor,
-    ChainedPreprocessing,
-    FeatureLabelPreprocessing,
-    MLlibVectorToTensor,
-    Preprocessing,
-    ScalarToTensor,
-    SeqToMultipleTensors,
-    SeqToTensor,
-)
+from bigdl.orca.learn.nnframes.preprocessing import *  # noqa: F403
 from bigdl.orca.learn.nnframes.stages import (
     NNClassifier,
     NNClassifierModel,
@@ -27,19 +19,12 @@ from bigdl.orca.learn.nnframes.stages import (
 )
 
 __all__ = [
-    "ArrayToTensor",
-    "ChainedPreprocessing",
-    "FeatureLabelPreprocessing",
-    "MLlibVectorToTensor",
+    *preprocessing.__all__,
     "NNClassifier",
     "NNClassifierModel",
     "NNEstimator",
     "NNImageReader",
     "NNModel",
-    "Preprocessing",
-    "ScalarToTensor",
-    "SeqToMultipleTensors",
-    "SeqToTensor",
     "TrainSummary",
     "ValidationSummary",
     "trusted_loading",

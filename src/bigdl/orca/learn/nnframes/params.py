@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from pyspark.ml.param import Param, Params, TypeConverters
-from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasPredictionCol, HasSeed
+from pyspark.ml.param.shared import (
+    HasFeaturesCol,
+    HasLabelCol,
+    HasPredictionCol,
+    HasSeed,
+    HasThreshold,
+)
 
-from bigdl.common.checks import check_positive
+from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.nnframes.preprocessing import FeatureLabelPreprocessing
 from bigdl.training.position import EveryEpoch, Trigger
 
+if TYPE_CHECKING:
+    from bigdl.orca.learn.pytorch import PyTorchEstimator
+
 __all__ = [
     "ClassifierParams",
-    "IterationDecay",
     "ModelParams",
-    "OptimizerOf",
     "Summary",
     "TrainSummary",
     "TrainingOptions",
@@ -27,91 +37,81 @@ __all__ = [
 ]
 
 
-def _param(name: str, doc: str, converter=None) -> Any:
-    return Param(Params._dummy(), name, doc, typeConverter=converter)
+T = TypeVar("T")
 
 
+def _rate(name: str, value: Any) -> float:
+    return float(check_number(name, value, 0))
+
+
+def _flag(name: str, value: Any) -> bool:
+    return TypeConverters.toBoolean(value)
+
+
+def _text(name: str, value: Any) -> str:
+    return TypeConverters.toString(value)
+
+
+def _with_params(**params: tuple[str, Callable | None]) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that gives a class parameters, with a getter and a chaining setter each.
+
+    Parameters
+    ----------
+    **params : tuple of str and callable
+        What the parameter is, and ``check(name, value)`` that returns its value. What the class
+        has already stays.
+    """
+
+    def add(cls: type[T]) -> type[T]:
+        for name, (doc, check) in params.items():
+            title = name[0].upper() + name[1:]
+            convert = None if check is None else functools.partial(check, name)
+            attributes = {
+                name: Param(Params._dummy(), name, doc, convert),
+                f"set{title}": _setter(name, doc),
+                f"{'is' if check is _flag else 'get'}{title}": _getter(name),
+            }
+            for attribute, value in attributes.items():
+                if not hasattr(cls, attribute):
+                    setattr(cls, attribute, value)
+        return cls
+
+    return add
+
+
+def _setter(name: str, doc: str) -> Callable:
+    def set_param(self, value):
+        return self._set(**{name: value})
+
+    set_param.__doc__ = doc
+    return set_param
+
+
+def _getter(name: str) -> Callable:
+    return lambda self: self.getOrDefault(name)
+
+
+@_with_params(
+    batchSize=("Rows of a batch, over all workers together.", check_positive),
+    featuresCol=("The column of the model's input: vectors, arrays or numbers.", None),
+    predictionCol=("The column that ``transform`` adds.", None),
+)
 class ModelParams(HasFeaturesCol, HasPredictionCol):
     """Of every stage that has a model."""
 
-    batchSize = _param("batchSize", "rows of a batch, over all workers", TypeConverters.toInt)
 
-    def setBatchSize(self, value: int):
-        """Rows of a batch, over all workers together."""
-        return self._set(batchSize=check_positive("batchSize", value))
-
-    def getBatchSize(self) -> int:
-        return self.getOrDefault(self.batchSize)
-
-    def setFeaturesCol(self, value: str):
-        """The column of the model's input: vectors, arrays or numbers."""
-        return self._set(featuresCol=value)
-
-    def setPredictionCol(self, value: str):
-        """The column that ``transform`` adds."""
-        return self._set(predictionCol=value)
-
-
+@_with_params(
+    maxEpoch=("Passes over all rows, unless ``setEndWhen`` says when to stop.", check_positive),
+    learningRate=("Rate of the default optimizer, and of a class or a name of one.", _rate),
+    learningRateDecay=("After n steps the rate is ``learningRate / (1 + n * value)``.", _rate),
+    workersPerNode=("Workers on every node, which share its cores.", check_positive),
+    seed=("Seed of weights, shuffling and dropout; default random.", None),
+    labelCol=("The column of the targets: numbers, arrays or vectors.", None),
+    cachingSample=("Accepted for compatibility: workers keep their rows in mapped files.", _flag),
+    dataCacheLevel=("Accepted for compatibility, as ``cachingSample``.", None),
+)
 class TrainingParams(ModelParams, HasLabelCol, HasSeed):
     """Of every stage that trains."""
-
-    maxEpoch = _param("maxEpoch", "how often every row is seen", TypeConverters.toInt)
-    learningRate = _param("learningRate", "rate of the optimizer", TypeConverters.toFloat)
-    learningRateDecay = _param(
-        "learningRateDecay",
-        "after n steps the rate is learningRate / (1 + n * this)",
-        TypeConverters.toFloat,
-    )
-    workersPerNode = _param("workersPerNode", "workers on every node", TypeConverters.toInt)
-    cachingSample = _param("cachingSample", "accepted: data is always kept", None)
-    dataCacheLevel = _param("dataCacheLevel", "accepted: data lies in mapped files", None)
-
-    def setMaxEpoch(self, value: int):
-        """How often every row is seen, unless ``setEndWhen`` says when to stop."""
-        return self._set(maxEpoch=check_positive("maxEpoch", value))
-
-    def getMaxEpoch(self) -> int:
-        return self.getOrDefault(self.maxEpoch)
-
-    def setLearningRate(self, value: float):
-        """Rate of the default optimizer and of those given as a class or a name."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise UsageError(f"learningRate must be a number of at least 0, got {value!r}")
-        return self._set(learningRate=float(value))
-
-    def getLearningRate(self) -> float:
-        return self.getOrDefault(self.learningRate)
-
-    def setLearningRateDecay(self, value: float):
-        """After n steps the rate is ``learningRate / (1 + n * value)``."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise UsageError(f"learningRateDecay must be a number of at least 0, got {value!r}")
-        return self._set(learningRateDecay=float(value))
-
-    def getLearningRateDecay(self) -> float:
-        return self.getOrDefault(self.learningRateDecay)
-
-    def setWorkersPerNode(self, value: int):
-        """Workers on every node; each gets its share of the node's cores."""
-        return self._set(workersPerNode=check_positive("workersPerNode", value))
-
-    def getWorkersPerNode(self) -> int:
-        return self.getOrDefault(self.workersPerNode)
-
-    def setSeed(self, value: int):
-        """Seed of weights, shuffling and dropout; default random."""
-        return self._set(seed=value)
-
-    def setLabelCol(self, value: str):
-        """The column of the targets: numbers, arrays or vectors."""
-        return self._set(labelCol=value)
-
-    def setCachingSample(self, value: bool):
-        """Accepted for compatibility: every worker keeps its rows in a mapped file."""
-        return self._set(cachingSample=bool(value))
-
-    def isCachingSample(self) -> bool:
-        return self.getOrDefault(self.cachingSample)
 
     def setDataCacheLevel(self, level: str, numSlice: int | None = None):
         """Accepted for compatibility: every worker keeps its rows in a mapped file.
@@ -122,55 +122,27 @@ class TrainingParams(ModelParams, HasLabelCol, HasSeed):
             ``"DRAM"`` or ``"DISK_AND_DRAM"``.
         numSlice : int, optional
         """
-        if level not in ("DRAM", "DISK_AND_DRAM"):
-            raise UsageError(f'dataCacheLevel must be "DRAM" or "DISK_AND_DRAM", got {level!r}')
+        check_choice("dataCacheLevel", level, ("DRAM", "DISK_AND_DRAM"))
         return self._set(dataCacheLevel=[level, numSlice])
 
     def getDataCacheLevel(self):
-        level, slices = self.getOrDefault(self.dataCacheLevel)
+        level, slices = self.getOrDefault("dataCacheLevel")
         return level if slices is None else (level, slices)
 
 
-class ClassifierParams(Params):
+@_with_params(
+    threshold=("Probability above which a model of one output means class 1.", None),
+    zeroBasedLabel=("The first of several classes is 0.0 (default), else 1.0 (BigDL 2.x).", _flag),
+    rawPredictionCol=("Another column, for the scores of all classes, e.g. for a ROC.", _text),
+)
+class ClassifierParams(HasThreshold):
     """Of classifiers, trained or not."""
 
-    threshold = _param(
-        "threshold", "probability above which one output means class 1", TypeConverters.toFloat
-    )
-    zeroBasedLabel = _param(
-        "zeroBasedLabel", "whether classes count from 0 or from 1", TypeConverters.toBoolean
-    )
-    rawPredictionCol = _param(
-        "rawPredictionCol", "column for the scores of the classes", TypeConverters.toString
-    )
-
-    def setThreshold(self, value: float):
-        """Probability above which a model of one output means class 1; default 0.5."""
-        return self._set(threshold=value)
-
-    def getThreshold(self) -> float:
-        return self.getOrDefault(self.threshold)
-
-    def setZeroBasedLabel(self, value: bool):
-        """Whether the first of several classes is 0.0 (default), or 1.0 as in BigDL 2.x."""
-        return self._set(zeroBasedLabel=value)
-
-    def isZeroBasedLabel(self) -> bool:
-        return self.getOrDefault(self.zeroBasedLabel)
-
-    def setRawPredictionCol(self, value: str):
-        """Add a column of the scores of all classes too, e.g. for the area under a ROC curve."""
-        return self._set(rawPredictionCol=value)
-
     def getRawPredictionCol(self) -> str | None:
-        return self.getOrDefault(self.rawPredictionCol) if self._has_raw else None
-
-    @property
-    def _has_raw(self) -> bool:
-        return self.isDefined(self.rawPredictionCol)
+        return self.getOrDefault("rawPredictionCol") if self.isDefined("rawPredictionCol") else None
 
 
-class OptimizerOf:
+class _OptimizerOf:
     """A creator: an optimizer class of torch with a learning rate."""
 
     def __init__(self, cls, lr: float):
@@ -178,21 +150,6 @@ class OptimizerOf:
 
     def __call__(self, model, config):
         return self.cls(model.parameters(), lr=self.lr)
-
-
-class IterationDecay:
-    """A scheduler's creator: after n steps the rate is ``lr / (1 + n * decay)``."""
-
-    def __init__(self, decay: float):
-        self.decay = decay
-
-    def __call__(self, optimizer, config):
-        from torch.optim.lr_scheduler import LambdaLR
-
-        return LambdaLR(optimizer, self._factor)
-
-    def _factor(self, step: int) -> float:
-        return 1.0 / (1.0 + step * self.decay)
 
 
 def optimizer_of(method: Any, lr: float) -> Any:
@@ -206,10 +163,8 @@ def optimizer_of(method: Any, lr: float) -> Any:
         bring their own.
     lr : float
     """
-    import torch
-
     if method is None:
-        return OptimizerOf(torch.optim.SGD, lr)
+        return _OptimizerOf(torch.optim.SGD, lr)
     if isinstance(method, str):
         known = {
             name.lower(): cls
@@ -224,7 +179,7 @@ def optimizer_of(method: Any, lr: float) -> Any:
             )
         method = known[method.lower()]
     if isinstance(method, type) and issubclass(method, torch.optim.Optimizer):
-        return OptimizerOf(method, lr)
+        return _OptimizerOf(method, lr)
     if isinstance(method, torch.optim.Optimizer) or (
         callable(method) and not isinstance(method, type)
     ):
@@ -250,7 +205,7 @@ class Summary:
 
     def __init__(self, log_dir: str, app_name: str):
         self.log_dir, self.app_name = log_dir, app_name
-        self._estimator = None
+        self._estimator: PyTorchEstimator | None = None  # of the last fit
 
     def read_scalar(self, tag: str) -> list:
         """The figures under a tag, as ``[step, value, time]``.
@@ -265,9 +220,6 @@ class Summary:
                 f"{type(self).__name__} has no figures yet; give it to an NNEstimator and call fit"
             )
         return getattr(self._estimator, self._getter)(tag)
-
-    def _take(self, estimator) -> None:
-        self._estimator = estimator
 
     def __repr__(self):
         return f"{type(self).__name__}({self.log_dir!r}, {self.app_name!r})"
@@ -288,6 +240,11 @@ class ValidationSummary(Summary):
 logger = logging.getLogger("bigdl.orca")
 
 
+def _option(name: str) -> Any:
+    """Return the method that returns an option that was set, or None."""
+    return lambda self: self._options.get(name)
+
+
 class TrainingOptions:
     """Setters that chain, for the stage whose ``_options`` dict holds what they are given."""
 
@@ -296,6 +253,11 @@ class TrainingOptions:
     def _set_option(self, **options):
         self._options = {**self._options, **options}  # copies of the stage share the old dict
         return self
+
+    def _set_summary(self, name: str, summary: Summary, cls: type[Summary]):
+        if not isinstance(summary, cls):
+            raise UsageError(f"A {cls.__name__} is expected, got {type(summary).__name__}")
+        return self._set_option(**{name: summary})
 
     def setOptimMethod(self, val):
         """The optimizer; default SGD.
@@ -310,8 +272,7 @@ class TrainingOptions:
         optimizer_of(getattr(val, "optimizer", val), 0.0)  # refuses now what would fail later
         return self._set_option(optim=val)
 
-    def getOptimMethod(self):
-        return self._options.get("optim")
+    getOptimMethod = _option("optim")
 
     def setEndWhen(self, trigger: Trigger):
         """When to stop, instead of after ``maxEpoch`` epochs.
@@ -321,8 +282,7 @@ class TrainingOptions:
         """
         return self._set_option(end_when=Trigger.convert_trigger(trigger))
 
-    def getEndWhen(self):
-        return self._options.get("end_when")
+    getEndWhen = _option("end_when")
 
     def setValidation(self, trigger, val_df, val_method, batch_size: int):
         """Evaluate during training, after every epoch.
@@ -346,9 +306,8 @@ class TrainingOptions:
         methods = list(val_method) if isinstance(val_method, list | tuple) else [val_method]
         return self._set_option(validation=(trigger, val_df, methods, batch_size))
 
-    def getValidation(self):
-        """Trigger, DataFrame, metrics and batch size, or None."""
-        return self._options.get("validation")
+    #: trigger, DataFrame, metrics and batch size, or None.
+    getValidation = _option("validation")
 
     def setConstantGradientClipping(self, min: float, max: float):
         """Bring every element of the gradient into a range."""
@@ -379,23 +338,20 @@ class TrainingOptions:
         """
         return self._set_option(checkpoint=(path, Trigger.convert_trigger(trigger), isOverWrite))
 
-    def getCheckpoint(self):
-        """Path, trigger and whether to overwrite, or None."""
-        return self._options.get("checkpoint")
+    #: path, trigger and whether to overwrite, or None.
+    getCheckpoint = _option("checkpoint")
 
     def setTrainSummary(self, summary: TrainSummary):
         """Record loss, learning rate and throughput of every step."""
-        return self._set_option(train_summary=_summary(summary, TrainSummary))
+        return self._set_summary("train_summary", summary, TrainSummary)
 
-    def getTrainSummary(self):
-        return self._options.get("train_summary")
+    getTrainSummary = _option("train_summary")
 
     def setValidationSummary(self, summary: ValidationSummary):
         """Record the figures of every validation."""
-        return self._set_option(validation_summary=_summary(summary, ValidationSummary))
+        return self._set_summary("validation_summary", summary, ValidationSummary)
 
-    def getValidationSummary(self):
-        return self._options.get("validation_summary")
+    getValidationSummary = _option("validation_summary")
 
     def setSamplePreprocessing(self, val: FeatureLabelPreprocessing):
         """Replace the preprocessing of features and of labels."""
@@ -406,9 +362,3 @@ class TrainingOptions:
             )
         self._preprocessing, self._label_preprocessing = val.feature, val.label
         return self
-
-
-def _summary(given, cls):
-    if not isinstance(given, cls):
-        raise UsageError(f"A {cls.__name__} is expected, got {type(given).__name__}")
-    return given

@@ -7,6 +7,7 @@ its results are stacked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,9 @@ __all__ = [
     "FeatureLabelPreprocessing",
     "MLlibVectorToTensor",
     "Preprocessing",
-    "RowFunction",
     "ScalarToTensor",
     "SeqToMultipleTensors",
     "SeqToTensor",
-    "as_preprocessing",
 ]
 
 
@@ -125,7 +124,7 @@ class SeqToMultipleTensors(Preprocessing):
         self.parts = [SeqToTensor(size) for size in sizes]
 
     def batch(self, rows):
-        widths = [_product(part.size) for part in self.parts]
+        widths = [math.prod(part.size) for part in self.parts]
         flat = rows.reshape(len(rows), -1)
         if flat.shape[1] != sum(widths):
             raise UsageError(
@@ -234,10 +233,3 @@ def as_preprocessing(given: Any) -> Preprocessing | None:
 
 def _is_size(value):
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _product(size):
-    product = 1
-    for each in size:
-        product *= each
-    return product

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import hashlib
+import copy
 import logging
-import re
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+import cloudpickle
+import pyarrow as pa
 import torch
 from pyspark.ml import Estimator, Model
 from pyspark.ml.util import (
@@ -20,18 +22,22 @@ from pyspark.ml.util import (
     MLWritable,
     MLWriter,
 )
+from pyspark.sql import functions as F
 from torch import nn
 
 from bigdl.common.errors import UsageError, WorkerError
+from bigdl.orca.data.xshards.frames import quoted
 from bigdl.orca.learn.nnframes.params import (
     ClassifierParams,
-    IterationDecay,
     ModelParams,
     TrainingOptions,
     TrainingParams,
     optimizer_of,
 )
 from bigdl.orca.learn.nnframes.preprocessing import ScalarToTensor, as_preprocessing
+from bigdl.orca.learn.optimizers.schedule import Default
+from bigdl.orca.learn.prediction.shipping import digest_of
+from bigdl.orca.learn.pytorch import Estimator as TorchEstimator
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 from bigdl.training.position import MaxEpoch, MaxIteration
 
@@ -55,7 +61,7 @@ class Prepared(nn.Module):
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : nn.Module
     preprocessing : Preprocessing
     """
 
@@ -103,7 +109,7 @@ class ClassHead(nn.Module):
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : nn.Module
     threshold : float
         Probability above which a single output means the second class.
     logits : bool
@@ -114,7 +120,7 @@ class ClassHead(nn.Module):
         Give the scores of the classes too, before the class.
     """
 
-    def __init__(self, model, *, threshold: float, logits: bool, first: int, raw: bool):
+    def __init__(self, model: nn.Module, threshold: float, logits: bool, first: int, raw: bool):
         super().__init__()
         self.model = model
         self.threshold, self.logits, self.first, self.raw = threshold, logits, first, raw
@@ -138,7 +144,7 @@ class ClassHead(nn.Module):
 
 
 _PIECE = 16 << 20
-_own: set[str] = set()  # digests of the pickles that this process wrote
+_written: set[str] = set()  # digests of the pickles that this process wrote
 _trusts = contextvars.ContextVar("trusts", default=False)
 
 
@@ -157,37 +163,35 @@ def trusted_loading() -> Iterator[None]:
 
 
 class StageWriter(MLWriter):
-    """Writes a stage whose ``_files()`` gives the content of its files by name."""
+    """Writes the parameters of a stage as Spark does, and the rest as a pickle in pieces."""
 
-    def __init__(self, stage):
+    def __init__(self, stage: Any):
         super().__init__()
         self._stage = stage
 
     def saveImpl(self, path: str) -> None:
-        import pyarrow as pa
-
-        files = self._stage._files()
+        try:
+            data = cloudpickle.dumps(self._stage._saved())
+        except Exception as error:
+            raise UsageError(
+                "The stage cannot be saved, since it refers to something that cannot be pickled "
+                f"({error}); create such objects inside a model creator instead"
+            ) from error
         DefaultParamsWriter.saveMetadata(self._stage, path, self.sparkSession)
-        rows = [
-            {"name": name, "number": number, "piece": data[start : start + _PIECE]}
-            for name, data in files.items()
-            for number, start in enumerate(range(0, max(1, len(data)), _PIECE))
-        ]
-        schema = pa.schema([("name", pa.string()), ("number", pa.int32()), ("piece", pa.binary())])
-        frame = self.sparkSession.createDataFrame(pa.Table.from_pylist(rows, schema))
-        frame.coalesce(1).write.parquet(f"{path}/torch")
-        _own.update(_digest(data) for name, data in files.items() if name.endswith(".pkl"))
+        pieces = [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)]
+        table = pa.table({"number": pa.array(range(len(pieces)), pa.int32()), "piece": pieces})
+        self.sparkSession.createDataFrame(table).coalesce(1).write.parquet(f"{path}/torch")
+        _written.add(digest_of(data))
 
 
 class StageReader(MLReader):
-    """Reads a stage; its class makes itself of the files with ``_from_files``."""
+    """Reads a stage that a :class:`StageWriter` wrote."""
 
-    def __init__(self, cls, trust: bool = False):
+    def __init__(self, cls: Any, trust: bool = False):
         super().__init__()
-        self._cls = cls
-        self._trust = trust
+        self._cls, self._trust = cls, trust
 
-    def load(self, path: str):
+    def load(self, path: str) -> Any:
         metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
         expected = f"{self._cls.__module__}.{self._cls.__name__}"
         if metadata["class"] != expected:
@@ -195,23 +199,18 @@ class StageReader(MLReader):
                 f"{path!r} holds a {metadata['class']}, not a {self._cls.__name__}; load it with "
                 "its own class"
             )
-        stage = self._cls._from_files(self._files(path), lambda data: self._loaded(path, data))
+        arguments, attributes = self._unpickled(path)
+        stage = self._cls(*arguments)
+        vars(stage).update(attributes)
         stage._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(stage, metadata)
         return stage
 
-    def _files(self, path) -> dict[str, bytes]:
-        pieces: dict[str, list] = {}
-        frame = self.sparkSession.read.parquet(f"{path}/torch").orderBy("name", "number")
-        for row in frame.collect():
-            pieces.setdefault(row["name"], []).append(bytes(row["piece"]))
-        return {name: b"".join(found) for name, found in pieces.items()}
-
-    def _loaded(self, path, data) -> Any:
-        """What a pickle of the folder holds, if it may be read."""
-        import cloudpickle
-
-        if not (self._trust or _trusts.get() or _digest(data) in _own):
+    def _unpickled(self, path: str) -> Any:
+        """Return what the pickle of the folder holds, if it may be read."""
+        rows = self.sparkSession.read.parquet(f"{path}/torch").orderBy("number").collect()
+        data = b"".join(row["piece"] for row in rows)
+        if not (self._trust or _trusts.get() or digest_of(data) in _written):
             raise UsageError(
                 f"{path!r} holds a pickled model, and loading it can run any code; if you know "
                 "where it comes from, pass trust=True, or load a pipeline inside "
@@ -221,10 +220,6 @@ class StageReader(MLReader):
             return cloudpickle.loads(data)
         except Exception as error:  # whatever the code in it raises
             raise UsageError(f"The model in {path!r} cannot be loaded: {error}") from error
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 logger = logging.getLogger("bigdl.orca")
@@ -239,6 +234,10 @@ _UNSAVED = {
 
 class _Storable(MLWritable, MLReadable):
     """A stage that is saved with its pickled model."""
+
+    @abstractmethod
+    def _saved(self) -> tuple[tuple, dict[str, Any]]:
+        """Return the constructor's arguments, and attributes that are set after it."""
 
     def write(self):
         return StageWriter(self)
@@ -266,7 +265,7 @@ class NNModel(Model, ModelParams, _Storable):
 
     Parameters
     ----------
-    model : torch.nn.Module or callable
+    model : nn.Module or callable
         A module, or ``model(config)`` that returns one.
     feature_preprocessing : Preprocessing, callable, list of int or list of lists, optional
         What becomes of a row's features; see :mod:`bigdl.orca.learn.nnframes.preprocessing`.
@@ -292,24 +291,20 @@ class NNModel(Model, ModelParams, _Storable):
 
     def getModel(self):
         """The PyTorch model, as a module."""
-        import torch
-
-        return self._model if isinstance(self._model, torch.nn.Module) else self._model({})
+        return self._model if isinstance(self._model, nn.Module) else self._model({})
 
     def _transform(self, dataset):
-        from pyspark.sql import functions as F
-
         names = self._output_columns()
         frame = self._estimator(dataset).predict(
             dataset,
-            batch_size=self.getBatchSize(),
+            batch_size=self.getOrDefault("batchSize"),
             feature_cols=[self.getFeaturesCol()],
             output_cols=names,
         )
         number = frame.schema[names[-1]].dataType
         if number.typeName() != "float":
             return frame
-        return frame.withColumn(names[-1], F.col(_quoted(names[-1])).cast("double"))
+        return frame.withColumn(names[-1], F.col(quoted(names[-1])).cast("double"))
 
     def _output_columns(self) -> list[str]:
         return [self.getPredictionCol()]
@@ -320,8 +315,6 @@ class NNModel(Model, ModelParams, _Storable):
 
     def _estimator(self, dataset):
         """An Estimator for these rows, the same as long as nothing changes."""
-        from bigdl.orca.learn.pytorch import Estimator as TorchEstimator
-
         preprocessing = preprocessing_for(self._preprocessing, dataset, self.getFeaturesCol())
         wanted = (preprocessing, *self._head_key())
         if self._predictor is None or self._predictor[0] != wanted:
@@ -332,23 +325,9 @@ class NNModel(Model, ModelParams, _Storable):
     def _head_key(self) -> tuple:
         return ()
 
-    # -- files ---------------------------------------------------------------------------------
-
-    def _files(self) -> dict[str, bytes]:
-        from bigdl.training.state import dumps
-
-        model = self.getModel()
-        parts = {"preprocessing": self._preprocessing, "model": _with_empty_weights(model, "meta")}
-        return {"model.pt": dumps(model.state_dict()), "parts.pkl": _pickled(parts)}
-
-    @classmethod
-    def _from_files(cls, files, unpickled):
-        from bigdl.training.state import loads
-
-        parts = unpickled(files["parts.pkl"])
-        model = _with_empty_weights(parts["model"], "cpu")
-        model.load_state_dict(loads(files["model.pt"]))
-        return cls(model, parts["preprocessing"])
+    def _saved(self):
+        module = copy.deepcopy(self.getModel()).cpu()  # where it is read there may be no GPU
+        return (module, self._preprocessing), {}
 
 
 class NNEstimator(Estimator, TrainingParams, TrainingOptions, _Storable):
@@ -356,9 +335,9 @@ class NNEstimator(Estimator, TrainingParams, TrainingOptions, _Storable):
 
     Parameters
     ----------
-    model : torch.nn.Module or callable
+    model : nn.Module or callable
         A module, of which a copy is trained, or ``model(config)`` that returns one.
-    criterion : torch.nn.Module or callable
+    criterion : nn.Module or callable
         A loss, as in ``Estimator.from_torch``.
     feature_preprocessing : Preprocessing, callable, list of int or list of lists, optional
         What becomes of a row's features; see :mod:`bigdl.orca.learn.nnframes.preprocessing`.
@@ -384,7 +363,8 @@ class NNEstimator(Estimator, TrainingParams, TrainingOptions, _Storable):
             cachingSample=True,
             dataCacheLevel=["DRAM", None],
         )
-        self._clear_seed()
+        # pyspark's default is a hash of the class name, which would make all trainings alike
+        self._defaultParamMap.pop(self.seed, None)
         self._model = as_module(model)
         self._criterion = as_loss(criterion)
         self._preprocessing = as_preprocessing(feature_preprocessing)
@@ -392,84 +372,70 @@ class NNEstimator(Estimator, TrainingParams, TrainingOptions, _Storable):
         self._options: dict[str, Any] = {}
         self.train_stats: list[dict] = []
 
-    def _clear_seed(self):
-        # pyspark's default is a hash of the class name, which would make all trainings alike
-        self._defaultParamMap.pop(self.seed, None)
-
     def _fit(self, dataset) -> NNModel:
-        import torch
-
         preprocessing = preprocessing_for(self._preprocessing, dataset, self.getFeaturesCol())
         estimator = self._new_estimator(preprocessing)
         options = self._options
-        clip, norm = options.get("clip"), options.get("clip_norm")
-        if clip:
+        if clip := options.get("clip"):
             estimator.set_constant_gradient_clipping(*clip)
-        if norm:
+        if norm := options.get("clip_norm"):
             estimator.set_l2_norm_gradient_clipping(norm)
-        summaries = [options.get("train_summary"), options.get("validation_summary")]
-        for summary in filter(None, summaries):
+        for summary in filter(None, (self.getTrainSummary(), self.getValidationSummary())):
             estimator.set_tensorboard(summary.log_dir, summary.app_name)
-            summary._take(estimator)
-        arguments: dict[str, Any] = self._goal()
-        callbacks = arguments.pop("callbacks", [])
-        if self._label_preprocessing is not None:
-            callbacks.append(PreparedLabels(self._label_preprocessing))
-        if self.isDefined(self.seed):
-            arguments["seed"] = self.getSeed()
-        if (validation := self.getValidation()) is not None:
-            arguments["validation_data"] = self._labelled(validation[1])
-        if (checkpoint := self.getCheckpoint()) is not None:
-            arguments["checkpoint_trigger"] = checkpoint[1]
+            summary._estimator = estimator
+        validation, checkpoint = self.getValidation(), self.getCheckpoint()
+        labels = self._label_preprocessing
         try:
             self.train_stats = estimator.fit(
                 self._labelled(dataset),
-                batch_size=self.getBatchSize(),
+                batch_size=self.getOrDefault("batchSize"),
                 feature_cols=[self.getFeaturesCol()],
                 label_cols=[self.getLabelCol()],
-                callbacks=callbacks,
-                **arguments,
+                validation_data=validation and self._labelled(validation[1]),
+                callbacks=labels and [PreparedLabels(labels)],
+                seed=self.getSeed() if self.isDefined(self.seed) else None,
+                checkpoint_trigger=checkpoint and checkpoint[1],
+                **self._goal(),
             )
         except WorkerError as error:
             raise self._explained(error) from error
         module = estimator.get_model()
         if preprocessing is not None:
             module = module.model
-        assert isinstance(module, torch.nn.Module)
+        assert isinstance(module, nn.Module)
         return self._copyValues(self._new_model(module))
 
     def _new_estimator(self, preprocessing):
-        from bigdl.orca.learn.pytorch import Estimator as TorchEstimator
-
         method = self.getOptimMethod()
         scheduler, frequency = None, None
         if hasattr(method, "scheduler_creator"):  # a TorchOptim
             scheduler, frequency = method.scheduler_creator, method.step_frequency
             method = method.optimizer
-        if self.getLearningRateDecay() and scheduler is None:
-            scheduler, frequency = IterationDecay(self.getLearningRateDecay()), "batch"
+        decay = self.getOrDefault("learningRateDecay")
+        if decay and scheduler is None:
+            scheduler = Default(decay)
         validation, checkpoint = self.getValidation(), self.getCheckpoint()
         return TorchEstimator.from_torch(
             model=prepared(self._model, preprocessing),
-            optimizer=optimizer_of(method, self.getLearningRate()),
+            optimizer=optimizer_of(method, self.getOrDefault("learningRate")),
             loss=self._criterion,
-            metrics=validation[2] if validation else None,
-            workers_per_node=self.getWorkersPerNode(),
+            metrics=validation and validation[2],
+            workers_per_node=self.getOrDefault("workersPerNode"),
             scheduler_creator=scheduler,
-            model_dir=checkpoint[0] if checkpoint else None,
-            **({} if frequency is None else {"scheduler_step_freq": frequency}),
+            model_dir=checkpoint and checkpoint[0],
+            scheduler_step_freq=frequency,
         )
 
     def _goal(self) -> dict[str, Any]:
         """How long ``fit`` is to train."""
         trigger = self.getEndWhen()
         if trigger is None:
-            return {"epochs": self.getMaxEpoch()}
+            return {"epochs": self.getOrDefault("maxEpoch")}
         if type(trigger) is MaxEpoch:
             return {"epochs": trigger.max_epoch}
         if type(trigger) is MaxIteration:
             return {"max_steps": trigger.max_iteration}
-        limit = self.getMaxEpoch() if self.isSet(self.maxEpoch) else _FOREVER
+        limit = self.getOrDefault("maxEpoch") if self.isSet("maxEpoch") else _FOREVER
         return {"epochs": limit, "end_trigger": trigger}
 
     def _labelled(self, dataset):
@@ -482,37 +448,19 @@ class NNEstimator(Estimator, TrainingParams, TrainingOptions, _Storable):
     def _new_model(self, module) -> NNModel:
         return NNModel(module, self._preprocessing)
 
-    # -- files ---------------------------------------------------------------------------------
-
-    def _files(self) -> dict[str, bytes]:
+    def _saved(self):
         options = {k: v for k, v in self._options.items() if k not in _UNSAVED}
-        lost = [setter for k, setter in _UNSAVED.items() if self._options.get(k) is not None]
-        if lost:
+        left_out = [setter for k, setter in _UNSAVED.items() if self._options.get(k) is not None]
+        if left_out:
             logger.warning(
                 "What was given to %s is not saved with the stage, since it belongs to this "
                 "session; give it to the loaded stage again",
-                " and ".join(lost),
+                " and ".join(left_out),
             )
-        parts = {
-            "model": self._model,
-            "criterion": self._criterion,
-            "preprocessing": self._preprocessing,
-            "label_preprocessing": self._label_preprocessing,
-            "options": options,
+        return (self._model, self._criterion, self._preprocessing), {
+            "_label_preprocessing": self._label_preprocessing,
+            "_options": options,
         }
-        return {"parts.pkl": _pickled(parts)}
-
-    @classmethod
-    def _from_files(cls, files, unpickled):
-        parts = unpickled(files["parts.pkl"])
-        stage = cls(
-            parts["model"],
-            parts["criterion"],
-            parts["preprocessing"],
-            parts["label_preprocessing"],
-        )
-        stage._options = parts["options"]
-        return stage
 
 
 def as_module(model: Any) -> Any:
@@ -537,11 +485,9 @@ def as_loss(criterion: Any) -> Any:
 
 def prepared(model: Any, preprocessing: Any) -> Any:
     """A model, or its creator, behind a preprocessing of its inputs."""
-    import torch
-
     if preprocessing is None:
         return model
-    wrap = Prepared if isinstance(model, torch.nn.Module) else PreparedCreator
+    wrap = Prepared if isinstance(model, nn.Module) else PreparedCreator
     return wrap(model, preprocessing)
 
 
@@ -556,41 +502,6 @@ def preprocessing_for(given: Any, dataset, column: str) -> Any:
 _ONE = ScalarToTensor()
 
 
-def _with_empty_weights(module, device: str):
-    """A copy of a module in which the tensors of its state dict are empty ones on a device.
-
-    On ``"meta"`` that is the module's code and settings alone.
-    """
-    import copy
-
-    import torch
-
-    copies: dict = {}
-    for tensor in module.state_dict(keep_vars=True).values():
-        if isinstance(tensor, torch.Tensor):  # an extra state can be anything
-            empty = torch.empty_like(tensor, device=device, requires_grad=False)
-            if isinstance(tensor, torch.nn.Parameter):
-                empty = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
-            copies[id(tensor)] = empty
-    return copy.deepcopy(module, copies)
-
-
-def _pickled(parts) -> bytes:
-    import cloudpickle
-
-    try:
-        return cloudpickle.dumps(parts)
-    except Exception as error:
-        raise UsageError(
-            "The stage cannot be saved, since it refers to something that cannot be pickled "
-            f"({error}); create such objects inside a model creator instead"
-        ) from error
-
-
-def _quoted(name: str) -> str:
-    return "`" + re.sub("`", "``", name) + "`"
-
-
 class NNClassifierModel(NNModel, ClassifierParams):
     """A Transformer that adds the class that a PyTorch model chooses, as a double.
 
@@ -600,7 +511,7 @@ class NNClassifierModel(NNModel, ClassifierParams):
 
     Parameters
     ----------
-    model : torch.nn.Module or callable
+    model : nn.Module or callable
     feature_preprocessing : Preprocessing, callable, list of int or list of lists, optional
     logits : bool
         Whether a single output is a logit, as ``BCEWithLogitsLoss`` trains it, rather than a
@@ -613,30 +524,19 @@ class NNClassifierModel(NNModel, ClassifierParams):
         self._logits = logits
 
     def _output_columns(self):
-        raw = [self.getRawPredictionCol()] if self._has_raw else []
-        return [*raw, self.getPredictionCol()]
+        raw = self.getRawPredictionCol()
+        return [*([raw] if raw else []), self.getPredictionCol()]
 
     def _head_key(self):
-        return self.getThreshold(), self.isZeroBasedLabel(), self._has_raw, self._logits
+        first = 0 if self.getOrDefault("zeroBasedLabel") else 1
+        return self.getThreshold(), self._logits, first, bool(self.getRawPredictionCol())
 
     def _head(self, module):
+        return ClassHead(module, *self._head_key())
 
-        return ClassHead(
-            module,
-            threshold=self.getThreshold(),
-            logits=self._logits,
-            first=0 if self.isZeroBasedLabel() else 1,
-            raw=self._has_raw,
-        )
-
-    def _files(self):
-        return {**super()._files(), "logits": b"1" if self._logits else b"0"}
-
-    @classmethod
-    def _from_files(cls, files, unpickled):
-        stage = super()._from_files(files, unpickled)
-        stage._logits = files["logits"] == b"1"
-        return stage
+    def _saved(self):
+        arguments, _ = super()._saved()
+        return arguments, {"_logits": self._logits}
 
 
 class NNClassifier(NNEstimator, ClassifierParams):
@@ -647,8 +547,8 @@ class NNClassifier(NNEstimator, ClassifierParams):
 
     Parameters
     ----------
-    model : torch.nn.Module or callable
-    criterion : torch.nn.Module or callable
+    model : nn.Module or callable
+    criterion : nn.Module or callable
         ``CrossEntropyLoss`` or ``NLLLoss`` for a model of k outputs, ``BCELoss`` or
         ``BCEWithLogitsLoss`` for one output.
     feature_preprocessing : Preprocessing, callable, list of int or list of lists, optional
@@ -667,27 +567,23 @@ class NNClassifier(NNEstimator, ClassifierParams):
         super().__init__(model, criterion, feature_preprocessing)
         self._setDefault(threshold=0.5, zeroBasedLabel=True)
         if not zero_based_label:
-            self.setZeroBasedLabel(False)
+            self._set(zeroBasedLabel=False)
 
     def _labelled(self, dataset):
-        from pyspark.sql import functions as F
-
         name = self.getLabelCol()
-        if self.isZeroBasedLabel() or name not in dataset.columns or self._is_binary:
+        if self.getOrDefault("zeroBasedLabel") or name not in dataset.columns or self._is_binary:
             return dataset
-        return dataset.withColumn(name, F.col(_quoted(name)) - 1)
+        return dataset.withColumn(name, F.col(quoted(name)) - 1)
 
     @property
     def _is_binary(self) -> bool:
         """Whether the loss takes one output, whose classes are 0 and 1 in any counting."""
-        from torch import nn
-
         return isinstance(self._criterion, nn.BCELoss | nn.BCEWithLogitsLoss)
 
     def _explained(self, error: WorkerError) -> Exception:
         if "out of bounds" not in error.traceback or "Target" not in error.traceback:
             return error
-        first = 0 if self.isZeroBasedLabel() else 1
+        first = 0 if self.getOrDefault("zeroBasedLabel") else 1
         advice = "if they start at 1, call setZeroBasedLabel(False)"
         if first:
             advice = "if they start at 0, call setZeroBasedLabel(True)"
@@ -697,14 +593,5 @@ class NNClassifier(NNEstimator, ClassifierParams):
         )
 
     def _new_model(self, module):
-        from torch import nn
-
         logits = isinstance(self._criterion, nn.BCEWithLogitsLoss)
         return NNClassifierModel(module, self._preprocessing, logits=logits)
-
-    @classmethod
-    def _from_files(cls, files, unpickled):
-        parts = unpickled(files["parts.pkl"])
-        stage = cls(parts["model"], parts["criterion"], parts["preprocessing"])
-        stage._label_preprocessing, stage._options = parts["label_preprocessing"], parts["options"]
-        return stage

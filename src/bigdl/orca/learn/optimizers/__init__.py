@@ -4,18 +4,18 @@
 and gives the torch optimizer; its learning rate schedule comes with it.
 """
 
-from bigdl.orca.learn.optimizers.optimizer import (
-    LBFGS,
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    Ftrl,
-    Optimizer,
-    ParallelAdam,
-    RMSprop,
-)
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from bigdl.common.checks import check_number
+from bigdl.common.errors import UsageError
+from bigdl.orca.learn.optimizers.schedule import Default, Scheduler
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "LBFGS",
@@ -29,3 +29,202 @@ __all__ = [
     "ParallelAdam",
     "RMSprop",
 ]
+
+_LARGEST = sys.float_info.max  # BigDL's "not given"
+
+
+class Optimizer:
+    """A creator ``optimizer(model, config)``; the parameters keep the names of BigDL 2.x.
+
+    Attributes
+    ----------
+    schedule : Scheduler or None
+        Creator of the scheduler that belongs to it.
+    """
+
+    schedule: Scheduler | None = None
+
+    def __init__(
+        self,
+        torch_name: str,
+        learningrate: float,
+        decay: float = 0.0,
+        schedule: Scheduler | None = None,
+        **options: Any,
+    ):
+        name = type(self).__name__
+        self.learningrate = check_number(f"{name}: learningrate", learningrate, above=0)
+        if schedule is not None and not isinstance(schedule, Scheduler):
+            raise UsageError(
+                f"{name}: learningrate_schedule should be a schedule of "
+                f"bigdl.orca.learn.optimizers.schedule, got {type(schedule).__name__}"
+            )
+        if schedule is not None and not isinstance(schedule, Default):
+            self.schedule = schedule
+        elif decay:
+            self.schedule = Default(decay)
+        self._torch_name, self.options = torch_name, options
+
+    def _build(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        from torch import optim
+
+        from bigdl.orca.learn.optimizers.ftrl import TorchFtrl
+
+        cls = TorchFtrl if self._torch_name == "Ftrl" else getattr(optim, self._torch_name)
+        return cls(parameters, lr=self.learningrate, **self.options)
+
+    def __call__(self, model: torch.nn.Module, config: dict | None = None) -> torch.optim.Optimizer:
+        return self._build(model.parameters())
+
+    def get_optimizer(self) -> Optimizer:
+        """Return the creator itself (BigDL 2.x returned an object of the JVM)."""
+        return self
+
+
+class SGD(Optimizer):
+    """Gradient descent with momentum.
+
+    Parameters
+    ----------
+    dampening : float
+        Default: equal to `momentum`, or 0 with `nesterov`.
+    learningrate_schedule : Scheduler, optional
+        Replaces `learningrate_decay`.
+    learningrates, weightdecays : None
+        Rates of single weights; give a torch optimizer with parameter groups instead.
+    """
+
+    def __init__(
+        self,
+        learningrate=1e-3,
+        learningrate_decay=0.0,
+        weightdecay=0.0,
+        momentum=0.0,
+        dampening=_LARGEST,
+        nesterov=False,
+        learningrate_schedule=None,
+        learningrates=None,
+        weightdecays=None,
+    ):
+        if learningrates is not None or weightdecays is not None:
+            raise UsageError(
+                "SGD: learningrates and weightdecays of single weights are not supported; pass a "
+                "torch.optim.SGD with parameter groups"
+            )
+        if dampening == _LARGEST:
+            dampening = 0.0 if nesterov else momentum
+        super().__init__(
+            "SGD",
+            learningrate,
+            learningrate_decay,
+            learningrate_schedule,
+            momentum=momentum,
+            dampening=dampening,
+            weight_decay=weightdecay,
+            nesterov=nesterov,
+        )
+
+
+class Adagrad(Optimizer):
+    """Adaptive gradient descent."""
+
+    def __init__(self, learningrate=1e-3, learningrate_decay=0.0, weightdecay=0.0):
+        super().__init__(
+            "Adagrad", learningrate, lr_decay=learningrate_decay, weight_decay=weightdecay
+        )
+
+
+class LBFGS(Optimizer):
+    """Accepted by name; distributed training has no use for it and says so."""
+
+    def __init__(
+        self,
+        max_iter=20,
+        max_eval=_LARGEST,
+        tolfun=1e-5,
+        tolx=1e-9,
+        ncorrection=100,
+        learningrate=1.0,
+        verbose=False,
+        linesearch=None,
+        linesearch_options=None,
+    ):
+        super().__init__(
+            "LBFGS",
+            learningrate,
+            max_iter=max_iter,
+            max_eval=None if max_eval == _LARGEST else int(max_eval),
+            tolerance_grad=tolfun,
+            tolerance_change=tolx,
+            history_size=ncorrection,
+        )
+
+
+class Adadelta(Optimizer):
+    """Adaptive gradient descent without a learning rate."""
+
+    def __init__(self, decayrate=0.9, epsilon=1e-10):
+        super().__init__("Adadelta", 1.0, rho=decayrate, eps=epsilon)
+
+
+class Adam(Optimizer):
+    """Adam."""
+
+    def __init__(
+        self, learningrate=1e-3, learningrate_decay=0.0, beta1=0.9, beta2=0.999, epsilon=1e-8
+    ):
+        super().__init__(
+            "Adam", learningrate, learningrate_decay, betas=(beta1, beta2), eps=epsilon
+        )
+
+
+class ParallelAdam(Adam):
+    """Adam; `parallel_num` threads of the JVM have no meaning here."""
+
+    def __init__(
+        self,
+        learningrate=1e-3,
+        learningrate_decay=0.0,
+        beta1=0.9,
+        beta2=0.999,
+        epsilon=1e-8,
+        parallel_num=-1,
+    ):
+        super().__init__(learningrate, learningrate_decay, beta1, beta2, epsilon)
+
+
+class Ftrl(Optimizer):
+    """Follow the regularized leader."""
+
+    def __init__(
+        self,
+        learningrate=1e-3,
+        learningrate_power=-0.5,
+        initial_accumulator_value=0.1,
+        l1_regularization_strength=0.0,
+        l2_regularization_strength=0.0,
+        l2_shrinkage_regularization_strength=0.0,
+    ):
+        super().__init__(
+            "Ftrl",
+            learningrate,
+            power=learningrate_power,
+            start=initial_accumulator_value,
+            l1=l1_regularization_strength,
+            l2=l2_regularization_strength,
+            shrinkage=l2_shrinkage_regularization_strength,
+        )
+
+
+class Adamax(Optimizer):
+    """Adam by the infinity norm."""
+
+    def __init__(self, learningrate=0.002, beta1=0.9, beta2=0.999, epsilon=1e-38):
+        super().__init__("Adamax", learningrate, betas=(beta1, beta2), eps=epsilon)
+
+
+class RMSprop(Optimizer):
+    """RMSprop."""
+
+    def __init__(self, learningrate=0.01, learningrate_decay=0.0, decayrate=0.99, epsilon=1e-8):
+        super().__init__("RMSprop", learningrate, learningrate_decay, alpha=decayrate, eps=epsilon)

@@ -40,10 +40,8 @@ class TorchFtrl(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         """One update of the weights that have a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

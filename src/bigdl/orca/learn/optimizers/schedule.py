@@ -6,9 +6,9 @@ n counts the updates from 0, and ``lr`` is the optimizer's own rate.  Given as
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 
+from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError
 
 __all__ = [
@@ -45,7 +45,7 @@ class Default(Scheduler):
     """``lr / (1 + n * decay)``; the optimizer gives its ``learningrate_decay``."""
 
     def __init__(self, decay: float = 0.0):
-        self.decay = _number("Default", "decay", decay, 0)
+        self.decay = check_number("Default: decay", decay, 0)
 
     def rate(self, lr, n):
         return lr / (1 + n * self.decay)
@@ -55,8 +55,8 @@ class Poly(Scheduler):
     """``lr * (1 - n / max_iteration) ** power``, and 0 from there on."""
 
     def __init__(self, power: float, max_iteration: int):
-        self.power = _number("Poly", "power", power)
-        self.max_iteration = _positive("Poly", "max_iteration", max_iteration)
+        self.power = check_number("Poly: power", power)
+        self.max_iteration = check_positive("Poly: max_iteration", max_iteration)
 
     def rate(self, lr, n):
         return lr * (1 - n / self.max_iteration) ** self.power if n < self.max_iteration else 0.0
@@ -66,8 +66,8 @@ class Exponential(Scheduler):
     """``lr * decay_rate ** (n / decay_step)``; in stairs with the quotient's floor."""
 
     def __init__(self, decay_step: int, decay_rate: float, stair_case: bool = False):
-        self.decay_step = _positive("Exponential", "decay_step", decay_step)
-        self.decay_rate = _number("Exponential", "decay_rate", decay_rate, 0)
+        self.decay_step = check_positive("Exponential: decay_step", decay_step)
+        self.decay_rate = check_number("Exponential: decay_rate", decay_rate, 0)
         self.stair_case = bool(stair_case)
 
     def rate(self, lr, n):
@@ -79,8 +79,8 @@ class Step(Scheduler):
     """``lr * gamma ** (n // step_size)``."""
 
     def __init__(self, step_size: int, gamma: float):
-        self.step_size = _positive("Step", "step_size", step_size)
-        self.gamma = _number("Step", "gamma", gamma, 0)
+        self.step_size = check_positive("Step: step_size", step_size)
+        self.gamma = check_number("Step: gamma", gamma, 0)
 
     def rate(self, lr, n):
         return lr * self.gamma ** (n // self.step_size)
@@ -92,8 +92,8 @@ class MultiStep(Scheduler):
     def __init__(self, step_sizes, gamma: float):
         if not isinstance(step_sizes, list | tuple) or not step_sizes:
             raise UsageError(f"MultiStep: step_sizes should be a list of ints, got {step_sizes!r}")
-        self.step_sizes = [_positive("MultiStep", "step_sizes", s) for s in step_sizes]
-        self.gamma = _number("MultiStep", "gamma", gamma, 0)
+        self.step_sizes = [check_positive("MultiStep: step_sizes", s) for s in step_sizes]
+        self.gamma = check_number("MultiStep: gamma", gamma, 0)
 
     def rate(self, lr, n):
         return lr * self.gamma ** sum(n >= size for size in self.step_sizes)
@@ -103,7 +103,7 @@ class Warmup(Scheduler):
     """``lr + delta * n``; meant for the start of a :class:`SequentialSchedule`."""
 
     def __init__(self, delta: float):
-        self.delta = _number("Warmup", "delta", delta)
+        self.delta = check_number("Warmup: delta", delta)
 
     def rate(self, lr, n):
         return lr + self.delta * n
@@ -129,14 +129,13 @@ class Plateau(Scheduler):
         cooldown: int = 0,
         min_lr: float = 0.0,
     ):
-        if mode not in ("min", "max"):
-            raise UsageError(f'Plateau: mode should be "min" or "max", got {mode!r}')
+        check_choice("Plateau: mode", mode, ("min", "max"))
         if not isinstance(monitor, str):
             raise UsageError(f"Plateau: monitor should be the name of a figure, got {monitor!r}")
         self.monitor = "train_loss" if monitor == "Loss" else monitor
         self.options = {
             "mode": mode,
-            "factor": _number("Plateau", "factor", factor, 0),
+            "factor": check_number("Plateau: factor", factor, 0),
             "patience": patience,
             "threshold": epsilon,
             "threshold_mode": "abs",
@@ -168,8 +167,8 @@ class SequentialSchedule(Scheduler):
     """
 
     def __init__(self, iteration_per_epoch: int = 1):
-        self.iteration_per_epoch = _positive(
-            "SequentialSchedule", "iteration_per_epoch", iteration_per_epoch
+        self.iteration_per_epoch = check_positive(
+            "SequentialSchedule: iteration_per_epoch", iteration_per_epoch
         )
         self.parts: list[tuple[Scheduler, int]] = []
 
@@ -180,7 +179,7 @@ class SequentialSchedule(Scheduler):
                 "SequentialSchedule: a schedule of updates is expected, got "
                 f"{type(scheduler).__name__}"
             )
-        number = _positive("SequentialSchedule", "max_iteration", max_iteration)
+        number = check_positive("SequentialSchedule: max_iteration", max_iteration)
         self.parts.append((scheduler, number))
         return self
 
@@ -190,16 +189,3 @@ class SequentialSchedule(Scheduler):
                 return scheduler.rate(lr, n)
             lr, n = scheduler.rate(lr, number), n - number
         return lr
-
-
-def _number(owner, name, value, minimum=-math.inf):
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < minimum:
-        least = "" if minimum == -math.inf else f" of at least {minimum}"
-        raise UsageError(f"{owner}: {name} should be a number{least}, got {value!r}")
-    return value
-
-
-def _positive(owner, name, value):
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{owner}: {name} should be a positive integer, got {value!r}")
-    return value

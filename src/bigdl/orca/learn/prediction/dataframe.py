@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,14 +16,63 @@ from bigdl.runtime.shards.columns import column_spec, convert, decode, float_dty
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import takes_texts
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 __all__ = [
     "Output",
     "OutputColumns",
+    "PredictOptions",
+    "chosen_outputs",
     "converted_columns",
     "decode_columns",
     "predict_dataframe",
     "run_model",
 ]
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Arguments of ``predict``, whatever the input is.
+
+    Attributes
+    ----------
+    config : dict or None
+        ``dtype`` is that of the floating inputs.
+    feature_cols : sequence of str
+    batch_size : int
+        Rows of one call of the model.
+    output_cols : sequence of str or None
+    inputs : list or None
+        Types and shapes of the model's inputs from the training, as ``TensorShard.inputs``.
+    """
+
+    config: dict | None
+    feature_cols: Sequence[str]
+    batch_size: int
+    output_cols: Sequence[str] | None = None
+    inputs: list | None = None
+
+
+def chosen_outputs(
+    keys: Sequence[str | None], output_cols: Sequence[str] | None
+) -> tuple[list[str], list[int]]:
+    """Return names for the outputs of a model, and the numbers of the outputs that have them.
+
+    Several outputs without keys or names of the user's have one name together, ``prediction``.
+    """
+    named, everything = [str(key) for key in keys if key is not None], list(range(len(keys)))
+    if output_cols is None:
+        return named or ["prediction"], everything
+    names = list(output_cols)
+    if named and set(names) <= set(named):
+        return names, [named.index(name) for name in names]
+    if len(names) != len(keys):
+        returned = f"{len(keys)} outputs" + (f" ({', '.join(named)})" if named else "")
+        raise UsageError(
+            f"The model returns {returned} but output_cols names {len(names)}: {names}"
+        )
+    return names, everything
 
 
 @dataclass(frozen=True)
@@ -53,20 +103,8 @@ class OutputColumns:
 
     @classmethod
     def of(cls, outputs: Sequence[Output], output_cols: Sequence[str] | None) -> OutputColumns:
-        """The columns for what a model returns and what the user wants to call it."""
-        everything = range(len(outputs))
-        keys = [str(o.key) for o in outputs if o.key is not None]
-        if output_cols is None:
-            return cls(outputs, keys or ["prediction"], everything)
-        names = list(output_cols)
-        if keys and set(names) <= set(keys):
-            return cls(outputs, names, [keys.index(name) for name in names])
-        if len(names) != len(outputs):
-            returned = f"{len(outputs)} outputs" + (f" ({', '.join(keys)})" if keys else "")
-            raise UsageError(
-                f"The model returns {returned} but output_cols names {len(names)}: {names}"
-            )
-        return cls(outputs, names, everything)
+        """Return the columns for what a model returns and what the user wants to call it."""
+        return cls(outputs, *chosen_outputs([output.key for output in outputs], output_cols))
 
     def check(self, columns: Sequence[str]) -> None:
         """Refuse names that the DataFrame has already; Spark does not tell their case apart."""
@@ -183,37 +221,19 @@ logger = logging.getLogger("bigdl.orca")
 
 
 def predict_dataframe(
-    frame,
-    shipped: Shipped,
-    config: dict | None,
-    feature_cols: Sequence[str],
-    batch_size: int,
-    output_cols: Sequence[str] | None = None,
-    known: list | None = None,
-    threads: int = 1,
-):
-    """`frame` with a ``prediction`` column, or one for each output that has a name.
+    frame: DataFrame, shipped: Shipped, options: PredictOptions, threads: int = 1
+) -> DataFrame:
+    """Return `frame` with a column ``prediction``, or one for each output that has a name.
 
     Parameters
     ----------
     frame : pyspark.sql.DataFrame
     shipped : Shipped
-    config : dict
-        ``dtype`` is that of the floating inputs.
-    feature_cols : sequence of str
-    batch_size : int
-        Rows of one forward pass.
-    output_cols : sequence of str, optional
-    known : list, optional
-        What a fit knows of its feature columns (``TensorShard.inputs``).
+    options : PredictOptions
     threads : int
         Threads of torch in each task.
-
-    Returns
-    -------
-    pyspark.sql.DataFrame
     """
-    specs, plain, converted = converted_columns(frame, config, feature_cols)
+    specs, plain, converted = converted_columns(frame, options.config, options.feature_cols)
     kept = plain.columns
     place = dict(zip(frame.columns, kept, strict=True))
     # a column that is of the model's type already, e.g. an image, travels once; a vector becomes
@@ -224,13 +244,14 @@ def predict_dataframe(
         if frame.schema[spec.name].dataType.simpleString() == spec.cast != "vector"
     }
     inputs = [as_is.get(i, f"f{i}") for i in range(len(specs))]
+    known = options.inputs
     if known is None or len(known) != len(specs):
         known = [_known(spec, frame.schema[spec.name].metadata) for spec in specs]
     outputs = _outputs(shipped.load(), specs, plain.select(*converted), known)
-    columns = OutputColumns.of(outputs, output_cols)
+    columns = OutputColumns.of(outputs, options.output_cols)
     columns.check(frame.columns)
     ready = plain.select("*", *(c for i, c in enumerate(converted) if i not in as_is))
-    task = _task(shipped.in_task(threads), specs, kept, inputs, columns, batch_size)
+    task = _task(shipped.in_task(threads), specs, kept, inputs, columns, options.batch_size)
     result = ready.mapInArrow(task, columns.schema(plain.schema))
     return result.toDF(*frame.columns, *columns.names)
 
@@ -277,10 +298,7 @@ def _outputs(model, specs, ready, known) -> list[Output]:
     table = ready.limit(1).toArrow()
     if table.num_rows == 0:
         return [Output(None, ())]
-    try:
-        batch = decode_columns(specs, table.combine_chunks().to_batches()[0])
-    except SourceError as error:
-        raise UsageError(str(error)) from None
+    batch = decode_columns(specs, table.combine_chunks().to_batches()[0])
     return _seen(model, [_twice(column) for column in batch])
 
 
@@ -324,7 +342,10 @@ def decode_columns(specs, batch) -> list:
     """The columns of an Arrow batch as arrays, or dicts of them."""
     columns = []
     for spec, column in zip(specs, batch.columns, strict=True):
-        leaves = decode(spec, column)
+        try:
+            leaves = decode(spec, column)
+        except SourceError as error:
+            raise UsageError(str(error)) from None
         columns.append(leaves[0][1] if spec.kind == "plain" else dict(leaves))
     return columns
 
@@ -406,12 +427,9 @@ def _predict(model, specs, batch, columns, batch_size):
     pieces = []
     for low in range(0, batch.num_rows, batch_size):
         part = batch.slice(low, batch_size)
-        try:
-            ready = decode_columns(specs, part)
-        except SourceError as error:
-            raise UsageError(str(error)) from None
-        found = run_model(model, ready, part.num_rows, columns.outputs)
-        pieces.append([array for _, array in found])
+        ready = decode_columns(specs, part)
+        returned = run_model(model, ready, part.num_rows, columns.outputs)
+        pieces.append([array for _, array in returned])
     if not pieces:
         return [np.empty((0, *o.shape), np.float32) for o in columns.outputs]
     return [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]

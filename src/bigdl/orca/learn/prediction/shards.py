@@ -9,20 +9,29 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.data.feeds import ON_RAY, kind_of
-from bigdl.orca.learn.prediction.dataframe import predict_dataframe, run_model
+from bigdl.orca.learn.prediction.dataframe import (
+    PredictOptions,
+    chosen_outputs,
+    predict_dataframe,
+    run_model,
+)
 from bigdl.runtime.local import LocalMachine
 from bigdl.runtime.shards.columns import float_dtype
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.runtime.shards.values import columns_of, is_frame
+
+if TYPE_CHECKING:
+    from bigdl.orca.cluster.spark import SparkCluster
+    from bigdl.orca.learn.prediction.shipping import Shipped
 
 __all__ = [
     "checked_arrays",
@@ -36,44 +45,29 @@ __all__ = [
 
 def predict_any(
     data: Any,
-    shipped,
-    config: dict | None,
-    feature_cols: Sequence[str],
-    batch_size: int,
-    output_cols: Sequence[str] | None,
-    known: list | None,
-    cluster,
-):
-    """Predictions for an input of any kind that `predict` takes, in the form of that kind.
-
-    Parameters
-    ----------
-    data : pyspark.sql.DataFrame, SparkXShards, str, pandas.DataFrame or arrays
-    shipped, config, feature_cols, batch_size, output_cols, known
-        See :func:`~bigdl.orca.learn.prediction.dataframe.predict_dataframe`.
-    cluster : SparkCluster, RayCluster or LocalMachine
+    shipped: Shipped,
+    options: PredictOptions,
+    cluster: SparkCluster | RayCluster | LocalMachine,
+) -> Any:
+    """Return predictions for an input that is :func:`opened`, in the form of its kind.
 
     Raises
     ------
     UsageError
         For an input of another kind.
     """
-    data = opened(data, cluster)
-    kind = kind_of(data)
-    threads = cluster.threads_per_task
+    kind, threads = kind_of(data), cluster.threads_per_task
     if kind == "Spark DataFrame":
-        return predict_dataframe(
-            data, shipped, config, feature_cols, batch_size, output_cols, known, threads
-        )
-    is_tensors = type(data).__module__.startswith("torch")
+        return predict_dataframe(data, shipped, options, threads)
     if kind in ON_RAY:
-        return predict_ray(data, kind, shipped, config, feature_cols, batch_size, output_cols)
+        return predict_ray(data, kind, shipped, options)
+    is_tensors = type(data).__module__.startswith("torch")
     if kind not in ("SparkXShards", "array") or is_tensors:
         raise UsageError(
             "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
             f"pandas DataFrames and paths of Parquet files, got {type(data).__name__}"
         )
-    predict = predictor(shipped, config, feature_cols, batch_size, output_cols, threads)
+    predict = predictor(shipped, options, threads)
     if kind == "SparkXShards":
         from bigdl.orca.data.xshards import SparkXShards, persistence
 
@@ -82,7 +76,7 @@ def predict_any(
         return SparkXShards.lazy(rdd)
     if is_frame(data):
         return _predict_frame(data, predict, cluster)
-    return _predict_arrays(data, predict, cluster, bool(feature_cols))
+    return _predict_arrays(data, predict, cluster, bool(options.feature_cols))
 
 
 def opened(data: Any, cluster) -> Any:
@@ -180,11 +174,12 @@ def _joined(pieces):
 # -- one shard ----------------------------------------------------------------------------------
 
 
-def predictor(shipped, config, feature_cols, batch_size, output_cols, threads):
-    """What predicts the shards of a partition, for ``RDD.mapPartitions``."""
-    model_of_task = shipped.in_task(threads)
-    names = list(feature_cols)
-    dtypes = {"floats": float_dtype(config), "texts": takes_texts(config)}
+def predictor(
+    shipped: Shipped, options: PredictOptions, threads: int
+) -> Callable[[Iterable], Iterator]:
+    """Return what predicts the shards of a partition, for ``RDD.mapPartitions``."""
+    model_of_task, names = shipped.in_task(threads), list(options.feature_cols)
+    dtypes = {"floats": float_dtype(options.config), "texts": takes_texts(options.config)}
 
     def predict(shards):
         with model_of_task() as model:
@@ -193,7 +188,8 @@ def predictor(shipped, config, feature_cols, batch_size, output_cols, threads):
                     columns = columns_of(shard, names, None, with_labels=False, **dtypes)
                 except SourceError as error:
                     raise UsageError(str(error)) from None
-                yield _with_outputs(shard, _outputs(model, columns, batch_size), output_cols)
+                outputs = _outputs(model, columns, options.batch_size)
+                yield _with_outputs(shard, outputs, options.output_cols)
 
     return predict
 
@@ -206,10 +202,8 @@ def _outputs(model, columns, batch_size):
         high = min(low + batch_size, rows)
         # a model that squeezes its output hides the dimension of a single row: it gets two
         index = np.arange(low, high) if high - low > 1 else np.array([low, low])
-        found = run_model(model, rows_of_columns(columns, index), len(index))
-        pieces.append([(key, array[: high - low]) for key, array in found])
-    if not pieces:
-        return [(None, np.empty(0, np.float32))]
+        returned = run_model(model, rows_of_columns(columns, index), len(index))
+        pieces.append([(key, array[: high - low]) for key, array in returned])
     return [
         (parts[0][0], np.concatenate([array for _, array in parts]))
         for parts in zip(*pieces, strict=True)
@@ -246,22 +240,11 @@ def _with_outputs(shard, outputs, output_cols):
 
 
 def _named(outputs, output_cols) -> dict[str, Any]:
-    keys = [str(key) for key, _ in outputs if key is not None]
-    arrays = [array for _, array in outputs]
-    if output_cols is None:
-        if keys:
-            return dict(zip(keys, arrays, strict=True))
-        return {"prediction": arrays[0] if len(arrays) == 1 else arrays}
-    names = list(output_cols)
-    if keys and set(names) <= set(keys):
-        return {name: arrays[keys.index(name)] for name in names}
-    if len(arrays) == 1 and not len(arrays[0]):  # a shard without rows
-        return dict.fromkeys(names, arrays[0])
-    if len(names) != len(arrays):
-        raise UsageError(
-            f"The model returns {len(arrays)} outputs but output_cols names {len(names)}: {names}"
-        )
-    return dict(zip(names, arrays, strict=True))
+    if not outputs:  # of a shard without rows
+        return dict.fromkeys(output_cols or ["prediction"], np.empty(0, np.float32))
+    names, numbers = chosen_outputs([key for key, _ in outputs], output_cols)
+    arrays = [outputs[number][1] for number in numbers]
+    return {names[0]: arrays} if len(names) < len(arrays) else dict(zip(names, arrays, strict=True))
 
 
 def _cells(value):
@@ -271,41 +254,22 @@ def _cells(value):
     return value if value.ndim == 1 else list(value)
 
 
-def predict_ray(
-    data,
-    kind: str,
-    shipped,
-    config: dict | None,
-    feature_cols: Sequence[str],
-    batch_size: int,
-    output_cols: Sequence[str] | None,
-):
-    """Predictions in the form of the input.
+def predict_ray(data: Any, kind: str, shipped: Shipped, options: PredictOptions) -> Any:
+    """Return predictions in the form of the input, of the same rows in the same order.
 
-    Parameters
-    ----------
-    data : RayXShards or ray.data.Dataset
-    kind : str
-        Of :data:`bigdl.orca.data.feeds.ON_RAY`.
-    shipped, config, feature_cols, batch_size, output_cols
-        See :func:`~bigdl.orca.learn.prediction.dataframe.predict_dataframe`.
-
-    Returns
-    -------
-    RayXShards, computed in the background, or a lazy ray.data.Dataset
-        Of the same rows in the same order.
+    Those of RayXShards are computed in the background, a ray.data.Dataset is lazy.
     """
-    predict = predictor(shipped, config, feature_cols, batch_size, output_cols, threads=1)
+    predict = predictor(shipped, options, threads=1)
     if kind == "RayXShards":
         return data.map_partitions(lambda partition: list(predict(partition)))
-    if not feature_cols:
+    if not options.feature_cols:
         raise UsageError(
             "feature_cols is required for a Ray Dataset; pass the names of the columns that the "
             "model takes"
         )
 
     def predict_block(block):
-        (found,) = predict([block])
-        return found
+        (predicted,) = predict([block])
+        return predicted
 
     return data.map_batches(predict_block, batch_format="pandas", batch_size=None)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.learn.arguments import config_of, location_of, take_old
+from bigdl.orca.learn.arguments import config_of, take_old
 from bigdl.orca.learn.backends import backend_of
+from bigdl.orca.learn.estimator import EstimatorOptions
 from bigdl.orca.learn.pytorch.callbacks import ModelCheckpoint
 from bigdl.orca.learn.pytorch.pytorch_estimator import PyTorchEstimator
 from bigdl.training.checkpoint import CheckpointDirectory
@@ -126,7 +125,7 @@ class Estimator:
         UsageError
             For an argument that cannot work.
         """
-        take_old("from_torch", old, known=_ARGUMENTS)
+        take_old(Estimator.from_torch, old)
         backend = backend_of(backend, {"torch_distributed": "ray"})
         _check_operator(training_operator_cls)
         if scheduler_step_freq not in _INTERVALS:
@@ -136,7 +135,7 @@ class Estimator:
             )
         if initialization_hook is not None and not callable(initialization_hook):
             raise UsageError("initialization_hook must be a function without arguments")
-        model_dir, config = location_of(model_dir), config_of(config)
+        options = EstimatorOptions(backend, workers_per_node, log_to_driver, model_dir, num_to_keep)
         require("torch", "orca")
         from bigdl.orca.learn.pytorch.parts import ModelParts
 
@@ -145,22 +144,14 @@ class Estimator:
             optimizer,
             loss,
             scheduler_creator,
-            config,
+            config_of(config),
             _INTERVALS[scheduler_step_freq],
             initialization_hook,
         )
         parts.check()
         logger.setLevel(log_level)
         return PyTorchEstimator(
-            parts,
-            metrics=metrics,
-            workers_per_node=check_positive("workers_per_node", workers_per_node),
-            use_tqdm=use_tqdm,
-            model_dir=model_dir,
-            log_to_driver=log_to_driver,
-            precision=check_precision(precision),
-            num_to_keep=check_positive("num_to_keep", num_to_keep),
-            backend=backend,
+            parts, options, metrics=metrics, use_tqdm=use_tqdm, precision=check_precision(precision)
         )
 
     @staticmethod
@@ -194,6 +185,3 @@ def _check_operator(operator) -> None:
         "of a MainCallback (its train_batch that and on_iter_backward) and pass it as callbacks=["
         "...] to fit and evaluate"
     )
-
-
-_ARGUMENTS = tuple(inspect.signature(Estimator.from_torch).parameters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,18 +14,16 @@ from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.orca.learn.pytorch.runner import Runner, WorkerBatches
 from bigdl.training.batches import TensorShard
 from bigdl.training.device import device_of, move, precision_of, to_cpu, to_device
-from bigdl.training.fit import FailurePolicy
 from bigdl.training.loading import open_batches
 from bigdl.training.state import dumps, loads, seed_everything
 
 if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.forward import ForwardPass
     from bigdl.runtime.collectives.base import GradientSync
-    from bigdl.runtime.engine import Job
     from bigdl.runtime.worker import Worker
     from bigdl.training.loading import LoaderBatches
 
-__all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_shard", "run_evaluation"]
+__all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_shard"]
 
 
 @dataclass(frozen=True)
@@ -235,27 +233,3 @@ class EvaluateProgram:
         runner.epoch_stats = runner.metrics_stats = evaluation["figures"]
         runner.call("after_val_epoch")
         return evaluation
-
-
-def run_evaluation(
-    job: Job, weights: bytes, metric_names: Iterable[str], policy: FailurePolicy
-) -> dict:
-    """Run an EvaluateProgram until it has ended or the policy gives up.
-
-    Parameters
-    ----------
-    job : Job
-        Of the engine; closed at the end.
-    weights : bytes
-        State dict of the model.
-    metric_names : iterable of str
-        For a table without rows, whose figures are None.
-    """
-    from bigdl.runtime.jobs import NoRows
-
-    with job:
-        try:
-            return policy.run(lambda: job.attempt(state=weights)[0], "evaluating again")
-        except NoRows:
-            nothing = {"num_samples": 0, "val_loss": None, **dict.fromkeys(metric_names)}
-            return {"figures": nothing, "workers": [nothing], "profile": {}}

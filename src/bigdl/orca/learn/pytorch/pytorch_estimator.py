@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import inspect
 import os
 import pickle
 from collections.abc import Sequence
@@ -13,13 +12,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds import as_feed, kind_of
-from bigdl.orca.learn.arguments import check_layer_options, take_old, with_weight
-from bigdl.orca.learn.estimator import BaseEstimator
+from bigdl.orca.learn.arguments import (
+    check_counts,
+    check_layer_options,
+    path_of,
+    take_old,
+    with_weight,
+)
+from bigdl.orca.learn.backends import is_on_ray
+from bigdl.orca.learn.estimator import EstimatorOptions, TrainingEstimator
+from bigdl.orca.learn.metrics import Metric
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, TqdmCallback
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
+from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 from bigdl.orca.learn.pytorch.forward import check_weighted
-from bigdl.orca.learn.pytorch.loop import Clipping
+from bigdl.orca.learn.pytorch.loop import Clipping, FitSettings, TorchTraining
 from bigdl.orca.learn.pytorch.model_files import full_state, read_model, snapshot_of
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.orca.learn.pytorch.summaries import (
@@ -33,7 +40,7 @@ from bigdl.training.checkpoint import (
 )
 from bigdl.training.figures import as_returned, epoch_as_returned
 from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
-from bigdl.training.position import EveryEpoch, Trigger
+from bigdl.training.position import EveryEpoch, Goal, Trigger
 from bigdl.training.state import dumps, isolated_rng, loads
 
 __all__ = ["PyTorchEstimator"]
@@ -47,7 +54,7 @@ if TYPE_CHECKING:
 _NO_MODEL = "Must provide callable function for model_creator or load a saved model."
 
 
-class PyTorchEstimator(BaseEstimator):
+class PyTorchEstimator(TrainingEstimator):
     """A PyTorch model with the verbs of scikit-learn; made by :meth:`Estimator.from_torch`.
 
     Parameters
@@ -60,39 +67,25 @@ class PyTorchEstimator(BaseEstimator):
     def __init__(
         self,
         parts: ModelParts,
+        options: EstimatorOptions,
         *,
         metrics: Any = None,
-        workers_per_node: int = 1,
         use_tqdm: bool = False,
-        model_dir: str | None = None,
-        log_to_driver: bool = True,
         precision: str = "fp32",
-        num_to_keep: int = 2,
-        backend: str = "spark",
     ):
-        from bigdl.orca.learn.backends import sync_of
-
-        if backend == "bigdl":
+        training: type[TorchTraining] = TorchTraining
+        if options.backend == "bigdl":
             from bigdl.orca.learn.pytorch.layer import TorchLayerTraining
 
-            training: type[TorchTraining] = TorchLayerTraining
-        else:
-            from bigdl.orca.learn.pytorch.loop import TorchTraining
-
-            training = TorchTraining
-
-        self._parts, self._backend, self._precision = parts, backend, precision
-        self._sync = sync_of(backend)
-        self._training = training(model_dir, self._sync, num_to_keep)
+            training = TorchLayerTraining
+        super().__init__(parts, training, options)
         # refuses now what would fail later, and gives the names
         self._metrics, self._metric_names = _named_metrics(metrics)
-        self._workers_per_node = workers_per_node
-        self._use_tqdm, self._log_to_driver = use_tqdm, log_to_driver
+        self._precision, self._use_tqdm = precision, use_tqdm
         self._clipping = Clipping()
         self._events: EventFiles | None = None
         self._saved: set[str] = set()  # digests of the files that this Estimator wrote
-        self._shipped: Shipped | None = None  # what predict has broadcast last
-        self._shipped_fast: Shipped | None = None  # the same of an accelerated model
+        self._shipped_fast: Shipped | None = None  # as _shipped, of an accelerated model
 
     # -- fit -----------------------------------------------------------------------------------
 
@@ -221,22 +214,9 @@ Ray also RayXShards or a ray.data.Dataset
         WorkerLost
             When workers were lost more often than `max_failures` allows.
         """
-        from bigdl.orca.learn.backends import is_on_ray
-        from bigdl.orca.learn.pytorch.loop import FitSettings
-        from bigdl.training.position import Goal
-
-        take_old("fit", old, known=_FIT)
-        layer = check_layer_options(
-            self._backend,
-            {
-                "transport": transport,
-                "group_size": group_size,
-                "compression": compression,
-                "sampling": sampling,
-                "drop_stragglers": drop_stragglers,
-                "min_workers": None if is_on_ray(self._backend) else min_workers,
-            },
-        )
+        arguments = {**locals(), "min_workers": None} if is_on_ray(self._backend) else locals()
+        take_old(self.fit, old)
+        layer = check_layer_options(self._backend, arguments)
         callbacks = as_callbacks(callbacks)
         accumulate = _check_accumulation(accumulate_grad_batches, callbacks)
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
@@ -244,12 +224,12 @@ Ray also RayXShards or a ray.data.Dataset
         self._need_model()
         self._parts.check()  # an entire module may have been loaded since
         engine = self._engine(min_workers)
-        if seed is not None:
-            check_positive("seed", seed, minimum=0)
+        check_counts(0, seed=seed)
         if weight_col is not None:
             label_cols = with_weight(label_cols, weight_col)
             check_weighted(self._parts.loss, self._metrics)
-        feed, columns = self._training_feed(data, validation_data, feature_cols, label_cols)
+        config = self._parts.config
+        feed, columns = self._training_feed(data, validation_data, feature_cols, label_cols, config)
         goal = Goal(epochs=check_positive("epochs", epochs))
         if max_steps is not None:
             goal = Goal(steps=check_positive("max_steps", max_steps))
@@ -259,8 +239,8 @@ Ray also RayXShards or a ray.data.Dataset
             seed=0,
             feature_cols=columns.feature_cols,
             label_cols=columns.label_cols,
-            shuffle=bool(self._parts.config.get("shuffle", True)),
-            drop_last=bool(self._parts.config.get("drop_last", False)),
+            shuffle=bool(config.get("shuffle", True)),
+            drop_last=bool(config.get("drop_last", False)),
             trigger=trigger,
             end=end,
             metrics=self._metrics,
@@ -279,34 +259,12 @@ Ray also RayXShards or a ray.data.Dataset
             seed=seed,
             resume=resume,
             policy=FailurePolicy.of(max_failures, self._backend),
-            show_progress=self._use_tqdm or _shows_progress(callbacks),
+            show_progress=self._use_tqdm
+            or is_interactive()
+            or any(isinstance(c, TqdmCallback) for c in callbacks),
         )
         self._write_events()
         return [epoch_as_returned(entry, reduce_results, profile) for entry in figures]
-
-    def _training_feed(self, data, validation_data, feature_cols, label_cols):
-        from bigdl.orca.data.feeds.group import FeedGroup
-
-        feeds = {"data": self._feed(data, feature_cols, label_cols)}
-        if validation_data is not None:
-            if kind_of(validation_data) != kind_of(data):
-                raise UsageError(
-                    "validation_data should have the same type with train data, got "
-                    f"{type(validation_data).__name__} and {type(data).__name__}"
-                )
-            feeds["validation"] = self._feed(
-                validation_data, feature_cols, label_cols, name="validation_data"
-            )
-        return FeedGroup(feeds), feeds["data"]
-
-    def _feed(self, data, feature_cols, label_cols, name=None):
-        feed = as_feed(data, feature_cols, label_cols, self._parts.config, name=name)
-        if feed.label_cols is not None and not feed.label_cols:
-            raise UsageError(
-                f"label_cols is required to fit or evaluate on a {feed.kind} with feature_cols; "
-                "pass the names of the target columns"
-            )
-        return feed
 
     # -- evaluate ------------------------------------------------------------------------------
 
@@ -355,21 +313,13 @@ Ray also RayXShards or a ray.data.Dataset
             ``num_samples``, ``val_loss`` (with a loss), and each metric under its name as a
             tensor. On a table without rows the figures are nan.
         """
-        from bigdl.orca.learn.pytorch.evaluation import (
-            EvaluateProgram,
-            EvaluationSettings,
-            run_evaluation,
-        )
-
-        old_options = take_old("evaluate", old, {"validation_metrics": "metrics"}, _EVALUATE)
+        old_options = take_old(self.evaluate, old, {"validation_metrics": "metrics"})
         metrics, names = self._metrics, self._metric_names
         if old_options.get("metrics") is not None:
             metrics, names = _named_metrics(old_options["metrics"])
         callbacks = as_callbacks(callbacks)
         self._need_model()
-        engine = self._engine()
-        if num_steps is not None:
-            check_positive("num_steps", num_steps)
+        check_counts(num_steps=num_steps)
         settings = EvaluationSettings(
             check_positive("batch_size", batch_size),
             metrics,
@@ -381,7 +331,7 @@ Ray also RayXShards or a ray.data.Dataset
         if weight_col is not None:
             label_cols = with_weight(label_cols, weight_col)
             check_weighted(self._parts.loss, metrics)
-        feed = self._feed(data, feature_cols, label_cols)
+        feed = self._feed(data, feature_cols, label_cols, self._parts.config)
         program = EvaluateProgram(
             dataclasses.replace(self._parts, optimizer=None, scheduler_creator=None),
             settings,
@@ -390,9 +340,10 @@ Ray also RayXShards or a ray.data.Dataset
             callbacks,
             self._sync,
         )
-        policy = FailurePolicy.of(max_failures, self._backend)
-        weights = self._training.weights(self._parts)
-        evaluation = run_evaluation(engine.open(program, feed), weights, names, policy)
+        evaluation = self._run_evaluation(program, feed, max_failures)
+        if evaluation is None:
+            nothing = {"num_samples": 0, "val_loss": None, **dict.fromkeys(names)}
+            evaluation = {"figures": nothing, "workers": [nothing], "profile": {}}
         if not reduce_results:
             return [as_returned(figures) for figures in evaluation["workers"]]
         figures = as_returned(evaluation["figures"])
@@ -447,55 +398,43 @@ RayXShards or a ray.data.Dataset
             dropped), a dense vector for several, nested arrays for more dimensions; several
             outputs without `output_cols` as an array of vectors.
         """
-        from bigdl.orca.learn.backends import cluster_of
-        from bigdl.orca.learn.prediction.shards import opened, predict_any
-        from bigdl.orca.learn.pytorch.prediction import ship
-
         self._need_model()
         check_positive("batch_size", batch_size)
         parts = self._parts
         if _takes_over_prediction(callbacks):
-            _check_not_accelerated(accelerate)
+            if accelerate is not None:
+                raise UsageError(
+                    f"accelerate={accelerate!r} does not go with an on_pred_forward of one's own, "
+                    "which calls the model as it is; leave one of them out"
+                )
             from bigdl.orca.learn.pytorch.prediction import predicting_parts
 
             (main,) = as_callbacks(callbacks)
             parts = predicting_parts(parts, cast("MainCallback", main))
-        feature_cols = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
-        output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
-        cluster = cluster_of(self._backend, data, self._workers_per_node)
-        weights = self._training.weights(self._parts)
-        data = opened(data, cluster)
-        snapshot = self._training.snapshot
-        inputs = None if snapshot is None else snapshot.manifest.get("inputs")
-        shipped = None
-        if accelerate is not None:
-            shipped, inputs = self._accelerated(
-                accelerate, data, weights, feature_cols, batch_size, inputs, cluster
+
+        def ship_model(data, names, cluster, inputs):
+            from bigdl.orca.learn.pytorch.prediction import ship
+
+            weights = self._training.weights(self._parts)
+            if accelerate is not None:
+                from bigdl.orca.learn.pytorch.accelerated import sample_of
+
+                sample = sample_of(data, self._parts.config, names, cluster)
+                if sample is not None:  # there are rows
+                    return self._ship_fast(accelerate, sample, weights, batch_size, cluster)
+            self._shipped = ship(
+                parts, weights, cluster.broadcaster, self._precision, self._shipped
             )
-        if shipped is None:
-            shipped = ship(parts, weights, cluster.broadcaster, self._precision, self._shipped)
-            self._shipped = shipped
-        return predict_any(
-            data,
-            shipped,
-            self._parts.config,
-            feature_cols,
-            batch_size,
-            output_cols,
-            inputs,
-            cluster,
-        )
+            return self._shipped, inputs
 
-    def _accelerated(
-        self, accelerate, data, weights, feature_cols, batch_size, inputs, cluster
-    ) -> tuple[Any, Any]:
-        """Return the accelerated model to ship, if there are rows, and the types of its inputs."""
-        from bigdl.orca.learn.pytorch.accelerated import sample_of, ship_accelerated
+        config = self._parts.config
+        return self._predict(data, config, feature_cols, batch_size, output_cols, ship_model)
 
-        sample = sample_of(data, self._parts.config, feature_cols, cluster)
-        if sample is None:  # there are no rows
-            return None, inputs
-        shipped = ship_accelerated(
+    def _ship_fast(self, accelerate, sample, weights, batch_size, cluster) -> tuple[Shipped, list]:
+        """Return the accelerated model to ship, and the types of its inputs."""
+        from bigdl.orca.learn.pytorch.accelerated import ship_accelerated
+
+        self._shipped_fast = ship_accelerated(
             accelerate,
             sample,
             self._parts,
@@ -506,8 +445,7 @@ RayXShards or a ray.data.Dataset
             sc=cluster.broadcaster,
             previous=self._shipped_fast,
         )
-        self._shipped_fast = shipped
-        return shipped, sample.leaves
+        return self._shipped_fast, sample.leaves
 
     # -- the model and its files -------------------------------------------------------------
 
@@ -560,7 +498,7 @@ RayXShards or a ray.data.Dataset
         str
             `path`.
         """
-        path = _path("save", path, old)
+        path = _path(self.save, path, old)
         model = self.get_model()
         try:
             data = dumps(model if entire else model.state_dict())
@@ -592,7 +530,7 @@ RayXShards or a ray.data.Dataset
         def is_trusted(data):
             return trust or hashlib.sha256(data).hexdigest() in self._saved
 
-        path = _path("load", path, old, ("path", "trust"))
+        path = _path(self.load, path, old)
         snapshot, module = read_model(path, is_trusted)
         parts = self._parts
         if module is not None:
@@ -610,11 +548,11 @@ RayXShards or a ray.data.Dataset
 
     def save_checkpoint(self, path: str | None = None, **old) -> None:
         """Write the full state: model, optimizer, scheduler and epoch."""
-        write_bytes(_path("save_checkpoint", path, old), dumps(self.get_state_dict()))
+        write_bytes(_path(self.save_checkpoint, path, old), dumps(self.get_state_dict()))
 
     def load_checkpoint(self, path: str | None = None, **old) -> None:
         """Read what :meth:`save_checkpoint` wrote, or a checkpoint's folder in ``model_dir``."""
-        self.load(_path("load_checkpoint", path, old))
+        self.load(_path(self.load_checkpoint, path, old))
 
     def load_orca_checkpoint(
         self, path: str, version: int | None = None, prefix: str | None = None
@@ -755,28 +693,19 @@ RayXShards or a ray.data.Dataset
 
     # -- helpers -------------------------------------------------------------------------------
 
-    def _engine(self, min_workers=None):
-        from bigdl.orca.learn.backends import engine_of
-
-        return engine_of(self._backend, self._workers_per_node, self._log_to_driver, min_workers)
-
     def shutdown(self, force: bool = False) -> None:
         """Release what prediction has broadcast; frames that were predicted stay valid.
 
         The workers of Ray, or of this machine, that wait for programs end, too.
         """
-        from bigdl.orca.learn.backends import end_workers
-
-        self._shipped = self._shipped_fast = None
-        end_workers(self._backend)
+        self._shipped_fast = None
+        super().shutdown()
 
 
 def _named_metrics(metrics) -> tuple[list, list[str]]:
     """Metrics as a list of its own, and their names."""
-    from bigdl.orca.learn.metrics import Metric
-
-    given = [] if metrics is None else metrics
-    measures = list(given) if isinstance(given, list | tuple) else [given]
+    metrics = [] if metrics is None else metrics
+    measures = list(metrics) if isinstance(metrics, list | tuple) else [metrics]
     return measures, list(Metric.convert_metrics_dict(measures, backend="pytorch"))
 
 
@@ -789,11 +718,6 @@ def _check_accumulation(batches, callbacks) -> int:
             "accumulate there, or leave on_iter_backward as it is"
         )
     return batches
-
-
-def _shows_progress(callbacks) -> bool:
-    """Return True if a progress bar is shown without being asked for, or by a callback."""
-    return is_interactive() or any(isinstance(c, TqdmCallback) for c in callbacks)
 
 
 def _takes_over_prediction(callbacks) -> bool:
@@ -809,22 +733,6 @@ def _takes_over_prediction(callbacks) -> bool:
     return True
 
 
-def _check_not_accelerated(accelerate) -> None:
-    """``accelerate=`` of predict, beside a callback that makes the outputs."""
-    if accelerate is not None:
-        raise UsageError(
-            f"accelerate={accelerate!r} does not go with an on_pred_forward of one's own, which "
-            "calls the model as it is; leave one of them out"
-        )
-
-
-def _path(verb, path, old, names=("path",)) -> str:
-    """The location that a call names, by either of its names."""
-    path = take_old(verb, old, {"model_path": "path"}, names).get("path", path)
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise UsageError(f"{verb} needs the path of a file, got {path!r}")
-    return os.fspath(path)
-
-
-_FIT = tuple(inspect.signature(PyTorchEstimator.fit).parameters)
-_EVALUATE = tuple(inspect.signature(PyTorchEstimator.evaluate).parameters)
+def _path(verb, path, old) -> str:
+    """Return the location that a call names, by either of its names."""
+    return path_of(verb.__name__, take_old(verb, old, {"model_path": "path"}).get("path", path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import numbers
 import os
 import sys
@@ -11,30 +10,32 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.data.feeds import as_feed, kind_of
+from bigdl.orca.data.file import open_file_system
 from bigdl.orca.learn.arguments import (
+    check_counts,
     check_layer_options,
     config_of,
-    location_of,
     take_old,
     warn_once,
     with_weight,
 )
 from bigdl.orca.learn.backends import backend_of
+from bigdl.orca.learn.estimator import EstimatorOptions
 from bigdl.orca.learn.layer_fit.figures import PHASES
+from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
 from bigdl.orca.learn.tf2.model_files import KerasFiles
-from bigdl.runtime.shards.feed import Feed
+from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot, KerasTraining
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
-from bigdl.training.keras.backends import backend_of_program
-from bigdl.training.keras.data import is_dataset
-from bigdl.training.position import EveryEpoch, Trigger
+from bigdl.training.keras.backends import Packed, backend_of_program
+from bigdl.training.keras.callbacks import as_callbacks
+from bigdl.training.keras.data import EvaluationSettings, is_dataset, shipped_dataset
+from bigdl.training.keras.loop import EvaluateProgram, KerasFitSettings
+from bigdl.training.position import EveryEpoch, Goal, Trigger
 
 if TYPE_CHECKING:
     import keras
-
-    from bigdl.orca.learn.tf2.parts import KerasParts
 
 __all__ = ["Estimator", "KerasEstimator"]
 
@@ -114,7 +115,7 @@ class Estimator:
         UsageError
             For an argument that cannot work.
         """
-        take_old("from_keras", old, known=_ARGUMENTS)
+        take_old(Estimator.from_keras, old)
         if backend in ("bigdl", "horovod") and backend_of_program() == "jax":
             raise UsageError(
                 f"backend={backend!r} does not train Keras models that compute with JAX; use "
@@ -123,7 +124,7 @@ class Estimator:
         if backend is None:
             backend = "spark" if _has_spark() else "ray"
         backend = backend_of(backend, {"tf2": "ray"})
-        config, model_dir = config_of(config), location_of(model_dir)
+        options = EstimatorOptions(backend, workers_per_node, log_to_driver, model_dir, num_to_keep)
         if cpu_binding and backend == "spark":
             raise UsageError("cpu_binding should not be True when using spark backend")
         if backend == "horovod" and model_creator is not None and compile_args_creator is None:
@@ -137,20 +138,11 @@ class Estimator:
             warn_once("from_keras(cpu_binding=True) has no effect: workers are not bound to cores")
         require("torch", "orca")
         require("keras", "tf")
-        from bigdl.orca.learn.tf2.parts import KerasParts
-
-        parts = KerasParts(model_creator, compile_args_creator, config)
+        parts = KerasParts(model_creator, compile_args_creator, config_of(config))
         parts.check()
         if instances:
             parts = parts.with_instance(instances[0], custom_objects)
-        return KerasEstimator(
-            parts,
-            workers_per_node=check_positive("workers_per_node", workers_per_node),
-            log_to_driver=log_to_driver,
-            model_dir=model_dir,
-            num_to_keep=check_positive("num_to_keep", num_to_keep),
-            backend=backend,
-        )
+        return KerasEstimator(parts, options)
 
     @staticmethod
     def latest_checkpoint(checkpoint_dir: str) -> str:
@@ -170,8 +162,7 @@ class Estimator:
         run = CheckpointDirectory.latest_run(checkpoint_dir)
         if run is not None:
             return f"{run.url}/{run.newest()}"
-        fsspec = require("fsspec", "orca")
-        fs, root = fsspec.core.url_to_fs(os.fspath(checkpoint_dir))
+        fs, root = open_file_system(os.fspath(checkpoint_dir))
         files = [
             (str(info.get("mtime", info.get("LastModified", ""))), info["name"])
             for info in (fs.ls(root, detail=True) if fs.exists(root) else ())
@@ -186,27 +177,11 @@ class Estimator:
 class KerasEstimator(KerasFiles):
     """A Keras model with the verbs of scikit-learn; made by :meth:`Estimator.from_keras`."""
 
-    def __init__(
-        self,
-        parts: KerasParts,
-        *,
-        workers_per_node: int = 1,
-        log_to_driver: bool = True,
-        model_dir: str | None = None,
-        num_to_keep: int = 2,
-        backend: str = "spark",
-    ):
-        from bigdl.orca.learn.backends import sync_of
-        from bigdl.orca.learn.tf2.layer_training import KerasLayerTraining
-        from bigdl.orca.learn.tf2.parts import KerasTraining
+    def __init__(self, parts: KerasParts, options: EstimatorOptions):
+        from bigdl.orca.learn.tf2.layer import KerasLayerTraining
 
-        self._sync = sync_of(backend)
-        training = KerasLayerTraining if backend == "bigdl" else KerasTraining
-        super().__init__(parts, training(model_dir, self._sync, num_to_keep))
-        self._backend = backend
-        self._workers_per_node = workers_per_node
-        self._log_to_driver = log_to_driver
-        self._shipped = None  # what predict has broadcast last
+        training = KerasLayerTraining if options.backend == "bigdl" else KerasTraining
+        super().__init__(parts, training, options)
 
     def fit(
         self,
@@ -249,7 +224,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards
             unless they are pandas frames. A function ``creator(config, batch_size)`` returns a
             ``tf.data.Dataset`` in batches of that (global) size or a torch DataLoader; see
-            :mod:`bigdl.training.keras.datasets` for how workers share a dataset out.
+            :mod:`bigdl.training.keras.data` for how workers share a dataset out.
         epochs : int
             The number of the last epoch, as Keras counts: so many less `initial_epoch` are made.
         batch_size : int
@@ -316,23 +291,8 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         WorkerLost
             When workers were lost more often than `max_failures` allows.
         """
-        from bigdl.training.keras.backends import Packed
-        from bigdl.training.keras.callbacks import as_callbacks
-        from bigdl.training.keras.loop import EvaluationSettings, KerasFitSettings
-        from bigdl.training.position import Goal
-
-        take_old("fit", old, known=_FIT)
-        layer = check_layer_options(
-            self._backend,
-            {
-                "transport": transport,
-                "group_size": group_size,
-                "compression": compression,
-                "sampling": sampling,
-                "drop_stragglers": drop_stragglers,
-                "min_workers": min_workers,
-            },
-        )
+        take_old(self.fit, old)
+        layer = check_layer_options(self._backend, locals())
         self._parts.need()
         callbacks = as_callbacks(callbacks)
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
@@ -340,14 +300,8 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         count = check_positive("epochs", epochs) - first
         if count < 1:
             raise UsageError(f"epochs should be more than initial_epoch={first}, got {epochs}")
-        if seed is not None:
-            check_positive("seed", seed, minimum=0)
-        for name, value in (
-            ("steps_per_epoch", steps_per_epoch),
-            ("validation_steps", validation_steps),
-        ):
-            if value is not None:
-                check_positive(name, value)
+        check_counts(0, seed=seed)
+        check_counts(steps_per_epoch=steps_per_epoch, validation_steps=validation_steps)
         engine = self._engine()
         config = self._data_config(data_config)
         label_cols = with_weight(label_cols, weight_col)
@@ -383,21 +337,6 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             show_progress=bool(verbose) and is_interactive(),
         )
         return _history(figures, {"verbose": verbose, "epochs": epochs}, profile)
-
-    def _training_feed(self, data, validation_data, feature_cols, label_cols, config):
-        from bigdl.orca.data.feeds.group import FeedGroup
-
-        feeds = {"data": _as_keras_feed(data, feature_cols, label_cols, config)}
-        if validation_data is not None:
-            if _kind_of_input(validation_data) != _kind_of_input(data):
-                raise UsageError(
-                    "train data and validation data should be both XShards, DataFrames or of "
-                    f"another kind, got {type(data).__name__} and {type(validation_data).__name__}"
-                )
-            feeds["validation"] = _as_keras_feed(
-                validation_data, feature_cols, label_cols, config, name="validation_data"
-            )
-        return FeedGroup(feeds), feeds["data"]
 
     def evaluate(
         self,
@@ -442,25 +381,18 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         dict
             ``validation_loss``, and ``validation_<name>`` of each compiled metric.
         """
-        from bigdl.runtime.jobs import NoRows
-        from bigdl.training.keras.backends import Packed
-        from bigdl.training.keras.callbacks import as_callbacks
-        from bigdl.training.keras.evaluation import EvaluateProgram, EvaluationSettings
-
-        take_old("evaluate", old, known=_EVALUATE)
+        take_old(self.evaluate, old)
         self._parts.need()
         if sample_weight is not None:
             raise UsageError(
                 "sample_weight cannot be shared out among the workers; put the weights in a column "
                 "and name it by weight_col="
             )
-        if num_steps is not None:
-            check_positive("num_steps", num_steps)
+        check_counts(num_steps=num_steps)
         callbacks = as_callbacks(callbacks)
-        engine = self._engine()
         config = self._data_config(data_config)
         label_cols = with_weight(label_cols, weight_col)
-        feed = _as_keras_feed(data, feature_cols, label_cols, config)
+        feed = self._feed(data, feature_cols, label_cols, config)
         settings = EvaluationSettings(
             _check_batch_size(batch_size, feed),
             feed.feature_cols,
@@ -470,15 +402,9 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         )
         packed = Packed.of(self._parts, callbacks)
         program = EvaluateProgram(packed, config, settings, self._training.seed, self._sync)
-        weights = self._training.weights(self._parts)
-        policy = FailurePolicy.of(max_failures, self._backend)
-        with engine.open(program, feed) as job:
-            try:
-                figures = policy.run(
-                    lambda: job.attempt(state=weights or None)[0], "evaluating again"
-                )
-            except NoRows:
-                raise UsageError("The data to evaluate has no rows") from None
+        figures = self._run_evaluation(program, feed, max_failures)
+        if figures is None:
+            raise UsageError("The data to evaluate has no rows")
         return {f"validation_{name}": value for name, value in figures.items()}
 
     def predict(  # type: ignore[override]  # each framework has options of its own
@@ -517,58 +443,43 @@ RayXShards or a ray.data.Dataset
             ``Dense(1)`` gives it), nested arrays for more; several outputs without `output_cols`
             as an array of vectors.
         """
-        from bigdl.orca.learn.backends import cluster_of
-        from bigdl.orca.learn.prediction.shards import opened, predict_any
-
         self._parts.need()
         size = 32 if batch_size is None else check_positive("batch_size", batch_size)
         for name, value in (("steps", steps), ("callbacks", callbacks)):
             if value:
                 warn_once(f"predict({name}=) has no effect: all rows are predicted, by tasks")
-        names = [feature_cols] if isinstance(feature_cols, str) else list(feature_cols or ())
-        output_cols = [output_cols] if isinstance(output_cols, str) else output_cols
-        data = _prediction_input(data)
-        cluster = cluster_of(self._backend, data, self._workers_per_node)
-        data = opened(data, cluster)
-        snapshot = self._training.snapshot
-        inputs = None if snapshot is None else snapshot.manifest.get("inputs")
-        shipped = self._ship(names, cluster.broadcaster, cluster.threads_per_task)
         config = _data_config_of(self._parts.config)
-        return predict_any(data, shipped, config, names, size, output_cols, inputs, cluster)
+        data = _prediction_input(data)
+        return self._predict(data, config, feature_cols, size, output_cols, self._ship)
 
-    def _ship(self, names, sc, threads):
+    def _ship(self, data, names, cluster, inputs):
         """Broadcast the model, unless it is what was broadcast last."""
-        from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
-        from bigdl.orca.learn.tf2.parts import KerasSnapshot
-        from bigdl.training.keras.backends import Packed
-
-        weights = self._training.weights(self._parts)
+        weights, threads = self._training.weights(self._parts), cluster.threads_per_task
         if not weights:
             raise UsageError(
                 "The model has no weights yet, since it does not know the shape of its input; fit "
                 "or load it first, or give it an Input"
             )
+        sc = cluster.broadcaster
         origin = self._parts, digest_of(weights, repr((names, threads)).encode())
         if self._shipped is None or not self._shipped.is_of(sc, *origin):
             packed = Packed.of(self._parts)
             snapshot = KerasSnapshot(packed, weights, names, self._parts.config, threads)
             self._shipped = Shipped(snapshot, sc, origin)
-        return self._shipped
+        return self._shipped, inputs
 
-    def shutdown(self) -> None:
-        """Free what prediction has broadcast; frames that were predicted stay valid.
+    def _kind_of(self, data):
+        if is_dataset(data):
+            return "tf.data.Dataset"
+        return "Orca Dataset" if _is_orca_dataset(data) else super()._kind_of(data)
 
-        The workers of Ray, or of this machine, that wait for programs end, too.
-        """
-        from bigdl.orca.learn.backends import end_workers
-
-        self._shipped = None
-        end_workers(self._backend)
-
-    def _engine(self):
-        from bigdl.orca.learn.backends import engine_of
-
-        return engine_of(self._backend, self._workers_per_node, self._log_to_driver)
+    def _feed(self, data, feature_cols, label_cols, config, name=None):
+        config = _data_config_of(config)
+        if is_dataset(data):
+            data = shipped_dataset(data, name or "data")
+        elif _is_orca_dataset(data):
+            return data.feed(config, name=name)
+        return super()._feed(data, feature_cols, label_cols, config, name)
 
     def _data_config(self, data_config) -> dict:
         if data_config is not None and not isinstance(data_config, dict):
@@ -630,48 +541,12 @@ def _has_spark() -> bool:
     return is_active or not is_connected()
 
 
-# -- inputs: the kinds of all Estimators, and those of tf.data -----------------------------------
-
-
-def _as_keras_feed(
-    data: Any, feature_cols: Any, label_cols: Any, config: dict | None, *, name: str | None = None
-) -> Feed:
-    """Return the Feed that belongs to an input.
-
-    Parameters
-    ----------
-    data
-        What :func:`bigdl.orca.data.feeds.as_feed` takes, a ``tf.data.Dataset``, or an Orca
-        :class:`~bigdl.orca.data.tf.data.Dataset`.
-    feature_cols, label_cols, config, name
-        See there.
-    """
-    config = _data_config_of(config)
-    if is_dataset(data):
-        from bigdl.training.keras.datasets import shipped_dataset
-
-        data = shipped_dataset(data, name or "data")
-    elif _is_orca_dataset(data):
-        return data.feed(config, name=name)
-    feed = as_feed(data, feature_cols, label_cols, config, name=name)
-    if feed.label_cols is not None and not feed.label_cols:
-        raise UsageError(
-            f"label_cols is required to fit or evaluate on a {feed.kind} with feature_cols; "
-            "pass the names of the target columns"
-        )
-    return feed
+# -- inputs --------------------------------------------------------------------------------------
 
 
 def _data_config_of(config: dict | None) -> dict | None:
     """Return the config of a feed or a prediction: Keras has texts in its models on TensorFlow."""
     return with_texts(config) if backend_of_program() == "tensorflow" else config
-
-
-def _kind_of_input(data: Any) -> str:
-    """Return the name of an input's type, for messages and to tell whether two are alike."""
-    if is_dataset(data):
-        return "tf.data.Dataset"
-    return "Orca Dataset" if _is_orca_dataset(data) else kind_of(data)
 
 
 def _prediction_input(data: Any) -> Any:
@@ -687,8 +562,3 @@ def _prediction_input(data: Any) -> Any:
 
 def _is_orca_dataset(data: Any) -> bool:
     return any(c.__module__ == "bigdl.orca.data.tf.data" for c in type(data).__mro__)
-
-
-_ARGUMENTS = tuple(inspect.signature(Estimator.from_keras).parameters)
-_FIT = tuple(inspect.signature(KerasEstimator.fit).parameters)
-_EVALUATE = tuple(inspect.signature(KerasEstimator.evaluate).parameters)

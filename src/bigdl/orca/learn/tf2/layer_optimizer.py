@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,10 +36,16 @@ class KerasSlice(torch.optim.Optimizer, ABC):
         Tells the parameter layer that it may be cut.
     norms : sequence of (float, float) or None
         See :class:`bigdl.orca.parameter_layer.lars.LARS`.
+    numbers : tuple of str
+        Attributes of the optimizer of Keras that the update depends on.
+    slots : dict of str to str
+        Names of the state, and the attributes of that optimizer that hold it for every weight.
     """
 
     elementwise = True
     norms: Sequence[tuple[float, float]] | None = None
+    numbers: tuple[str, ...]
+    slots: Mapping[str, str]
 
     def __init__(self, params):
         super().__init__(params, {})
@@ -88,6 +93,9 @@ def _slot(state, name, weight, initial=0.0):
 class SGD(KerasSlice):
     """``keras.optimizers.SGD``: velocities are those of the weights, with the learning rate in."""
 
+    numbers = ("momentum", "nesterov")
+    slots: Mapping[str, str] = {"momentum": "momentums"}
+
     def update(self, weight, gradient, state, group):
         moved = gradient * group["learning_rate"]
         momentum = group["momentum"]
@@ -101,6 +109,13 @@ class SGD(KerasSlice):
 
 class Adam(KerasSlice):
     """``keras.optimizers.Adam`` and ``AdamW``: epsilon is the "epsilon hat" of the paper."""
+
+    numbers = ("beta_1", "beta_2", "epsilon", "amsgrad")
+    slots: Mapping[str, str] = {
+        "momentum": "_momentums",
+        "velocity": "_velocities",
+        "velocity_hat": "_velocity_hats",
+    }
 
     def update(self, weight, gradient, state, group):
         first, second = group["beta_1"], group["beta_2"]
@@ -126,6 +141,9 @@ def _corrected(rate: float, first: float, second: float, step: int) -> float:
 class Adagrad(KerasSlice):
     """``keras.optimizers.Adagrad``: epsilon is below the root."""
 
+    numbers = ("epsilon", "initial_accumulator_value")
+    slots: Mapping[str, str] = {"accumulator": "_accumulators"}
+
     def update(self, weight, gradient, state, group):
         total = _slot(state, "accumulator", weight, group["initial_accumulator_value"])
         total.add_(gradient.square())
@@ -134,6 +152,13 @@ class Adagrad(KerasSlice):
 
 class RMSprop(KerasSlice):
     """``keras.optimizers.RMSprop``: epsilon is below the root."""
+
+    numbers = ("rho", "momentum", "epsilon", "centered")
+    slots: Mapping[str, str] = {
+        "velocity": "_velocities",
+        "momentum": "_momentums",
+        "average_gradient": "_average_gradients",
+    }
 
     def update(self, weight, gradient, state, group):
         rho = group["rho"]
@@ -151,48 +176,14 @@ class RMSprop(KerasSlice):
         weight.sub_(moved)
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """A class of Keras optimizers and the one that updates its slices.
-
-    Attributes
-    ----------
-    sliced : type
-    numbers : tuple of str
-        Attributes that the update depends on.
-    slots : dict of str to str
-        Names of the state, and the attributes that hold a variable of it for every weight.
-    """
-
-    sliced: type
-    numbers: tuple[str, ...]
-    slots: Mapping[str, str]
-
-
-_ADAM = _Kind(
-    Adam,
-    ("beta_1", "beta_2", "epsilon", "amsgrad"),
-    {"momentum": "_momentums", "velocity": "_velocities", "velocity_hat": "_velocity_hats"},
-)
-_KINDS = {
-    "SGD": _Kind(SGD, ("momentum", "nesterov"), {"momentum": "momentums"}),
-    "Adam": _ADAM,
-    "AdamW": _ADAM,
-    "Adagrad": _Kind(
-        Adagrad,
-        ("epsilon", "initial_accumulator_value"),
-        {"accumulator": "_accumulators"},
-    ),
-    "RMSprop": _Kind(
-        RMSprop,
-        ("rho", "momentum", "epsilon", "centered"),
-        {
-            "velocity": "_velocities",
-            "momentum": "_momentums",
-            "average_gradient": "_average_gradients",
-        },
-    ),
+_CLASSES: dict[str, type[KerasSlice]] = {
+    "SGD": SGD,
+    "Adam": Adam,
+    "AdamW": Adam,
+    "Adagrad": Adagrad,
+    "RMSprop": RMSprop,
 }
+"""Classes of Keras by name, and those that update slices."""
 
 
 class LayerOptimizer:
@@ -221,11 +212,9 @@ class LayerOptimizer:
     """
 
     def __init__(self, optimizer, weights: list):
-        self._kind = _kind_of(optimizer)
-        self._optimizer = optimizer
+        self.sliced, self._optimizer = _class_for(optimizer), optimizer
         if not optimizer.built:
             optimizer.build(weights)
-        self.sliced = self._kind.sliced
         self.groups = tuple(0 if self._decays(weight) else 1 for weight in weights)
         # of the three ways to limit gradients Keras takes the first that is there
         self._clipnorm = _positive(optimizer.clipnorm)
@@ -233,10 +222,9 @@ class LayerOptimizer:
         most = None if self._clipnorm or self.norm else _positive(optimizer.clipvalue)
         self.clamp = None if most is None else (-most, most)
         self.with_norms = self._clipnorm is not None
-        slots = {**self._kind.slots, **(_AVERAGE if optimizer.use_ema else {})}
-        self._slots = {
-            name: held for name, where in slots.items() if (held := getattr(optimizer, where, None))
-        }
+        slots: Mapping[str, str] = {**self.sliced.slots, **(_AVERAGE if optimizer.use_ema else {})}
+        variables = {name: getattr(optimizer, where, None) for name, where in slots.items()}
+        self._slots = {name: held for name, held in variables.items() if held}
 
     def _decays(self, weight) -> bool:
         import keras
@@ -257,7 +245,7 @@ class LayerOptimizer:
             "clipnorm": self._clipnorm,
             "ema_momentum": float(optimizer.ema_momentum) if is_averaged else None,
             "ema_overwrite_frequency": optimizer.ema_overwrite_frequency,
-            **{name: getattr(optimizer, name) for name in self._kind.numbers},
+            **{name: getattr(optimizer, name) for name in self.sliced.numbers},
         }
         return {**both, "weight_decay": optimizer.weight_decay}, {**both, "weight_decay": None}
 
@@ -285,11 +273,11 @@ class LayerOptimizer:
                 to_variable(self._slots[name][number], tensor)
 
 
-def _kind_of(optimizer) -> _Kind:
+def _class_for(optimizer) -> type[KerasSlice]:
     name, module = type(optimizer).__name__, type(optimizer).__module__
-    if name not in _KINDS or not module.startswith("keras."):
+    if name not in _CLASSES or not module.startswith("keras."):
         raise UsageError(
-            f"{name} cannot be cut in slices; backend='bigdl' trains with {', '.join(_KINDS)} of "
+            f"{name} cannot be cut in slices; backend='bigdl' trains with {', '.join(_CLASSES)} of "
             "Keras, so use one of them, or backend='spark'"
         )
     steps = optimizer.gradient_accumulation_steps
@@ -298,7 +286,7 @@ def _kind_of(optimizer) -> _Kind:
             "gradient_accumulation_steps does not go with backend='bigdl'; pass a batch_size that "
             f"is {steps} times as large, which is the same update"
         )
-    return _KINDS[name]
+    return _CLASSES[name]
 
 
 def _positive(limit) -> float | None:

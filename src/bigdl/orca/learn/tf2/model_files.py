@@ -14,19 +14,18 @@ of the snapshot in.
 
 from __future__ import annotations
 
-import os
 import posixpath
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from bigdl.common.errors import UsageError
-from bigdl.orca.learn.arguments import warn_once
-from bigdl.orca.learn.estimator import BaseEstimator
-from bigdl.orca.learn.tf2.parts import KerasParts, KerasTraining, call_on
+from bigdl.common.errors import UsageError, one_line
+from bigdl.orca.data.file import open_file_system
+from bigdl.orca.learn.arguments import path_of, warn_once
+from bigdl.orca.learn.estimator import TrainingEstimator
+from bigdl.orca.learn.tf2.parts import KerasParts, call_on
 from bigdl.training.checkpoint import (
     Snapshot,
     file_exists,
@@ -35,7 +34,6 @@ from bigdl.training.checkpoint import (
     write_bytes,
 )
 from bigdl.training.keras.backends import backend_of_program
-from bigdl.training.keras.data import Assembly, zero_row
 from bigdl.training.keras.state import (
     array_of,
     dump_optimizers,
@@ -53,17 +51,19 @@ if TYPE_CHECKING:
 
 __all__ = ["KerasFiles"]
 
+T = TypeVar("T")
+
 _WHOLE = "model.keras"  # the file of the whole model in a folder
 _SUFFIXES = {".keras": "keras", ".h5": "h5", ".hdf5": "h5"}
 _FILES = {"keras": "a file of Keras", "h5": "a file of HDF5", "tf": "a folder"}
-_HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
+_MAGIC = {b"PK\x03\x04": ".keras", b"\x89HDF\r\n\x1a\n": ".h5"}
 
 _WEIGHTS_FORMATS = (None, "h5", "hdf5", "keras", "tf", "tensorflow")
 # of a snapshot's manifest: what the model's inputs are like
 _OF_INPUTS = ("inputs", "example")
 
 
-class KerasFiles(BaseEstimator):
+class KerasFiles(TrainingEstimator):
     """The verbs of an Estimator that are about its model alone.
 
     Parameters
@@ -73,8 +73,7 @@ class KerasFiles(BaseEstimator):
         What is trained so far.
     """
 
-    def __init__(self, parts: KerasParts, training: KerasTraining):
-        self._parts, self._training = parts, training
+    _parts: KerasParts
 
     def get_model(self, sample_input: Any = None, set_weights: bool = True) -> keras.Model:
         """Return the trained model, a copy of its own on the driver, with its optimizer's state.
@@ -174,7 +173,7 @@ class KerasFiles(BaseEstimator):
             If `save_format` contradicts the name, nothing can be written there, or the model has
             no weights yet.
         """
-        filepath = _path("save", filepath)
+        filepath = path_of("save", filepath)
         file_format = _format_to_write(filepath, save_format)
         _check_place(filepath, overwrite=overwrite, is_folder=file_format == "tf")
         if signatures is not None:
@@ -183,13 +182,15 @@ class KerasFiles(BaseEstimator):
             warn_once("save(options=) has no effect: the whole model is written by Keras 3")
         model = self._model_with_weights(sample_input, with_optimizer=include_optimizer)
         if file_format != "tf":
-            write_bytes(filepath, _whole(model, f".{file_format}"))
+            write_bytes(filepath, _bytes_of(f"model.{file_format}", model.save))
             return filepath
         with tempfile.TemporaryDirectory() as folder:
             if backend_of_program() == "tensorflow":
                 model.export(folder, verbose=False)
-            Path(folder, _WHOLE).write_bytes(_whole(model, ".keras"))
-            _upload(folder, filepath)
+            model.save(Path(folder, _WHOLE))
+            fs, target = open_file_system(filepath)
+            fs.makedirs(target, exist_ok=True)
+            fs.put(f"{folder}/", f"{target}/", recursive=True)
         return filepath
 
     def load(
@@ -224,26 +225,22 @@ class KerasFiles(BaseEstimator):
         """
         import keras
 
-        filepath = _path("load", filepath)
+        filepath = path_of("load", filepath)
         if options is not None:
             warn_once("load(options=) has no effect: the whole model is read by Keras 3")
         data, suffix = _read_whole(filepath)
-        with tempfile.TemporaryDirectory() as folder:
-            local = Path(folder, "model" + suffix)
-            local.write_bytes(data)
-            objects = {**(_short_names() if suffix == ".h5" else {}), **(custom_objects or {})}
-            try:
-                model = keras.saving.load_model(
-                    local, custom_objects=objects, compile=compile, safe_mode=not trust
-                )
-                if suffix == ".h5" and model.compiled:
-                    # from HDF5 Keras builds the optimizer for none of the layers' weights
-                    model.compile_from_config(model.get_compile_config())
-            except Exception as error:  # a file of something else shows in many ways
-                text = " ".join(str(error).split())[:600]
-                raise UsageError(
-                    f"{filepath!r} is not a model that can be loaded: {text}"
-                ) from error
+        objects = {**(_short_names() if suffix == ".h5" else {}), **(custom_objects or {})}
+
+        def read(local):
+            model = keras.saving.load_model(
+                local, custom_objects=objects, compile=compile, safe_mode=not trust
+            )
+            if suffix == ".h5" and model.compiled:
+                # from HDF5 Keras builds the optimizer for none of the layers' weights
+                model.compile_from_config(model.get_compile_config())
+            return model
+
+        model = _read(data, suffix, read, f"{filepath!r} is not a model that can be loaded")
         if not model.built:
             raise UsageError(
                 f"{filepath!r} is of a model that did not know the shape of its input yet, so it "
@@ -279,7 +276,7 @@ class KerasFiles(BaseEstimator):
         str
             `filepath`.
         """
-        filepath = _path("save_weights", filepath)
+        filepath = path_of("save_weights", filepath)
         if save_format not in _WEIGHTS_FORMATS:
             raise UsageError(f'save_format should be "h5" or "tf", got {save_format!r}')
         if save_format in ("tf", "tensorflow"):
@@ -289,10 +286,7 @@ class KerasFiles(BaseEstimator):
             )
         _check_place(filepath, overwrite=overwrite)
         model = self._model_with_weights(sample_input, with_optimizer=False)
-        with tempfile.TemporaryDirectory() as folder:
-            local = Path(folder, "model.weights.h5")
-            model.save_weights(local)
-            write_bytes(filepath, local.read_bytes())
+        write_bytes(filepath, _bytes_of("model.weights.h5", model.save_weights))
         return filepath
 
     def load_weights(
@@ -315,20 +309,15 @@ class KerasFiles(BaseEstimator):
             If the file cannot be read or is of another model, or the model does not know the shape
             of its input.
         """
-        filepath = _path("load_weights", filepath)
+        filepath = path_of("load_weights", filepath)
         data, suffix = _read_weights(filepath)
         model = self._model_with_weights(sample_input, with_optimizer=False)
         options = {"by_name": True} if by_name and suffix == ".h5" else {}
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            local = Path(folder, f"model{suffix}")
-            local.write_bytes(data)
-            try:
-                # of a whole model
-                warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
-                model.load_weights(local, **options)
-            except Exception as error:
-                text = " ".join(str(error).split())[:600]
-                raise UsageError(f"The weights in {filepath!r} cannot be loaded: {text}") from error
+        with warnings.catch_warnings():
+            # of a whole model
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            failure = f"The weights in {filepath!r} cannot be loaded"
+            _read(data, suffix, lambda local: model.load_weights(local, **options), failure)
         manifest = {**self._training.position.to_json(), **self._known_inputs(sample_input)}
         self._training.take(Snapshot(manifest, {"model.pt": dump_weights(model)}))
 
@@ -344,7 +333,7 @@ class KerasFiles(BaseEstimator):
         sample_input : optional
             See :meth:`get_model`.
         """
-        path = _path("save_checkpoint", path)
+        path = path_of("save_checkpoint", path)
         _check_place(path)
         model = self._model_with_weights(sample_input)
         if model.optimizer is not None and not model.optimizer.built:
@@ -371,7 +360,7 @@ class KerasFiles(BaseEstimator):
         UsageError
             If it cannot be read or is of another model.
         """
-        path = _path("load_checkpoint", path)
+        path = path_of("load_checkpoint", path)
         self._parts.need()
         snapshot = read_checkpoint(path)
         if snapshot is None:
@@ -409,25 +398,23 @@ def _snapshot_of(model) -> Snapshot:
     return Snapshot(Position().to_json(), files)
 
 
-def _whole(model, suffix) -> bytes:
+def _bytes_of(name: str, write: Callable[[Path], Any]) -> bytes:
+    """Return the content of the file that a function writes."""
     with tempfile.TemporaryDirectory() as folder:
-        local = Path(folder, "model" + suffix)
-        model.save(local)
+        local = Path(folder, name)
+        write(local)
         return local.read_bytes()
 
 
-def _path(verb, path) -> str:
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise UsageError(f"{verb} needs the path of a file, got {path!r}")
-    return os.fspath(path)
-
-
-def _upload(folder, path):
-    import fsspec
-
-    fs, inner = fsspec.core.url_to_fs(path)
-    fs.makedirs(inner, exist_ok=True)
-    fs.put(f"{folder}/", f"{inner}/", recursive=True)
+def _read(data: bytes, suffix: str, read: Callable[[Path], T], failure: str) -> T:
+    """Return what a function reads from a file of this content."""
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder, f"model{suffix}")
+        local.write_bytes(data)
+        try:
+            return read(local)
+        except Exception as error:  # a file of something else shows in many ways
+            raise UsageError(f"{failure}: {one_line(error)}") from error
 
 
 # -- shapes of subclassed models -----------------------------------------------------------------
@@ -454,16 +441,13 @@ def _tell_shapes(model: keras.Model, sample_input: Any, known: dict) -> Any:
         row = _first_row(sample_input)
     elif known.get("example") is not None:
         row = zeros_of(known["example"])
-    elif known.get("inputs") is not None:  # of a checkpoint of earlier releases
-        row = _row_of(known["inputs"])
     else:
         return None
     try:
         call_on(model, row)
     except Exception as error:  # a call of the user's own may raise anything
-        text = " ".join(str(error).split())[:600]
-        what = "rows of this form" if sample_input is None else "sample_input"
-        raise UsageError(f"The model does not take {what}: {text}") from error
+        rows = "rows of this form" if sample_input is None else "sample_input"
+        raise UsageError(f"The model does not take {rows}: {one_line(error)}") from error
     return row
 
 
@@ -481,15 +465,6 @@ def _first_row(sample_input: Any) -> Any:
         return array[:1]
 
     return keras.tree.map_structure(first, sample_input)
-
-
-def _row_of(inputs: list) -> Any:
-    *features, _ = zero_row(inputs, [])
-    as_arrays = [
-        {k: np.asarray(v) for k, v in f.items()} if isinstance(f, dict) else np.asarray(f)
-        for f in features
-    ]
-    return Assembly().inputs(as_arrays)
 
 
 # -- formats of files ----------------------------------------------------------------------------
@@ -516,9 +491,7 @@ def _format_to_write(filepath: str, save_format: str | None) -> str:
 
 def _check_place(filepath: str, *, overwrite: bool = True, is_folder: bool = False) -> None:
     """Refuse a path where nothing may be written, or nothing of this kind can be."""
-    import fsspec
-
-    fs, inner = fsspec.core.url_to_fs(filepath)
+    fs, inner = open_file_system(filepath)
     if not fs.exists(inner):
         return
     if not overwrite:
@@ -544,14 +517,7 @@ def _read_whole(filepath: str) -> tuple[bytes, str]:
         where = posixpath.join(filepath, _WHOLE)
         if not file_exists(where):
             raise UsageError(_no_model_in(filepath))
-    data = read_bytes(where)
-    suffix = _suffix_of(data)
-    if not suffix:
-        raise UsageError(
-            f"{where!r} is not a model that can be loaded: it is neither a file of Keras nor one "
-            "of HDF5"
-        )
-    return data, suffix
+    return _content(where, f"{where!r} is not a model that can be loaded")
 
 
 def _read_weights(filepath: str) -> tuple[bytes, str]:
@@ -574,14 +540,17 @@ def _read_weights(filepath: str) -> tuple[bytes, str]:
                 f"The weights in {filepath!r} cannot be loaded: it is a folder; use load for a "
                 "whole model and load_checkpoint for a checkpoint"
             )
-    data = read_bytes(filepath)
-    suffix = _suffix_of(data)
-    if not suffix:
-        raise UsageError(
-            f"The weights in {filepath!r} cannot be loaded: it is neither a file of Keras nor one "
-            "of HDF5"
-        )
+    data, suffix = _content(filepath, f"The weights in {filepath!r} cannot be loaded")
     return data, suffix if suffix == ".keras" or _is_of_keras_2(data) else ".weights.h5"
+
+
+def _content(path: str, failure: str) -> tuple[bytes, str]:
+    """Return the content of a file of Keras or HDF5, and the suffix of its kind."""
+    data = read_bytes(path)
+    for magic, suffix in _MAGIC.items():
+        if data.startswith(magic):
+            return data, suffix
+    raise UsageError(f"{failure}: it is neither a file of Keras nor one of HDF5")
 
 
 def _short_names() -> dict[str, Any]:
@@ -589,13 +558,6 @@ def _short_names() -> dict[str, Any]:
     import keras
 
     return {name: keras.losses.get(name) for name in ("mse", "mae", "mape", "msle")}
-
-
-def _suffix_of(data: bytes) -> str:
-    """Return ``.keras`` or ``.h5``, or nothing for a content of neither kind."""
-    if data.startswith(_ZIP):
-        return ".keras"
-    return ".h5" if data.startswith(_HDF5) else ""
 
 
 def _is_of_keras_2(data: bytes) -> bool:
@@ -612,12 +574,10 @@ def _is_of_keras_2(data: bytes) -> bool:
 
 
 def _is_folder(filepath: str) -> bool:
-    import fsspec
-
     # some stores take long to tell that a file is no folder
     if file_exists(filepath):
         return False
-    fs, inner = fsspec.core.url_to_fs(filepath)
+    fs, inner = open_file_system(filepath)
     return fs.isdir(inner)
 
 
