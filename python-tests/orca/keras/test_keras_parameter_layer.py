@@ -27,8 +27,7 @@ from bigdl.orca.learn.tf2.parts import KerasParts
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.orca.parameter_layer.optimizers import SliceOptimizer, cut_state, joined_state
 from bigdl.orca.parameter_layer.plan import Geometry
-from bigdl.orca.parameter_layer.rank import Rank
-from bigdl.orca.parameter_layer.state import RankState
+from bigdl.orca.parameter_layer.rank import Rank, RankState
 from bigdl.orca.parameter_layer.transport import Transport
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.fit import FailurePolicy

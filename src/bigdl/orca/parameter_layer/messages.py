@@ -4,14 +4,15 @@ BigDL 2.x cut float32 to its upper two bytes and summed in that form, which shri
 little with every worker.  Here 16 bit formats round to the nearest (ties to even), and the sum is
 made in float32 where they arrive, at the same number of bytes.
 
-A message is a JSON-able document and arrays, whole or cut in frames of a few megabytes for a
-carrier that mixes their order.  No pickles: what arrives is data, and its numbers are views of the
+A message is a JSON-able document with arrays in it, whole or cut in frames of a few megabytes for
+a carrier that mixes their order.  No pickles: what arrives is data, and its numbers are views of the
 bytes that arrived.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -62,14 +63,10 @@ class _Float16(Codec):
     weights = "fp16"
 
     def encode(self, vector):
-        largest = np.finfo(np.float16).max
-        # an infinity would stay in the weights for ever
-        with np.errstate(over="ignore"):
-            half = vector.astype(np.float16)
-        overflown = np.isinf(half) & np.isfinite(vector)
-        if overflown.any():
-            half[overflown] = np.copysign(largest, vector[overflown]).astype(np.float16)
-        return half.tobytes()
+        largest = np.float32(np.finfo(np.float16).max)
+        # an infinity of our making would stay in the weights for ever
+        bounded = np.where(np.isinf(vector), vector, np.clip(vector, -largest, largest))
+        return bounded.astype(np.float16).view(np.uint8)
 
     def decode(self, data):
         return np.frombuffer(data, np.float16).astype(np.float32)
@@ -79,13 +76,10 @@ class _BFloat16(Codec):
     weights = "bf16"
 
     def encode(self, vector):
-        bits = np.ascontiguousarray(vector, dtype=np.float32).view(np.uint32)
-        odd = (bits >> np.uint32(16)) & np.uint32(1)
-        upper = ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
-        broken = np.isnan(vector)
-        if broken.any():  # rounding a nan up may give an infinity or a zero
-            upper[broken] = 0x7FC0
-        return upper.tobytes()
+        import torch
+
+        rounded = torch.from_numpy(np.ascontiguousarray(vector, np.float32)).bfloat16()
+        return rounded.view(torch.int16).numpy().view(np.uint8)
 
     def decode(self, data):
         return (np.frombuffer(data, np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -135,18 +129,18 @@ def codec_for(name: str) -> Codec:
 
 _HEADER = struct.Struct("<QQ")  # bytes of the document, and of the list of arrays
 _ALIGN = 8
+_ARRAY, _TENSOR = "__array__", "__tensor__"  # keys of what stands for one in the JSON
 
 
 class Message:
-    """A document and arrays that nobody has copied yet; ``len`` is the number of its bytes.
+    """A document with arrays that nobody has copied yet; ``len`` is the number of its bytes.
 
     The arrays must not change before it has been copied to where it goes.
 
     Parameters
     ----------
     doc : object
-        JSON-able.
-    arrays : sequence of ndarray or bytes-like
+        JSON-able, but for arrays, tensors and bytes anywhere in it.
 
     Attributes
     ----------
@@ -154,12 +148,9 @@ class Message:
         One after another they are the message.
     """
 
-    def __init__(self, doc: Any, arrays: Sequence = ()):
-        self._arrays = [
-            np.frombuffer(a, np.uint8) if isinstance(a, bytes | bytearray | memoryview) else a
-            for a in arrays
-        ]
-        self._text = json.dumps(doc).encode()
+    def __init__(self, doc: Any):
+        self._arrays: list[np.ndarray] = []
+        self._text = json.dumps(doc, default=self._place).encode()
         listed = json.dumps([[a.dtype.str, list(a.shape)] for a in self._arrays]).encode()
         head = [_HEADER.pack(len(self._text), len(listed)), self._text, listed]
         head.append(_padding(sum(map(len, head))))
@@ -167,6 +158,14 @@ class Message:
         for array in self._arrays:
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             self.parts += [data, _padding(data.nbytes)]
+
+    def _place(self, value):
+        """Keep an array and return what stands for it in the JSON."""
+        is_tensor = hasattr(value, "detach")
+        if isinstance(value, bytes | bytearray | memoryview):
+            value = np.frombuffer(value, np.uint8)
+        self._arrays.append(value.detach().numpy() if is_tensor else value)
+        return {_TENSOR if is_tensor else _ARRAY: len(self._arrays) - 1}
 
     def __len__(self):
         return sum(map(len, self.parts))
@@ -176,25 +175,20 @@ class Message:
 
     def written(self) -> np.ndarray:
         """All of it in one array of bytes."""
-        joined, start = np.empty(len(self), np.uint8), 0
-        for part in self.parts:
-            stop = start + len(part)
-            joined[start:stop] = np.frombuffer(part, np.uint8)
-            start = stop
-        return joined
+        return np.concatenate([np.frombuffer(part, np.uint8) for part in self.parts])
 
-    def opened(self) -> tuple:
-        """The document and the arrays, as :func:`unpack` gives them where they arrive."""
-        return json.loads(self._text), self._arrays
+    def opened(self) -> Any:
+        """The document, as :func:`unpack` gives it where it arrives."""
+        return _filled(self._text, self._arrays)
 
 
-def pack(doc: Any, arrays: Sequence = ()) -> bytes:
-    """A document and arrays (or bytes) as bytes."""
-    return bytes(Message(doc, arrays))
+def pack(doc: Any) -> bytes:
+    """A document as bytes; see :class:`Message`."""
+    return bytes(Message(doc))
 
 
-def unpack(data: Any) -> tuple:
-    """The document and the arrays of a message; the arrays are views, not to be written to.
+def unpack(data: Any) -> Any:
+    """The document of a message; bytes are arrays in it, and arrays are views, not to be written to.
 
     Parameters
     ----------
@@ -205,20 +199,31 @@ def unpack(data: Any) -> tuple:
     texts, listed = _HEADER.unpack_from(data, 0)
     view = memoryview(data)
     start = _HEADER.size + texts
-    doc = json.loads(bytes(view[_HEADER.size : start]))
     shapes = json.loads(bytes(view[start : start + listed]))
-    start = _aligned(start + listed)
+    place = _aligned(start + listed)
     arrays = []
     for code, shape in shapes:
         dtype = np.dtype(code)
-        count = int(np.prod(shape, dtype=np.int64))
-        arrays.append(
-            np.frombuffer(view, dtype, count, start).reshape(shape)
-            if count
-            else np.empty(shape, dtype)
-        )
-        start = _aligned(start + count * dtype.itemsize)
-    return doc, arrays
+        count = math.prod(shape)
+        array = np.frombuffer(view, dtype, count, place) if count else np.empty(0, dtype)
+        arrays.append(array.reshape(shape))
+        place = _aligned(place + count * dtype.itemsize)
+    return _filled(bytes(view[_HEADER.size : start]), arrays)
+
+
+def _filled(text: bytes, arrays: Sequence[np.ndarray]) -> Any:
+    """The document with its arrays where they stood."""
+
+    def fill(doc):
+        if _ARRAY in doc:
+            return arrays[doc[_ARRAY]]
+        if _TENSOR in doc:
+            import torch
+
+            return torch.from_numpy(arrays[doc[_TENSOR]].copy())
+        return doc
+
+    return json.loads(text, object_hook=fill)
 
 
 def _aligned(position: int) -> int:
@@ -289,13 +294,12 @@ class Inbox:
 
     def messages(self, kind: bytes) -> list:
         """All messages of a kind, in the order of the ranks that they are from."""
-        found = self._frames.get(kind, {})
-        return [_joined(found[source]) for source in sorted(found)]
+        by_source = self._frames.get(kind, {})
+        return [_joined(by_source[source]) for source in sorted(by_source)]
 
     def message(self, kind: bytes) -> Any:
         """The only message of a kind, or None."""
-        found = self.messages(kind)
-        return found[0] if found else None
+        return next(iter(self.messages(kind)), None)
 
 
 def _joined(parts):

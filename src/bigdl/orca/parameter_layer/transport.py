@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from bigdl.orca.parameter_layer.plan import Step
-from bigdl.orca.parameter_layer.state import RankState
+from bigdl.orca.parameter_layer.rank import RankState
 
 __all__ = ["Transport"]
 

@@ -25,7 +25,7 @@ from bigdl.orca.learn.layer_fit.figures import LayerFigures
 from bigdl.orca.learn.layer_fit.options import LayerOptions
 from bigdl.orca.parameter_layer.optimizers import joined_state
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step
-from bigdl.orca.parameter_layer.state import RankState, changed, states_of
+from bigdl.orca.parameter_layer.rank import RankState, changed, states_of
 from bigdl.orca.parameter_layer.stragglers import StragglerLimit
 from bigdl.orca.parameter_layer.transport import Transport
 from bigdl.runtime.jobs import NoRows

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.parameter_layer.plan import Step
-from bigdl.orca.parameter_layer.rank import Contribution
-from bigdl.orca.parameter_layer.state import changed
+from bigdl.orca.parameter_layer.rank import Contribution, changed
 from bigdl.training.batches import TensorShard
 from bigdl.training.fit import RunSettings
 from bigdl.training.state import seed_everything
@@ -21,21 +20,13 @@ from bigdl.training.state import seed_everything
 __all__ = ["LayerReplica", "LayerRows", "ReplicaWorker"]
 
 
-@dataclass
 class ReplicaWorker:
     """Rank, world size and exit functions of a replica, in place of a worker."""
 
-    rank: int
-    world_size: int
-    closers: list[Callable[[], None]] = field(default_factory=list)
-
-    def at_exit(self, close: Callable[[], None]) -> None:
-        self.closers.append(close)
-
-    def close(self) -> None:
-        """End what was to end at the exit."""
-        while self.closers:
-            self.closers.pop()()
+    def __init__(self, rank: int, world_size: int):
+        self.rank, self.world_size = rank, world_size
+        self._resources = contextlib.ExitStack()
+        self.at_exit, self.close = self._resources.callback, self._resources.close
 
 
 class LayerRows:

@@ -202,55 +202,38 @@ def configured(module: Any) -> tuple[Any, Any, str | None, int, str]:
     interval : str
         ``"epoch"`` or ``"step"``.
     """
-    configuration = module.configure_optimizers()
-    schedulers: list = []
-    if isinstance(configuration, dict):
-        schedulers = (
-            [configuration["lr_scheduler"]] if configuration.get("lr_scheduler") is not None else []
-        )
-        if schedulers and not isinstance(schedulers[0], dict) and configuration.get("monitor"):
-            schedulers = [{"scheduler": schedulers[0], "monitor": configuration["monitor"]}]
-        configuration = configuration.get("optimizer")
-    elif (
-        isinstance(configuration, list | tuple)
-        and len(configuration) == 2
-        and isinstance(configuration[0], list | tuple)
-    ):
-        configuration, schedulers = configuration
-        schedulers = list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
+    configuration, schedulers, monitor = module.configure_optimizers(), None, None
     if isinstance(configuration, list | tuple):
-        if len(configuration) == 1 and isinstance(configuration[0], dict):
-            return configured(_Returning(configuration[0]))
+        if len(configuration) == 2 and isinstance(configuration[0], list | tuple):
+            configuration, schedulers = configuration
+        elif len(configuration) == 1 and isinstance(configuration[0], dict):
+            configuration = configuration[0]
+    if isinstance(configuration, dict):
+        monitor, schedulers = configuration.get("monitor"), configuration.get("lr_scheduler")
+        configuration = configuration.get("optimizer")
+    if isinstance(configuration, list | tuple):
         if len(configuration) != 1:
             raise UsageError("A LightningModule with several optimizers is not supported")
         configuration = configuration[0]
-    if len(schedulers) > 1:
-        raise UsageError("A LightningModule with several schedulers is not supported")
+    if isinstance(schedulers, list | tuple):
+        if len(schedulers) > 1:
+            raise UsageError("A LightningModule with several schedulers is not supported")
+        schedulers = schedulers[0] if schedulers else None
     if configuration is None:
         raise UsageError("configure_optimizers of the LightningModule returned no optimizer")
-    if not schedulers:
+    if schedulers is None:
         return configuration, None, None, 1, "epoch"
-    scheduler_config = (
-        schedulers[0] if isinstance(schedulers[0], dict) else {"scheduler": schedulers[0]}
-    )
-    interval = scheduler_config.get("interval", "epoch")
+    options = schedulers
+    if not isinstance(schedulers, dict):
+        options = {"scheduler": schedulers, "monitor": monitor}
+    interval = options.get("interval", "epoch")
     if interval not in ("epoch", "step"):
         raise UsageError(
             "A scheduler of a LightningModule must have the interval 'epoch' or 'step', got "
             f"{interval!r}"
         )
-    monitor, frequency = scheduler_config.get("monitor"), int(scheduler_config.get("frequency", 1))
-    return configuration, scheduler_config["scheduler"], monitor, frequency, interval
-
-
-class _Returning:
-    """Stands in for a module whose ``configure_optimizers`` is known already."""
-
-    def __init__(self, found):
-        self._found = found
-
-    def configure_optimizers(self):
-        return self._found
+    frequency = int(options.get("frequency", 1))
+    return configuration, options["scheduler"], options.get("monitor"), frequency, interval
 
 
 def forward_for(

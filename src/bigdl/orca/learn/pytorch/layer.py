@@ -28,7 +28,8 @@ from bigdl.orca.parameter_layer.plan import LayerPlan
 from bigdl.orca.parameter_layer.rank import Contribution
 from bigdl.training.checkpoint import Snapshot
 from bigdl.training.device import precision_of
-from bigdl.training.state import dumps, isolated_rng, loads, seed_everything
+from bigdl.training.figures import Records
+from bigdl.training.state import dumps, isolated_rng, seed_everything
 
 if TYPE_CHECKING:
     import torch
@@ -115,13 +116,7 @@ class TorchLayerModel(LayerModel):
         return [buffer.numpy().copy() for buffer in self._buffers]
 
     def _put(self, parts, running):
-        import torch
-
-        with torch.no_grad():
-            for parameter, part in zip(self._parameters, parts, strict=True):
-                parameter.copy_(torch.from_numpy(part).reshape(parameter.shape))
-            for buffer, values in zip(self._buffers, running, strict=True):
-                buffer.copy_(torch.from_numpy(np.array(values)))
+        _put(self._parameters, parts, self._buffers, running)
 
     def _optimizer_state(self):
         return self.built.optimizer.state_dict()["state"]
@@ -140,6 +135,15 @@ class TorchLayerModel(LayerModel):
     def files(self) -> dict[str, bytes]:
         """Return the files of model and optimizer in a checkpoint: the slices of all ranks."""
         return self.built.files()
+
+
+def _put(parameters, parts, buffers, running) -> None:
+    """Set parameters to flat parts of a vector, and buffers to arrays."""
+    import torch
+
+    with torch.no_grad():
+        for tensor, values in zip([*parameters, *buffers], [*parts, *running], strict=True):
+            tensor.copy_(torch.from_numpy(np.array(values)).reshape(tensor.shape))
 
 
 def trained_parameters(optimizer: torch.optim.Optimizer) -> list:
@@ -201,17 +205,9 @@ class TorchReplica(LayerReplica):
         self._read(data, config)
 
     def _put(self, weights, running):
-        import torch
-
         self._model.train()
-        start = 0
-        with torch.no_grad():
-            for parameter in self._parameters:
-                part = weights[start : start + parameter.numel()]
-                parameter.copy_(torch.from_numpy(part).reshape(parameter.shape))
-                start += parameter.numel()
-            for buffer, values in zip(self._buffers, running, strict=True):
-                buffer.copy_(torch.from_numpy(np.array(values)))
+        ends = np.cumsum([parameter.numel() for parameter in self._parameters])
+        _put(self._parameters, np.split(weights, ends[:-1]), self._buffers, running)
         self._model.zero_grad(set_to_none=True)
 
     def _running(self):
@@ -236,18 +232,14 @@ class TorchReplica(LayerReplica):
 
     def _flat(self):
         """The flat gradient, and the parameters that have none."""
-        vector, absent = np.empty(sum(p.numel() for p in self._parameters), np.float32), []
-        start = 0
-        for number, parameter in enumerate(self._parameters):
-            stop = start + parameter.numel()
-            if parameter.grad is None:
-                absent.append(number)
-                vector[start:stop] = 0
-            else:
-                dense = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-                vector[start:stop] = dense.detach().reshape(-1).numpy()
-            start = stop
-        return vector, absent
+        import torch
+
+        gradients = [
+            torch.zeros(p.shape) if p.grad is None else p.grad.to_dense() for p in self._parameters
+        ]
+        vector = torch.cat([gradient.detach().reshape(-1) for gradient in gradients])
+        absent = [number for number, p in enumerate(self._parameters) if p.grad is None]
+        return vector.numpy(), absent
 
 
 _OF_STEPS = ("before_train_iter", "after_train_iter", "before_iter", "after_iter")
@@ -273,8 +265,10 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         self.model, self.optimizer = built.model, built.optimizer
         self.criterion, self.scheduler = built.criterion, built.scheduler
         self.device = next(self.model.parameters()).device
-        self._summary = StepSummary() if settings.summary else None
-        self._phases = GroupPhases() if settings.summary else None
+        self._summary, self._phases = StepSummary(), GroupPhases()
+        self._records: dict[str, Records] = {}  # files of a checkpoint, if steps are recorded
+        if settings.summary:
+            self._records = {"summary.pt": self._summary, "phases.pt": self._phases}
         self.begin(run.start)
         self.first_epoch = settings.goal.first
         self.num_epochs = settings.goal.last_epoch(self.position, self._plan.steps)
@@ -328,29 +322,23 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         return LayerFigures(self._layer_plan.ranks, weighted=weighted, sums=sums)
 
     def _after_group(self, steps, seconds):
-        if self._summary is None:
+        if not self._records:
             return
         first = self.position.global_step - len(steps) + 1
         pairs = zip(steps, self._figures.rows, strict=True)
         for number, (step, (loss, counted, rows)) in enumerate(pairs, first):
             mean = loss / counted if counted else float("nan")
             throughput = rows * len(steps) / seconds
-            rate = float(step.hyper[0]["lr"])
-            self._summary.rows.append([float(number), mean, rate, throughput, time.time()])
-        self._phases.add(self.position.global_step, self._figures.phases)
+            self._summary.add(number, [mean, float(step.hyper[0]["lr"]), throughput])
+        self._phases.add_group(self.position.global_step, self._figures.phases)
 
     def _kept(self):
-        if self._summary is None:
-            return {}
-        return {
-            "summary.pt": dumps(self._summary.take()),
-            "phases.pt": dumps(self._phases.take()),
-        }
+        return {name: records.dump() for name, records in self._records.items()}
 
     def _put_kept(self, files):
-        for kept, name in ((self._summary, "summary.pt"), (self._phases, "phases.pt")):
-            if kept is not None and name in files:
-                kept.put(loads(files[name]))
+        for name, records in self._records.items():
+            if name in files:
+                records.load(files[name])
 
 
 def check_callbacks(callbacks: Sequence[Any], accumulate: int) -> None:

@@ -40,7 +40,6 @@ from bigdl.training.state import (
     capture_rng,
     dumps,
     isolated_rng,
-    loads,
     restore_rng,
     seed_everything,
 )
@@ -317,13 +316,13 @@ class TorchCheckpointManager(CheckpointManager):
     def _shared(self):
         files = self._built.files()
         if self.summary is not None:
-            files["summary.pt"] = dumps(self.summary.take())
+            files["summary.pt"] = self.summary.dump()
         return files
 
     def _put_shared(self, files):
         self._built.load(files)
         if self.summary is not None and "summary.pt" in files:
-            self.summary.put(loads(files["summary.pt"]))
+            self.summary.load(files["summary.pt"])
 
     def _own(self):
         return capture_rng()
@@ -558,7 +557,8 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             step_s=time.perf_counter() - started,
         )
         if self.summary is not None:
-            self.summary.add(self, parts, batch_rows, time.perf_counter() - started, self.updated)
+            seconds = time.perf_counter() - started
+            self.summary.add_batch(self, parts, batch_rows, seconds, self.updated)
         self.call("after_train_iter")
         self.worker.progress(
             epoch=position.epoch - self.settings.goal.first,
