@@ -18,17 +18,15 @@ from reference_training import rows_of, union_batches
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data import XShards
-from bigdl.orca.learn.layer_fit.loop import LayerRun
-from bigdl.orca.learn.layer_fit.options import LayerOptions
+from bigdl.orca.learn.layer_fit.loop import LayerOptions, LayerRun
 from bigdl.orca.learn.tf2 import Estimator
 from bigdl.orca.learn.tf2.layer_replica import KerasReplica, KerasReplicaProgram
 from bigdl.orca.learn.tf2.layer_training import KerasLayerLoop, KerasLayerModel
 from bigdl.orca.learn.tf2.parts import KerasParts
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.orca.parameter_layer.optimizers import SliceOptimizer, cut_state, joined_state
-from bigdl.orca.parameter_layer.plan import Geometry
+from bigdl.orca.parameter_layer.plan import Geometry, Transport
 from bigdl.orca.parameter_layer.rank import Rank, RankState
-from bigdl.orca.parameter_layer.transport import Transport
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.fit import FailurePolicy
 from bigdl.training.keras.evaluation import EvaluationSettings

@@ -1,7 +1,11 @@
-"""The driver's side of a fit: its settings, its retries, its progress, and what it leaves.
+"""A fit: its settings, the epochs of a worker, and the driver's retries, progress and state.
+
+A :class:`FitLoop` closes epochs and asks the triggers.  The steps of a :class:`WorkerLoop` are made
+where it runs, in a worker; those of :class:`bigdl.orca.learn.layer_fit.loop.LayerLoop` in the ranks
+of the parameter layer.
 
 :class:`Training` is what an Estimator carries from one fit to the next.  After every
-:class:`~bigdl.common.errors.WorkerLost` it asks :meth:`FailurePolicy.decide`; what user code raised
+:class:`~bigdl.common.errors.WorkerLost` it asks the :class:`FailurePolicy`; what user code raised
 is never retried and never asked about.
 """
 
@@ -19,27 +23,34 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine, Job
 from bigdl.runtime.jobs import NoRows
 from bigdl.training.checkpoint import (
     CheckpointDirectory,
+    CheckpointManager,
     Snapshot,
     checkpoint_name,
     read_checkpoint,
 )
-from bigdl.training.position import EveryEpoch, Goal, Position, Trigger
+from bigdl.training.figures import EpochSums
+from bigdl.training.position import EveryEpoch, Goal, Position, Trigger, TriggerState
 
 if TYPE_CHECKING:
     from bigdl.runtime.collectives.base import GradientSync
+    from bigdl.runtime.worker import Worker
 
 __all__ = [
     "Decision",
     "FailurePolicy",
     "FitJob",
+    "FitLoop",
     "ProgressBar",
     "RunSettings",
     "Training",
+    "WorkerLoop",
     "is_interactive",
+    "open_run_directory",
 ]
 
 
@@ -91,7 +102,7 @@ class FitJob:
     engine : bigdl.runtime.engine.Engine
     feed : bigdl.orca.data.feeds.group.FeedGroup
         ``data`` and perhaps ``validation``.
-    layer : bigdl.orca.learn.layer_fit.options.LayerOptions, optional
+    layer : bigdl.orca.learn.layer_fit.loop.LayerOptions, optional
         Of a fit by the parameter layer.
     """
 
@@ -460,3 +471,92 @@ class Training(ABC):
         if name is None:
             return cast("Snapshot", final)
         return cast("CheckpointDirectory", self._run).read(name)
+
+
+class FitLoop(ABC):
+    """End of a fit and its checkpoints, as triggers ask for them."""
+
+    settings: RunSettings
+    position: Position
+
+    @abstractmethod
+    def _is_over(self) -> bool:
+        """Return True if the fit ends here, the same on every rank; maybe a collective."""
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """End the fit here."""
+
+    @abstractmethod
+    def _save_checkpoint(self) -> None:
+        """Keep the state as it is now."""
+
+    def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:
+        return trigger is not None and bool(trigger(state))
+
+    def _close_epoch(self, entry: dict) -> None:
+        """Count an epoch that is whole, with its figures."""
+        self.position.close_epoch(entry)
+
+    def _checkpoint_after_epoch(self, loss: float | None, score: float | None) -> None:
+        """Take a checkpoint at the end of an epoch, or stop there, if triggers say so."""
+        self._apply_triggers(self.position.after_epoch(loss, score))
+
+    def _apply_triggers(self, state: TriggerState) -> None:
+        if self._fires(self.settings.end, state):
+            self._stop()
+        if self._fires(self.settings.trigger, state):
+            self._save_checkpoint()
+
+
+class WorkerLoop(FitLoop):
+    """One worker's part of a fit; its methods are collectives."""
+
+    sync: GradientSync
+    _checkpoints: CheckpointManager
+    _sums: EpochSums
+
+    def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:
+        answer = super()._fires(trigger, state)
+        if trigger is not None and not trigger.is_reproducible:  # that of rank 0 counts
+            answer = bool(self.sync.all_gather([float(answer)])[0][0])
+        return answer
+
+    def _close_epoch(self, entry: dict) -> None:
+        super()._close_epoch(entry)
+        self._sums = EpochSums()
+
+    def _checkpoint_in_epoch(self) -> None:
+        """Take a checkpoint after a step, or stop there, if triggers say so."""
+        self._apply_triggers(TriggerState(self.position.epoch, self.position.global_step))
+
+    def _save_checkpoint(self) -> None:
+        if self._checkpoints.directory is None and self._is_over():
+            return  # the result of the fit is the same state
+        self._checkpoints.save(self.position, self._sums)
+
+    def _finish(self) -> dict:
+        """Leave the final state where the driver finds it, and say where."""
+        self.position.end_fit(self.settings.goal)
+        return {"checkpoint": self._checkpoints.finish(self.position, self._sums)}
+
+
+def open_run_directory(
+    settings: RunSettings, worker: Worker, rank: int
+) -> CheckpointDirectory | None:
+    """Return the folder of this run, or None without a ``model_dir``.
+
+    Raises
+    ------
+    UsageError
+        On rank 0, if the worker does not see the folder of the driver.
+    """
+    if settings.run_url is None:
+        return None
+    directory = CheckpointDirectory(settings.run_url, settings.keep)
+    if rank == 0 and not directory.is_shared():
+        raise UsageError(
+            f"The worker on {worker.host} does not see model_dir {settings.run_url!r}; pass a "
+            "folder that the driver and all workers share"
+        )
+    return directory

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from bigdl.orca.learn.layer_fit.options import LayerOptions
+    from bigdl.orca.learn.layer_fit.loop import LayerOptions
 
 __all__ = [
     "check_layer_options",
@@ -34,7 +34,7 @@ def check_layer_options(backend: str, given: dict[str, Any]) -> LayerOptions | N
     """
     given = {name: value for name, value in given.items() if value is not None}
     if backend == "bigdl":
-        from bigdl.orca.learn.layer_fit.options import layer_options
+        from bigdl.orca.learn.layer_fit.loop import layer_options
 
         return layer_options(given)
     if given:

@@ -23,9 +23,8 @@ import numpy as np
 from bigdl.common.errors import WorkerLost, require
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.parameter_layer.messages import Message, pack, unpack
-from bigdl.orca.parameter_layer.plan import LayerPlan, Step
+from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
 from bigdl.orca.parameter_layer.rank import Rank, RankState, replica_of
-from bigdl.orca.parameter_layer.transport import Transport
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.jobs import job_number

@@ -4,9 +4,9 @@ BigDL 2.x cut float32 to its upper two bytes and summed in that form, which shri
 little with every worker.  Here 16 bit formats round to the nearest (ties to even), and the sum is
 made in float32 where they arrive, at the same number of bytes.
 
-A message is a JSON-able document with arrays in it, whole or cut in frames of a few megabytes for
-a carrier that mixes their order.  No pickles: what arrives is data, and its numbers are views of the
-bytes that arrived.
+A message is a JSON-able document with arrays in it, whole or cut in frames of a few megabytes
+for a carrier that mixes their order.  No pickles: what arrives is data, and its numbers are views
+of the bytes that arrived.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def pack(doc: Any) -> bytes:
 
 
 def unpack(data: Any) -> Any:
-    """The document of a message; bytes are arrays in it, and arrays are views, not to be written to.
+    """The document of a message; bytes are arrays in it, and arrays are views not to be changed.
 
     Parameters
     ----------

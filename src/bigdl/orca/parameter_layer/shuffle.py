@@ -38,9 +38,8 @@ from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.cluster.spark_calls import SparkCall, job_error
 from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
 from bigdl.orca.parameter_layer.pairs import Pairs, Rows, is_here, key, shards_of
-from bigdl.orca.parameter_layer.plan import LayerPlan, Step
+from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
 from bigdl.orca.parameter_layer.rank import Rank, RankState, Sum, replica_of
-from bigdl.orca.parameter_layer.transport import Transport
 from bigdl.runtime.jobs import job_number, user_error
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchLayout, all_gather_json
 from bigdl.training.checkpoint import BackgroundWriter
 from bigdl.training.figures import score_of
-from bigdl.training.fit import RunSettings
+from bigdl.training.fit import FitLoop, RunSettings, WorkerLoop, open_run_directory
 from bigdl.training.keras.backends import Packed, seed_keras
 from bigdl.training.keras.callbacks import WorkerCallbacks
 from bigdl.training.keras.data import Assembly, Part, Rows, build_for
@@ -37,7 +37,6 @@ from bigdl.training.keras.evaluation import (
 )
 from bigdl.training.keras.reducer import WorkerSteps, check_optimizer
 from bigdl.training.keras.state import KerasCheckpoints, form_of, tensor_of, to_variable
-from bigdl.training.loop import FitLoop, WorkerLoop, open_run_directory
 from bigdl.training.position import Position
 
 __all__ = ["KerasEpochs", "KerasFitProgram", "KerasFitSettings", "KerasLoop"]

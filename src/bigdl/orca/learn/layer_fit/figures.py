@@ -74,7 +74,7 @@ class LayerFigures:
         Parameters
         ----------
         records : list of list of dict
-            Of :meth:`~bigdl.orca.parameter_layer.transport.Transport.run`.
+            Of :meth:`~bigdl.orca.parameter_layer.plan.Transport.run`.
         seconds : float
             That the group took.
         began_at : float

@@ -38,7 +38,7 @@ class LayerRows:
     settings : RunSettings
     rank : int
     sampling : str
-        See :class:`~bigdl.orca.learn.layer_fit.options.LayerOptions`.
+        See :class:`~bigdl.orca.learn.layer_fit.loop.LayerOptions`.
     memory : int, optional
         Bytes that shuffled rows may take; default all rows.  A replica that is made again elsewhere
         shuffles alike, so it must not depend on what is free.

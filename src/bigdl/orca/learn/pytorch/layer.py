@@ -13,23 +13,26 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.learn.layer_fit.figures import GroupPhases, LayerFigures
-from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerModel, LayerRun, LayerTraining
-from bigdl.orca.learn.layer_fit.options import LayerOptions
+from bigdl.orca.learn.layer_fit.loop import (
+    LayerLoop,
+    LayerModel,
+    LayerOptions,
+    LayerRun,
+    LayerTraining,
+)
 from bigdl.orca.learn.layer_fit.replica import LayerReplica
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
-from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
+from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings, Runner
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.loop import FitSettings, TorchEpochs, TorchTraining
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
-from bigdl.orca.learn.pytorch.runner import Runner
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, groups_of
 from bigdl.orca.parameter_layer.plan import LayerPlan
 from bigdl.orca.parameter_layer.rank import Contribution
 from bigdl.training.checkpoint import Snapshot
-from bigdl.training.device import precision_of
 from bigdl.training.figures import Records
-from bigdl.training.state import dumps, isolated_rng, seed_everything
+from bigdl.training.state import dumps, isolated_rng, precision_of, seed_everything
 
 if TYPE_CHECKING:
     import torch
@@ -163,7 +166,7 @@ class TorchReplicaProgram:
         State dict at the start; parameters are replaced in every step, other things are not.
     ranks : int
     sampling : str
-        See :class:`~bigdl.orca.learn.layer_fit.options.LayerOptions`.
+        See :class:`~bigdl.orca.learn.layer_fit.loop.LayerOptions`.
     """
 
     parts: ModelParts

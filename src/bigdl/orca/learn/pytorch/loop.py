@@ -18,30 +18,37 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
-from bigdl.orca.learn.pytorch.evaluation import EvaluationSettings, evaluate_shard
+from bigdl.orca.learn.pytorch.evaluation import (
+    EvaluationSettings,
+    Runner,
+    WorkerBatches,
+    evaluate_shard,
+)
 from bigdl.orca.learn.pytorch.forward import BatchColumns, counts_unevenly, forward_for
 from bigdl.orca.learn.pytorch.parts import Built, ModelParts
-from bigdl.orca.learn.pytorch.runner import Runner, WorkerBatches
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.training.batches import (
     BatchLayout,
+    LoaderBatches,
     all_gather_json,
+    open_batches,
     plan_batches,
     shuffle_memory,
 )
 from bigdl.training.checkpoint import BackgroundWriter, CheckpointManager
-from bigdl.training.device import device_of, move, precision_of, to_device
 from bigdl.training.figures import loss_parts, score_of, validation_names
-from bigdl.training.fit import RunSettings, Training
-from bigdl.training.loading import LoaderBatches, open_batches
-from bigdl.training.loop import FitLoop, WorkerLoop, open_run_directory
+from bigdl.training.fit import FitLoop, RunSettings, Training, WorkerLoop, open_run_directory
 from bigdl.training.state import (
     RunningState,
     capture_rng,
+    device_of,
     dumps,
     isolated_rng,
+    move,
+    precision_of,
     restore_rng,
     seed_everything,
+    to_device,
 )
 
 if TYPE_CHECKING:

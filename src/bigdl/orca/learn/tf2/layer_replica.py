@@ -46,7 +46,7 @@ class KerasReplicaProgram:
         Weights at the start; trainable ones are replaced in every step, others are not.
     ranks : int
     sampling : str
-        See :class:`~bigdl.orca.learn.layer_fit.options.LayerOptions`.
+        See :class:`~bigdl.orca.learn.layer_fit.loop.LayerOptions`.
     """
 
     packed: Packed

@@ -12,8 +12,13 @@ import numpy as np
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.layer_fit.figures import LayerFigures
-from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerModel, LayerRun, LayerTraining
-from bigdl.orca.learn.layer_fit.options import LayerOptions
+from bigdl.orca.learn.layer_fit.loop import (
+    LayerLoop,
+    LayerModel,
+    LayerOptions,
+    LayerRun,
+    LayerTraining,
+)
 from bigdl.orca.learn.tf2.layer_optimizer import LayerOptimizer, check_trainable
 from bigdl.orca.learn.tf2.layer_replica import KerasReplicaProgram, running_weights
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasTraining

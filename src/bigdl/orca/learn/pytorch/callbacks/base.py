@@ -11,7 +11,7 @@ from bigdl.common.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from bigdl.orca.learn.pytorch.runner import Runner
+    from bigdl.orca.learn.pytorch.evaluation import Runner
 
 __all__ = [
     "Callback",

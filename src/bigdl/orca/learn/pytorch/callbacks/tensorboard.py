@@ -10,7 +10,7 @@ from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 
 if TYPE_CHECKING:
-    from bigdl.orca.learn.pytorch.runner import Runner
+    from bigdl.orca.learn.pytorch.evaluation import Runner
 
 __all__ = ["TensorBoardCallback", "upload", "writer_class"]
 
