@@ -225,8 +225,8 @@ class Run:
             Goal(epochs, steps),
             batch_size,
             0,
-            ["x"],
-            ["y"],
+            feature_cols=["x"],
+            label_cols=["y"],
             trigger=trigger or EveryEpoch(),
             **settings,
         )

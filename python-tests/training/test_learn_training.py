@@ -93,7 +93,9 @@ class Run:
         return self.training.fit(
             SimpleNamespace(open=lambda program: CrewJob(self._crew, feeds, program)),
             self.parts,
-            FitSettings(goal, batch_size, SEED, ["x"], list(labels), **settings),
+            FitSettings(
+                goal, batch_size, SEED, feature_cols=["x"], label_cols=list(labels), **settings
+            ),
             seed=SEED,
             resume=resume,
             policy=FailurePolicy(0),

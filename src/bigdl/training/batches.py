@@ -6,7 +6,6 @@ in one and as floats in the other reach the model in the dtype of the training d
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import json
@@ -26,6 +25,7 @@ from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import LoaderShard, Shard, SpoolWriter
 from bigdl.runtime.shards.texts import TEXT, is_text
 from bigdl.runtime.shards.values import columns_of, grouped, named_by_shard
+from bigdl.training.state import mixed_seed, seeded
 
 if TYPE_CHECKING:
     import torch
@@ -695,7 +695,7 @@ class LoaderBatches:
         with seeded(seed, epoch):
             generator = getattr(self._sampler, "generator", None)
             if generator is not None:
-                generator.manual_seed(_seed(seed, epoch))
+                generator.manual_seed(mixed_seed(seed, epoch))
             if hasattr(self._sampler, "set_epoch"):
                 self._sampler.set_epoch(epoch)
             drawn = list(itertools.islice(iter(self._sampler), self._count))
@@ -868,30 +868,6 @@ class _PickledByValue:
 
 def _unchanged(batch):
     return batch
-
-
-@contextlib.contextmanager
-def seeded(*values: int) -> Iterator[None]:
-    """Seed Python, numpy and torch for a block; what was drawn before goes on after it."""
-    import random
-
-    import torch
-
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    seed = _seed(*values)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-
-
-def _seed(*values: int) -> int:
-    return int(np.random.SeedSequence(values).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 # -- iterable data ------------------------------------------------------------------------------

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EpochSums",
+    "LossRule",
     "Records",
     "as_returned",
     "epoch_as_returned",
     "figure_of",
-    "loss_parts",
     "score_of",
     "summaries_of",
     "validation_names",
@@ -173,36 +173,40 @@ _PLAIN = (
 _DROPPED = ("workers", "global_step", "profile")
 
 
-def loss_parts(
-    loss: float,
-    counted: float,
-    total: float,
-    rows: int,
-    batch_rows: int,
-    *,
-    weighted: bool,
-    is_sum: bool,
-) -> tuple[float, float]:
-    """Return what a worker adds to the sum of losses of a batch, and to what that is divided by.
+@dataclass(frozen=True)
+class LossRule:
+    """Rule by which the losses of workers add up.
 
-    Parameters
+    Attributes
     ----------
-    loss : float
-        Of this worker's rows.
-    counted, total : float
-        What the loss was divided by on this worker, and over all of them.
-    rows, batch_rows : int
-        Rows of this worker, and of all of them.
     weighted : bool
         True if rows count their weights instead of 1.
     is_sum : bool
         True if the loss adds up over the rows.
     """
-    if weighted:
-        return (loss if is_sum else loss * counted), counted
-    if not is_sum:
-        loss = loss * (counted / total if total else 0.0) * batch_rows
-    return loss, float(rows)
+
+    weighted: bool
+    is_sum: bool
+
+    def parts(
+        self, loss: float, counted: float, total: float, rows: int, batch_rows: int
+    ) -> tuple[float, float]:
+        """Return what a worker adds to the sum of losses, and to what that is divided by.
+
+        Parameters
+        ----------
+        loss : float
+            Of this worker's rows.
+        counted, total : float
+            What the loss was divided by on this worker, and over all of them.
+        rows, batch_rows : int
+            Rows of this worker, and of all of them.
+        """
+        if self.weighted:
+            return (loss if self.is_sum else loss * counted), counted
+        if not self.is_sum:
+            loss = loss * (counted / total if total else 0.0) * batch_rows
+        return loss, float(rows)
 
 
 def validation_names(figures: dict) -> dict:

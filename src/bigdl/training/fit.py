@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from bigdl.runtime.worker import Worker
 
 __all__ = [
-    "Decision",
     "FailurePolicy",
     "FitJob",
     "FitLoop",
@@ -115,14 +114,6 @@ class FitJob:
         return self.engine.open(program, self.feed)
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Answer to a loss: to try again or not, and the reason."""
-
-    retry: bool
-    reason: str
-
-
 class FailurePolicy:
     """Retry from the latest checkpoint, at most a number of times within a window.
 
@@ -162,18 +153,6 @@ class FailurePolicy:
             return cls(value.max_failures, value.window, value._clock)
         return cls(value)
 
-    def decide(self) -> Decision:
-        """Record one loss and say what to do about it."""
-        now = self._clock()
-        self._losses.append(now)
-        while self.window is not None and self._losses[0] < now - self.window:
-            self._losses.popleft()
-        count = len(self._losses)
-        within = "" if self.window is None else f" within {self.window:g} s"
-        if count > self.max_failures:
-            return Decision(False, f"{count} losses{within} are more than {self.max_failures}")
-        return Decision(True, f"loss {count} of {self.max_failures}{within}")
-
     def allow_retry(self, error: WorkerLost) -> str:
         """Record a loss, and raise it if it is one too many.
 
@@ -187,10 +166,16 @@ class FailurePolicy:
         WorkerLost
             What was lost, and why that is not retried.
         """
-        decision = self.decide()
-        if not decision.retry:
-            raise WorkerLost(f"{error} ({decision.reason})") from None
-        return decision.reason
+        now = self._clock()
+        self._losses.append(now)
+        while self.window is not None and self._losses[0] < now - self.window:
+            self._losses.popleft()
+        count = len(self._losses)
+        within = "" if self.window is None else f" within {self.window:g} s"
+        if count > self.max_failures:
+            reason = f"{count} losses{within} are more than {self.max_failures}"
+            raise WorkerLost(f"{error} ({reason})") from None
+        return f"loss {count} of {self.max_failures}{within}"
 
     def run(
         self,

@@ -61,19 +61,45 @@ def loads(data: bytes) -> Any:
 def seed_everything(seed: int, rank: int = 0) -> None:
     """Seed torch, numpy and random; ranks draw different numbers."""
     import numpy as np
+
+    _seed_all(int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
+
+
+def _seed_all(seed: int) -> None:
+    import numpy as np
     import torch
 
-    mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
-    torch.manual_seed(mixed)
-    np.random.seed(mixed)
-    random.seed(mixed)
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 @contextlib.contextmanager
 def isolated_rng(seed: int) -> Iterator[None]:
     """Run a block under a seed and leave the random generators of the process as they were."""
+    with _kept_rng():
+        seed_everything(seed)
+        yield
+
+
+@contextlib.contextmanager
+def seeded(*values: int) -> Iterator[None]:
+    """Like :func:`isolated_rng`, under a seed of 63 bits from several numbers."""
+    with _kept_rng():
+        _seed_all(mixed_seed(*values))
+        yield
+
+
+def mixed_seed(*values: int) -> int:
+    """Return a seed of 63 bits that depends on all of the numbers."""
+    import numpy as np
+
+    return int(np.random.SeedSequence(values).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@contextlib.contextmanager
+def _kept_rng():
     before = capture_rng()
-    seed_everything(seed)
     try:
         yield
     finally:
@@ -86,15 +112,11 @@ def capture_rng() -> dict:
     import torch
 
     _, keys, position, has_gauss, cached = cast("tuple", np.random.get_state())
-    version, numbers, gauss = random.getstate()
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     return {
         "torch": torch.get_rng_state(),
-        "cuda": cuda,
-        "numpy": torch.from_numpy(keys.astype("int64")),
-        "numpy_rest": [int(position), int(has_gauss), float(cached)],
-        "random": torch.tensor(numbers, dtype=torch.int64),
-        "random_rest": [version, gauss],
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        "numpy": [torch.from_numpy(keys.astype("int64")), position, has_gauss, cached],
+        "random": random.getstate(),
     }
 
 
@@ -106,11 +128,9 @@ def restore_rng(state: dict) -> None:
     torch.set_rng_state(state["torch"])
     if state.get("cuda") is not None and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(state["cuda"])
-    position, has_gauss, cached = state["numpy_rest"]
-    keys = state["numpy"].numpy().astype("uint32")
-    np.random.set_state(("MT19937", keys, position, has_gauss, cached))
-    version, gauss = state["random_rest"]
-    random.setstate((version, tuple(state["random"].tolist()), gauss))
+    keys, *rest = state["numpy"]
+    np.random.set_state(("MT19937", keys.numpy().astype("uint32"), *rest))
+    random.setstate(state["random"])
 
 
 class RunningState(ABC):

@@ -6,7 +6,6 @@ It is decided on the driver from the times of earlier steps; the limit is sent w
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -15,6 +14,7 @@ from typing import TypeVar
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
+from bigdl.training.checkpoint import in_thread
 
 __all__ = ["DropStragglers", "StragglerLimit", "run_within"]
 
@@ -156,18 +156,8 @@ def run_within(seconds: float | None, compute: Callable[[], T]) -> T | None:
         _late.pop().result()
     if end is None:
         return compute()
-    future: Future[T] = Future()
-    threading.Thread(
-        target=_resolve, args=(future, compute), daemon=True, name="bigdl-contribution"
-    ).start()
+    future = in_thread(compute)
     if not is_done(future):
         _late.append(future)
         return None
     return future.result()
-
-
-def _resolve(future: Future, compute: Callable) -> None:
-    try:
-        future.set_result(compute())
-    except BaseException as error:  # raised where the result is taken
-        future.set_exception(error)

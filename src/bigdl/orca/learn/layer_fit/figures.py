@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bigdl.common.drawing import Scale, svg, text, write_drawing
-from bigdl.training.figures import EpochSums, Records, loss_parts, summaries_of
+from bigdl.training.figures import EpochSums, LossRule, Records, summaries_of
 
 __all__ = ["PHASES", "GroupPhases", "LayerFigures", "draw_phases", "phase_summaries"]
 
@@ -59,7 +59,7 @@ class LayerFigures:
     """
 
     def __init__(self, ranks: int, *, weighted: bool, sums: bool):
-        self._weighted, self._is_sum = weighted, sums
+        self._rule = LossRule(weighted, sums)
         self.of_ranks = [EpochSums() for _ in range(ranks)]
         self._phases = dict.fromkeys(PHASES, 0.0)
         self._steps = self._wall = 0.0
@@ -107,21 +107,11 @@ class LayerFigures:
         batch_rows = sum(source["rows"] for source in sources)
         loss = counted = 0.0
         for sums, source in zip(self.of_ranks, sources, strict=True):
-            parts = loss_parts(
-                source["loss"],
-                source["counted"],
-                total,
-                source["rows"],
-                batch_rows,
-                weighted=self._weighted,
-                is_sum=self._is_sum,
+            parts = self._rule.parts(
+                source["loss"], source["counted"], total, source["rows"], batch_rows
             )
-            sums.add(
-                *parts,
-                source["rows"],
-                step_s=seconds,
-                **{name: source[name] for name in _TIMES_OF_BATCH if name in source},
-            )
+            times = {name: source[name] for name in _TIMES_OF_BATCH if name in source}
+            sums.add(*parts, source["rows"], step_s=seconds, **times)
             loss, counted = loss + parts[0], counted + parts[1]
         return [loss, counted, float(batch_rows)]
 

@@ -231,7 +231,7 @@ class WorkerBatches:
             yield self._data.batch(start, stop, order)
 
 
-@dataclass(frozen=True)
+@dataclass
 class EvaluationSettings:
     """Arguments of ``evaluate``, as the workers get them.
 

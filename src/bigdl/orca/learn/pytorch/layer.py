@@ -22,7 +22,7 @@ from bigdl.orca.learn.layer_fit.loop import (
 )
 from bigdl.orca.learn.layer_fit.replica import LayerReplica
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
-from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings, Runner
+from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, Runner
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.loop import FitSettings, TorchEpochs, TorchTraining
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
@@ -380,22 +380,10 @@ class TorchLayerTraining(LayerTraining, TorchTraining):
         return TorchReplicaProgram(parts, settings, model.start, ranks, sampling)
 
     def _evaluation(self, program, parts, feed):
-        settings = program.settings
-        evaluation = EvaluationSettings(
-            settings.batch_size,
-            settings.metrics,
-            per_worker=settings.per_worker,
-            precision=settings.precision,
-            weighted=settings.weighted,
-        )
-        return EvaluateProgram(
-            replace(parts, optimizer=None, scheduler_creator=None),
-            evaluation,
-            feed.feature_cols,
-            feed.label_cols,
-            (),
-            self._sync,
-        )
+        settings = replace(program.settings, callbacks=(), trigger=None)
+        parts = replace(parts, optimizer=None, scheduler_creator=None)
+        columns = feed.feature_cols, feed.label_cols
+        return EvaluateProgram(parts, settings, *columns, (), self._sync)
 
     def _loop(self, run, parts, callbacks):
         return TorchLayerLoop(run, parts.config)

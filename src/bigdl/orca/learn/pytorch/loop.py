@@ -36,7 +36,7 @@ from bigdl.training.batches import (
     shuffle_memory,
 )
 from bigdl.training.checkpoint import BackgroundWriter, CheckpointManager
-from bigdl.training.figures import loss_parts, score_of, validation_names
+from bigdl.training.figures import LossRule, score_of, validation_names
 from bigdl.training.fit import FitLoop, RunSettings, Training, WorkerLoop, open_run_directory
 from bigdl.training.state import (
     RunningState,
@@ -251,35 +251,25 @@ def may_be_sparse(model: torch.nn.Module) -> list:
     ]
 
 
-@dataclass
-class FitSettings(RunSettings):
+@dataclass(kw_only=True)
+class FitSettings(EvaluationSettings, RunSettings):
     """The arguments of ``fit`` as the workers get them.
 
     Attributes
     ----------
     label_cols : sequence of str
         With `weight_col` its column is the last one.
-    per_worker : bool
-        True if the validation figures of each worker are wanted too.
     accumulate : int
         Batches of one update.
-    precision : str
-        ``"fp32"`` or ``"bf16"``.
-    weighted : bool
-        True if the last label column holds the weights of the rows.
     summary : bool
         True if loss, learning rate and throughput of every step are recorded.
     """
 
     feature_cols: Sequence[str]
     label_cols: Sequence[str]
-    metrics: Sequence[Any] = ()
     callbacks: Sequence[Any] = ()
-    per_worker: bool = False
     clipping: Clipping = field(default_factory=Clipping)
     accumulate: int = 1
-    precision: str = "fp32"
-    weighted: bool = False
     summary: bool = False
 
     def forward_pass(self, built: Built) -> ForwardPass:
@@ -494,15 +484,9 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         return self._validation is not None
 
     def _evaluate(self) -> dict:
-        settings = EvaluationSettings(
-            self.settings.batch_size,
-            self.settings.metrics,
-            per_worker=self.settings.per_worker,
-            precision=self.settings.precision,
-        )
+        validation = cast("TensorShard | LoaderBatches", self._validation)
         with self._buffers.merged():
-            validation = cast("TensorShard | LoaderBatches", self._validation)
-            return evaluate_shard(self, self._forward_pass, validation, self.sync, settings)
+            return evaluate_shard(self, self._forward_pass, validation, self.sync, self.settings)
 
     def merged_buffers(self) -> contextlib.AbstractContextManager:
         return self._buffers.merged()
@@ -543,15 +527,8 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         computed = time.perf_counter()
         self._buffers.rows += rows
         loss = self.loss.item() if counted and self.loss is not None else 0.0
-        parts = loss_parts(
-            loss,
-            counted,
-            total,
-            rows,
-            batch_rows,
-            weighted=self.settings.weighted,
-            is_sum=self._forward_pass.sums,
-        )
+        rule = LossRule(self.settings.weighted, self._forward_pass.sums)
+        parts = rule.parts(loss, counted, total, rows, batch_rows)
         if self.updated:
             position.global_step += 1
             self._built.step_scheduler_after_update(self)

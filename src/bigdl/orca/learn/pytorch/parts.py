@@ -1,7 +1,7 @@
 """The parts of a PyTorch training: made from the arguments, and read from and written to files.
 
 A file holds a state dict, a pickled module or the full state of BigDL 2.x: epoch, models,
-optimizers and schedulers.  A folder of ``model_dir`` (:mod:`bigdl.training.checkpoint`) is read too.
+optimizers and schedulers.  A checkpoint's folder (:mod:`bigdl.training.checkpoint`) is read too.
 """
 
 from __future__ import annotations
