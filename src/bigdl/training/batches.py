@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -184,7 +185,37 @@ def shuffle_memory(config: dict, threads: int) -> int:
     return available_memory() // 2 // max(1, core_count() // max(1, threads))
 
 
-class TensorShard:
+class BatchSource(ABC):
+    """Rows of a worker that can be read in batches, any of them at any time.
+
+    Attributes
+    ----------
+    rows : int
+    """
+
+    rows: int
+
+    @abstractmethod
+    def in_order(self, batch_size: int) -> Any:
+        """The order of an evaluation in batches of so many rows."""
+
+    @abstractmethod
+    def batch(self, start: int, stop: int, order: Any = None) -> Any:
+        """The batch of rows `start`...`stop` of an order; default that of an evaluation."""
+
+    def has_label(self, value: float) -> bool:
+        """Return True unless it is known that no target is `value`."""
+        return True
+
+    def in_batches(self, batch_size: int) -> Iterator[tuple[int, Any]]:
+        """Yield the number of rows and the batch, of all rows in the order of an evaluation."""
+        order = self.in_order(batch_size)
+        for start in range(0, self.rows, batch_size):
+            stop = min(start + batch_size, self.rows)
+            yield stop - start, self.batch(start, stop, order)
+
+
+class TensorShard(BatchSource):
     """The columns of a shard as tensors over the mapped files.
 
     Parameters
@@ -392,10 +423,6 @@ class KeyedShard(TensorShard):
     def __init__(self, shard: Shard, keys: Sequence[str]):
         super().__init__(shard, keys, ())
         self._keys = keys
-
-    def has_label(self, value: float) -> bool:
-        """Return True: which of the columns are targets is not known here."""
-        return True
 
     def batch(self, start: int, stop: int, order: Any = None) -> dict:
         """Rows `start`...`stop` of the shard's order, copied."""
@@ -615,7 +642,7 @@ class _Epoch:
         self.indices, self.seeds, self.ahead = indices, seeds, ahead
 
 
-class LoaderBatches:
+class LoaderBatches(BatchSource):
     """A worker's part of a map-style DataLoader, read live.
 
     Parameters
@@ -658,7 +685,7 @@ class LoaderBatches:
         self._processes: _Processes | None = None
         self._form: Any = None  # of the first batch
         self._like: LoaderBatches | None = None
-        self._one_by_one = _BatchMaker(loader.dataset, loader.collate_fn)
+        self._one_by_one = _BatchMaker((loader.dataset, loader.collate_fn))
 
     def take_types(
         self, inputs: list | None, targets: list | None, training: TensorShard | LoaderBatches
@@ -669,10 +696,6 @@ class LoaderBatches:
     def window(self, memory: int) -> int:
         """Nothing is shuffled in windows: samples are read where they are."""
         return 0
-
-    def has_label(self, value: float) -> bool:
-        """Return True: nobody has read the targets."""
-        return True
 
     def order(
         self, shuffle: bool, seed: int, epoch: int, rank: int, window: int, ranges: Callable
@@ -752,11 +775,11 @@ class LoaderBatches:
 class _BatchMaker:
     """Makes batches of samples, each under a seed of its own; in this or in another process."""
 
-    def __init__(self, dataset, collate):
+    def __init__(self, dataset_and_collate):
         from torch.utils.data import TensorDataset, default_collate
 
-        self.dataset, self.collate = dataset, collate
-        self._is_plain = type(dataset) is TensorDataset and collate is default_collate
+        self.dataset, self.collate = dataset_and_collate
+        self._is_plain = type(self.dataset) is TensorDataset and self.collate is default_collate
 
     def __getitem__(self, item):
         seeds, indices = item
@@ -770,16 +793,8 @@ class _BatchMaker:
             samples = fetch(indices) if fetch else [self.dataset[i] for i in indices]
             return self.collate(samples)
 
-    def __getstate__(self):
-        import cloudpickle
-
-        # a class of a notebook or of __main__ is pickled by value
-        return cloudpickle.dumps((self.dataset, self.collate))
-
-    def __setstate__(self, data):
-        import cloudpickle
-
-        self.__init__(*cloudpickle.loads(data))
+    def __reduce__(self):
+        return _BatchMaker, (_ByValue((self.dataset, self.collate)),)
 
 
 class _Processes:
@@ -801,14 +816,14 @@ class _Processes:
         self._ranges: list = []
         init = loader.worker_init_fn
         self._loader = DataLoader(
-            _BatchMaker(loader.dataset, loader.collate_fn),
-            sampler=_Stream(self),
+            _BatchMaker((loader.dataset, loader.collate_fn)),
+            sampler=self,
             batch_size=None,
             num_workers=loader.num_workers,
             collate_fn=_unchanged,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
-            worker_init_fn=None if init is None else _PickledByValue(init),
+            worker_init_fn=None if init is None else _ByValue(init),
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=True,
             multiprocessing_context=context,
@@ -826,7 +841,7 @@ class _Processes:
         """Announce nothing more of the epoch before."""
         self._items = iter(())
 
-    def next_item(self):
+    def __iter__(self):
         for range_, item in self._items:
             self._ranges.append(range_)
             yield item
@@ -838,32 +853,16 @@ class _Processes:
             self._loader._iterator = None
 
 
-class _Stream:
-    def __init__(self, owner):
-        self._owner = owner
+class _ByValue:
+    """A value that arrives as itself where this is unpickled, even a class of ``__main__``."""
 
-    def __iter__(self):
-        return self._owner.next_item()
+    def __init__(self, value):
+        self._value = value
 
-
-class _PickledByValue:
-    """A function that is pickled by value."""
-
-    def __init__(self, function):
-        self._function = function
-
-    def __call__(self, *args):
-        return self._function(*args)
-
-    def __getstate__(self):
+    def __reduce__(self):
         import cloudpickle
 
-        return cloudpickle.dumps(self._function)
-
-    def __setstate__(self, data):
-        import cloudpickle
-
-        self._function = cloudpickle.loads(data)
+        return cloudpickle.loads, (cloudpickle.dumps(self._value),)
 
 
 def _unchanged(batch):

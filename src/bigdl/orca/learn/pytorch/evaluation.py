@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
@@ -225,10 +226,7 @@ class WorkerBatches:
         return -(-self._data.rows // self.batch_size)
 
     def __iter__(self) -> Iterator:
-        order = self._data.in_order(self.batch_size)
-        for start in range(0, self._data.rows, self.batch_size):
-            stop = min(start + self.batch_size, self._data.rows)
-            yield self._data.batch(start, stop, order)
+        return (batch for _, batch in self._data.in_batches(self.batch_size))
 
 
 @dataclass
@@ -323,13 +321,8 @@ def _tally(runner, forward_pass, data, settings, world_size, measures) -> _Tally
     if settings.num_steps is not None:
         runner.num_steps = min(runner.num_steps, settings.num_steps)
     precision = precision_of(settings.precision, runner.device)
-    order = data.in_order(local)
-    for index, start in enumerate(range(0, data.rows, local)):
-        if settings.num_steps is not None and index >= settings.num_steps:
-            break
-        stop = min(start + local, data.rows)
-        runner.batch_idx = index
-        runner.batch = to_device(data.batch(start, stop, order), runner.device)
+    for index, (rows, batch) in enumerate(islice(data.in_batches(local), runner.num_steps)):
+        runner.batch_idx, runner.batch = index, to_device(batch, runner.device)
         runner.output = runner.target = runner.loss = None
         runner.call("before_val_iter")
         weights = forward_pass.weights(runner.batch) if measures else None
@@ -339,14 +332,14 @@ def _tally(runner, forward_pass, data, settings, world_size, measures) -> _Tally
         tally.forward_s += time.perf_counter() - started
         output, target, loss = runner.output, runner.target, runner.loss
         tally.batches += 1
-        tally.rows += stop - start
+        tally.rows += rows
         if loss is not None:
-            weight = forward_pass.denominator(output, target, stop - start)
+            weight = forward_pass.denominator(output, target, rows)
             if weight:  # a batch of ignored labels has a loss of nan
                 tally.loss += float(loss) if forward_pass.sums else float(loss) * weight
                 tally.weight += weight
         for name, value in forward_pass.logged().items():
-            tally.logged[name] = tally.logged.get(name, 0.0) + value * (stop - start)
+            tally.logged[name] = tally.logged.get(name, 0.0) + value * rows
         if measures and output is None:
             raise UsageError("metrics= needs a model whose forward returns predictions")
         for measure in measures.values():

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from typing import TYPE_CHECKING
 
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.learn.arguments import warn_once
-from bigdl.orca.learn.pytorch.callbacks.tensorboard import upload, writer_class
+from bigdl.orca.learn.pytorch.callbacks.tensorboard import open_writer, writer_class
 from bigdl.training.figures import Records, summaries_of
 
 if TYPE_CHECKING:
@@ -107,24 +106,18 @@ class EventFiles:
     def write(self, train: dict, validation: dict) -> None:
         """Write what is newer than what was written."""
         with contextlib.suppress(MissingExtraError):
-            make = writer_class()
             for folder_name, summaries in (("train", train), ("validation", validation)):
-                self._write(make, folder_name, summaries)
+                self._write(folder_name, summaries)
 
-    def _write(self, make, folder_name, summaries):
+    def _write(self, folder_name, summaries):
         after = self._written[folder_name]
         new = [(t, *r) for t, rows in summaries.items() for r in rows if r[0] > after]
         if not new:
             return
-        with contextlib.ExitStack() as stack:
-            folder = f"{self.url}/{folder_name}"
-            if "://" in self.url:
-                folder = stack.enter_context(tempfile.TemporaryDirectory())
-            with make(log_dir=folder) as writer:
-                for tag, step, value, moment in new:
-                    writer.add_scalar(tag, value, step, walltime=moment)
-            if "://" in self.url:
-                upload(folder, f"{self.url}/{folder_name}")
+        with contextlib.ExitStack() as opened:
+            writer = open_writer(opened, f"{self.url}/{folder_name}")
+            for tag, step, value, moment in new:
+                writer.add_scalar(tag, value, step, walltime=moment)
         self._written[folder_name] = max(row[1] for row in new)
 
 
