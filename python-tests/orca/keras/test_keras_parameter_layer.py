@@ -24,8 +24,8 @@ from bigdl.orca.learn.tf2.layer_replica import KerasReplica, KerasReplicaProgram
 from bigdl.orca.learn.tf2.layer_training import KerasLayerLoop, KerasLayerModel
 from bigdl.orca.learn.tf2.parts import KerasParts
 from bigdl.orca.learn.trigger import SeveralIteration
-from bigdl.orca.parameter_layer.optimizers import SliceOptimizer, cut_state, joined_state
-from bigdl.orca.parameter_layer.plan import Geometry, Transport
+from bigdl.orca.parameter_layer.optimizers import cut_state, joined_state, update_slice
+from bigdl.orca.parameter_layer.plan import Geometry, LayerPlan, Transport
 from bigdl.orca.parameter_layer.rank import Rank, RankState
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.fit import FailurePolicy
@@ -87,17 +87,18 @@ def test_slices_make_the_updates_of_keras(name, numbers):
             flat = np.clip(flat, *mine.clamp)
         for rank, (low, high) in enumerate(geometry.bounds):
             weights = vector[low:high].copy()
-            optimizer = SliceOptimizer(
-                mine.sliced,
-                mine.groups,
+            plan = LayerPlan(geometry.sizes, mine.groups, mine.sliced, 3)
+            new_state = update_slice(
+                plan,
                 mine.hyper(),
                 geometry.segments(rank),
                 weights,
                 cut_state(state, geometry, rank),
+                flat[low:high].copy(),
+                set(),
             )
-            optimizer.step(flat[low:high].copy(), set())
             made.append(weights)
-            states.append(optimizer.state())
+            states.append(new_state)
         vector = np.concatenate(made)
         state = joined_state(states, geometry, [v.shape for v in first])
         mine.pass_step()

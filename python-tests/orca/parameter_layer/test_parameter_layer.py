@@ -313,7 +313,7 @@ def test_messages_keep_documents_and_arrays():
     arrays = [
         np.arange(5, dtype=np.int8),
         np.zeros((0, 3)),
-        np.float64(2.5).reshape(()),
+        np.array(2.5),
         b"raw",
         b"",
     ]

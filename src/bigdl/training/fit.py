@@ -114,6 +114,7 @@ class FitJob:
         return self.engine.open(program, self.feed)
 
 
+@dataclass
 class FailurePolicy:
     """Retry from the latest checkpoint, at most a number of times within a window.
 
@@ -127,19 +128,15 @@ class FailurePolicy:
         Seconds; for tests.
     """
 
-    def __init__(
-        self,
-        max_failures: int = 3,
-        window: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        check_integer("max_failures", max_failures, 0)
-        if window is not None:
-            check_number("window", window, above=0)
-        self.max_failures = max_failures
-        self.window = window
-        self._clock = clock
-        self._losses: deque[float] = deque()
+    max_failures: int = 3
+    window: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    _losses: deque[float] = field(default_factory=deque, init=False, repr=False)
+
+    def __post_init__(self):
+        check_integer("max_failures", self.max_failures, 0)
+        if self.window is not None:
+            check_number("window", self.window, above=0)
 
     @classmethod
     def of(cls, value: int | FailurePolicy | None, backend: str = "spark") -> FailurePolicy:
@@ -150,7 +147,7 @@ class FailurePolicy:
         if value is None:
             return cls(5, 120.0) if backend == "bigdl" else cls(3)
         if isinstance(value, FailurePolicy):
-            return cls(value.max_failures, value.window, value._clock)
+            return replace(value)
         return cls(value)
 
     def allow_retry(self, error: WorkerLost) -> str:
@@ -166,7 +163,7 @@ class FailurePolicy:
         WorkerLost
             What was lost, and why that is not retried.
         """
-        now = self._clock()
+        now = self.clock()
         self._losses.append(now)
         while self.window is not None and self._losses[0] < now - self.window:
             self._losses.popleft()
@@ -463,14 +460,15 @@ class FitLoop(ABC):
 
     settings: RunSettings
     position: Position
+    stop = False  # whether a callback or a trigger has ended the fit
 
     @abstractmethod
     def _is_over(self) -> bool:
         """Return True if the fit ends here, the same on every rank; maybe a collective."""
 
-    @abstractmethod
     def _stop(self) -> None:
         """End the fit here."""
+        self.stop = True
 
     @abstractmethod
     def _save_checkpoint(self) -> None:

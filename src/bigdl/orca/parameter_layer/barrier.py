@@ -64,24 +64,14 @@ class BarrierTransport(Transport):
         *,
         threads: int | None = None,
     ):
-        self._plan = plan
-        self._resources = contextlib.ExitStack()
-        try:
+        with contextlib.ExitStack() as opened:
             # again for each group takes its time
-            self._resources.enter_context(quiet(cast("SparkEngine", engine).cluster.sc))
-            number = self._resources.enter_context(job_number())
-            training = secrets.token_hex(8)
-            self._job = engine.open(
-                GroupProgram(training, number, plan, program),
-                feed,
-                plan.ranks,
-                threads=threads,
-                keep_spools=True,
-            )
-            self._resources.callback(self._job.close)
-        except BaseException:
-            self._resources.close()
-            raise
+            opened.enter_context(quiet(cast("SparkEngine", engine).cluster.sc))
+            number = opened.enter_context(job_number())
+            group = GroupProgram(secrets.token_hex(8), number, plan, program)
+            self._job = engine.open(group, feed, plan.ranks, threads=threads, keep_spools=True)
+            opened.callback(self._job.close)
+            self._resources = opened.pop_all()
         self._given: list[RankState] = []  # by `start`, and not with the executors yet
         self._name: str | None = None  # of the states that the executors keep
         self._known: list[dict] | None = None
@@ -278,7 +268,7 @@ class StateFiles:
             return None
         if senders != list(ranks):
             messages = [
-                self._message(name, rank) if senders[rank] == own != rank else Message(None)
+                Message(self._map(name, rank)) if senders[rank] == own != rank else Message(None)
                 for rank in ranks
             ]
             given = exchange_messages(self._sync, messages)
@@ -303,9 +293,6 @@ class StateFiles:
         ranks = self._sync.world_size
         following = [(rank + distance) % ranks for distance in range(1, ranks)]
         return next((r for r in following if self._places[r] != self._places[rank]), rank)
-
-    def _message(self, name, rank):
-        return Message(self._map(name, rank))
 
     def _map(self, name, rank):
         return np.memmap(self._path(name, rank), np.uint8, mode="r")

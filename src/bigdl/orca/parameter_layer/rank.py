@@ -17,7 +17,7 @@ import numpy as np
 
 from bigdl.common.memory import tuned_allocator
 from bigdl.orca.parameter_layer.messages import Message, codec_for, pack, unpack
-from bigdl.orca.parameter_layer.optimizers import SliceOptimizer, cut_state
+from bigdl.orca.parameter_layer.optimizers import cut_state, update_slice
 from bigdl.orca.parameter_layer.plan import LayerPlan, Segment, Step
 from bigdl.orca.parameter_layer.stragglers import run_within
 
@@ -57,7 +57,7 @@ def merge(values: Sequence[np.ndarray], rows: Sequence[int]) -> np.ndarray:
     if all(value.tobytes() == first.tobytes() for value in values[1:]):
         return first.copy()
     if not np.issubdtype(first.dtype, np.inexact):
-        return np.maximum.reduce(values)
+        return np.asarray(np.maximum.reduce(values))
     wide = np.result_type(first.dtype, np.float64)
     total = sum(rows)
     mean = np.zeros(first.shape, wide)
@@ -490,11 +490,16 @@ class Rank:
             if plan.needs_norms:
                 pairs = np.sqrt(squares[1:].reshape(-1, 2)) * (1.0, scale)
                 norms = {i: (float(norm), float(slope)) for i, (norm, slope) in enumerate(pairs)}
-        optimizer = SliceOptimizer(
-            plan.optimizer, plan.groups, step.hyper, self._segments, state.weights, state.optimizer
+        state.optimizer = update_slice(
+            plan,
+            step.hyper,
+            self._segments,
+            state.weights,
+            state.optimizer,
+            summed.gradient,
+            set(summed.absent),
+            norms,
         )
-        optimizer.step(summed.gradient, set(summed.absent), norms)
-        state.optimizer = optimizer.state()
         state.buffers.update(summed.buffers)
 
 

@@ -288,25 +288,22 @@ class ShuffleTransport(Transport):
     ):
         cloudpickle = require("cloudpickle", "orca")
         self._cluster, self._sc, self._plan = cluster, cluster.sc, plan
-        self._resources = contextlib.ExitStack()
         are_small = 4 * plan.geometry.total <= _SMALL
         self._pairs = Pairs(self._sc, plan.ranks, are_small=are_small)
         self._state = None
-        try:
-            self._resources.enter_context(quiet(self._sc))  # again for each job takes its time
+        self._known: list[dict] | None = None
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(quiet(self._sc))  # again for each job takes its time
             ship_modules(self._sc)
-            number = self._resources.enter_context(job_number())
+            number = opened.enter_context(job_number())
             shipped = self._sc.broadcast(cloudpickle.dumps(program))
-            self._resources.callback(shipped.unpersist)
+            opened.callback(shipped.unpersist)
             self._tasks = Tasks(
                 secrets.token_hex(8), plan, shipped, threads, tuple(user_import_path())
             )
             self._rows = self._call(lambda: Rows(cluster, self._pairs, feed, number))
-            self._resources.callback(self._rows.close)
-            self._known: list[dict] | None = None
-        except BaseException:
-            self.close()
-            raise
+            opened.callback(self._rows.close)
+            self._resources = opened.pop_all()
 
     def rows(self) -> list[dict]:
         if self._known is None:

@@ -258,7 +258,7 @@ class LayerLoop(FitLoop):
             run.on_progress,
             run.validate,
         )
-        self.position, self.stop, self.size = Position(), False, run.plan.ranks
+        self.position, self.size = Position(), run.plan.ranks
         self._directory = None
         if self.settings.run_url is not None:
             self._directory = CheckpointDirectory(self.settings.run_url, self.settings.keep)
@@ -353,9 +353,6 @@ class LayerLoop(FitLoop):
     def _close_epoch(self, entry: dict) -> None:
         super()._close_epoch(entry)
         self._figures = self._no_figures()
-
-    def _stop(self) -> None:
-        self.stop = True
 
     def _save_checkpoint(self) -> None:
         self._keep(self._pull())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -264,7 +264,8 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         place: Any = SimpleNamespace(rank=0, world_size=run.plan.ranks)
         Runner.__init__(self, place, config, settings.callbacks)
         LayerLoop.__init__(self, run)
-        self._built = built = self._layer.built
+        self._built, self._validation = self._layer.built, run.validate
+        built = self._built
         self.model, self.optimizer = built.model, built.optimizer
         self.criterion, self.scheduler = built.criterion, built.scheduler
         self.device = next(self.model.parameters()).device
@@ -296,14 +297,9 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
             figures |= self._figures.dropped
         return figures
 
-    @property
-    def _has_validation(self) -> bool:
-        return self._validate_weights is not None
-
     def _evaluate(self) -> dict:
         self._pull()
-        validate = cast("Callable[[bytes], dict]", self._validate_weights)
-        return validate(dumps(self.model.state_dict()))
+        return self._validation(dumps(self.model.state_dict()))
 
     def _end_training_epoch(self) -> None:
         if self.callbacks:
@@ -316,7 +312,7 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
 
     def _pass_step(self):
         self._layer.pass_step()
-        self._layer.built.step_scheduler_after_update(self)
+        self._layer.built.step_scheduler(self)
 
     # -- figures -------------------------------------------------------------------------------
 

@@ -333,6 +333,7 @@ class TorchEpochs(Runner, FitLoop):
 
     settings: FitSettings
     _built: Built
+    _validation: Any = None  # what an evaluation works on, if there is one
 
     @abstractmethod
     def _run_steps(self) -> bool:
@@ -346,11 +347,6 @@ class TorchEpochs(Runner, FitLoop):
     def _evaluate(self) -> dict | None:
         """Return what an evaluation of the validation data gave."""
 
-    @property
-    @abstractmethod
-    def _has_validation(self) -> bool:
-        """True if there is validation data."""
-
     def _epoch(self) -> None:
         position = self.position
         self.model.train()
@@ -360,7 +356,7 @@ class TorchEpochs(Runner, FitLoop):
         if figures is None:  # it was stopped before the first step
             return
         entry = {"epoch": position.epoch + 1, "global_step": position.global_step, **figures}
-        if self._has_validation:
+        if self._validation is not None:
             self._validate(entry)
         self.epoch_stats, self.epoch_is_whole = entry, is_whole
         self._end_training_epoch()
@@ -386,7 +382,7 @@ class TorchEpochs(Runner, FitLoop):
 
     def _close_epoch(self, entry: dict) -> None:
         super()._close_epoch(entry)
-        self._built.step_scheduler_after_epoch(self, entry)
+        self._built.step_scheduler(self, entry)
 
 
 class TorchLoop(TorchEpochs, WorkerLoop):
@@ -479,10 +475,6 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             figures["profile"]["ended_at"] = time.time()
         return figures
 
-    @property
-    def _has_validation(self) -> bool:
-        return self._validation is not None
-
     def _evaluate(self) -> dict:
         validation = cast("TensorShard | LoaderBatches", self._validation)
         with self._buffers.merged():
@@ -498,9 +490,6 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         if self.callbacks and self.size > 1:
             self.stop = any(vote[0] for vote in self.sync.all_gather([float(self.stop)]))
         return self.stop
-
-    def _stop(self) -> None:
-        self.stop = True
 
     # -- a batch -------------------------------------------------------------------------------
 
@@ -531,7 +520,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         parts = rule.parts(loss, counted, total, rows, batch_rows)
         if self.updated:
             position.global_step += 1
-            self._built.step_scheduler_after_update(self)
+            self._built.step_scheduler(self)
         self._sums.add(
             *parts,
             rows,

@@ -86,30 +86,27 @@ class Built:
         if "scheduler.pt" in files and self.scheduler is not None:
             load_into(self.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
 
-    def step_scheduler_after_update(self, runner: Runner) -> None:
-        """Step the scheduler after an update, if it is its turn."""
-        if self.interval != "step" or runner.global_step % self.frequency:
+    def step_scheduler(self, runner: Runner, figures: dict | None = None) -> None:
+        """Step the scheduler, if it is its turn.
+
+        Parameters
+        ----------
+        runner : Runner
+        figures : dict, optional
+            Of the epoch that ended; None after an update.
+        """
+        done = runner.global_step if figures is None else runner.epochs
+        if (self.interval == "step") != (figures is None) or done % self.frequency:
             return
         if runner.main is not None and runner.main.owns_lr:
             runner.main.on_lr_adjust(runner)
-        elif self.scheduler is not None:
-            self.scheduler.step()
-
-    def step_scheduler_after_epoch(self, runner: Runner, figures: dict) -> None:
-        """Step the scheduler at the end of an epoch, if it is its turn."""
-        if self.interval == "step" or runner.epochs % self.frequency:
+        elif self.scheduler is None or self.interval == "manual":
             return
-        if runner.main is not None and runner.main.owns_lr:
-            runner.main.on_lr_adjust(runner)
-        elif self.scheduler is not None and self.interval == "epoch":
-            self._step_by(figures)
-
-    def _step_by(self, figures):
-        if not _is_plateau(self.scheduler):
+        elif figures is not None and _is_plateau(self.scheduler):
+            monitor = self.monitor or getattr(self.scheduler, "monitor", None)
+            self.scheduler.step(figure_of(figures, monitor, "scheduler"))
+        else:
             self.scheduler.step()
-            return
-        monitor = self.monitor or getattr(self.scheduler, "monitor", None)
-        self.scheduler.step(figure_of(figures, monitor, "scheduler"))
 
 
 @dataclass
