@@ -191,9 +191,38 @@ class BatchSource(ABC):
     Attributes
     ----------
     rows : int
+    fingerprint : int
+        Equal for equal rows in equal order, as far as that is known.
+    drop_last : bool
+        True if a last batch that is not full is left out.
+    inputs, targets : list or None
+        Key, dtype and row shape of every array of every feature or label column, where known.
     """
 
     rows: int
+    fingerprint: int
+    drop_last = False
+    inputs: list | None = None
+    targets: list | None = None
+
+    @abstractmethod
+    def window(self, memory: int) -> int:
+        """Rows of a window that is shuffled at a time; 0 when all rows fit in `memory` bytes."""
+
+    @abstractmethod
+    def order(
+        self, shuffle: bool, seed: int, epoch: int, rank: int, window: int, ranges: Callable
+    ) -> Any:
+        """The order of an epoch; the batches of ``ranges()`` (start, stop) are read in turn."""
+
+    def facts(self, window: int) -> dict:
+        """Return what :func:`plan_batches` needs to know of the rows; JSON-able."""
+        return {
+            "rows": self.rows,
+            "fingerprint": self.fingerprint,
+            "drop_last": bool(self.drop_last),
+            "window": window,
+        }
 
     @abstractmethod
     def in_order(self, batch_size: int) -> Any:
@@ -242,9 +271,6 @@ class TensorShard(BatchSource):
         import torch
 
         self.rows, self.fingerprint = shard.rows, shard.fingerprint
-        self.drop_last = False
-        self.inputs: list | None = None
-        self.targets: list | None = None
         self._features: list[Places] = []
         self._labels: list[Places] = []
         self._casts: dict = {}  # place -> what brings its values into the types of other data
@@ -298,9 +324,7 @@ class TensorShard(BatchSource):
                     "with StringIndexer"
                 )
 
-    def take_types(
-        self, inputs: list | None, targets: list | None, training: TensorShard | LoaderBatches
-    ) -> None:
+    def take_types(self, inputs: list | None, targets: list | None, training: BatchSource) -> None:
         """Give out numbers in the dtypes that they have in the training data.
 
         Parameters
@@ -339,13 +363,7 @@ class TensorShard(BatchSource):
         return 0 if total <= memory else max(1, memory * self.rows // total)
 
     def order(
-        self,
-        shuffle: bool,
-        seed: int,
-        epoch: int,
-        rank: int,
-        window: int,
-        ranges: Callable | None = None,
+        self, shuffle: bool, seed: int, epoch: int, rank: int, window: int, ranges: Any = None
     ) -> Any:
         """The order of an epoch, for :meth:`batch`."""
         if not shuffle:
@@ -540,7 +558,7 @@ def open_batches(
     worker: Worker,
     config: dict,
     batch_size: int,
-) -> TensorShard | LoaderBatches:
+) -> BatchSource:
     """Open the source of a loop's batches.
 
     Parameters
@@ -573,7 +591,7 @@ def open_loader(
     feature_cols: Sequence[str] | None,
     label_cols: Sequence[str] | None,
     worker: Worker,
-) -> TensorShard | LoaderBatches:
+) -> BatchSource:
     """Open the source of a loop's batches over a loader that the worker has made.
 
     Parameters
@@ -656,8 +674,6 @@ class LoaderBatches(BatchSource):
     drop_last : bool
     """
 
-    inputs = targets = None
-
     def __init__(self, loader: DataLoader, rank: int, world_size: int):
         from torch.utils.data import RandomSampler, SequentialSampler
         from torch.utils.data.distributed import DistributedSampler
@@ -687,9 +703,7 @@ class LoaderBatches(BatchSource):
         self._like: LoaderBatches | None = None
         self._one_by_one = _BatchMaker((loader.dataset, loader.collate_fn))
 
-    def take_types(
-        self, inputs: list | None, targets: list | None, training: TensorShard | LoaderBatches
-    ) -> None:
+    def take_types(self, inputs: list | None, targets: list | None, training: BatchSource) -> None:
         """Give out numbers in the dtypes of the batches of `training`, as far as it made any."""
         self._like = training if isinstance(training, LoaderBatches) else None
 

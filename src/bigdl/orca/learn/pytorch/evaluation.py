@@ -17,7 +17,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.orca.learn.pytorch.forward import BatchColumns, forward_for
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
-from bigdl.training.batches import TensorShard, open_batches
+from bigdl.training.batches import open_batches
 from bigdl.training.checkpoint import write_bytes
 from bigdl.training.fit import FailurePolicy
 from bigdl.training.position import Position
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.engine import Job
     from bigdl.runtime.worker import Worker
-    from bigdl.training.batches import LoaderBatches, TensorShard
+    from bigdl.training.batches import BatchSource
 
 __all__ = [
     "EvaluateProgram",
@@ -219,7 +219,7 @@ class WorkerBatches:
         Of this worker.
     """
 
-    def __init__(self, data: TensorShard | LoaderBatches, batch_size: int):
+    def __init__(self, data: BatchSource, batch_size: int):
         self._data, self.batch_size = data, max(1, batch_size)
 
     def __len__(self) -> int:
@@ -271,7 +271,7 @@ class _Tally:
 def evaluate_shard(
     runner: Runner,
     forward_pass: ForwardPass,
-    data: TensorShard | LoaderBatches,
+    data: BatchSource,
     sync: GradientSync,
     settings: EvaluationSettings,
 ) -> dict:

@@ -29,7 +29,6 @@ from bigdl.orca.learn.pytorch.parts import Built, ModelParts
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.training.batches import (
     BatchLayout,
-    LoaderBatches,
     all_gather_json,
     open_batches,
     plan_batches,
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.forward import ForwardPass
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.worker import Worker
-    from bigdl.training.batches import TensorShard
+    from bigdl.training.batches import BatchSource
 
 __all__ = [
     "Buffers",
@@ -277,7 +276,7 @@ class FitSettings(EvaluationSettings, RunSettings):
         columns = BatchColumns(self.feature_cols, self.label_cols)
         return forward_for(built.model, built.criterion, weighted=self.weighted, columns=columns)
 
-    def open_batches(self, shard: Any, worker: Any, config: dict) -> TensorShard | LoaderBatches:
+    def open_batches(self, shard: Any, worker: Any, config: dict) -> BatchSource:
         """Open the source of batches over a shard."""
         return open_batches(
             shard, self.feature_cols, self.label_cols, worker, config, self.batch_size
@@ -389,8 +388,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
     """One worker's part of a fit."""
 
     _is_uneven: bool
-    _data: TensorShard | LoaderBatches
-    _validation: TensorShard | LoaderBatches | None
+    _data: BatchSource
 
     def __init__(
         self, worker: Worker, sync: GradientSync, parts: ModelParts, settings: FitSettings
@@ -476,9 +474,9 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         return figures
 
     def _evaluate(self) -> dict:
-        validation = cast("TensorShard | LoaderBatches", self._validation)
+        data = self._validation
         with self._buffers.merged():
-            return evaluate_shard(self, self._forward_pass, validation, self.sync, self.settings)
+            return evaluate_shard(self, self._forward_pass, data, self.sync, self.settings)
 
     def merged_buffers(self) -> contextlib.AbstractContextManager:
         return self._buffers.merged()
@@ -586,12 +584,10 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         self._validation = None
         if validation is not None:
             self._validation = settings.open_batches(validation, self.worker, self.config)
+        window = self._data.window(shuffle_memory(self.config, self.worker.threads))
         described = {
-            "rows": self._data.rows,
-            "fingerprint": self._data.fingerprint,
+            **self._data.facts(window),
             "validation": 1 if self._validation is None else self._validation.rows,
-            "drop_last": bool(self._data.drop_last),
-            "window": self._data.window(shuffle_memory(self.config, self.worker.threads)),
             "types": None if self._data.inputs is None else [self._data.inputs, self._data.targets],
             "uneven": counts_unevenly(self.criterion)
             and (
