@@ -61,18 +61,27 @@ class Sample:
     Attributes
     ----------
     columns : list
-        One array of shape ``(rows, ...)`` for each argument of the model, or a dict of arrays for
-        a map column.
+        Arrays of shape ``(rows, ...)`` for each argument of the model, by the keys of a map column
+        or None.
     """
 
-    columns: list
+    columns: list[dict[str | None, np.ndarray]]
+
+    @classmethod
+    def of(cls, columns: list) -> Sample:
+        """The sample of columns that are an array or a dict of arrays each."""
+        return cls([each if isinstance(each, dict) else {None: each} for each in columns])
+
+    @property
+    def rows(self) -> int:
+        return len(next(iter(self.columns[0].values())))
 
     @property
     def leaves(self) -> list[list]:
         """``[key, dtype, shape]`` of the arrays of each column, in the form of
         ``TensorShard.inputs``."""
         return [
-            [[key, array.dtype.name, list(array.shape[1:])] for key, array in _leaves(column)]
+            [[key, array.dtype.name, list(array.shape[1:])] for key, array in column.items()]
             for column in self.columns
         ]
 
@@ -95,15 +104,16 @@ class Sample:
         list of tuple
             The model's arguments.
         """
+        size = min(max(size, 2), SAMPLE_ROWS)
+        index = np.resize(np.arange(self.rows), (-(-self.rows // size), size))
+        return [tuple(self._arguments(rows)) for rows in index]
+
+    def _arguments(self, rows):
         import torch
 
-        size = min(max(size, 2), SAMPLE_ROWS)
-        rows = len(_leaves(self.columns[0])[0][1])
-        index = np.resize(np.arange(rows), (-(-rows // size), size))
-        return [
-            tuple(_map(column, lambda a, i=each: torch.tensor(a[i])) for column in self.columns)
-            for each in index
-        ]
+        for column in self.columns:
+            tensors = {key: torch.tensor(array[rows]) for key, array in column.items()}
+            yield tensors.get(None, tensors)
 
 
 def sample_of(
@@ -221,38 +231,24 @@ def _spread(rows: int, size: int) -> np.ndarray:
 
 def _gathered(take: Callable[[int], list]) -> Sample | None:
     """The rows that the first partitions have, those of one shape."""
-    samples: list = []
+    samples: list[Sample] = []
     for partitions in _PARTITIONS:
-        samples = take(partitions)
-        for each in samples:
-            if isinstance(each, str):
-                raise UsageError(each)
-        if len(samples) < partitions or sum(map(_size, samples)) >= SAMPLE_ROWS:
+        taken = take(partitions)
+        for columns in taken:
+            if isinstance(columns, str):
+                raise UsageError(columns)
+        samples = [Sample.of(columns) for columns in taken]
+        if len(samples) < partitions or sum(sample.rows for sample in samples) >= SAMPLE_ROWS:
             break
     if not samples:
         return None
-    first_type = Sample(samples[0]).kind
-    alike = [columns for columns in samples if Sample(columns).kind == first_type]
-    joined = [_joined(parts) for parts in zip(*alike, strict=True)]
-    return Sample(joined)
-
-
-def _size(columns) -> int:
-    return len(_leaves(columns[0])[0][1])
-
-
-def _joined(parts):
-    if isinstance(parts[0], dict):
-        return {key: _joined([part[key] for part in parts]) for key in parts[0]}
-    return np.concatenate(parts)[:SAMPLE_ROWS]
-
-
-def _leaves(column) -> list[tuple]:
-    return list(column.items()) if isinstance(column, dict) else [(None, column)]
-
-
-def _map(column, func):
-    return {k: func(a) for k, a in column.items()} if isinstance(column, dict) else func(column)
+    alike = [sample.columns for sample in samples if sample.kind == samples[0].kind]
+    return Sample(
+        [
+            {key: np.concatenate([part[key] for part in parts])[:SAMPLE_ROWS] for key in parts[0]}
+            for parts in zip(*alike, strict=True)
+        ]
+    )
 
 
 logger = logging.getLogger("bigdl.orca")

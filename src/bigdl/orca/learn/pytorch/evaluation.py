@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.orca.learn.pytorch.forward import BatchColumns, forward_for
-from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
+from bigdl.orca.learn.pytorch.parts import Built, ModelParts, load_into
 from bigdl.training.batches import open_batches
 from bigdl.training.checkpoint import write_bytes
 from bigdl.training.fit import FailurePolicy
@@ -116,6 +116,11 @@ class Runner:
         self.stop = False
         self._values: dict[str, Any] = {}
         self._forward_by: Callable[[], tuple] | None = None
+
+    def _take(self, built: Built) -> None:
+        """Show the parts of a model."""
+        self.model, self.optimizer = built.model, built.optimizer
+        self.criterion, self.scheduler = built.criterion, built.scheduler
 
     @property
     def epochs(self) -> int:
@@ -297,13 +302,12 @@ def evaluate_shard(
     forward_pass.model.train(training)
     tally.total_s = time.perf_counter() - started
 
-    states = sync.gather(dumps({name: m.state() for name, m in measures.items()}))
-    tallies = sync.gather(json.dumps(asdict(tally)).encode())
+    gathered = sync.gather(dumps([asdict(tally), {n: m.state() for n, m in measures.items()}]))
     evaluation: dict[str, Any] | None = None
     if sync.rank == 0:
         with_loss = forward_pass.criterion is not None
-        gathered = zip(cast("list[bytes]", tallies), cast("list[bytes]", states), strict=True)
-        workers = [(_Tally(**json.loads(t)), state) for t, state in gathered]
+        pairs = [loads(data) for data in cast("list[bytes]", gathered)]
+        workers = [(_Tally(**sums), states) for sums, states in pairs]
         evaluation = {
             "figures": _figures(workers, measures, with_loss),
             "profile": _profile([t for t, _ in workers]),
@@ -361,8 +365,7 @@ def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
     """The figures of some workers together; `measures` are only used to compute."""
     from bigdl.orca.learn.metrics import merge_states
 
-    tallies = [tally for tally, _ in workers]
-    states = [loads(state) for _, state in workers]
+    tallies, states = zip(*workers, strict=True)
     rows, weight = sum(t.rows for t in tallies), sum(t.weight for t in tallies)
     out: dict[str, Any] = {"num_samples": rows}
     if with_loss or weight:
@@ -410,7 +413,7 @@ class EvaluateProgram:
         runner = Runner(worker, self.parts.config, self.callbacks)
         runner.device = device_of(worker, sync)
         move(built, runner.device)
-        runner.model, runner.criterion = built.model, built.criterion
+        runner._take(built)
         data = open_batches(
             worker.shard,
             self.feature_cols,

@@ -265,9 +265,7 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         Runner.__init__(self, place, config, settings.callbacks)
         LayerLoop.__init__(self, run)
         self._built, self._validation = self._layer.built, run.validate
-        built = self._built
-        self.model, self.optimizer = built.model, built.optimizer
-        self.criterion, self.scheduler = built.criterion, built.scheduler
+        self._take(self._built)
         self.device = next(self.model.parameters()).device
         self._summary, self._phases = StepSummary(), GroupPhases()
         self._records: dict[str, Records] = {}  # files of a checkpoint, if steps are recorded

@@ -398,10 +398,8 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
         # creators run under one seed, so that all ranks start from the same weights
         seed_everything(settings.seed)
-        built = parts.build(training=True)
-        self.model, self.optimizer = built.model, built.optimizer
-        self.criterion, self.scheduler = built.criterion, built.scheduler
-        self._built = built
+        self._built = built = parts.build(training=True)
+        self._take(built)
         self._forward_pass = settings.forward_pass(built)
         self._update = Update(
             sync,
