@@ -30,15 +30,13 @@ from bigdl.training.state import mixed_seed, seeded
 
 if TYPE_CHECKING:
     import torch
+    from torch.utils.data import DataLoader
 
     from bigdl.runtime.collectives.base import GradientSync
-    from bigdl.runtime.shards.shard import Shard
+    from bigdl.runtime.worker import Worker
     from bigdl.training.fit import RunSettings
 
     Places = dict[str | None, tuple[int, int | None]]  # see Shard.places
-    from torch.utils.data import DataLoader
-
-    from bigdl.runtime.worker import Worker
 
 __all__ = [
     "BatchLayout",

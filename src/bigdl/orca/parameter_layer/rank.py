@@ -197,7 +197,7 @@ class Contribution:
     rows: int = 0
     absent: Sequence[int] = ()
     buffers: dict[int, np.ndarray] = field(default_factory=dict)
-    record: dict = field(default_factory=dict)
+    record: dict = field(default_factory=lambda: {"loss": 0.0, "counted": 0.0})
 
 
 class Replica(Protocol):
@@ -329,16 +329,12 @@ class Rank:
             buffers.update(received["buffers"])
             is_halted = received["halted"]  # alike on all owners
         got = time.perf_counter()
-        is_late, contribution = False, Contribution(record={"loss": 0.0, "counted": 0.0})
+        is_late, contribution = False, Contribution()
         if not is_halted:
-            computed_contribution = run_within(
-                step.limit, lambda: replica.compute(step, vector, buffers)
-            )
-            is_late = computed_contribution is None
-            if computed_contribution is None:
-                contribution.record["dropped"] = step.rows(self.rank)
-            else:
-                contribution = computed_contribution
+            in_time = run_within(step.limit, lambda: replica.compute(step, vector, buffers))
+            is_late, contribution = in_time is None, in_time or contribution
+        if is_late:
+            contribution.record["dropped"] = step.rows(self.rank)
         computed = time.perf_counter()
         encoded, residual = self._encoded(contribution.gradient, residual)
         record = {

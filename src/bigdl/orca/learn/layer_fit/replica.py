@@ -124,7 +124,7 @@ class LayerReplica(ABC):
         started = time.perf_counter()
         start, stop = step.ranges[self._rank]
         if start == stop:
-            return Contribution(record={"loss": 0.0, "counted": 0.0})
+            return Contribution()
         batch = self._batch(step, start, stop)
         fetched = time.perf_counter()
         before = [buffers.get(number, kept) for number, kept in enumerate(self._initial)]
