@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bigdl.runtime.engine import Engine
     from bigdl.runtime.worker import Worker
 
-__all__ = ["BarrierTransport", "StateFiles", "exchange_messages", "folder_of"]
+__all__ = ["BarrierTransport", "StateFiles", "exchange_messages"]
 
 _DESCRIBE, _RUN, _GIVE = "describe", "run", "give"  # what a stage is for
 _LOST = "lost"  # the answer of ranks where the state of one is gone
@@ -126,7 +126,8 @@ class GroupProgram:
     program: Callable[[int, dict], Any]
 
     def __call__(self, worker: Worker) -> bytes:
-        folder = folder_of(worker.local_dir, self.job, self.training)
+        # by its name a spool, so what is left there is removed when another job begins
+        folder = os.path.join(worker.local_dir, f"bigdl-spool-{self.job}-state-{self.training}")
         return pack([folder, self._answer(worker, folder)])
 
     def _answer(self, worker, folder):
@@ -226,14 +227,6 @@ def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
     return exchanged
 
 
-def folder_of(directory: str, job: int, training: str) -> str:
-    """Return the folder of a training's states below an executor's directory.
-
-    Its name is that of a spool, so what is left there is removed when another job begins.
-    """
-    return os.path.join(directory, f"bigdl-spool-{job}-state-{training}")
-
-
 class StateFiles:
     """The states of one training, as a rank sees them. All methods are collectives.
 
@@ -241,7 +234,7 @@ class StateFiles:
     ----------
     sync : TorchDistributedSync
     folder : str
-        See :func:`folder_of`.
+        Of this training, below the executor's directory.
     """
 
     def __init__(self, sync: GradientSync, folder: str):

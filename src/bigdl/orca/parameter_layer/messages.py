@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import struct
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -25,8 +24,8 @@ from bigdl.common.checks import check_choice
 __all__ = ["CODECS", "Codec", "Inbox", "Message", "codec_for", "frames_of", "pack", "unpack"]
 
 
-class Codec(ABC):
-    """Bytes of a vector of float32 and back.
+class Codec:
+    """Bytes of a vector of float32 and back; here as they are, in other codecs rounded.
 
     Attributes
     ----------
@@ -38,24 +37,14 @@ class Codec(ABC):
     """
 
     feedback = False
-    weights: str
-
-    @abstractmethod
-    def encode(self, vector: np.ndarray) -> bytes | np.ndarray:
-        """The vector as something bytes-like of so many bytes; perhaps a view of it."""
-
-    @abstractmethod
-    def decode(self, data: Any) -> np.ndarray:
-        """A vector of float32, perhaps read-only, from bytes of :meth:`encode`."""
-
-
-class _Float32(Codec):
     weights = "fp32"
 
-    def encode(self, vector):
+    def encode(self, vector: np.ndarray) -> bytes | np.ndarray:
+        """The vector as something bytes-like of so many bytes; perhaps a view of it."""
         return np.ascontiguousarray(vector, dtype=np.float32).view(np.uint8)
 
-    def decode(self, data):
+    def decode(self, data: Any) -> np.ndarray:
+        """A vector of float32, perhaps read-only, from bytes of :meth:`encode`."""
         return np.frombuffer(data, np.float32)
 
 
@@ -115,7 +104,7 @@ class _Int8(Codec):
 
 
 CODECS: dict[str, Codec] = {
-    "fp32": _Float32(),
+    "fp32": Codec(),
     "fp16": _Float16(),
     "bf16": _BFloat16(),
     "int8": _Int8(),

@@ -11,8 +11,9 @@ starts again from the newest state that it has and runs the same steps, which gi
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -203,7 +204,7 @@ class LayerPlan:
         return self.norm is not None or self.needs_norms
 
 
-class Transport(ABC):
+class Transport(contextlib.AbstractContextManager):
     """Runs groups of steps on N ranks; see the module for who calls what."""
 
     #: whether what failed can be asked for again without :meth:`start`
@@ -252,9 +253,6 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free everything; safe to call twice."""
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self.close()
