@@ -2,7 +2,8 @@
 
 Inside the stage pieces go from peer to peer by gloo: gradients to the owners of the slices (a
 reduce-scatter whose sum is made in the order of the ranks), weights to everybody (an all-gather).
-After a group the executors keep the state (:mod:`~.kept`), and a group that fails is run again.
+After a group the executors keep the state (:class:`StateFiles`), and a group that fails is run
+again.
 """
 
 from __future__ import annotations
