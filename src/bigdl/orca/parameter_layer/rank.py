@@ -130,11 +130,11 @@ class RankState:
     @classmethod
     def unpack(cls, data: Any) -> RankState:
         """The inverse of :meth:`pack` and :meth:`message`."""
-        state = cls(**unpack(data))
-        state.weights = state.weights.copy()
-        state.buffers = {number: buffer.copy() for number, buffer in state.buffers}
-        state.residual = None if state.residual is None else state.residual.copy()
-        return state
+        doc = unpack(data)
+        doc["weights"] = doc["weights"].copy()
+        doc["buffers"] = {number: buffer.copy() for number, buffer in doc["buffers"]}
+        doc["residual"] = None if doc["residual"] is None else doc["residual"].copy()
+        return cls(**doc)
 
 
 def states_of(

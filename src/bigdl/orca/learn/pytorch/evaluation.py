@@ -159,9 +159,20 @@ class Runner:
 
     call_hook = call
 
-    def forward_by(self, forward: Callable[[], tuple]) -> None:
-        """Let :meth:`forward` do this; it returns output, target and loss."""
+    def run_forward(self, forward: Callable[[], tuple], hook: str) -> None:
+        """Make a forward pass: what a hook of the MainCallback does, or :meth:`forward`.
+
+        Parameters
+        ----------
+        forward : callable
+            What :meth:`forward` does; it returns output, target and loss.
+        hook : str
+        """
         self._forward_by = forward
+        if self.main is None:
+            self.forward()
+        else:
+            getattr(self.main, hook)(self)
 
     def forward(self) -> None:
         """Set `output`, `target` and `loss` of the batch as they are without a MainCallback."""
@@ -332,7 +343,12 @@ def _tally(runner, forward_pass, data, settings, world_size, measures) -> _Tally
         weights = forward_pass.weights(runner.batch) if measures else None
         started = time.perf_counter()
         with precision():
-            _forward(runner, forward_pass, index, bool(measures))
+            runner.run_forward(
+                lambda: forward_pass.evaluate(
+                    runner.batch, runner.batch_idx or 0, need_output=bool(measures)
+                ),
+                "on_val_forward",
+            )
         tally.forward_s += time.perf_counter() - started
         output, target, loss = runner.output, runner.target, runner.loss
         tally.batches += 1
@@ -351,14 +367,6 @@ def _tally(runner, forward_pass, data, settings, world_size, measures) -> _Tally
             measure(to_cpu(output), to_cpu(target), *weighted)
         runner.call("after_val_iter")
     return tally
-
-
-def _forward(runner, forward_pass, index, need_output):
-    runner.forward_by(lambda: forward_pass.evaluate(runner.batch, index, need_output=need_output))
-    if runner.main is None:
-        runner.forward()
-    else:
-        runner.main.on_val_forward(runner)
 
 
 def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:

@@ -281,14 +281,16 @@ class PlainForward:
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
         """Output, target and loss of a training batch."""
         output, target = self._output(batch)
-        return output, target, self._loss(output, target)
+        return output, target, self._call(self.criterion, output, target)
 
     def evaluate(
         self, batch: Any, index: int, *, need_output: bool
     ) -> tuple[Any, Any, torch.Tensor | None]:
         """Output, target and loss (None without a criterion) of a validation batch."""
         output, target = self._output(batch)
-        loss = None if self.criterion is None else self._loss(output, target)
+        loss = None
+        if self.criterion is not None:
+            loss = self._call(self.criterion, output, target)
         return output, target, loss
 
     def weights(self, batch: Any) -> torch.Tensor | None:
@@ -297,13 +299,12 @@ class PlainForward:
 
     def _output(self, batch):
         inputs, named, target = self.columns.split(batch)
-        return self.model(*inputs, **self._accepted(named)), target
+        return self._run(inputs, named), target
 
-    def _accepted(self, named: dict) -> dict:
-        """Keyword arguments after a look at whether the model takes them."""
+    def _run(self, inputs, named):
         if named:
             check_keywords(self.model, named)
-        return named
+        return self.model(*inputs, **named)
 
     def denominator(self, output: Any, target: Any, rows: int) -> float:
         """Return the divisor of a batch's loss, up to a factor that all batches share.
@@ -328,9 +329,6 @@ class PlainForward:
     def logged(self) -> dict[str, float]:
         """Return what the module logged since the last call."""
         return {}
-
-    def _loss(self, output, target):
-        return self._call(self.criterion, output, target)
 
     def _call(self, criterion, output, target):
         outputs = output if isinstance(output, list | tuple) else (output,)
@@ -465,7 +463,7 @@ class WeightedForward(PlainForward):
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
         """Output, target and loss of a training batch."""
         inputs, named, (*targets, _) = self.columns.split(batch)
-        output = self.model(*inputs, **self._accepted(named))
+        output = self._run(inputs, named)
         target = targets[0] if len(targets) == 1 else tuple(targets)
         return output, target, self._weighted_loss(output, target, self.weights(batch))
 

@@ -539,12 +539,10 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         return self.updated
 
     def _forward(self):
-        self.forward_by(lambda: self._forward_pass.forward(self.batch, self.batch_idx))
-        if self.main is None:
-            self.forward()
-            return
-        self.main.on_train_forward(self)
-        if not hasattr(self.loss, "backward"):
+        self.run_forward(
+            lambda: self._forward_pass.forward(self.batch, self.batch_idx), "on_train_forward"
+        )
+        if self.main is not None and not hasattr(self.loss, "backward"):
             raise UsageError(
                 "on_train_forward (or on_iter_forward) of the MainCallback must set runner.loss to "
                 f"a tensor, it is {type(self.loss).__name__}"
