@@ -140,30 +140,34 @@ pandas.DataFrame or arrays
     UsageError
         If the rows cannot become tensors.
     """
-    names, input_type = list(feature_cols), kind_of(data)
-    first = _first_rows(names, float_dtype(config))
+    try:
+        take = _rows_of(data, config, list(feature_cols))
+        return None if take is None else _gathered(take)
+    except SourceError as error:
+        raise UsageError(str(error)) from None
+
+
+def _rows_of(data, config, names) -> Callable[[int], list] | None:
+    """Return a function that gives the rows of as many partitions, or an error as a text."""
+    input_type, first = kind_of(data), _first_rows(names, float_dtype(config))
     if input_type == "Spark DataFrame":
-        take = _rows_of_frame(data, config, names)
-    elif input_type == "SparkXShards":
-        take = data.rdd.mapPartitions(first).take
-    elif input_type == "RayXShards":
-        take = _rows_of_ray(data, first)
-    elif input_type == "Ray Dataset" and names:
-        take = _rows_of_one(data.limit(SAMPLE_ROWS).to_pandas(), first)
-    elif input_type == "array" and not type(data).__module__.startswith("torch"):
-        take = _rows_of_one(data if is_frame(data) else checked_arrays(data, bool(names))[0], first)
-    else:
-        return None
-    return _gathered(take)
+        return _rows_of_frame(data, config, names)
+    if input_type == "SparkXShards":
+        return data.rdd.mapPartitions(first).take
+    if input_type == "RayXShards":
+        return _rows_of_ray(data, first)
+    if input_type == "Ray Dataset" and names:
+        frame = data.limit(SAMPLE_ROWS).to_pandas()
+        return _rows_of_one(frame, first) if len(frame) else None
+    if input_type == "array" and not type(data).__module__.startswith("torch"):
+        return _rows_of_one(data if is_frame(data) else checked_arrays(data, bool(names))[0], first)
+    return None
 
 
 def _rows_of_frame(frame, config, feature_cols):
     import pyarrow as pa
 
-    try:
-        specs, plain, converted = converted_columns(frame, config, feature_cols)
-    except SourceError as error:
-        raise UsageError(str(error)) from None
+    specs, plain, converted = converted_columns(frame, config, feature_cols)
     packed = plain.select(*converted).mapInArrow(_pack, "data binary")
 
     def take(partitions):
