@@ -473,8 +473,7 @@ class CheckpointManager(ABC):
         if self.directory is not None:
             self._writer.start(lambda: self._write(snapshot))
         else:
-            doc, blob = snapshot.pack()
-            self._worker.send("checkpoint", doc, blob)
+            self._worker.send("checkpoint", *snapshot.pack())
 
     def _write(self, snapshot):
         self._name = self.directory.write(snapshot)
@@ -494,8 +493,7 @@ class CheckpointManager(ABC):
             return self._name
         snapshot = self._take(position, sums)
         if snapshot is not None:
-            doc, blob = snapshot.pack()
-            self._worker.send("final", doc, blob)
+            self._worker.send("final", *snapshot.pack())
         return None
 
     def _take(self, position, sums) -> Snapshot | None:

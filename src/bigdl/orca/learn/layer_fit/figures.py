@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from bigdl.common.drawing import Scale, svg, text, write_drawing
 from bigdl.training.figures import EpochSums, LossRule, Records, summaries_of
 
@@ -215,11 +217,8 @@ def _means(rows) -> list[tuple[int, list[float]]]:
     together = -(-len(rows) // _BARS)
     bars = []
     for first in range(0, len(rows), together):
-        together_rows = rows[first : first + together]
-        phases = zip(*(row[2 : 2 + len(_DRAWN)] for row in together_rows), strict=True)
-        bars.append(
-            (int(together_rows[-1][0]), [1e3 * sum(phase) / len(together_rows) for phase in phases])
-        )
+        groups = np.asarray(rows[first : first + together])
+        bars.append((int(groups[-1, 0]), (1e3 * groups[:, 2:-1].mean(axis=0)).tolist()))
     return bars
 
 
