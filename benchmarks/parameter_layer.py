@@ -278,8 +278,8 @@ def layer(transport: str, make, group: int, ranks: int = RANKS, *, phases: bool 
     from bigdl.orca.engines.spark import SparkEngine
     from bigdl.orca.parameter_layer.barrier import BarrierTransport
     from bigdl.orca.parameter_layer.plan import LayerPlan, Step
+    from bigdl.orca.parameter_layer.rank import RankState
     from bigdl.orca.parameter_layer.shuffle import ShuffleTransport
-    from bigdl.orca.parameter_layer.state import RankState
 
     parameters = list(make().model.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)

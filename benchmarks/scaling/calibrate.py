@@ -184,7 +184,7 @@ class _Layer:
 
         from bigdl.orca.data.feeds import as_feed
         from bigdl.orca.data.feeds.group import FeedGroup
-        from bigdl.orca.parameter_layer.state import RankState
+        from bigdl.orca.parameter_layer.rank import RankState
 
         self._point = point
         plan = LayerPlan((point.parameters,), (0,), torch.optim.SGD, point.workers)

@@ -15,9 +15,8 @@ from bigdl.orca.engines.spark import SparkEngine
 from bigdl.orca.parameter_layer.barrier import BarrierTransport
 from bigdl.orca.parameter_layer.optimizers import groups_of
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step
-from bigdl.orca.parameter_layer.rank import Contribution
+from bigdl.orca.parameter_layer.rank import Contribution, RankState
 from bigdl.orca.parameter_layer.shuffle import ShuffleTransport
-from bigdl.orca.parameter_layer.state import RankState
 
 SHAPES = [(5, 3), (7,), (), (40, 11), (1,), (64,)]
 SIZES = tuple(int(np.prod(s)) for s in SHAPES)

@@ -8,7 +8,7 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.parts import Built
 from bigdl.training.checkpoint import BackgroundWriter
-from bigdl.training.device import check_precision, move, precision_of, to_cpu, to_device
+from bigdl.training.state import check_precision, move, precision_of, to_cpu, to_device
 
 
 def test_the_next_write_waits_for_the_one_before():

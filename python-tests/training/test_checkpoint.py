@@ -225,8 +225,8 @@ class Run:
             Goal(epochs, steps),
             batch_size,
             0,
-            ["x"],
-            ["y"],
+            feature_cols=["x"],
+            label_cols=["y"],
             trigger=trigger or EveryEpoch(),
             **settings,
         )
@@ -520,7 +520,7 @@ def test_a_checkpoint_of_another_model_is_refused(crew, tmp_path):
     run.fit(1)
     other = TorchTraining(str(tmp_path), TorchDistributedSync)
     parts = ModelParts(lambda config: nn.Linear(4, 1).double(), optimizer, nn.MSELoss())
-    settings = FitSettings(Goal(2), BATCH, 0, ["x"], ["y"])
+    settings = FitSettings(Goal(2), BATCH, 0, feature_cols=["x"], label_cols=["y"])
     with pytest.raises(UsageError, match="The weights do not fit the model: Error"):
         other.fit(
             SimpleNamespace(open=lambda program: CrewJob(crew, run.shards, program)),

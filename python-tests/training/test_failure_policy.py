@@ -2,7 +2,7 @@
 
 import pytest
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.training.fit import FailurePolicy
 
 
@@ -13,15 +13,22 @@ class Clock:
         return self.now
 
 
-def test_as_many_losses_are_forgiven_as_were_asked_for():
+def is_retried(policy):
+    try:
+        policy.allow_retry(WorkerLost("worker 1 was lost"))
+    except WorkerLost:
+        return False
+    return True
+
+
+def test_as_many_losses_are_retried_as_were_asked_for():
     policy = FailurePolicy(2)
-    assert [policy.decide().retry for _ in range(4)] == [True, True, False, False]
+    assert [is_retried(policy) for _ in range(4)] == [True, True, False, False]
 
 
-def test_none_is_forgiven_with_zero():
-    decision = FailurePolicy(0).decide()
-    assert not decision.retry
-    assert decision.reason == "1 losses are more than 0"
+def test_none_is_retried_with_zero():
+    with pytest.raises(WorkerLost, match=r"worker 1 was lost \(1 losses are more than 0\)"):
+        FailurePolicy(0).allow_retry(WorkerLost("worker 1 was lost"))
 
 
 def test_old_losses_do_not_count_within_a_window():
@@ -29,20 +36,20 @@ def test_old_losses_do_not_count_within_a_window():
     policy = FailurePolicy(1, window=10.0, clock=clock)
     retries = []
     for clock.now in (0.0, 11.0, 20.0, 40.0):
-        retries.append(policy.decide().retry)
+        retries.append(is_retried(policy))
     assert retries == [True, True, False, True]
 
 
 def test_the_reason_says_how_many_there_were():
     policy = FailurePolicy(3, window=120)
-    assert policy.decide().reason == "loss 1 of 3 within 120 s"
+    assert policy.allow_retry(WorkerLost("lost")) == "loss 1 of 3 within 120 s"
 
 
 def test_a_policy_counts_anew_in_every_fit():
     mine = FailurePolicy(1)
-    assert FailurePolicy.of(mine).decide().retry
-    assert FailurePolicy.of(mine).decide().retry
-    assert FailurePolicy.of(0).decide().retry is False
+    assert is_retried(FailurePolicy.of(mine))
+    assert is_retried(FailurePolicy.of(mine))
+    assert not is_retried(FailurePolicy.of(0))
 
 
 def test_what_is_forgiven_without_being_told():

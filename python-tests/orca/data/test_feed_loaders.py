@@ -22,7 +22,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed
 from bigdl.runtime.shards.shard import SpoolWriter
 from bigdl.runtime.task import reopen
-from bigdl.training.loading import LoaderBatches, as_loader, open_batches
+from bigdl.training.batches import LoaderBatches, as_loader, open_batches
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROWS = 23

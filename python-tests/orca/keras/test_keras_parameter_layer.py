@@ -18,8 +18,7 @@ from reference_training import rows_of, union_batches
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data import XShards
-from bigdl.orca.learn.layer_fit.loop import LayerRun
-from bigdl.orca.learn.layer_fit.options import LayerOptions
+from bigdl.orca.learn.layer_fit.loop import LayerOptions, LayerRun
 from bigdl.orca.learn.tf2 import Estimator
 from bigdl.orca.learn.tf2.layer import (
     KerasLayerLoop,
@@ -29,11 +28,9 @@ from bigdl.orca.learn.tf2.layer import (
 )
 from bigdl.orca.learn.tf2.parts import KerasParts
 from bigdl.orca.learn.trigger import SeveralIteration
-from bigdl.orca.parameter_layer.optimizers import SliceOptimizer, cut_state, joined_state
-from bigdl.orca.parameter_layer.plan import Geometry
-from bigdl.orca.parameter_layer.rank import Rank
-from bigdl.orca.parameter_layer.state import RankState
-from bigdl.orca.parameter_layer.transport import Transport
+from bigdl.orca.parameter_layer.optimizers import cut_state, joined_state, update_slice
+from bigdl.orca.parameter_layer.plan import Geometry, LayerPlan, Transport
+from bigdl.orca.parameter_layer.rank import Rank, RankState
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.fit import FailurePolicy
 from bigdl.training.keras.data import EvaluationSettings
@@ -94,17 +91,18 @@ def test_slices_make_the_updates_of_keras(name, numbers):
             flat = np.clip(flat, *mine.clamp)
         for rank, (low, high) in enumerate(geometry.bounds):
             weights = vector[low:high].copy()
-            optimizer = SliceOptimizer(
-                mine.sliced,
-                mine.groups,
+            plan = LayerPlan(geometry.sizes, mine.groups, mine.sliced, 3)
+            new_state = update_slice(
+                plan,
                 mine.hyper(),
                 geometry.segments(rank),
                 weights,
                 cut_state(state, geometry, rank),
+                flat[low:high].copy(),
+                set(),
             )
-            optimizer.step(flat[low:high].copy(), set())
             made.append(weights)
-            states.append(optimizer.state())
+            states.append(new_state)
         vector = np.concatenate(made)
         state = joined_state(states, geometry, [v.shape for v in first])
         mine.pass_step()

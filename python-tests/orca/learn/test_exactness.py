@@ -78,7 +78,14 @@ def fit(
 ):
     """Train on a crew; the state of rank 0 and the figures, after a look that all ranks agree."""
     parts = ModelParts(model, optimizer, loss or nn.MSELoss(), scheduler)
-    settings = FitSettings(Goal(epochs=epochs), batch_size, seed, features, labels, **settings)
+    settings = FitSettings(
+        Goal(epochs=epochs),
+        batch_size,
+        seed,
+        feature_cols=features,
+        label_cols=labels,
+        **settings,
+    )
     sync = crew.sync
     outcomes, _ = crew.run(
         lambda worker: trained(worker, parts, settings, sync), [{"data": s} for s in shards]
@@ -488,7 +495,9 @@ def test_a_plateau_looks_at_the_validation_loss(crew):
         return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, threshold=0.0)
 
     parts = ModelParts(net, sgd, nn.MSELoss(), scheduler)
-    settings = FitSettings(Goal(epochs=3), 4, 5, ["x"], ["y"], callbacks=[LooksAtValidation()])
+    settings = FitSettings(
+        Goal(epochs=3), 4, 5, feature_cols=["x"], label_cols=["y"], callbacks=[LooksAtValidation()]
+    )
     both = zip(rows_of([7, 4]), rows_of([2, 3], seed=1), strict=True)
     shards = [{"data": train, "validation": validation} for train, validation in both]
     sync = crew.sync
@@ -550,7 +559,9 @@ def test_dropout_depends_on_the_seed_alone(crew):
 def test_workers_draw_different_random_numbers(crew):
     drawn = Drawn()
     parts = ModelParts(net, sgd, nn.MSELoss())
-    settings = FitSettings(Goal(epochs=1), 4, 5, ["x"], ["y"], callbacks=[drawn])
+    settings = FitSettings(
+        Goal(epochs=1), 4, 5, feature_cols=["x"], label_cols=["y"], callbacks=[drawn]
+    )
 
     sync = crew.sync
 

@@ -11,8 +11,7 @@ from bigdl.orca.parameter_layer.lars import LARS
 from bigdl.orca.parameter_layer.messages import CODECS, Inbox, codec_for, frames_of, pack, unpack
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, cut_state, joined_state
 from bigdl.orca.parameter_layer.plan import Geometry, LayerPlan, Step, slice_bounds
-from bigdl.orca.parameter_layer.rank import Rank, Sum
-from bigdl.orca.parameter_layer.state import RankState, changed, merge, merged
+from bigdl.orca.parameter_layer.rank import Rank, RankState, Sum, changed, merge, merged
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
@@ -68,7 +67,7 @@ class Sliced:
                 r.statistics(s, t) for r, s, t in zip(self.ranks, sums, self.states, strict=True)
             ]
         for n, (rank, found) in enumerate(zip(self.ranks, sums, strict=True)):
-            self.states[n] = RankState.unpack(self.states[n].pack(), self.states[n].residual)
+            self.states[n] = RankState.unpack(self.states[n].pack())
             rank.update(step, found, self.states[n], statistics)
 
     @property
@@ -314,11 +313,11 @@ def test_messages_keep_documents_and_arrays():
     arrays = [
         np.arange(5, dtype=np.int8),
         np.zeros((0, 3)),
-        np.float64(2.5).reshape(()),
+        np.array(2.5),
         b"raw",
         b"",
     ]
-    doc, found = unpack(pack({"a": [1, None, 0.1]}, arrays))
+    doc, *found = unpack(pack([{"a": [1, None, 0.1]}, *arrays]))
     assert doc == {"a": [1, None, 0.1]}
     assert [f.tolist() for f in found] == [[0, 1, 2, 3, 4], [], 2.5, list(b"raw"), []]
     assert found[0].dtype == np.int8

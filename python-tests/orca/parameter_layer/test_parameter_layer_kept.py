@@ -15,7 +15,7 @@ RANKS = 3
 
 def state(rank):
     """States differ in size, too."""
-    return Message({"rank": rank}, [np.full(1000 * (rank + 1), rank, np.float32)])
+    return Message({"rank": rank, "values": np.full(1000 * (rank + 1), rank, np.float32)})
 
 
 def in_processes(work, folder):

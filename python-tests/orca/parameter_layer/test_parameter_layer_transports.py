@@ -25,8 +25,7 @@ from layer_reference import (
 from bigdl.common.errors import WorkerError, WorkerLost
 from bigdl.orca.parameter_layer.optimizers import joined_state
 from bigdl.orca.parameter_layer.plan import LayerPlan
-from bigdl.orca.parameter_layer.rank import Contribution
-from bigdl.orca.parameter_layer.state import RankState
+from bigdl.orca.parameter_layer.rank import Contribution, RankState
 
 
 class Broken(OnRows):

@@ -16,6 +16,7 @@ Without its manifest a checkpoint does not exist.  The files load with
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import posixpath
@@ -25,9 +26,10 @@ import threading
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bigdl.common.errors import UsageError, require
 from bigdl.training.figures import EpochSums
@@ -47,6 +49,7 @@ __all__ = [
     "checkpoint_name",
     "file_exists",
     "find_checkpoint",
+    "in_thread",
     "read_bytes",
     "read_checkpoint",
     "remove_file",
@@ -54,6 +57,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger("bigdl.orca")
+
+T = TypeVar("T")
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -107,7 +112,7 @@ class CheckpointDirectory:
     def __init__(self, url: str, keep: int = 2):
         self._fs, self._root = _open(url)
         # a relative path would be another one where a worker has another working directory
-        self.url = self._root if "file" in _protocols(self._fs) else url.rstrip("/")
+        self.url = self._root if _is_local(self._fs) else url.rstrip("/")
         self.keep = keep
 
     @classmethod
@@ -130,14 +135,11 @@ class CheckpointDirectory:
     @classmethod
     def latest_run(cls, model_dir: str, keep: int = 2) -> CheckpointDirectory | None:
         """The newest run below `model_dir` that has a complete checkpoint, or None."""
-        fs, root = _open(model_dir)
-        if not fs.exists(root):
-            return None
-        names = sorted(posixpath.basename(p.rstrip("/")) for p in fs.ls(root, detail=False))
-        for name in reversed([n for n in names if n.startswith("run-")]):
-            directory = cls(f"{model_dir.rstrip('/')}/{name}", keep)
-            if directory.names():
-                return directory
+        for name in sorted(_names_in(*_open(model_dir)), reverse=True):
+            if name.startswith("run-"):
+                directory = cls(f"{model_dir.rstrip('/')}/{name}", keep)
+                if directory.names():
+                    return directory
         return None
 
     def is_shared(self) -> bool:
@@ -146,21 +148,16 @@ class CheckpointDirectory:
 
     def names(self) -> list[str]:
         """Complete checkpoints, oldest first."""
+        self._fs.invalidate_cache(self._root)
         return sorted(
             name
-            for name in self._listed()
+            for name in _names_in(self._fs, self._root)
             if _NAME.fullmatch(name) and self._fs.exists(f"{self._root}/{name}/{_MANIFEST}")
         )
 
     def newest(self) -> str:
         """Name of the newest complete checkpoint, or an empty string."""
         return (self.names() or [""])[-1]
-
-    def _listed(self):
-        self._fs.invalidate_cache(self._root)
-        if not self._fs.exists(self._root):
-            return []
-        return [posixpath.basename(p.rstrip("/")) for p in self._fs.ls(self._root, detail=False)]
 
     def write(self, snapshot: Snapshot) -> str:
         """Write a checkpoint and remove the oldest ones; returns its name."""
@@ -171,7 +168,7 @@ class CheckpointDirectory:
         }
         name = checkpoint_name(snapshot)
         final = f"{self._root}/{name}"
-        local = "file" in _protocols(self._fs)
+        local = _is_local(self._fs)
         aside = f"{self._root}/.{name}-{secrets.token_hex(4)}" if local else final
         if self._fs.exists(final):  # an attempt that was repeated from an earlier point
             self._fs.rm(final, recursive=True)
@@ -181,8 +178,9 @@ class CheckpointDirectory:
         self._fs.pipe_file(f"{aside}/{_MANIFEST}", json.dumps(manifest).encode())
         if local:
             self._fs.mv(aside, final, recursive=True)
-        unfinished = [n for n in self._listed() if n.startswith(".checkpoint-")]  # of a dead writer
-        for old in [*unfinished, *self.names()[: -self.keep]]:
+        complete, listed = self.names(), _names_in(self._fs, self._root)
+        unfinished = [n for n in listed if n.startswith(".checkpoint-")]  # of a dead writer
+        for old in [*unfinished, *complete[: -self.keep]]:
             self._fs.rm(f"{self._root}/{old}", recursive=True)
         return name
 
@@ -194,26 +192,28 @@ class CheckpointDirectory:
         UsageError
             If it is damaged or of another format.
         """
-        where = f"{self._root}/{name}"
-        try:
-            manifest = json.loads(self._fs.cat_file(f"{where}/{_MANIFEST}"))
+        files = {}
+        with self._reading(name) as manifest:
             if manifest.get("format") != FORMAT:
                 raise ValueError(f"format {manifest.get('format')!r} is not {FORMAT}")
-            files = {}
             for file, expected in manifest["files"].items():
-                data = self._fs.cat_file(f"{where}/{file}")
+                data = self._fs.cat_file(f"{self._root}/{name}/{file}")
                 if len(data) != expected["size"] or zlib.crc32(data) != expected["crc32"]:
                     raise ValueError(f"{file} is damaged")
                 files[file] = data
-        except (OSError, ValueError, KeyError) as error:
-            raise UsageError(f"The checkpoint {self.url}/{name} cannot be read: {error}") from error
         return Snapshot(manifest, files)
 
     def position(self, name: str) -> Position:
         """Return the position of a checkpoint, without reading its files."""
+        with self._reading(name) as manifest:
+            return Position.of(manifest)
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[dict]:
+        """Give the manifest of a checkpoint to a block; say which one it is that fails there."""
         try:
-            return Position.of(json.loads(self._fs.cat_file(f"{self._root}/{name}/{_MANIFEST}")))
-        except (OSError, ValueError, TypeError) as error:
+            yield json.loads(self._fs.cat_file(f"{self._root}/{name}/{_MANIFEST}"))
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"The checkpoint {self.url}/{name} cannot be read: {error}") from error
 
     def latest(self, warn: Callable[[str], None] = logger.warning) -> tuple[str, Snapshot] | None:
@@ -248,20 +248,21 @@ def find_checkpoint(path: str, version: int | None = None) -> Snapshot:
     version : int, optional
         Optimizer steps after which it was taken; default the newest that can be read.
     """
-    own = CheckpointDirectory(path)
-    run = own if own.names() else CheckpointDirectory.latest_run(path)
+    run = CheckpointDirectory(path)
+    if not run.names():
+        run = CheckpointDirectory.latest_run(path) or run
     if version is None:
-        latest = None if run is None else run.latest()
+        latest = run.latest()
         if latest is None:
             raise UsageError(f"There is no checkpoint below {path!r}; pass a model_dir")
         return latest[1]
-    there = {} if run is None else {run.position(name).global_step: name for name in run.names()}
-    if run is None or version not in there:
+    names = {run.position(name).global_step: name for name in run.names()}
+    if version not in names:
         raise UsageError(
             f"There is no checkpoint of version {version!r} below {path!r}; the versions there are "
-            f"{sorted(there)}"
+            f"{sorted(names)}"
         )
-    return run.read(there[version])
+    return run.read(names[version])
 
 
 def _open(url):
@@ -273,8 +274,15 @@ def _open(url):
     return fs, path.rstrip("/")
 
 
-def _protocols(fs):
-    return (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+def _is_local(fs) -> bool:
+    return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
+
+
+def _names_in(fs, folder: str) -> list[str]:
+    """Return the names of what is in a folder; none if it is not there."""
+    if not fs.exists(folder):
+        return []
+    return [posixpath.basename(path.rstrip("/")) for path in fs.ls(folder, detail=False)]
 
 
 def read_bytes(url: str) -> bytes:
@@ -293,7 +301,7 @@ def write_bytes(url: str, data: bytes) -> None:
         parent = posixpath.dirname(path)
         if parent:
             fs.makedirs(parent, exist_ok=True)
-        if "file" in _protocols(fs):
+        if _is_local(fs):
             aside = f"{path}.{secrets.token_hex(4)}"
             fs.pipe_file(aside, data)
             fs.mv(aside, path)
@@ -323,29 +331,32 @@ class BackgroundWriter:
     """
 
     def __init__(self):
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._written: Future | None = None
 
     def start(self, write: Callable[[], None]) -> None:
         """Wait for what is being written, then write this."""
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(write,), daemon=True)
-        self._thread.start()
-
-    def _run(self, write):
-        try:
-            write()
-        except BaseException as error:
-            self._error = error
+        self._written = in_thread(write)
 
     def wait(self) -> None:
         """Return when everything is written."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
+
+
+def in_thread(compute: Callable[[], T]) -> Future[T]:
+    """Call a function in a thread of its own, which the end of the process does not wait for."""
+    future: Future[T] = Future()
+
+    def run():
+        try:
+            future.set_result(compute())
+        except BaseException as error:  # raised where the result is taken
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 class CheckpointManager(ABC):
@@ -462,8 +473,7 @@ class CheckpointManager(ABC):
         if self.directory is not None:
             self._writer.start(lambda: self._write(snapshot))
         else:
-            doc, blob = snapshot.pack()
-            self._worker.send("checkpoint", doc, blob)
+            self._worker.send("checkpoint", *snapshot.pack())
 
     def _write(self, snapshot):
         self._name = self.directory.write(snapshot)
@@ -483,8 +493,7 @@ class CheckpointManager(ABC):
             return self._name
         snapshot = self._take(position, sums)
         if snapshot is not None:
-            doc, blob = snapshot.pack()
-            self._worker.send("final", doc, blob)
+            self._worker.send("final", *snapshot.pack())
         return None
 
     def _take(self, position, sums) -> Snapshot | None:

@@ -5,21 +5,26 @@ The forms are those of BigDL 2.x.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError
+from bigdl.training.state import dumps, loads
 
 if TYPE_CHECKING:
     from bigdl.runtime.collectives.base import GradientSync
 
 __all__ = [
     "EpochSums",
+    "LossRule",
+    "Records",
     "as_returned",
     "epoch_as_returned",
     "figure_of",
-    "loss_parts",
     "score_of",
+    "summaries_of",
     "validation_names",
 ]
 
@@ -49,9 +54,9 @@ class EpochSums:
         counted: float,
         rows: int,
         *,
-        fetch_s: float,
-        forward_s: float,
-        backward_s: float,
+        fetch_s: float = 0.0,
+        forward_s: float = 0.0,
+        backward_s: float = 0.0,
         step_s: float,
     ) -> None:
         """Add one step; without rows its loss is 0 and its times do not count as a batch."""
@@ -77,20 +82,25 @@ class EpochSums:
 
     def reduce(self, sync: GradientSync) -> dict | None:
         """Figures of all workers, the same on every rank; None if nobody did anything."""
-        everyone = [EpochSums(*values) for values in sync.all_gather(self.values())]
+        return self.merged([EpochSums(*values) for values in sync.all_gather(self.values())])
+
+    @staticmethod
+    def merged(everyone: Sequence[EpochSums]) -> dict | None:
+        """Figures of workers with these sums; None if none of them did anything."""
         rows = sum(s.rows for s in everyone)
         if not rows:
             return None
         counted = sum(s.counted for s in everyone)
         last = sum(s.last_counted for s in everyone)
         batches = max(1.0, sum(s.batches for s in everyone))
+        workers = len(everyone)
         return {
-            "batch_count": sum(s.batches for s in everyone) / len(everyone),
+            "batch_count": sum(s.batches for s in everyone) / workers,
             "num_samples": int(rows),
             "train_loss": sum(s.loss for s in everyone) / counted if counted else None,
             "last_train_loss": sum(s.last_loss for s in everyone) / last if last else None,
             "profile": {
-                "mean_train_epoch_s": sum(s.epoch_s for s in everyone) / len(everyone),
+                "mean_train_epoch_s": sum(s.epoch_s for s in everyone) / workers,
                 "mean_fetch_s": sum(s.fetch_s for s in everyone) / batches,
                 "mean_fwd_s": sum(s.forward_s for s in everyone) / batches,
                 "mean_bwd_s": sum(s.backward_s for s in everyone) / batches,
@@ -107,6 +117,48 @@ class EpochSums:
         }
 
 
+class Records:
+    """Numbers that a run records again and again; kept in its checkpoints.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of the numbers of a row.
+
+    Attributes
+    ----------
+    rows : list of list of float
+        Optimizer step, time in seconds since 1970, and the numbers.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        self.names = names
+        self.rows: list[list[float]] = []
+
+    def add(self, step: int, numbers: Iterable[float]) -> None:
+        """Add a row, as of now."""
+        self.rows.append([float(step), time.time(), *numbers])
+
+    def dump(self) -> bytes:
+        """Return all rows as a file."""
+        import torch
+
+        return dumps(torch.tensor(self.rows, dtype=torch.float64).reshape(-1, 2 + len(self.names)))
+
+    def load(self, data: bytes) -> None:
+        """The inverse of :meth:`dump`; rows of other numbers, of another release, are left out."""
+        tensor = loads(data)
+        self.rows = tensor.tolist() if tensor.shape[1] == 2 + len(self.names) else []
+
+
+def summaries_of(rows: list[list[float]], tags: Sequence[str]) -> dict[str, list[list[float]]]:
+    """Return ``[step, number, time]`` of every row of :class:`Records`, by tags of the numbers."""
+    return {
+        tag: [[int(row[0]), row[column], row[1]] for row in rows]
+        for column, tag in enumerate(tags, 2)
+    }
+
+
 _PLAIN = (
     "epoch",
     "profile",
@@ -121,36 +173,40 @@ _PLAIN = (
 _DROPPED = ("workers", "global_step", "profile")
 
 
-def loss_parts(
-    loss: float,
-    counted: float,
-    total: float,
-    rows: int,
-    batch_rows: int,
-    *,
-    weighted: bool,
-    is_sum: bool,
-) -> tuple[float, float]:
-    """Return what a worker adds to the sum of losses of a batch, and to what that is divided by.
+@dataclass(frozen=True)
+class LossRule:
+    """Rule by which the losses of workers add up.
 
-    Parameters
+    Attributes
     ----------
-    loss : float
-        Of this worker's rows.
-    counted, total : float
-        What the loss was divided by on this worker, and over all of them.
-    rows, batch_rows : int
-        Rows of this worker, and of all of them.
     weighted : bool
         True if rows count their weights instead of 1.
     is_sum : bool
         True if the loss adds up over the rows.
     """
-    if weighted:
-        return (loss if is_sum else loss * counted), counted
-    if not is_sum:
-        loss = loss * (counted / total if total else 0.0) * batch_rows
-    return loss, float(rows)
+
+    weighted: bool
+    is_sum: bool
+
+    def parts(
+        self, loss: float, counted: float, total: float, rows: int, batch_rows: int
+    ) -> tuple[float, float]:
+        """Return what a worker adds to the sum of losses, and to what that is divided by.
+
+        Parameters
+        ----------
+        loss : float
+            Of this worker's rows.
+        counted, total : float
+            What the loss was divided by on this worker, and over all of them.
+        rows, batch_rows : int
+            Rows of this worker, and of all of them.
+        """
+        if self.weighted:
+            return (loss if self.is_sum else loss * counted), counted
+        if not self.is_sum:
+            loss = loss * (counted / total if total else 0.0) * batch_rows
+        return loss, float(rows)
 
 
 def validation_names(figures: dict) -> dict:

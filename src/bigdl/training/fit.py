@@ -1,7 +1,11 @@
-"""The driver's side of a fit: its settings, its retries, its progress, and what it leaves.
+"""A fit: its settings, the epochs of a worker, and the driver's retries, progress and state.
+
+A :class:`FitLoop` closes epochs and asks the triggers.  The steps of a :class:`WorkerLoop` are made
+where it runs, in a worker; those of :class:`bigdl.orca.learn.layer_fit.loop.LayerLoop` in the ranks
+of the parameter layer.
 
 :class:`Training` is what an Estimator carries from one fit to the next.  After every
-:class:`~bigdl.common.errors.WorkerLost` it asks :meth:`FailurePolicy.decide`; what user code raised
+:class:`~bigdl.common.errors.WorkerLost` it asks the :class:`FailurePolicy`; what user code raised
 is never retried and never asked about.
 """
 
@@ -19,27 +23,33 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine, Job
 from bigdl.runtime.jobs import NoRows
 from bigdl.training.checkpoint import (
     CheckpointDirectory,
+    CheckpointManager,
     Snapshot,
     checkpoint_name,
     read_checkpoint,
 )
-from bigdl.training.position import EveryEpoch, Goal, Position, Trigger
+from bigdl.training.figures import EpochSums
+from bigdl.training.position import EveryEpoch, Goal, Position, Trigger, TriggerState
 
 if TYPE_CHECKING:
     from bigdl.runtime.collectives.base import GradientSync
+    from bigdl.runtime.worker import Worker
 
 __all__ = [
-    "Decision",
     "FailurePolicy",
     "FitJob",
+    "FitLoop",
     "ProgressBar",
     "RunSettings",
     "Training",
+    "WorkerLoop",
     "is_interactive",
+    "open_run_directory",
 ]
 
 
@@ -91,7 +101,7 @@ class FitJob:
     engine : bigdl.runtime.engine.Engine
     feed : bigdl.orca.data.feeds.group.FeedGroup
         ``data`` and perhaps ``validation``.
-    layer : bigdl.orca.learn.layer_fit.options.LayerOptions, optional
+    layer : bigdl.orca.learn.layer_fit.loop.LayerOptions, optional
         Of a fit by the parameter layer.
     """
 
@@ -104,14 +114,7 @@ class FitJob:
         return self.engine.open(program, self.feed)
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Answer to a loss: to try again or not, and the reason."""
-
-    retry: bool
-    reason: str
-
-
+@dataclass
 class FailurePolicy:
     """Retry from the latest checkpoint, at most a number of times within a window.
 
@@ -125,19 +128,15 @@ class FailurePolicy:
         Seconds; for tests.
     """
 
-    def __init__(
-        self,
-        max_failures: int = 3,
-        window: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        check_integer("max_failures", max_failures, 0)
-        if window is not None:
-            check_number("window", window, above=0)
-        self.max_failures = max_failures
-        self.window = window
-        self._clock = clock
-        self._losses: deque[float] = deque()
+    max_failures: int = 3
+    window: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    _losses: deque[float] = field(default_factory=deque, init=False, repr=False)
+
+    def __post_init__(self):
+        check_integer("max_failures", self.max_failures, 0)
+        if self.window is not None:
+            check_number("window", self.window, above=0)
 
     @classmethod
     def of(cls, value: int | FailurePolicy | None, backend: str = "spark") -> FailurePolicy:
@@ -148,20 +147,8 @@ class FailurePolicy:
         if value is None:
             return cls(5, 120.0) if backend == "bigdl" else cls(3)
         if isinstance(value, FailurePolicy):
-            return cls(value.max_failures, value.window, value._clock)
+            return replace(value)
         return cls(value)
-
-    def decide(self) -> Decision:
-        """Record one loss and say what to do about it."""
-        now = self._clock()
-        self._losses.append(now)
-        while self.window is not None and self._losses[0] < now - self.window:
-            self._losses.popleft()
-        count = len(self._losses)
-        within = "" if self.window is None else f" within {self.window:g} s"
-        if count > self.max_failures:
-            return Decision(False, f"{count} losses{within} are more than {self.max_failures}")
-        return Decision(True, f"loss {count} of {self.max_failures}{within}")
 
     def allow_retry(self, error: WorkerLost) -> str:
         """Record a loss, and raise it if it is one too many.
@@ -176,10 +163,16 @@ class FailurePolicy:
         WorkerLost
             What was lost, and why that is not retried.
         """
-        decision = self.decide()
-        if not decision.retry:
-            raise WorkerLost(f"{error} ({decision.reason})") from None
-        return decision.reason
+        now = self.clock()
+        self._losses.append(now)
+        while self.window is not None and self._losses[0] < now - self.window:
+            self._losses.popleft()
+        count = len(self._losses)
+        within = "" if self.window is None else f" within {self.window:g} s"
+        if count > self.max_failures:
+            reason = f"{count} losses{within} are more than {self.max_failures}"
+            raise WorkerLost(f"{error} ({reason})") from None
+        return f"loss {count} of {self.max_failures}{within}"
 
     def run(
         self,
@@ -460,3 +453,93 @@ class Training(ABC):
         if name is None:
             return cast("Snapshot", final)
         return cast("CheckpointDirectory", self._run).read(name)
+
+
+class FitLoop(ABC):
+    """End of a fit and its checkpoints, as triggers ask for them."""
+
+    settings: RunSettings
+    position: Position
+    stop = False  # whether a callback or a trigger has ended the fit
+
+    @abstractmethod
+    def _is_over(self) -> bool:
+        """Return True if the fit ends here, the same on every rank; maybe a collective."""
+
+    def _stop(self) -> None:
+        """End the fit here."""
+        self.stop = True
+
+    @abstractmethod
+    def _save_checkpoint(self) -> None:
+        """Keep the state as it is now."""
+
+    def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:
+        return trigger is not None and bool(trigger(state))
+
+    def _close_epoch(self, entry: dict) -> None:
+        """Count an epoch that is whole, with its figures."""
+        self.position.close_epoch(entry)
+
+    def _checkpoint_after_epoch(self, loss: float | None, score: float | None) -> None:
+        """Take a checkpoint at the end of an epoch, or stop there, if triggers say so."""
+        self._apply_triggers(self.position.after_epoch(loss, score))
+
+    def _apply_triggers(self, state: TriggerState) -> None:
+        if self._fires(self.settings.end, state):
+            self._stop()
+        if self._fires(self.settings.trigger, state):
+            self._save_checkpoint()
+
+
+class WorkerLoop(FitLoop):
+    """One worker's part of a fit; its methods are collectives."""
+
+    sync: GradientSync
+    _checkpoints: CheckpointManager
+    _sums: EpochSums
+
+    def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:
+        answer = super()._fires(trigger, state)
+        if trigger is not None and not trigger.is_reproducible:  # that of rank 0 counts
+            answer = bool(self.sync.all_gather([float(answer)])[0][0])
+        return answer
+
+    def _close_epoch(self, entry: dict) -> None:
+        super()._close_epoch(entry)
+        self._sums = EpochSums()
+
+    def _checkpoint_in_epoch(self) -> None:
+        """Take a checkpoint after a step, or stop there, if triggers say so."""
+        self._apply_triggers(TriggerState(self.position.epoch, self.position.global_step))
+
+    def _save_checkpoint(self) -> None:
+        if self._checkpoints.directory is None and self._is_over():
+            return  # the result of the fit is the same state
+        self._checkpoints.save(self.position, self._sums)
+
+    def _finish(self) -> dict:
+        """Leave the final state where the driver finds it, and say where."""
+        self.position.end_fit(self.settings.goal)
+        return {"checkpoint": self._checkpoints.finish(self.position, self._sums)}
+
+
+def open_run_directory(
+    settings: RunSettings, worker: Worker, rank: int
+) -> CheckpointDirectory | None:
+    """Return the folder of this run, or None without a ``model_dir``.
+
+    Raises
+    ------
+    UsageError
+        On rank 0, if the worker does not see the folder of the driver.
+    """
+    if settings.run_url is None:
+        return None
+    directory = CheckpointDirectory(settings.run_url, settings.keep)
+    if rank == 0 and not directory.is_shared():
+        raise UsageError(
+            f"The worker on {worker.host} does not see model_dir {settings.run_url!r}; pass a "
+            "folder that the driver and all workers share"
+        )
+    return directory

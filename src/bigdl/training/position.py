@@ -241,16 +241,18 @@ class Trigger(ABC):
         )
 
 
-class EveryEpoch(Trigger):
-    """Fires at the end of each epoch."""
-
+class _Reproducible(Trigger):
     is_reproducible = True
+
+
+class EveryEpoch(_Reproducible):
+    """Fires at the end of each epoch."""
 
     def __call__(self, state: TriggerState) -> bool:
         return state.epoch_finished
 
 
-class SeveralIteration(Trigger):
+class SeveralIteration(_Reproducible):
     """Fires after every `interval` optimizer steps.
 
     Parameters
@@ -264,8 +266,6 @@ class SeveralIteration(Trigger):
         If `interval` is not a positive int.
     """
 
-    is_reproducible = True
-
     def __init__(self, interval: int):
         self.interval = check_integer("interval of SeveralIteration", interval, 1)
 
@@ -273,7 +273,7 @@ class SeveralIteration(Trigger):
         return state.step > 0 and state.step % self.interval == 0
 
 
-class MaxEpoch(Trigger):
+class MaxEpoch(_Reproducible):
     """Fires once `max_epoch` epochs are finished, and from then on.
 
     Parameters
@@ -287,8 +287,6 @@ class MaxEpoch(Trigger):
         If `max_epoch` is not a positive int.
     """
 
-    is_reproducible = True
-
     def __init__(self, max_epoch: int):
         self.max_epoch = check_integer("max_epoch of MaxEpoch", max_epoch, 1)
 
@@ -296,7 +294,7 @@ class MaxEpoch(Trigger):
         return state.epoch >= self.max_epoch
 
 
-class MaxIteration(Trigger):
+class MaxIteration(_Reproducible):
     """Fires once `max_iteration` optimizer steps are done, and from then on.
 
     Parameters
@@ -310,8 +308,6 @@ class MaxIteration(Trigger):
         If `max_iteration` is not a positive int.
     """
 
-    is_reproducible = True
-
     def __init__(self, max_iteration: int):
         self.max_iteration = check_integer("max_iteration of MaxIteration", max_iteration, 1)
 
@@ -319,7 +315,7 @@ class MaxIteration(Trigger):
         return state.step >= self.max_iteration
 
 
-class MaxScore(Trigger):
+class MaxScore(_Reproducible):
     """Fires while the latest validation score is greater than `max_score`.
 
     Parameters
@@ -333,8 +329,6 @@ class MaxScore(Trigger):
         If `max_score` is not a number.
     """
 
-    is_reproducible = True
-
     def __init__(self, max_score: float):
         self.max_score = check_number("max_score of MaxScore", max_score)
 
@@ -342,7 +336,7 @@ class MaxScore(Trigger):
         return state.score is not None and bool(state.score > self.max_score)
 
 
-class MinLoss(Trigger):
+class MinLoss(_Reproducible):
     """Fires while the training loss is less than `min_loss`.
 
     Parameters
@@ -355,8 +349,6 @@ class MinLoss(Trigger):
     UsageError
         If `min_loss` is not a number.
     """
-
-    is_reproducible = True
 
     def __init__(self, min_loss: float):
         self.min_loss = check_number("min_loss of MinLoss", min_loss)

@@ -1,36 +1,50 @@
-"""The state of a training: torch's bytes of it, random generators, and what layers change.
+"""What a training keeps in a process: device and precision, random generators, changing state.
 
-Bytes are those of ``torch.save`` and load with ``weights_only=True``.
+Bytes of it are those of ``torch.save`` and load with ``weights_only=True``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import random
+import socket
+import sys
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+from bigdl.common.errors import UsageError
+
 if TYPE_CHECKING:
+    import torch
+
     from bigdl.runtime.collectives.base import GradientSync
+    from bigdl.runtime.worker import Worker
 
 __all__ = [
     "RunningState",
     "capture_rng",
+    "check_precision",
+    "device_of",
+    "device_of_task",
     "dumps",
     "isolated_rng",
     "loads",
+    "move",
+    "precision_of",
     "restore_rng",
     "seed_everything",
+    "to_cpu",
+    "to_device",
 ]
 
 
 def dumps(value: Any) -> bytes:
     """Tensors and plain containers as the bytes of ``torch.save``; all tensors on the CPU."""
     import torch
-
-    from bigdl.training.device import to_cpu
 
     buffer = io.BytesIO()
     torch.save(to_cpu(value) if torch.cuda.is_available() else value, buffer)
@@ -47,19 +61,45 @@ def loads(data: bytes) -> Any:
 def seed_everything(seed: int, rank: int = 0) -> None:
     """Seed torch, numpy and random; ranks draw different numbers."""
     import numpy as np
+
+    _seed_all(int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
+
+
+def _seed_all(seed: int) -> None:
+    import numpy as np
     import torch
 
-    mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
-    torch.manual_seed(mixed)
-    np.random.seed(mixed)
-    random.seed(mixed)
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 @contextlib.contextmanager
 def isolated_rng(seed: int) -> Iterator[None]:
     """Run a block under a seed and leave the random generators of the process as they were."""
+    with _kept_rng():
+        seed_everything(seed)
+        yield
+
+
+@contextlib.contextmanager
+def seeded(*values: int) -> Iterator[None]:
+    """Like :func:`isolated_rng`, under a seed of 63 bits from several numbers."""
+    with _kept_rng():
+        _seed_all(mixed_seed(*values))
+        yield
+
+
+def mixed_seed(*values: int) -> int:
+    """Return a seed of 63 bits that depends on all of the numbers."""
+    import numpy as np
+
+    return int(np.random.SeedSequence(values).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@contextlib.contextmanager
+def _kept_rng():
     before = capture_rng()
-    seed_everything(seed)
     try:
         yield
     finally:
@@ -72,15 +112,11 @@ def capture_rng() -> dict:
     import torch
 
     _, keys, position, has_gauss, cached = cast("tuple", np.random.get_state())
-    version, numbers, gauss = random.getstate()
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     return {
         "torch": torch.get_rng_state(),
-        "cuda": cuda,
-        "numpy": torch.from_numpy(keys.astype("int64")),
-        "numpy_rest": [int(position), int(has_gauss), float(cached)],
-        "random": torch.tensor(numbers, dtype=torch.int64),
-        "random_rest": [version, gauss],
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        "numpy": [torch.from_numpy(keys.astype("int64")), position, has_gauss, cached],
+        "random": random.getstate(),
     }
 
 
@@ -92,11 +128,9 @@ def restore_rng(state: dict) -> None:
     torch.set_rng_state(state["torch"])
     if state.get("cuda") is not None and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(state["cuda"])
-    position, has_gauss, cached = state["numpy_rest"]
-    keys = state["numpy"].numpy().astype("uint32")
-    np.random.set_state(("MT19937", keys, position, has_gauss, cached))
-    version, gauss = state["random_rest"]
-    random.setstate((version, tuple(state["random"].tolist()), gauss))
+    keys, *rest = state["numpy"]
+    np.random.set_state(("MT19937", keys.numpy().astype("uint32"), *rest))
+    random.setstate(state["random"])
 
 
 class RunningState(ABC):
@@ -172,3 +206,130 @@ class RunningState(ABC):
             part = value * share if share else torch.zeros_like(value)
             values[i] = self._sync.all_reduce(part.contiguous())
         return values
+
+
+_PRECISIONS = {
+    None: "fp32",
+    "fp32": "fp32",
+    "32": "fp32",
+    32: "fp32",
+    "32-true": "fp32",
+    "bf16": "bf16",
+    "bf16-mixed": "bf16",
+}
+
+
+def check_precision(precision: str | int | None) -> str:
+    """``"fp32"`` or ``"bf16"`` from what ``precision=`` accepts."""
+    try:
+        return _PRECISIONS[precision]
+    except (KeyError, TypeError):
+        raise UsageError(f'precision should be "fp32" or "bf16", got {precision!r}') from None
+
+
+def precision_of(
+    name: str, device: torch.device
+) -> Callable[[], contextlib.AbstractContextManager]:
+    """Return a function that makes the context of a forward pass."""
+    if name == "fp32":
+        return contextlib.nullcontext
+    import torch
+
+    return functools.partial(torch.autocast, device.type, dtype=torch.bfloat16)
+
+
+def device_of(worker: Worker, sync: GradientSync) -> torch.device:
+    """The device of a worker: a GPU if every worker has one, else the CPU; a collective.
+
+    The workers of a machine share its GPUs evenly, unless Spark has assigned them, or the option
+    ``use_gpu`` of the attempt is False.
+    """
+    import torch
+
+    may_use = worker.options.get("use_gpu", True)
+    count = torch.cuda.device_count() if may_use and torch.cuda.is_available() else 0
+    machine = float(zlib.crc32(socket.gethostname().encode()))
+    assigned = _assigned_gpu(count)
+    this_worker = [machine, float(count), -1.0 if assigned is None else float(assigned)]
+    workers = sync.all_gather(this_worker)
+    if not all(row[1] for row in workers):
+        return torch.device("cpu")
+    before: dict[float, int] = {}
+    chosen = []
+    for name, gpus, assigned_index in workers:
+        index = before.get(name, 0)
+        before[name] = index + 1
+        chosen.append((name, int(assigned_index) if assigned_index >= 0 else index % int(gpus)))
+    device = torch.device("cuda", chosen[worker.rank][1])
+    sync.use_device(device, is_alone=len(set(chosen)) == len(chosen))
+    return device
+
+
+def device_of_task() -> torch.device:
+    """The device of a Spark task that knows nothing of others: a GPU if its machine has one.
+
+    The GPU is the one that Spark has assigned, else the partitions take the machine's in turn.
+    """
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        return torch.device("cpu")
+    index = _assigned_gpu(count)
+    if index is None:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        index = (0 if context is None else context.partitionId()) % count
+    return torch.device("cuda", index)
+
+
+def _assigned_gpu(count: int) -> int | None:
+    """The GPU that Spark gave this task, where it schedules them."""
+    pyspark = sys.modules.get("pyspark")
+    context = pyspark.TaskContext.get() if pyspark is not None else None
+    resource = context.resources().get("gpu") if context is not None else None
+    if resource is None or not resource.addresses:
+        return None
+    address = resource.addresses[0]
+    # behind CUDA_VISIBLE_DEVICES the numbers are others
+    return int(address) if address.isdigit() and int(address) < count else None
+
+
+def move(built: Any, device: torch.device) -> None:
+    """Bring the parts of a training to a device; the CPU is where they are made."""
+    if device.type == "cpu":
+        return
+    import torch
+
+    built.model.to(device)
+    if isinstance(built.criterion, torch.nn.Module):
+        built.criterion.to(device)
+    for parameter, state in built.optimizer.state.items() if built.optimizer is not None else ():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.ndim:  # step counters may stay
+                state[key] = value.to(parameter.device)
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Tensors in lists, tuples and dicts on a device; everything else as it is."""
+    return value if device.type == "cpu" else _moved(value, device)
+
+
+def to_cpu(value: Any) -> Any:
+    """Tensors in lists, tuples and dicts on the CPU; what is there already is not copied."""
+    return _moved(value, "cpu")
+
+
+def _moved(value, device):
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_moved(v, device) for v in value))
+    if type(value) in (list, tuple):
+        return type(value)(_moved(v, device) for v in value)
+    if type(value) is dict:
+        return {key: _moved(v, device) for key, v in value.items()}
+    return value

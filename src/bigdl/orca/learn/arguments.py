@@ -14,7 +14,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import names_of
 
 if TYPE_CHECKING:
-    from bigdl.orca.learn.layer_fit.options import LayerOptions
+    from bigdl.orca.learn.layer_fit.loop import LayerOptions
 
 __all__ = [
     "check_counts",
@@ -42,7 +42,7 @@ def check_layer_options(backend: str, arguments: Mapping[str, Any]) -> LayerOpti
     """
     given = {name: arguments[name] for name in _OF_LAYER if arguments[name] is not None}
     if backend == "bigdl":
-        from bigdl.orca.learn.layer_fit.options import layer_options
+        from bigdl.orca.learn.layer_fit.loop import layer_options
 
         return layer_options(given)
     if given:

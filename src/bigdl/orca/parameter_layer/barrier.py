@@ -2,7 +2,8 @@
 
 Inside the stage pieces go from peer to peer by gloo: gradients to the owners of the slices (a
 reduce-scatter whose sum is made in the order of the ranks), weights to everybody (an all-gather).
-After a group the executors keep the state (:mod:`~.kept`), and a group that fails is run again.
+After a group the executors keep the state (:class:`StateFiles`), and a group that fails is run
+again.
 """
 
 from __future__ import annotations
@@ -23,10 +24,8 @@ import numpy as np
 from bigdl.common.errors import WorkerLost, require
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.parameter_layer.messages import Message, pack, unpack
-from bigdl.orca.parameter_layer.plan import LayerPlan, Step
-from bigdl.orca.parameter_layer.rank import Rank, replica_of
-from bigdl.orca.parameter_layer.state import RankState
-from bigdl.orca.parameter_layer.transport import Transport
+from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
+from bigdl.orca.parameter_layer.rank import Rank, RankState, replica_of
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.jobs import job_number
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from bigdl.runtime.engine import Engine
     from bigdl.runtime.worker import Worker
 
-__all__ = ["BarrierTransport", "StateFiles", "exchange_messages", "folder_of"]
+__all__ = ["BarrierTransport", "StateFiles", "exchange_messages"]
 
 _DESCRIBE, _RUN, _GIVE = "describe", "run", "give"  # what a stage is for
 _LOST = "lost"  # the answer of ranks where the state of one is gone
@@ -66,24 +65,14 @@ class BarrierTransport(Transport):
         *,
         threads: int | None = None,
     ):
-        self._plan = plan
-        self._resources = contextlib.ExitStack()
-        try:
+        with contextlib.ExitStack() as opened:
             # again for each group takes its time
-            self._resources.enter_context(quiet(cast("SparkEngine", engine).cluster.sc))
-            number = self._resources.enter_context(job_number())
-            training = secrets.token_hex(8)
-            self._job = engine.open(
-                GroupProgram(training, number, plan, program),
-                feed,
-                plan.ranks,
-                threads=threads,
-                keep_spools=True,
-            )
-            self._resources.callback(self._job.close)
-        except BaseException:
-            self._resources.close()
-            raise
+            opened.enter_context(quiet(cast("SparkEngine", engine).cluster.sc))
+            number = opened.enter_context(job_number())
+            group = GroupProgram(secrets.token_hex(8), number, plan, program)
+            self._job = engine.open(group, feed, plan.ranks, threads=threads, keep_spools=True)
+            opened.callback(self._job.close)
+            self._resources = opened.pop_all()
         self._given: list[RankState] = []  # by `start`, and not with the executors yet
         self._name: str | None = None  # of the states that the executors keep
         self._known: list[dict] | None = None
@@ -91,7 +80,7 @@ class BarrierTransport(Transport):
 
     def rows(self) -> list[dict]:
         if self._known is None:
-            self._known = [described for described, _ in self._ask({"stage": _DESCRIBE})]
+            self._known = self._ask({"stage": _DESCRIBE})
         return self._known
 
     def start(self, states: Sequence[RankState]) -> None:
@@ -99,26 +88,25 @@ class BarrierTransport(Transport):
 
     def run(self, steps: Sequence[Step]) -> list[list[dict]]:
         cloudpickle = require("cloudpickle", "orca")
-        arrays = [cloudpickle.dumps(list(steps))]
-        arrays += [_message(state).written() for state in self._given]
+        data = [cloudpickle.dumps(list(steps)), *(state.pack() for state in self._given)]
         following = secrets.token_hex(8)
-        answers = self._ask({"stage": _RUN, "next": following}, pack(None, arrays))
+        records = self._ask({"stage": _RUN, "next": following}, pack(data))
         self._given, self._name = [], following
-        return [records for records, _ in answers]
+        return records
 
     def states(self) -> list[RankState]:
         if self._given:
             return self._given
-        return [_state(arrays[0]) for _, arrays in self._ask({"stage": _GIVE})]
+        return [RankState.unpack(packed) for packed in self._ask({"stage": _GIVE})]
 
     def _ask(self, options, data=None):
-        """Return the answers of the ranks: documents and arrays."""
+        """Return the answers of the ranks."""
         answers = []
         for answer in self._job.attempt({**options, "name": self._name}, data):
-            (folder, doc), arrays = unpack(answer)
+            folder, doc = unpack(answer)
             self._folders.add(folder)
-            answers.append((doc, arrays))
-        if any(doc == _LOST for doc, _ in answers):
+            answers.append(doc)
+        if any(isinstance(doc, str) for doc in answers):  # _LOST
             self.keeps_state = False
             raise WorkerLost("The weights were lost with all executors that had them")
         return answers
@@ -139,15 +127,15 @@ class GroupProgram:
     program: Callable[[int, dict], Any]
 
     def __call__(self, worker: Worker) -> bytes:
-        folder = folder_of(worker.local_dir, self.job, self.training)
-        doc, arrays = self._answer(worker, folder)
-        return pack([folder, doc], arrays)
+        # by its name a spool, so what is left there is removed when another job begins
+        folder = os.path.join(worker.local_dir, f"bigdl-spool-{self.job}-state-{self.training}")
+        return pack([folder, self._answer(worker, folder)])
 
     def _answer(self, worker, folder):
-        """A document and arrays for the driver."""
+        """A document for the driver."""
         options = worker.options
         if options["stage"] == _DESCRIBE:
-            return self._replica(worker).describe(), []
+            return self._replica(worker).describe()
         sync = TorchDistributedSync(worker)
         sync.start()
         states = StateFiles(sync, folder)
@@ -155,17 +143,17 @@ class GroupProgram:
         steps, *states_of_ranks = _received(sync, worker.state())
         packed = states_of_ranks[worker.rank] if states_of_ranks else states.read(options["name"])
         if packed is None:
-            return _LOST, []
+            return _LOST
         if options["stage"] == _GIVE:
-            return None, [packed]
-        state = _state(packed)
+            return packed
+        state = RankState.unpack(packed)
         state.begin_group()
         replica, rank = self._replica(worker), Rank(self.plan, worker.rank)
         # from the driver, not from a worker
         for step in pickle.loads(steps):
             self._step(step, rank, replica, state, sync)
-        states.write(options["next"], _message(state))
-        return state.records, []
+        states.write(options["next"], state.message(with_residual=True))
+        return state.records
 
     def _replica(self, worker):
         version = [shard.spool.nonce for shard in worker.shards.values()]
@@ -184,29 +172,17 @@ class GroupProgram:
         summed = rank.reduce(pieces)
         statistics = None
         if self.plan.needs_statistics:
-            own = Message(None, [rank.statistics(summed, state)])
+            own = Message(rank.statistics(summed, state))
             with rank.reading():
                 statistics_of_ranks = exchange_messages(sync, [own] * self.plan.ranks)
-            statistics = [arrays[0] for _, arrays in map(unpack, statistics_of_ranks)]
+            statistics = [unpack(data) for data in statistics_of_ranks]
         rank.update(step, summed, state, statistics)
 
 
 def _received(sync, data) -> list:
     """Return the driver's data for rank 0: nothing, or the steps and perhaps all states."""
     data = sync.broadcast(data)
-    return [None] if data is None else unpack(data)[1]
-
-
-def _message(state: RankState) -> Message:
-    """A state with its residual."""
-    arrays = [] if state.residual is None else [state.residual]
-    return Message(None, [state.message().written(), *arrays])
-
-
-def _state(data) -> RankState:
-    """The inverse of :func:`_message`."""
-    _, (packed, *residual) = unpack(data)
-    return RankState.unpack(packed, residual[0].copy() if residual else None)
+    return [None] if data is None else unpack(data)
 
 
 def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
@@ -221,55 +197,35 @@ def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
     Returns
     -------
     list of bytes-like or Message
-        What the ranks gave, in their order: each in memory of its own, the own one as it was.
+        What the ranks gave, in their order, the own one as it was.
 
     Raises
     ------
     PeerLost
     """
-    own, ranks = sync.rank, sync.world_size
-    received_messages: list = list(messages)
-    if ranks == 1:
-        return received_messages
+    if sync.world_size == 1:
+        return list(messages)
     import torch
     import torch.distributed as dist
 
-    sent = torch.tensor([len(message) for message in messages])
-    received = torch.empty_like(sent)
-    with _peers():
-        dist.all_to_all_single(received, sent)
-    written: dict[int, torch.Tensor] = {}
-    works: list[dist.Work] = []
-    for distance in range(1, ranks):
-        source, target = (own - distance) % ranks, (own + distance) % ranks
-        message = messages[target]
-        if id(message) not in written:
-            written[id(message)] = torch.from_numpy(message.written())
-        incoming = torch.empty(int(received[source]), dtype=torch.uint8)
-        received_messages[source] = incoming.numpy()
-        with _peers():
-            works.append(cast("dist.Work", dist.irecv(incoming, source)))
-            works.append(cast("dist.Work", dist.isend(written[id(message)], target)))
-    with _peers():
-        for work in works:
-            work.wait()
-    return received_messages
-
-
-@contextlib.contextmanager
-def _peers():
+    sent = [0 if rank == sync.rank else len(message) for rank, message in enumerate(messages)]
+    received = torch.empty(len(sent), dtype=torch.int64)
+    parts = [
+        np.frombuffer(part, np.uint8)
+        for rank, message in enumerate(messages)
+        if rank != sync.rank
+        for part in message.parts
+    ]
     try:
-        yield
+        dist.all_to_all_single(received, torch.tensor(sent))
+        sizes = received.tolist()
+        incoming = torch.empty(sum(sizes), dtype=torch.uint8)
+        dist.all_to_all_single(incoming, torch.from_numpy(np.concatenate(parts)), sizes, sent)
     except RuntimeError as error:
         raise PeerLost(str(error).split("\n")[0]) from error
-
-
-def folder_of(directory: str, job: int, training: str) -> str:
-    """Return the folder of a training's states below an executor's directory.
-
-    Its name is that of a spool, so what is left there is removed when another job begins.
-    """
-    return os.path.join(directory, f"bigdl-spool-{job}-state-{training}")
+    exchanged: list = [part.numpy() for part in incoming.split(sizes)]
+    exchanged[sync.rank] = messages[sync.rank]
+    return exchanged
 
 
 class StateFiles:
@@ -279,7 +235,7 @@ class StateFiles:
     ----------
     sync : TorchDistributedSync
     folder : str
-        See :func:`folder_of`.
+        Of this training, below the executor's directory.
     """
 
     def __init__(self, sync: GradientSync, folder: str):
@@ -306,12 +262,12 @@ class StateFiles:
             return None
         if senders != list(ranks):
             messages = [
-                self._message(name, rank) if senders[rank] == own != rank else Message(None)
+                Message(self._map(name, rank)) if senders[rank] == own != rank else Message(None)
                 for rank in ranks
             ]
             given = exchange_messages(self._sync, messages)
             if senders[own] != own:
-                return unpack(given[senders[own]])[1][0]
+                return unpack(given[senders[own]])
         return self._map(name, own)
 
     def write(self, name: str, state: Message) -> None:
@@ -331,9 +287,6 @@ class StateFiles:
         ranks = self._sync.world_size
         following = [(rank + distance) % ranks for distance in range(1, ranks)]
         return next((r for r in following if self._places[r] != self._places[rank]), rank)
-
-    def _message(self, name, rank):
-        return Message(None, [self._map(name, rank)])
 
     def _map(self, name, rank):
         return np.memmap(self._path(name, rank), np.uint8, mode="r")

@@ -4,16 +4,16 @@ BigDL 2.x cut float32 to its upper two bytes and summed in that form, which shri
 little with every worker.  Here 16 bit formats round to the nearest (ties to even), and the sum is
 made in float32 where they arrive, at the same number of bytes.
 
-A message is a JSON-able document and arrays, whole or cut in frames of a few megabytes for a
-carrier that mixes their order.  No pickles: what arrives is data, and its numbers are views of the
-bytes that arrived.
+A message is a JSON-able document with arrays in it, whole or cut in frames of a few megabytes
+for a carrier that mixes their order.  No pickles: what arrives is data, and its numbers are views
+of the bytes that arrived.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -24,8 +24,8 @@ from bigdl.common.checks import check_choice
 __all__ = ["CODECS", "Codec", "Inbox", "Message", "codec_for", "frames_of", "pack", "unpack"]
 
 
-class Codec(ABC):
-    """Bytes of a vector of float32 and back.
+class Codec:
+    """Bytes of a vector of float32 and back; here as they are, in other codecs rounded.
 
     Attributes
     ----------
@@ -37,24 +37,14 @@ class Codec(ABC):
     """
 
     feedback = False
-    weights: str
-
-    @abstractmethod
-    def encode(self, vector: np.ndarray) -> bytes | np.ndarray:
-        """The vector as something bytes-like of so many bytes; perhaps a view of it."""
-
-    @abstractmethod
-    def decode(self, data: Any) -> np.ndarray:
-        """A vector of float32, perhaps read-only, from bytes of :meth:`encode`."""
-
-
-class _Float32(Codec):
     weights = "fp32"
 
-    def encode(self, vector):
+    def encode(self, vector: np.ndarray) -> bytes | np.ndarray:
+        """The vector as something bytes-like of so many bytes; perhaps a view of it."""
         return np.ascontiguousarray(vector, dtype=np.float32).view(np.uint8)
 
-    def decode(self, data):
+    def decode(self, data: Any) -> np.ndarray:
+        """A vector of float32, perhaps read-only, from bytes of :meth:`encode`."""
         return np.frombuffer(data, np.float32)
 
 
@@ -62,14 +52,10 @@ class _Float16(Codec):
     weights = "fp16"
 
     def encode(self, vector):
-        largest = np.finfo(np.float16).max
-        # an infinity would stay in the weights for ever
-        with np.errstate(over="ignore"):
-            half = vector.astype(np.float16)
-        overflown = np.isinf(half) & np.isfinite(vector)
-        if overflown.any():
-            half[overflown] = np.copysign(largest, vector[overflown]).astype(np.float16)
-        return half.tobytes()
+        largest = np.float32(np.finfo(np.float16).max)
+        # an infinity of our making would stay in the weights for ever
+        bounded = np.where(np.isinf(vector), vector, np.clip(vector, -largest, largest))
+        return bounded.astype(np.float16).view(np.uint8)
 
     def decode(self, data):
         return np.frombuffer(data, np.float16).astype(np.float32)
@@ -79,13 +65,10 @@ class _BFloat16(Codec):
     weights = "bf16"
 
     def encode(self, vector):
-        bits = np.ascontiguousarray(vector, dtype=np.float32).view(np.uint32)
-        odd = (bits >> np.uint32(16)) & np.uint32(1)
-        upper = ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
-        broken = np.isnan(vector)
-        if broken.any():  # rounding a nan up may give an infinity or a zero
-            upper[broken] = 0x7FC0
-        return upper.tobytes()
+        import torch
+
+        rounded = torch.from_numpy(np.ascontiguousarray(vector, np.float32)).bfloat16()
+        return rounded.view(torch.int16).numpy().view(np.uint8)
 
     def decode(self, data):
         return (np.frombuffer(data, np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -121,7 +104,7 @@ class _Int8(Codec):
 
 
 CODECS: dict[str, Codec] = {
-    "fp32": _Float32(),
+    "fp32": Codec(),
     "fp16": _Float16(),
     "bf16": _BFloat16(),
     "int8": _Int8(),
@@ -135,18 +118,18 @@ def codec_for(name: str) -> Codec:
 
 _HEADER = struct.Struct("<QQ")  # bytes of the document, and of the list of arrays
 _ALIGN = 8
+_ARRAY, _TENSOR = "__array__", "__tensor__"  # keys of what stands for one in the JSON
 
 
 class Message:
-    """A document and arrays that nobody has copied yet; ``len`` is the number of its bytes.
+    """A document with arrays that nobody has copied yet; ``len`` is the number of its bytes.
 
     The arrays must not change before it has been copied to where it goes.
 
     Parameters
     ----------
     doc : object
-        JSON-able.
-    arrays : sequence of ndarray or bytes-like
+        JSON-able, but for arrays, tensors and bytes anywhere in it.
 
     Attributes
     ----------
@@ -154,12 +137,9 @@ class Message:
         One after another they are the message.
     """
 
-    def __init__(self, doc: Any, arrays: Sequence = ()):
-        self._arrays = [
-            np.frombuffer(a, np.uint8) if isinstance(a, bytes | bytearray | memoryview) else a
-            for a in arrays
-        ]
-        self._text = json.dumps(doc).encode()
+    def __init__(self, doc: Any):
+        self._arrays: list[np.ndarray] = []
+        self._text = json.dumps(doc, default=self._place).encode()
         listed = json.dumps([[a.dtype.str, list(a.shape)] for a in self._arrays]).encode()
         head = [_HEADER.pack(len(self._text), len(listed)), self._text, listed]
         head.append(_padding(sum(map(len, head))))
@@ -167,6 +147,14 @@ class Message:
         for array in self._arrays:
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             self.parts += [data, _padding(data.nbytes)]
+
+    def _place(self, value):
+        """Keep an array and return what stands for it in the JSON."""
+        is_tensor = hasattr(value, "detach")
+        if isinstance(value, bytes | bytearray | memoryview):
+            value = np.frombuffer(value, np.uint8)
+        self._arrays.append(value.detach().numpy() if is_tensor else value)
+        return {_TENSOR if is_tensor else _ARRAY: len(self._arrays) - 1}
 
     def __len__(self):
         return sum(map(len, self.parts))
@@ -176,25 +164,20 @@ class Message:
 
     def written(self) -> np.ndarray:
         """All of it in one array of bytes."""
-        joined, start = np.empty(len(self), np.uint8), 0
-        for part in self.parts:
-            stop = start + len(part)
-            joined[start:stop] = np.frombuffer(part, np.uint8)
-            start = stop
-        return joined
+        return np.concatenate([np.frombuffer(part, np.uint8) for part in self.parts])
 
-    def opened(self) -> tuple:
-        """The document and the arrays, as :func:`unpack` gives them where they arrive."""
-        return json.loads(self._text), self._arrays
+    def opened(self) -> Any:
+        """The document, as :func:`unpack` gives it where it arrives."""
+        return _filled(self._text, self._arrays)
 
 
-def pack(doc: Any, arrays: Sequence = ()) -> bytes:
-    """A document and arrays (or bytes) as bytes."""
-    return bytes(Message(doc, arrays))
+def pack(doc: Any) -> bytes:
+    """A document as bytes; see :class:`Message`."""
+    return bytes(Message(doc))
 
 
-def unpack(data: Any) -> tuple:
-    """The document and the arrays of a message; the arrays are views, not to be written to.
+def unpack(data: Any) -> Any:
+    """The document of a message; bytes are arrays in it, and arrays are views not to be changed.
 
     Parameters
     ----------
@@ -205,20 +188,31 @@ def unpack(data: Any) -> tuple:
     texts, listed = _HEADER.unpack_from(data, 0)
     view = memoryview(data)
     start = _HEADER.size + texts
-    doc = json.loads(bytes(view[_HEADER.size : start]))
     shapes = json.loads(bytes(view[start : start + listed]))
-    start = _aligned(start + listed)
+    place = _aligned(start + listed)
     arrays = []
     for code, shape in shapes:
         dtype = np.dtype(code)
-        count = int(np.prod(shape, dtype=np.int64))
-        arrays.append(
-            np.frombuffer(view, dtype, count, start).reshape(shape)
-            if count
-            else np.empty(shape, dtype)
-        )
-        start = _aligned(start + count * dtype.itemsize)
-    return doc, arrays
+        count = math.prod(shape)
+        array = np.frombuffer(view, dtype, count, place) if count else np.empty(0, dtype)
+        arrays.append(array.reshape(shape))
+        place = _aligned(place + count * dtype.itemsize)
+    return _filled(bytes(view[_HEADER.size : start]), arrays)
+
+
+def _filled(text: bytes, arrays: Sequence[np.ndarray]) -> Any:
+    """The document with its arrays where they stood."""
+
+    def fill(doc):
+        if _ARRAY in doc:
+            return arrays[doc[_ARRAY]]
+        if _TENSOR in doc:
+            import torch
+
+            return torch.from_numpy(arrays[doc[_TENSOR]].copy())
+        return doc
+
+    return json.loads(text, object_hook=fill)
 
 
 def _aligned(position: int) -> int:
@@ -289,13 +283,12 @@ class Inbox:
 
     def messages(self, kind: bytes) -> list:
         """All messages of a kind, in the order of the ranks that they are from."""
-        found = self._frames.get(kind, {})
-        return [_joined(found[source]) for source in sorted(found)]
+        by_source = self._frames.get(kind, {})
+        return [_joined(by_source[source]) for source in sorted(by_source)]
 
     def message(self, kind: bytes) -> Any:
         """The only message of a kind, or None."""
-        found = self.messages(kind)
-        return found[0] if found else None
+        return next(iter(self.messages(kind)), None)
 
 
 def _joined(parts):

@@ -14,13 +14,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.parameter_layer.plan import Geometry, Segment
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-__all__ = ["SliceOptimizer", "check_optimizer", "cut_state", "groups_of", "joined_state"]
+    from bigdl.orca.parameter_layer.plan import Geometry, LayerPlan, Segment
+
+__all__ = ["check_optimizer", "cut_state", "groups_of", "joined_state", "update_slice"]
 
 _ELEMENTWISE = (
     "SGD",
@@ -76,90 +77,63 @@ def groups_of(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
     return tuple(i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
 
 
-class SliceOptimizer:
-    """An optimizer of the segments of one slice.
+def update_slice(
+    plan: LayerPlan,
+    hyper: Sequence[dict],
+    segments: Sequence[Segment],
+    weights: np.ndarray,
+    state: Sequence[dict],
+    gradient: np.ndarray,
+    absent: Collection[int],
+    norms: Mapping[int, tuple[float, float]] | None = None,
+) -> list[dict]:
+    """One update of the segments of a slice by an optimizer of their own.
 
     Parameters
     ----------
-    kind : type
-        Class of the optimizer.
-    groups : sequence of int
-        See :func:`groups_of`.
+    plan : LayerPlan
     hyper : sequence of dict
         The parameter groups without their parameters.
     segments : sequence of Segment
     weights : ndarray of float32
-        The slice; steps write to it.
+        The slice, which is changed.
     state : sequence of dict
         The state of each segment.
+    gradient : ndarray of float32
+        Of the slice.
+    absent : collection of int
+        Parameters without a gradient, which are left alone.
+    norms : dict of int to (float, float), optional
+        Norm of each parameter and of its gradient, for optimizers that need them.
+
+    Returns
+    -------
+    list of dict
+        The new state of each segment.
     """
+    import torch
 
-    def __init__(
-        self,
-        kind: type,
-        groups: Sequence[int],
-        hyper: Sequence[dict],
-        segments: Sequence[Segment],
-        weights: np.ndarray,
-        state: Sequence[dict],
-    ):
-        import torch
-
-        vector = torch.from_numpy(weights)
-        self._segments = segments
-        self._tensors = [vector[s.start : s.stop] for s in segments]
-        groups_of_slice = [
-            {
-                **hyper[number],
-                "params": [
-                    t
-                    for s, t in zip(segments, self._tensors, strict=True)
-                    if groups[s.parameter] == number
-                ],
-            }
-            for number in range(len(hyper))
+    vector, slopes = torch.from_numpy(weights), torch.from_numpy(gradient)
+    tensors = [vector[s.start : s.stop] for s in segments]
+    members: list[list] = [[] for _ in hyper]  # of the parameter groups
+    for segment, tensor in zip(segments, tensors, strict=True):
+        members[plan.groups[segment.parameter]].append((segment, tensor))
+        if segment.parameter not in absent:
+            tensor.grad = slopes[segment.start : segment.stop]
+    optimizer = plan.optimizer(
+        [
+            {**group, "params": [tensor for _, tensor in pairs]}
+            for group, pairs in zip(hyper, members, strict=True)
+            if pairs
         ]
-        self._optimizer = kind([group for group in groups_of_slice if group["params"]])
-        for tensor, values in zip(self._tensors, state, strict=True):
-            if values:
-                self._optimizer.state[tensor] = dict(values)
-
-    def step(
-        self,
-        gradient: np.ndarray,
-        absent: Collection[int],
-        norms: Mapping[int, tuple[float, float]] | None = None,
-    ) -> None:
-        """One update.
-
-        Parameters
-        ----------
-        gradient : ndarray of float32
-            Of the slice.
-        absent : collection of int
-            Parameters without a gradient, which are left alone.
-        norms : dict of int to (float, float), optional
-            Norm of each parameter and of its gradient, for optimizers that need them.
-        """
-        import torch
-
-        vector = torch.from_numpy(gradient)
-        for segment, tensor in zip(self._segments, self._tensors, strict=True):
-            here = segment.parameter not in absent
-            tensor.grad = vector[segment.start : segment.stop] if here else None
-        if norms is not None:
-            by_tensor = {
-                id(t): norms[s.parameter]
-                for s, t in zip(self._segments, self._tensors, strict=True)
-            }
-            self._optimizer.norms = [
-                by_tensor[id(t)] for group in self._optimizer.param_groups for t in group["params"]
-            ]
-        self._optimizer.step()
-
-    def state(self) -> list[dict]:
-        """The state of each segment."""
-        return [dict(self._optimizer.state.get(tensor, {})) for tensor in self._tensors]
+    )
+    for tensor, values in zip(tensors, state, strict=True):
+        if values:
+            optimizer.state[tensor] = dict(values)
+    if norms is not None:
+        optimizer.norms = [norms[segment.parameter] for pairs in members for segment, _ in pairs]
+    optimizer.step()
+    return [dict(optimizer.state.get(tensor, {})) for tensor in tensors]
 
 
 # -- the state of the whole optimizer -------------------------------------------------------------

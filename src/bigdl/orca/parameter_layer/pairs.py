@@ -21,10 +21,12 @@ import contextlib
 import os
 import struct
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
+from bigdl.runtime.jobs import active_jobs
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -286,14 +288,14 @@ def shards_of(handle: dict) -> dict:
 
 
 def _handle(frame) -> dict:
-    return unpack(Inbox([frame]).message(b"H"))[0]
+    return unpack(Inbox([frame]).message(b"H"))
 
 
 def _send_cells(index, cells):
     """Cells, each under the number of its shard."""
-    for target, *place, data in cells:
+    for target, *cell in cells:
         yield key(target)
-        yield pack(place, [data])
+        yield pack(cell)
 
 
 def _batches(frames):
@@ -305,7 +307,7 @@ def _batches(frames):
     names = [field.split()[0] for field in CELL.split(", ")][1:]
     types = (pa.int32(), pa.int32(), pa.int64(), pa.string(), pa.binary())
     for frame in frames:
-        place, (data,) = unpack(frame)
+        *place, data = unpack(frame)
         values = [*place, data.tobytes()]
         arrays = [pa.array([v], t) for v, t in zip(values, types, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, names)
@@ -314,34 +316,22 @@ def _batches(frames):
 def _spooler(reader, job, partitions):
     """The task that writes the rows of a partition to spools and yields the handle."""
 
+    spec = SimpleNamespace(reader=reader, job=job, active_jobs=active_jobs(), world_size=partitions)
+
     def write(index, frames):
         import socket
 
         from bigdl.orca.cluster.spark_calls import reported
         from bigdl.runtime.shards.feed import SourceError
-        from bigdl.runtime.shards.shard import SpoolWriter
-        from bigdl.runtime.task import describe
+        from bigdl.runtime.task import describe, read_input
 
         directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
         directory = directories[index % len(directories)] or "/tmp"
-        writers = []
-
-        def open_spool(name, specs):
-            writers.append(SpoolWriter(directory, job, f"{name}-{index}", specs))
-            return writers[-1]
-
-        open_spool.place, open_spool.world_size = index, partitions
         frames = (frame for frame in frames if len(frame))  # a token is empty
         try:
-            shards = reader(_batches(frames), open_spool)
-            for _ in frames:
-                pass
-        except BaseException as error:
-            for writer in writers:
-                writer.discard()
-            if isinstance(error, SourceError | UsageError):
-                raise reported({"rank": index, **describe(error)}) from None
-            raise
+            shards = read_input(spec, _batches(frames), index, directory)
+        except (SourceError, UsageError) as error:
+            raise reported({"rank": index, **describe(error)}) from None
         spools = {name: shard.spool.to_json() for name, shard in shards.items()}
         doc = {
             "partition": index,

@@ -1,11 +1,15 @@
-"""Computations of one rank in a step, whoever carries the bytes from rank to rank."""
+"""A rank of the parameter layer: its state, and its part in a step, whoever carries the bytes.
+
+BatchNorm statistics and other buffers are merged after every step, so that they depend neither on
+the transport nor on the size of a group.  Only buffers that some rank has changed are sent at all.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,14 +17,160 @@ import numpy as np
 
 from bigdl.common.memory import tuned_allocator
 from bigdl.orca.parameter_layer.messages import Message, codec_for, pack, unpack
-from bigdl.orca.parameter_layer.optimizers import SliceOptimizer
+from bigdl.orca.parameter_layer.optimizers import cut_state, update_slice
 from bigdl.orca.parameter_layer.plan import LayerPlan, Segment, Step
-from bigdl.orca.parameter_layer.state import RankState, merged
 from bigdl.orca.parameter_layer.stragglers import run_within
 
-__all__ = ["Contribution", "Rank", "Replica", "Sum", "close_replicas", "replica_of"]
+__all__ = [
+    "Contribution",
+    "Rank",
+    "RankState",
+    "Replica",
+    "Sum",
+    "changed",
+    "close_replicas",
+    "merge",
+    "merged",
+    "replica_of",
+    "states_of",
+]
 
 _BLOCK = 1 << 15  # numbers that are summed at a time: what is read twice stays in the cache
+
+
+def changed(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
+    """Return those of `after` that differ from `before`, to the last bit."""
+    return {
+        number: new
+        for number, (old, new) in enumerate(zip(before, after, strict=True))
+        if old.tobytes() != new.tobytes()
+    }
+
+
+def merge(values: Sequence[np.ndarray], rows: Sequence[int]) -> np.ndarray:
+    """One buffer from those of several ranks.
+
+    A floating one becomes the mean weighted by the rows of each rank, an integer one (a counter)
+    the largest.
+    """
+    first = values[0]
+    if all(value.tobytes() == first.tobytes() for value in values[1:]):
+        return first.copy()
+    if not np.issubdtype(first.dtype, np.inexact):
+        return np.asarray(np.maximum.reduce(values))
+    wide = np.result_type(first.dtype, np.float64)
+    total = sum(rows)
+    mean = np.zeros(first.shape, wide)
+    for value, count in zip(values, rows, strict=True):
+        mean += value.astype(wide) * (count / total)
+    return mean.astype(first.dtype)
+
+
+def merged(contributions: Sequence[tuple[int, Mapping[int, np.ndarray]]]) -> dict[int, np.ndarray]:
+    """All buffers that ranks have changed, given the rows and the changes of each."""
+    numbers = sorted({number for _, buffers in contributions for number in buffers})
+    return {
+        number: merge(
+            [buffers[number] for _, buffers in contributions if number in buffers],
+            [rows for rows, buffers in contributions if number in buffers],
+        )
+        for number in numbers
+    }
+
+
+@dataclass
+class RankState:
+    """A slice of the weights with all that belongs to it.
+
+    Attributes
+    ----------
+    weights : ndarray of float32
+        The slice, in full precision whatever is sent.
+    optimizer : list of dict
+        State of the optimizer, for each segment.
+    buffers : dict of int to ndarray
+        Those buffers of the model that are merged here and have changed since the start.
+    residual : ndarray of float32 or None
+        What encoding has taken from this rank's gradients, of all parameters.
+    records : list of dict
+        Times of the steps of this group, and on rank 0 what every rank had to say of its batch.
+    is_halted : bool
+        True if a step of this group was discarded: those after it are not made.
+    """
+
+    weights: np.ndarray
+    optimizer: list[dict]
+    buffers: dict[int, np.ndarray] = field(default_factory=dict)
+    residual: np.ndarray | None = None
+    records: list[dict] = field(default_factory=list)
+    is_halted: bool = False
+
+    def begin_group(self) -> None:
+        """Forget what was only about the group before."""
+        self.records, self.is_halted = [], False
+
+    @property
+    def has_weights(self) -> bool:
+        """False for one that was packed without."""
+        return bool(len(self.weights))
+
+    def pack(self) -> bytes:
+        """Return all of it as bytes; see :meth:`message`."""
+        return bytes(self.message(with_residual=True))
+
+    def message(self, *, with_weights: bool = True, with_residual: bool = False) -> Message:
+        """A view of it; the residual is what another part of a step changes."""
+        doc = {**vars(self), "buffers": list(self.buffers.items())}
+        if not with_weights:
+            doc["weights"] = self.weights[:0]
+        if not with_residual:
+            doc["residual"] = None
+        return Message(doc)
+
+    @classmethod
+    def unpack(cls, data: Any) -> RankState:
+        """The inverse of :meth:`pack` and :meth:`message`."""
+        doc = unpack(data)
+        doc["weights"] = doc["weights"].copy()
+        doc["buffers"] = {number: buffer.copy() for number, buffer in doc["buffers"]}
+        doc["residual"] = None if doc["residual"] is None else doc["residual"].copy()
+        return cls(**doc)
+
+
+def states_of(
+    plan: LayerPlan,
+    vector: np.ndarray,
+    optimizer: Mapping[int, Mapping],
+    buffers: Mapping[int, np.ndarray],
+    residuals: Sequence[np.ndarray] | None = None,
+) -> list[RankState]:
+    """The states of all owners of slices, cut from those of a whole model.
+
+    Parameters
+    ----------
+    plan : LayerPlan
+    vector : ndarray of float32
+        All parameters.
+    optimizer : mapping of int to mapping
+        The state of every parameter by its number.
+    buffers : mapping of int to ndarray
+        Those that have changed since the start.
+    residuals : sequence of ndarray, optional
+        Of every rank; those of another number of ranks are of no use.
+    """
+    geometry, owners = plan.geometry, plan.owners
+    kept: Sequence[np.ndarray | None] = [None] * owners
+    if residuals is not None and len(residuals) == owners:
+        kept = residuals
+    return [
+        RankState(
+            vector[low:high].copy(),
+            cut_state(optimizer, geometry, rank),
+            {n: b for n, b in buffers.items() if n % owners == rank},
+            kept[rank],
+        )
+        for rank, (low, high) in enumerate(geometry.bounds)
+    ]
 
 
 @dataclass
@@ -47,7 +197,7 @@ class Contribution:
     rows: int = 0
     absent: Sequence[int] = ()
     buffers: dict[int, np.ndarray] = field(default_factory=dict)
-    record: dict = field(default_factory=dict)
+    record: dict = field(default_factory=lambda: {"loss": 0.0, "counted": 0.0})
 
 
 class Replica(Protocol):
@@ -88,14 +238,13 @@ class Sum:
     is_void: bool = False
 
     def pack(self) -> bytes:
-        doc = [self.absent, list(self.buffers), self.record, self.is_void]
-        return pack(doc, [self.gradient, *self.buffers.values()])
+        return pack({**vars(self), "buffers": list(self.buffers.items())})
 
     @classmethod
     def unpack(cls, data: Any) -> Sum:
-        (absent, numbers, record, is_void), arrays = unpack(data)
-        buffers = dict(zip(numbers, arrays[1:], strict=True))
-        return cls(arrays[0].copy(), absent, buffers, record, is_void)
+        summed = cls(**unpack(data))
+        summed.gradient, summed.buffers = summed.gradient.copy(), dict(summed.buffers)
+        return summed
 
 
 class Rank:
@@ -132,9 +281,13 @@ class Rank:
 
     def weights(self, state: RankState) -> Message:
         """The own slice of the weights and buffers, for all ranks; it views the state."""
-        encoded = self._weights_codec.encode(state.weights)
-        doc = [list(state.buffers), state.is_halted]
-        return Message(doc, [encoded, *state.buffers.values()])
+        return Message(
+            {
+                "weights": self._weights_codec.encode(state.weights),
+                "buffers": list(state.buffers.items()),
+                "halted": state.is_halted,
+            }
+        )
 
     @property
     def sends_exact_weights(self) -> bool:
@@ -143,8 +296,7 @@ class Rank:
 
     def own_weights(self, data: Any) -> np.ndarray:
         """The own slice from what :meth:`weights` gave."""
-        _, (encoded, *_) = unpack(data)
-        return self._weights_codec.decode(encoded).copy()
+        return self._weights_codec.decode(unpack(data)["weights"]).copy()
 
     def gradients(
         self,
@@ -172,20 +324,17 @@ class Rank:
         vector = np.empty(self._geometry.total, np.float32)
         buffers: dict[int, np.ndarray] = {}
         for (low, high), data in zip(self._geometry.bounds, weights, strict=True):
-            (numbers, is_halted), (encoded, *arrays) = unpack(data)
-            vector[low:high] = self._weights_codec.decode(encoded)
-            buffers.update(zip(numbers, arrays, strict=True))
+            received = unpack(data)
+            vector[low:high] = self._weights_codec.decode(received["weights"])
+            buffers.update(received["buffers"])
+            is_halted = received["halted"]  # alike on all owners
         got = time.perf_counter()
-        is_late, contribution = False, Contribution(record={"loss": 0.0, "counted": 0.0})
+        is_late, contribution = False, Contribution()
         if not is_halted:
-            computed_contribution = run_within(
-                step.limit, lambda: replica.compute(step, vector, buffers)
-            )
-            is_late = computed_contribution is None
-            if computed_contribution is None:
-                contribution.record["dropped"] = step.rows(self.rank)
-            else:
-                contribution = computed_contribution
+            in_time = run_within(step.limit, lambda: replica.compute(step, vector, buffers))
+            is_late, contribution = in_time is None, in_time or contribution
+        if is_late:
+            contribution.record["dropped"] = step.rows(self.rank)
         computed = time.perf_counter()
         encoded, residual = self._encoded(contribution.gradient, residual)
         record = {
@@ -200,19 +349,20 @@ class Rank:
         }
         pieces = []
         for owner, data in enumerate(encoded):
-            owner_buffers = {
-                i: b for i, b in contribution.buffers.items() if i % self._plan.owners == owner
-            }
+            owned = [
+                (i, b) for i, b in contribution.buffers.items() if i % self._plan.owners == owner
+            ]
             doc = {
+                "gradient": data,
                 "halted": is_halted,
                 "late": is_late,
                 "counted": contribution.counted,
                 "rows": contribution.rows,
                 "absent": list(contribution.absent),
-                "buffers": list(owner_buffers),
+                "buffers": owned,
                 "record": record if owner == 0 else None,
             }
-            pieces.append(Message(doc, [data, *owner_buffers.values()]))
+            pieces.append(Message(doc))
         return pieces, residual
 
     def _encoded(self, gradient, residual):
@@ -234,29 +384,25 @@ class Rank:
         (began_at, read_s), now = self._take_read(), time.time()
         started = time.perf_counter()
         contributions = [unpack(data) for data in pieces]
-        present = [(doc, arrays) for doc, arrays in contributions if doc["counted"]]
-        is_void = self._is_void([doc for doc, _ in contributions], len(present))
+        present = [doc for doc in contributions if doc["counted"]]
+        is_void = self._is_void(contributions, len(present))
         if is_void:
             present = []
-        total = sum(doc["counted"] for doc, _ in present)
+        total = sum(doc["counted"] for doc in present)
         low, high = self._geometry.bounds[self.rank]
         gradient = _weighted_sum(
-            [self._codec.decode(arrays[0]) for _, arrays in present],
-            [np.float32(1.0 if self._plan.sums else doc["counted"] / total) for doc, _ in present],
+            [self._codec.decode(doc["gradient"]) for doc in present],
+            [np.float32(1.0 if self._plan.sums else doc["counted"] / total) for doc in present],
             high - low,
         )
         absent = set(range(len(self._plan.sizes)))
-        for doc, _ in present:
+        for doc in present:
             absent.intersection_update(doc["absent"])
-        buffers = merged(
-            [
-                (doc["rows"], dict(zip(doc["buffers"], arrays[1:], strict=True)))
-                for doc, arrays in ([] if is_void else contributions)
-            ]
-        )
+        counting = [] if is_void else contributions
+        buffers = merged([(doc["rows"], dict(doc["buffers"])) for doc in counting])
         if self._plan.clamp is not None:
             np.clip(gradient, *self._plan.clamp, out=gradient)
-        late = [source for source, (doc, _) in enumerate(contributions) if doc["late"]]
+        late = [source for source, doc in enumerate(contributions) if doc["late"]]
         record: dict[str, Any] = {
             "late": late,
             "began_at": now if began_at is None else began_at,
@@ -264,7 +410,7 @@ class Rank:
             "ended_at": time.time(),
         }
         if self.rank == 0:
-            record["sources"] = [doc["record"] for doc, _ in contributions]
+            record["sources"] = [doc["record"] for doc in contributions]
             record["is_void"] = is_void
         return Sum(gradient, sorted(absent), buffers, record, is_void)
 
@@ -340,11 +486,16 @@ class Rank:
             if plan.needs_norms:
                 pairs = np.sqrt(squares[1:].reshape(-1, 2)) * (1.0, scale)
                 norms = {i: (float(norm), float(slope)) for i, (norm, slope) in enumerate(pairs)}
-        optimizer = SliceOptimizer(
-            plan.optimizer, plan.groups, step.hyper, self._segments, state.weights, state.optimizer
+        state.optimizer = update_slice(
+            plan,
+            step.hyper,
+            self._segments,
+            state.weights,
+            state.optimizer,
+            summed.gradient,
+            set(summed.absent),
+            norms,
         )
-        optimizer.step(summed.gradient, set(summed.absent), norms)
-        state.optimizer = optimizer.state()
         state.buffers.update(summed.buffers)
 
 

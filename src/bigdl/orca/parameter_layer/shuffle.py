@@ -8,8 +8,8 @@ before, where it lies on a line of its own (:func:`~.pairs.key`).
 kind    message
 ======  =========================================================================
 ``H``   handle of the rows of a partition
-``D``   what a replica says of its rows, to the driver
-``S``   :class:`~.state.RankState` of a rank, to itself
+``D``   what a rank has for the driver: what its replica says of its rows, records of a group
+``S``   :class:`~.rank.RankState` of a rank, to itself
 ``R``   its residual, to itself
 ``W``   weights of a slice, to all ranks
 ``G``   piece of a gradient, to the owner of the slice
@@ -38,10 +38,8 @@ from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.cluster.spark_calls import SparkCall, job_error
 from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
 from bigdl.orca.parameter_layer.pairs import Pairs, Rows, is_here, key, shards_of
-from bigdl.orca.parameter_layer.plan import LayerPlan, Step
-from bigdl.orca.parameter_layer.rank import Rank, Sum, replica_of
-from bigdl.orca.parameter_layer.state import RankState
-from bigdl.orca.parameter_layer.transport import Transport
+from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
+from bigdl.orca.parameter_layer.rank import Rank, RankState, Sum, replica_of
 from bigdl.runtime.jobs import job_number, user_error
 
 if TYPE_CHECKING:
@@ -84,64 +82,46 @@ class Tasks:
     threads: int
     import_path: tuple[str, ...]
 
-    def begin(self) -> Callable:
+    def begin(self, out: _Outbox, rank: Rank, inbox: Inbox) -> None:
         """Send out the weights at the start of a group."""
-        return _Task(self, Tasks._begin, line=_TO_GRADIENTS)
-
-    def describe(self) -> Callable:
-        """Open the replica and say what it has."""
-        return _Task(self, Tasks._describe)
-
-    def gradients(self, step: Step) -> Callable:
-        """Compute the gradients of a step."""
-        return _Task(self, Tasks._gradients, (step,), reads=FOR_GRADIENTS)
-
-    def reduce(self) -> Callable:
-        """Sum the gradients and tell all owners about the sums."""
-        return _Task(self, Tasks._reduce, reads=FOR_UPDATE)
-
-    def update(self, step: Step, *, last: bool) -> Callable:
-        """Change the weights; after the last step of a group the state stays where it is."""
-        line = 0 if last else _TO_GRADIENTS
-        return _Task(self, Tasks._update, (step, last), line, reads=FOR_UPDATE)
-
-    def _begin(self, out, rank, inbox):
         kept = inbox.message(b"S")
         if kept is not None:  # every rank owns a slice, or only the first ones
-            state = RankState.unpack(kept)
-            state.begin_group()
-            out.state_of(rank, state)
+            out.state_of(rank, RankState.unpack(kept))
         out.pass_on(inbox, b"R", line=_TO_GRADIENTS)
 
-    def _describe(self, out, rank, inbox):
-        doc = self._replica(rank.rank, inbox).describe()
-        out.send(rank.rank, b"D", pack(doc))
+    def describe(self, out: _Outbox, rank: Rank, inbox: Inbox) -> None:
+        """Open the replica and say what it has."""
+        out.send(rank.rank, b"D", pack(self._replica(rank.rank, inbox).describe()))
 
-    def _gradients(self, out, rank, inbox, step):
+    def gradients(self, out: _Outbox, rank: Rank, inbox: Inbox, step: Step) -> None:
+        """Compute the gradients of a step."""
         replica = self._replica(rank.rank, inbox)
-        residual = inbox.message(b"R")
-        if residual is not None:
-            residual = np.frombuffer(residual, np.float32)
-        pieces, residual = rank.gradients(replica, step, inbox.messages(b"W"), residual)
+        pieces, residual = rank.gradients(
+            replica, step, inbox.messages(b"W"), _residual(inbox.message(b"R"))
+        )
         for owner, piece in enumerate(pieces):
             out.send(owner, b"G", piece)
         if residual is not None:
             out.send(rank.rank, b"R", residual.view(np.uint8))
 
-    def _reduce(self, out, rank, inbox):
+    def reduce(self, out: _Outbox, rank: Rank, inbox: Inbox) -> None:
+        """Sum the gradients and tell all owners about the sums."""
         if self._owns(rank):
             summed = rank.reduce(inbox.messages(b"G"))
             out.send_all(b"T", rank.statistics(summed, _state(rank, inbox)))
             out.send(rank.rank, b"A", summed.pack())
         out.pass_on(inbox, b"R")
 
-    def _update(self, out, rank, inbox, step, last):
+    def update(self, out: _Outbox, rank: Rank, inbox: Inbox, step: Step, last: bool) -> None:
+        """Change the weights; after the last step of a group the state stays where it is."""
         if self._owns(rank):
-            summed = inbox.message(b"A")
-            found = rank.reduce(inbox.messages(b"G")) if summed is None else Sum.unpack(summed)
+            packed = inbox.message(b"A")
+            summed = rank.reduce(inbox.messages(b"G")) if packed is None else Sum.unpack(packed)
             state = _state(rank, inbox)
-            rank.update(step, found, state, inbox.messages(b"T") or None)
+            rank.update(step, summed, state, inbox.messages(b"T") or None)
             if last:
+                out.send(rank.rank, b"D", pack(state.records))
+                state.begin_group()
                 out.send(rank.rank, b"S", state.message())
             else:
                 out.state_of(rank, state)
@@ -151,7 +131,7 @@ class Tasks:
         return rank.rank < self.plan.owners
 
     def _replica(self, rank, inbox):
-        handle = unpack(inbox.message(b"H"))[0]
+        handle = unpack(inbox.message(b"H"))
         make = functools.partial(self._make, rank, handle)
         return replica_of(self.training, rank, handle["version"], make)
 
@@ -308,38 +288,39 @@ class ShuffleTransport(Transport):
     ):
         cloudpickle = require("cloudpickle", "orca")
         self._cluster, self._sc, self._plan = cluster, cluster.sc, plan
-        self._resources = contextlib.ExitStack()
         are_small = 4 * plan.geometry.total <= _SMALL
         self._pairs = Pairs(self._sc, plan.ranks, are_small=are_small)
         self._state = None
-        try:
-            self._resources.enter_context(quiet(self._sc))  # again for each job takes its time
+        self._known: list[dict] | None = None
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(quiet(self._sc))  # again for each job takes its time
             ship_modules(self._sc)
-            number = self._resources.enter_context(job_number())
+            number = opened.enter_context(job_number())
             shipped = self._sc.broadcast(cloudpickle.dumps(program))
-            self._resources.callback(shipped.unpersist)
+            opened.callback(shipped.unpersist)
             self._tasks = Tasks(
                 secrets.token_hex(8), plan, shipped, threads, tuple(user_import_path())
             )
             self._rows = self._call(lambda: Rows(cluster, self._pairs, feed, number))
-            self._resources.callback(self._rows.close)
-            self._known: list[dict] | None = None
-        except BaseException:
-            self.close()
-            raise
+            opened.callback(self._rows.close)
+            self._resources = opened.pop_all()
 
     def rows(self) -> list[dict]:
         if self._known is None:
-
-            def describe():
-                described = self._pairs.mapped(self._rows.handles, self._tasks.describe())
-                descriptions = self._pairs.values(described)
-                return descriptions.mapPartitionsWithIndex(_descriptions).collect()
-
-            answers = sorted(self._call(describe), key=lambda d: d["rank"])
-            _raise_first(answers)
-            self._known = [doc["known"] for doc in answers]
+            describe = _Task(self._tasks, Tasks.describe)
+            self._known = self._call(
+                lambda: self._answers(self._pairs.mapped(self._rows.handles, describe))
+            )
         return self._known
+
+    def _answers(self, pairs) -> list:
+        """Return what the ranks have for the driver, or raise the first error of user code."""
+        collected = self._pairs.values(pairs).mapPartitionsWithIndex(_answers).collect()
+        answers = [answer for _, answer in sorted(collected, key=lambda pair: pair[0])]
+        for answer in answers:
+            if "error" in answer:
+                raise user_error(answer["error"])
+        return [answer["doc"] for answer in answers]
 
     def start(self, states: Sequence[RankState]) -> None:
         if self._state is not None:  # again: what was lost may be the rows
@@ -375,12 +356,13 @@ class ShuffleTransport(Transport):
         self._tasks = replace(self._tasks, plan=self._plan)
 
     def run(self, steps: Sequence[Step]) -> list[list[dict]]:
-        answers = self._call(lambda: self._group(steps))
-        _raise_first(answers)
-        return [doc["records"] for doc in sorted(answers, key=lambda d: d["rank"])]
+        return self._call(lambda: self._group(steps))
 
     def _group(self, steps):
-        pairs, tasks, shuffles = self._pairs, self._tasks, []
+        pairs, shuffles, before = self._pairs, [], self._state
+
+        def task(work, *arguments, line=0, reads=()):
+            return _Task(self._tasks, work, arguments, line, reads)
 
         def shuffled(source, task):
             shuffles.append(pairs.shuffled(source, task))
@@ -389,31 +371,30 @@ class ShuffleTransport(Transport):
         def with_state(contributions, update):
             return pairs.beside(contributions, pairs.on_lines(update, *FOR_UPDATE))
 
-        update = shuffled(self._state, tasks.begin())
+        update = shuffled(before, task(Tasks.begin, line=_TO_GRADIENTS))
         for number, step in enumerate(steps, 1):
-            weights = pairs.on_lines(update, *FOR_GRADIENTS)
-            contributions = shuffled(
-                pairs.beside(self._rows.handles, weights), tasks.gradients(step)
-            )
+            weights = pairs.beside(self._rows.handles, pairs.on_lines(update, *FOR_GRADIENTS))
+            contributions = shuffled(weights, task(Tasks.gradients, step, reads=FOR_GRADIENTS))
             if self._plan.needs_statistics:
-                contributions = shuffled(with_state(contributions, update), tasks.reduce())
+                summed = with_state(contributions, update)
+                contributions = shuffled(summed, task(Tasks.reduce, reads=FOR_UPDATE))
             contributions = with_state(contributions, update)
             if number < len(steps):
-                update = shuffled(contributions, tasks.update(step, last=False))
-        state = pairs.mapped(contributions, tasks.update(steps[-1], last=True))
-        before = self._state
+                make = task(Tasks.update, step, False, line=_TO_GRADIENTS, reads=FOR_UPDATE)
+                update = shuffled(contributions, make)
+        state = pairs.mapped(contributions, task(Tasks.update, steps[-1], True, reads=FOR_UPDATE))
         self._take(state)
-        answers = None
         try:
-            answers = _agreed(pairs.values(state).mapPartitionsWithIndex(_records).collect())
+            records = _agreed(self._answers(state))
+        except BaseException:
+            self._state = before
+            pairs.drop_for_good(state)
+            raise
+        else:
+            pairs.drop_for_good(before)
         finally:
-            if answers is None or any(doc["error"] for doc in answers):
-                self._state = before
-                pairs.drop_for_good(state)
-            else:
-                pairs.drop_for_good(before)
             pairs.remove_shuffles(shuffles)
-        return answers
+        return records
 
     def _take(self, state):
         """Let executors keep a state; in two copies, where one of them may be lost."""
@@ -425,11 +406,11 @@ class ShuffleTransport(Transport):
     def states(self) -> list[RankState]:
         def collect():
             inbox = Inbox(self._pairs.values(self._state).collect())
-            residuals = inbox.messages(b"R") or [None] * self._plan.owners
-            return [
-                RankState.unpack(data, _residual(residual))
-                for data, residual in zip(inbox.messages(b"S"), residuals, strict=True)
-            ]
+            states = [RankState.unpack(data) for data in inbox.messages(b"S")]
+            residuals = inbox.messages(b"R") or [None] * len(states)
+            for state, residual in zip(states, residuals, strict=True):
+                state.residual = _residual(residual)
+            return states
 
         return self._call(collect)
 
@@ -459,38 +440,28 @@ class ShuffleTransport(Transport):
             raise job_error(error, []) from None
 
 
-def _raise_first(answers) -> None:
-    """Raise the first error of user code among the answers of the ranks."""
-    for doc in sorted(answers, key=lambda d: d["rank"]):
-        if doc["error"]:
-            raise user_error(doc["error"])
-
-
-def _agreed(answers):
-    """The answers of the owners, if the same contributions came late for all of them.
+def _agreed(records):
+    """The records of the owners, if the same contributions came late for all of them.
 
     A contribution that Spark has computed again, since its executor was lost, may be late once and
     in time once; then some owners have added it and others have not.
     """
-    late = {json.dumps([r["late"] for r in doc["records"]]) for doc in answers if not doc["error"]}
-    if len(late) > 1:
+    if len({json.dumps([record["late"] for record in of_owner]) for of_owner in records}) > 1:
         raise WorkerLost("An executor was lost while a contribution was late")
-    return answers
+    return records
 
 
-def _descriptions(index, frames):
-    """Yield the description of a replica's rows, or its error."""
+def _answers(index, frames):
+    """Yield the rank, and its document for the driver, if it has one, or its error."""
     inbox = Inbox(frames)
-    error, described = inbox.messages(b"E"), inbox.message(b"D")
-    yield {
-        "rank": index,
-        "error": unpack(error[0])[0] if error else None,
-        "known": None if described is None else unpack(described)[0],
-    }
+    for name, kind in (("error", b"E"), ("doc", b"D")):
+        for message in inbox.messages(kind)[:1]:
+            yield index, {name: unpack(message)}
+            return
 
 
 def _packed(state: RankState) -> list:
-    messages = [(b"S", state.pack())]
+    messages = [(b"S", bytes(state.message()))]
     if state.residual is not None:
         messages.append((b"R", state.residual.tobytes()))
     return messages
@@ -498,14 +469,3 @@ def _packed(state: RankState) -> list:
 
 def _residual(data):
     return None if data is None else np.frombuffer(data, np.float32)
-
-
-def _records(index, frames):
-    """Yield the records of a group for the driver, or its error."""
-    inbox = Inbox(frames)
-    errors: Sequence = inbox.messages(b"E")
-    state = inbox.message(b"S")
-    if errors:
-        yield {"rank": index, "error": unpack(errors[0])[0], "records": []}
-    elif state is not None:
-        yield {"rank": index, "error": None, "records": unpack(state)[0]["records"]}

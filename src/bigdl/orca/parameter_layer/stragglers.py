@@ -6,14 +6,15 @@ It is decided on the driver from the times of earlier steps; the limit is sent w
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, fields
-from typing import Generic, TypeVar, cast
+from typing import TypeVar
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
+from bigdl.training.checkpoint import in_thread
 
 __all__ = ["DropStragglers", "StragglerLimit", "run_within"]
 
@@ -127,35 +128,7 @@ class StragglerLimit:
 T = TypeVar("T")
 
 
-class _Computation(Generic[T]):
-    """A call in a thread of its own."""
-
-    def __init__(self, compute: Callable[[], T]):
-        self._compute = compute
-        self._value: T | None = None
-        self._error: BaseException | None = None
-        self._done = threading.Event()
-        threading.Thread(target=self._run, daemon=True, name="bigdl-contribution").start()
-
-    def _run(self):
-        try:
-            self._value = self._compute()
-        except BaseException as error:  # raised where the result is taken
-            self._error = error
-        finally:
-            self._done.set()
-
-    def wait(self, seconds: float | None) -> bool:
-        """Return True if it has ended; waits for that at most so long."""
-        return self._done.wait(None if seconds is None else max(0.0, seconds))
-
-    def result(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return cast("T", self._value)
-
-
-_late: list[_Computation] = []  # of this process: at most one
+_late: list[Future] = []  # computations of this process: at most one
 
 
 def run_within(seconds: float | None, compute: Callable[[], T]) -> T | None:
@@ -173,18 +146,18 @@ def run_within(seconds: float | None, compute: Callable[[], T]) -> T | None:
         What `compute` raised, or what the late computation before it has raised since.
     """
     end = None if seconds is None else time.monotonic() + seconds
+
+    def is_done(future: Future) -> bool:
+        return bool(wait([future], None if end is None else max(0.0, end - time.monotonic())).done)
+
     if _late:
-        if not _late[0].wait(_left(end)):
+        if not is_done(_late[0]):
             return None
         _late.pop().result()
     if end is None:
         return compute()
-    begun = _Computation(compute)
-    if not begun.wait(_left(end)):
-        _late.append(begun)
+    future = in_thread(compute)
+    if not is_done(future):
+        _late.append(future)
         return None
-    return begun.result()
-
-
-def _left(end):
-    return None if end is None else end - time.monotonic()
+    return future.result()

@@ -38,10 +38,11 @@ from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.shards.texts import TEXT
 from bigdl.training.batches import (
     BatchLayout,
+    open_batches,
+    open_loader,
     plan_batches,
     shuffle_memory,
 )
-from bigdl.training.loading import open_batches, open_loader
 
 if TYPE_CHECKING:
     from bigdl.training.keras.loop import KerasFitSettings
@@ -391,7 +392,7 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
 
     Returns
     -------
-    TensorShard, bigdl.training.loading.LoaderBatches or tf.data.Dataset
+    TensorShard, bigdl.training.batches.LoaderBatches or tf.data.Dataset
     """
     features, labels, size = settings.feature_cols, settings.label_cols, settings.batch_size
     if not isinstance(shard, LoaderShard):
@@ -399,7 +400,7 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
     import cloudpickle
     from torch.utils.data import DataLoader, Dataset
 
-    from bigdl.training.loading import as_loader
+    from bigdl.training.batches import as_loader
 
     made = cloudpickle.loads(shard.payload())
     if callable(made) and not hasattr(made, "__getitem__"):

@@ -23,7 +23,7 @@ from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchLayout, all_gather_json
 from bigdl.training.checkpoint import BackgroundWriter
 from bigdl.training.figures import score_of
-from bigdl.training.fit import RunSettings
+from bigdl.training.fit import FitLoop, RunSettings, WorkerLoop, open_run_directory
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import WorkerCallbacks
 from bigdl.training.keras.data import (
@@ -43,7 +43,6 @@ from bigdl.training.keras.state import (
     put_weights,
     values_of,
 )
-from bigdl.training.loop import FitLoop, WorkerLoop, open_run_directory
 from bigdl.training.position import Position
 
 __all__ = ["EvaluateProgram", "KerasEpochs", "KerasFitProgram", "KerasFitSettings", "KerasLoop"]

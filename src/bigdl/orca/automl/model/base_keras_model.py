@@ -13,8 +13,13 @@ from bigdl.orca.automl.metrics import Evaluator
 from bigdl.orca.automl.model.base import Builder, Model, as_list, figures_of, joined
 from bigdl.orca.automl.model.data import Rows, batch_size_of, of_config, part_of
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
-from bigdl.training.keras.data import ColumnRows, is_dataset
-from bigdl.training.keras.evaluation import EvaluationSettings
+from bigdl.training.keras.data import (
+    ColumnRows,
+    DatasetRows,
+    EvaluationSettings,
+    check_elements,
+    is_dataset,
+)
 from bigdl.training.keras.loop import KerasFitSettings, KerasLoop
 from bigdl.training.keras.state import dump_optimizers, dump_weights, put_optimizers, put_weights
 from bigdl.training.position import Goal, Position
@@ -157,8 +162,6 @@ class _KerasTrial(KerasLoop, Model):
 
     def _open(self, shard):
         if is_dataset(shard):
-            from bigdl.training.keras.datasets import DatasetRows, check_elements
-
             check_elements(shard)
             return DatasetRows(shard, self.sync)
         return ColumnRows(part_of(shard, self.worker), self._config, self.worker)

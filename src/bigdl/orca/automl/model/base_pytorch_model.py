@@ -12,7 +12,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.automl.model.base import Builder, Model, as_list, figures_of, joined
 from bigdl.orca.automl.model.data import batch_size_of, of_config, part_of
 from bigdl.orca.automl.pytorch_utils import optimizer_creator, validate_pytorch_loss
-from bigdl.orca.learn.metrics.state import TorchMetric
+from bigdl.orca.learn.metrics.metric import TorchMetric
 from bigdl.orca.learn.pytorch.loop import Buffers, FitSettings, TorchLoop
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync

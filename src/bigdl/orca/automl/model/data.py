@@ -21,9 +21,8 @@ from bigdl.runtime.shards.columns import Leaf
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import LoaderShard, Shard, Spool
 from bigdl.runtime.shards.values import columns_of, named_by_shard
-from bigdl.training.batches import TensorShard
+from bigdl.training.batches import LoaderBatches, TensorShard, as_loader, spooled
 from bigdl.training.keras.data import is_dataset
-from bigdl.training.loading import LoaderBatches, as_loader, spooled
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

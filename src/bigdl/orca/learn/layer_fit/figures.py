@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import colorsys
 import html
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from bigdl.common.drawing import Scale, svg, text, write_drawing
-from bigdl.training.figures import EpochSums, loss_parts
-
-if TYPE_CHECKING:
-    import torch
-
-    from bigdl.runtime.collectives.base import GradientSync
+from bigdl.training.figures import EpochSums, LossRule, Records, summaries_of
 
 __all__ = ["PHASES", "GroupPhases", "LayerFigures", "draw_phases", "phase_summaries"]
 
@@ -38,6 +35,7 @@ machines: scheduling, and what the JVM does with the bytes. The others are those
 """
 
 _TIMED = PHASES[2:]
+_TIMES_OF_BATCH = ("fetch_s", "forward_s", "backward_s")
 
 
 class LayerFigures:
@@ -63,7 +61,7 @@ class LayerFigures:
     """
 
     def __init__(self, ranks: int, *, weighted: bool, sums: bool):
-        self._weighted, self._is_sum = weighted, sums
+        self._rule = LossRule(weighted, sums)
         self.of_ranks = [EpochSums() for _ in range(ranks)]
         self._phases = dict.fromkeys(PHASES, 0.0)
         self._steps = self._wall = 0.0
@@ -78,7 +76,7 @@ class LayerFigures:
         Parameters
         ----------
         records : list of list of dict
-            Of :meth:`~bigdl.orca.parameter_layer.transport.Transport.run`.
+            Of :meth:`~bigdl.orca.parameter_layer.plan.Transport.run`.
         seconds : float
             That the group took.
         began_at : float
@@ -111,23 +109,11 @@ class LayerFigures:
         batch_rows = sum(source["rows"] for source in sources)
         loss = counted = 0.0
         for sums, source in zip(self.of_ranks, sources, strict=True):
-            parts = loss_parts(
-                source["loss"],
-                source["counted"],
-                total,
-                source["rows"],
-                batch_rows,
-                weighted=self._weighted,
-                is_sum=self._is_sum,
+            parts = self._rule.parts(
+                source["loss"], source["counted"], total, source["rows"], batch_rows
             )
-            sums.add(
-                *parts,
-                source["rows"],
-                fetch_s=source.get("fetch_s", 0.0),
-                forward_s=source.get("forward_s", 0.0),
-                backward_s=source.get("backward_s", 0.0),
-                step_s=seconds,
-            )
+            times = {name: source[name] for name in _TIMES_OF_BATCH if name in source}
+            sums.add(*parts, source["rows"], step_s=seconds, **times)
             loss, counted = loss + parts[0], counted + parts[1]
         return [loss, counted, float(batch_rows)]
 
@@ -143,7 +129,7 @@ class LayerFigures:
         the parameter layer, ``sync_s`` (all that is not ``compute_s``), and ``bytes_per_step``,
         which all ranks together sent as gradients.
         """
-        figures = EpochSums().reduce(cast("GradientSync", _Known(self.of_ranks)))
+        figures = EpochSums.merged(self.of_ranks)
         if figures is None or not self._steps:
             return figures
         profile = figures["profile"]
@@ -166,55 +152,19 @@ def _waits(owners, ended: float) -> list[float]:
     ]
 
 
-class _Known:
-    """Gathers what is known already."""
-
-    def __init__(self, sums):
-        self._sums = sums
-
-    def all_gather(self, values):
-        return [sums.values() for sums in self._sums]
-
-
 _COLUMNS = (*PHASES, "rest_s", "step_s")
 
 
-class GroupPhases:
-    """Mean seconds per step of the phases, for every group; kept in checkpoints.
-
-    Attributes
-    ----------
-    rows : list of list of float
-        Number of the group's last step, its time, and seconds of the phases, the rest and the whole
-        step.
-    """
+class GroupPhases(Records):
+    """Mean seconds per step of the phases, the rest and the whole step, for every group."""
 
     def __init__(self):
-        self.rows: list[list[float]] = []
+        super().__init__(_COLUMNS)
 
-    def add(self, step: int, seconds: Mapping[str, float]) -> None:
-        """Add a group.
-
-        Parameters
-        ----------
-        step : int
-        seconds : mapping
-            Of the phases and the whole step.
-        """
+    def add_group(self, step: int, seconds: Mapping[str, float]) -> None:
+        """Add a group that ended with this step: seconds of the phases and the whole step."""
         phases = [seconds[name] for name in PHASES]
-        rest = max(0.0, seconds["step_s"] - sum(phases))
-        self.rows.append([float(step), time.time(), *phases, rest, seconds["step_s"]])
-
-    def take(self) -> torch.Tensor:
-        """All rows as a tensor."""
-        import torch
-
-        return torch.tensor(self.rows, dtype=torch.float64).reshape(-1, 2 + len(_COLUMNS))
-
-    def put(self, tensor: torch.Tensor) -> None:
-        """The inverse of :meth:`take`."""
-        # a checkpoint of another release may have had other phases
-        self.rows = tensor.tolist() if tensor.shape[1] == 2 + len(_COLUMNS) else []
+        self.add(step, [*phases, max(0.0, seconds["step_s"] - sum(phases)), seconds["step_s"]])
 
 
 def phase_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
@@ -223,28 +173,23 @@ def phase_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
     A tag is ``"Phases/"`` and a name of :data:`PHASES`, ``"rest_s"`` (what is left of the whole
     step) or ``"step_s"``.
     """
-    return {
-        f"Phases/{name}": [[int(row[0]), row[column], row[1]] for row in rows]
-        for column, name in enumerate(_COLUMNS, 2)
-    }
+    return summaries_of(rows, [f"Phases/{name}" for name in _COLUMNS])
 
 
 # -- the chart ------------------------------------------------------------------------------------
 
 _DRAWN = _COLUMNS[:-1]
-_COLOURS = (
-    "#97bbf5",
-    "#9c6b4e",
-    "#6cc5b0",
-    "#4269d0",
-    "#efb118",
-    "#ff725c",
-    "#a463f2",
-    "#3ca951",
-    "#9c9c9c",
-)
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _MARGIN = 860, 420, 70, 150, 40
 _BARS = 120  # at most: a longer training is drawn by means of several groups
+
+
+def _colour(number: int) -> str:
+    """Return a colour of its own for every phase."""
+    rgb = colorsys.hls_to_rgb(number / len(_DRAWN), 0.6, 0.6)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
+
+
+_COLOURS = [_colour(number) for number in range(len(_DRAWN))]
 
 
 def draw_phases(rows: Sequence[Sequence[float]], path: Path) -> None:
@@ -272,11 +217,8 @@ def _means(rows) -> list[tuple[int, list[float]]]:
     together = -(-len(rows) // _BARS)
     bars = []
     for first in range(0, len(rows), together):
-        together_rows = rows[first : first + together]
-        phases = zip(*(row[2 : 2 + len(_DRAWN)] for row in together_rows), strict=True)
-        bars.append(
-            (int(together_rows[-1][0]), [1e3 * sum(phase) / len(together_rows) for phase in phases])
-        )
+        groups = np.asarray(rows[first : first + together])
+        bars.append((int(groups[-1, 0]), (1e3 * groups[:, 2:-1].mean(axis=0)).tolist()))
     return bars
 
 

@@ -18,26 +18,103 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.learn.layer_fit.figures import LayerFigures
-from bigdl.orca.learn.layer_fit.options import LayerOptions
+from bigdl.orca.parameter_layer.messages import codec_for
 from bigdl.orca.parameter_layer.optimizers import joined_state
-from bigdl.orca.parameter_layer.plan import LayerPlan, Step
-from bigdl.orca.parameter_layer.state import RankState, changed, states_of
-from bigdl.orca.parameter_layer.stragglers import StragglerLimit
-from bigdl.orca.parameter_layer.transport import Transport
+from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
+from bigdl.orca.parameter_layer.rank import RankState, changed, states_of
+from bigdl.orca.parameter_layer.stragglers import DropStragglers, StragglerLimit
 from bigdl.runtime.jobs import NoRows
 from bigdl.training.batches import plan_batches
 from bigdl.training.checkpoint import CheckpointDirectory, Snapshot
 from bigdl.training.figures import EpochSums
-from bigdl.training.fit import FailurePolicy, ProgressBar, RunSettings, Training
-from bigdl.training.loop import FitLoop
+from bigdl.training.fit import FailurePolicy, FitLoop, ProgressBar, RunSettings, Training
 from bigdl.training.position import Position, TriggerState
 from bigdl.training.state import dumps, loads
 
-__all__ = ["LayerLoop", "LayerModel", "LayerRun", "LayerTraining"]
+__all__ = ["LayerLoop", "LayerModel", "LayerOptions", "LayerRun", "LayerTraining", "layer_options"]
+
+
+_GROUPS = {"shuffle": 10, "barrier": 100}
+_SAMPLINGS = ("exact", "window")
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """Options of a training by the parameter layer.
+
+    Attributes
+    ----------
+    transport : str
+        ``"shuffle"`` or ``"barrier"``.
+    group_size : int
+        Steps of one Spark job, at most.
+    compression : str
+        Name of a codec.
+    sampling : str
+        ``"exact"``: every row once per epoch. ``"window"``: a batch is a run of consecutive rows
+        of the epoch's order from a random place on, as in BigDL 2.x.
+    stragglers : DropStragglers or None
+        When contributions that come late are left out.
+    min_workers : int or None
+        With fewer slots than workers there are fewer slices of the weights, but at least so many;
+        None leaves their number as it is.
+    """
+
+    transport: str = "shuffle"
+    group_size: int = 10
+    compression: str = "fp32"
+    sampling: str = "exact"
+    stragglers: DropStragglers | None = None
+    min_workers: int | None = None
+
+    @property
+    def max_drop(self) -> float:
+        """The largest share of a step's contributions that may be left out."""
+        return 1.0 if self.stragglers is None else self.stragglers.max_drop_percentage
+
+    def check(self, ranks: int) -> None:
+        """Refuse what does not go with so many workers."""
+        if self.stragglers is not None:
+            self.stragglers.check(ranks)
+        if self.min_workers is not None and self.min_workers > ranks:
+            raise UsageError(
+                f"min_workers should be at most the number of workers, {ranks}, got "
+                f"{self.min_workers}"
+            )
+
+
+def layer_options(options: dict[str, Any]) -> LayerOptions:
+    """Check the options that were given to ``fit``; those that were not have their defaults."""
+    transport = check_choice("transport", options.get("transport", "shuffle"), tuple(_GROUPS))
+    sampling = check_choice("sampling", options.get("sampling", "exact"), _SAMPLINGS)
+    compression = options.get("compression", "fp32")
+    codec_for(compression)
+    size = check_integer("group_size", options.get("group_size", _GROUPS[transport]), 1)
+    stragglers = options.get("drop_stragglers")
+    if stragglers is not None:
+        stragglers = DropStragglers.of(stragglers)
+    fewest = options.get("min_workers")
+    if fewest is not None:
+        _check_elastic(check_integer("min_workers", fewest, 1), transport, compression)
+    return LayerOptions(transport, size, compression, sampling, stragglers, fewest)
+
+
+def _check_elastic(fewest: int, transport: str, compression: str) -> None:
+    if transport != "shuffle":
+        raise UsageError(
+            f"min_workers={fewest} goes with transport='shuffle'; the workers of transport="
+            f"{transport!r} must all run at once"
+        )
+    if codec_for(compression).feedback:
+        raise UsageError(
+            f"min_workers={fewest} does not go with compression={compression!r}, where every "
+            "worker keeps what rounding took; use compression='bf16'"
+        )
 
 
 class LayerModel(ABC):
@@ -181,7 +258,7 @@ class LayerLoop(FitLoop):
             run.on_progress,
             run.validate,
         )
-        self.position, self.stop, self.size = Position(), False, run.plan.ranks
+        self.position, self.size = Position(), run.plan.ranks
         self._directory = None
         if self.settings.run_url is not None:
             self._directory = CheckpointDirectory(self.settings.run_url, self.settings.keep)
@@ -276,9 +353,6 @@ class LayerLoop(FitLoop):
     def _close_epoch(self, entry: dict) -> None:
         super()._close_epoch(entry)
         self._figures = self._no_figures()
-
-    def _stop(self) -> None:
-        self.stop = True
 
     def _save_checkpoint(self) -> None:
         self._keep(self._pull())

@@ -2,104 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.parameter_layer.plan import Step
-from bigdl.orca.parameter_layer.rank import Contribution
-from bigdl.orca.parameter_layer.state import changed
-from bigdl.training.batches import TensorShard
-from bigdl.training.fit import RunSettings
+from bigdl.orca.parameter_layer.rank import Contribution, changed
+from bigdl.training.batches import BatchSource, TensorShard
 from bigdl.training.state import seed_everything
 
-__all__ = ["LayerReplica", "LayerRows", "ReplicaWorker"]
+__all__ = ["LayerReplica", "ReplicaWorker"]
 
 
-@dataclass
 class ReplicaWorker:
     """Rank, world size and exit functions of a replica, in place of a worker."""
 
-    rank: int
-    world_size: int
-    closers: list[Callable[[], None]] = field(default_factory=list)
-
-    def at_exit(self, close: Callable[[], None]) -> None:
-        self.closers.append(close)
-
-    def close(self) -> None:
-        """End what was to end at the exit."""
-        while self.closers:
-            self.closers.pop()()
-
-
-class LayerRows:
-    """Source of a replica's batches.
-
-    Parameters
-    ----------
-    data : TensorShard or LoaderBatches
-    settings : RunSettings
-    rank : int
-    sampling : str
-        See :class:`~bigdl.orca.learn.layer_fit.options.LayerOptions`.
-    memory : int, optional
-        Bytes that shuffled rows may take; default all rows.  A replica that is made again elsewhere
-        shuffles alike, so it must not depend on what is free.
-
-    Raises
-    ------
-    UsageError
-        If the data cannot be sampled like that.
-    """
-
-    def __init__(
-        self, data: Any, settings: RunSettings, rank: int, sampling: str, memory: int | None
-    ):
-        if sampling == "window" and not isinstance(data, TensorShard):
-            raise UsageError(
-                "sampling='window' needs rows that are side by side, and a DataLoader is read "
-                "sample by sample; leave sampling= out or pass arrays"
-            )
-        self._data, self._settings, self._rank = data, settings, rank
-        self._is_exact = sampling == "exact"
-        self._window = 0 if memory is None else data.window(memory)
-        self._order: tuple[int, Any] = (-1, None)
-
-    def describe(self) -> dict:
-        """Return what the driver needs to know of the rows; JSON-able."""
-        data = self._data
-        return {
-            "rows": data.rows,
-            "fingerprint": data.fingerprint,
-            "drop_last": bool(data.drop_last),
-            "window": self._window,
-            "inputs": data.inputs,
-        }
-
-    def batch(self, step: Step, start: int, stop: int) -> Any:
-        """The columns of the rows `start`...`stop` of the epoch's order."""
-        settings, data = self._settings, self._data
-        if step.epoch != self._order[0]:
-            order = data.order(
-                settings.shuffle, settings.seed, step.epoch, self._rank, self._window, tuple
-            )
-            self._order = step.epoch, order
-        order = self._order[1]
-        if self._is_exact:
-            return data.batch(start, stop, order)
-        key = [settings.seed, step.epoch, step.number, self._rank]
-        first = int(np.random.default_rng(key).integers(data.rows))
-        places = (first + np.arange(stop - start)) % data.rows
-        if order is not None:
-            whole = order if isinstance(order, np.ndarray) else order[0 : data.rows]
-            places = whole[places]
-        return data.batch(0, stop - start, places)
+    def __init__(self, rank: int, world_size: int):
+        self.rank, self.world_size = rank, world_size
+        self._resources = contextlib.ExitStack()
+        self.at_exit, self.close = self._resources.callback, self._resources.close
 
 
 class LayerReplica(ABC):
@@ -117,11 +43,26 @@ class LayerReplica(ABC):
         self._settings, self._rank = program.settings, rank
         self._sampling = program.sampling
         self._place = ReplicaWorker(rank, program.ranks)
+        self._order: tuple[int, Any] = (-1, None)  # of an epoch
 
-    def _read(self, data: Any, config: dict) -> None:
-        """Take the rows of every step from `data`."""
+    def _read(self, data: BatchSource, config: dict) -> None:
+        """Take the rows of every step from `data`.
+
+        Of ``config["shuffle_memory"]`` bytes shuffled rows may take, all of them by default: a
+        replica that is made again elsewhere shuffles alike, so it must not depend on what is free.
+
+        Raises
+        ------
+        UsageError
+            If the data cannot be sampled as the program says.
+        """
+        if self._sampling == "window" and not isinstance(data, TensorShard):
+            raise UsageError(
+                "sampling='window' needs rows that are side by side, and a DataLoader is read "
+                "sample by sample; leave sampling= out or pass arrays"
+            )
         memory = config.get("shuffle_memory")
-        self._rows = LayerRows(data, self._settings, self._rank, self._sampling, memory)
+        self._data, self._window = data, 0 if memory is None else data.window(memory)
 
     # -- what a framework says -----------------------------------------------------------------
 
@@ -148,7 +89,22 @@ class LayerReplica(ABC):
 
     def _batch(self, step: Step, start: int, stop: int) -> Any:
         """The rows `start`...`stop` of a step's epoch, as the model takes them."""
-        return self._rows.batch(step, start, stop)
+        settings, data = self._settings, self._data
+        if step.epoch != self._order[0]:
+            order = data.order(
+                settings.shuffle, settings.seed, step.epoch, self._rank, self._window, tuple
+            )
+            self._order = step.epoch, order
+        order = self._order[1]
+        if self._sampling == "exact":
+            return data.batch(start, stop, order)
+        key = [settings.seed, step.epoch, step.number, self._rank]
+        first = int(np.random.default_rng(key).integers(data.rows))
+        places = (first + np.arange(stop - start)) % data.rows
+        if order is not None:
+            whole = order if isinstance(order, np.ndarray) else order[0 : data.rows]
+            places = whole[places]
+        return data.batch(0, stop - start, places)
 
     def _seed(self, step: Step) -> None:
         """Draw random numbers of this step and rank alone."""
@@ -159,7 +115,7 @@ class LayerReplica(ABC):
 
     def describe(self) -> dict:
         """Return what the driver needs to know of the rows; JSON-able."""
-        return self._rows.describe()
+        return {**self._data.facts(self._window), "inputs": self._data.inputs}
 
     def compute(
         self, step: Step, weights: np.ndarray, buffers: Mapping[int, np.ndarray]
@@ -168,7 +124,7 @@ class LayerReplica(ABC):
         started = time.perf_counter()
         start, stop = step.ranges[self._rank]
         if start == stop:
-            return Contribution(record={"loss": 0.0, "counted": 0.0})
+            return Contribution()
         batch = self._batch(step, start, stop)
         fetched = time.perf_counter()
         before = [buffers.get(number, kept) for number, kept in enumerate(self._initial)]

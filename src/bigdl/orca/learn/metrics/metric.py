@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from bigdl.common.errors import UsageError
-from bigdl.training.device import to_cpu
+from bigdl.training.state import to_cpu
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bigdl.common.errors import UsageError
-from bigdl.training.device import device_of_task
+from bigdl.training.state import device_of_task
 
 if TYPE_CHECKING:
     import torch

@@ -11,6 +11,7 @@ import difflib
 import io
 import logging
 import os
+import pickle
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,18 +61,27 @@ class Sample:
     Attributes
     ----------
     columns : list
-        One array of shape ``(rows, ...)`` for each argument of the model, or a dict of arrays for
-        a map column.
+        Arrays of shape ``(rows, ...)`` for each argument of the model, by the keys of a map column
+        or None.
     """
 
-    columns: list
+    columns: list[dict[str | None, np.ndarray]]
+
+    @classmethod
+    def of(cls, columns: list) -> Sample:
+        """The sample of columns that are an array or a dict of arrays each."""
+        return cls([each if isinstance(each, dict) else {None: each} for each in columns])
+
+    @property
+    def rows(self) -> int:
+        return len(next(iter(self.columns[0].values())))
 
     @property
     def leaves(self) -> list[list]:
         """``[key, dtype, shape]`` of the arrays of each column, in the form of
         ``TensorShard.inputs``."""
         return [
-            [[key, array.dtype.name, list(array.shape[1:])] for key, array in _leaves(column)]
+            [[key, array.dtype.name, list(array.shape[1:])] for key, array in column.items()]
             for column in self.columns
         ]
 
@@ -94,15 +104,16 @@ class Sample:
         list of tuple
             The model's arguments.
         """
+        size = min(max(size, 2), SAMPLE_ROWS)
+        index = np.resize(np.arange(self.rows), (-(-self.rows // size), size))
+        return [tuple(self._arguments(rows)) for rows in index]
+
+    def _arguments(self, rows):
         import torch
 
-        size = min(max(size, 2), SAMPLE_ROWS)
-        rows = len(_leaves(self.columns[0])[0][1])
-        index = np.resize(np.arange(rows), (-(-rows // size), size))
-        return [
-            tuple(_map(column, lambda a, i=each: torch.tensor(a[i])) for column in self.columns)
-            for each in index
-        ]
+        for column in self.columns:
+            tensors = {key: torch.tensor(array[rows]) for key, array in column.items()}
+            yield tensors.get(None, tensors)
 
 
 def sample_of(
@@ -129,24 +140,31 @@ pandas.DataFrame or arrays
     UsageError
         If the rows cannot become tensors.
     """
-    input_type = kind_of(data)
     try:
-        if input_type == "Spark DataFrame":
-            return _of_frame(data, config, feature_cols)
-        if input_type == "SparkXShards":
-            return _of_shards(data, config, feature_cols)
-        if input_type == "RayXShards":
-            return _of_ray_shards(data, config, feature_cols)
-        if input_type == "Ray Dataset" and feature_cols:
-            return _of_dataset(data, config, feature_cols)
-        if input_type == "array" and not type(data).__module__.startswith("torch"):
-            return _of_arrays(data, config, feature_cols)
+        take = _rows_of(data, config, list(feature_cols))
+        return None if take is None else _gathered(take)
     except SourceError as error:
         raise UsageError(str(error)) from None
+
+
+def _rows_of(data, config, names) -> Callable[[int], list] | None:
+    """Return a function that gives the rows of as many partitions, or an error as a text."""
+    input_type, first = kind_of(data), _first_rows(names, float_dtype(config))
+    if input_type == "Spark DataFrame":
+        return _rows_of_frame(data, config, names)
+    if input_type == "SparkXShards":
+        return data.rdd.mapPartitions(first).take
+    if input_type == "RayXShards":
+        return _rows_of_ray(data, first)
+    if input_type == "Ray Dataset" and names:
+        frame = data.limit(SAMPLE_ROWS).to_pandas()
+        return _rows_of_one(frame, first) if len(frame) else None
+    if input_type == "array" and not type(data).__module__.startswith("torch"):
+        return _rows_of_one(data if is_frame(data) else checked_arrays(data, bool(names))[0], first)
     return None
 
 
-def _of_frame(frame, config, feature_cols):
+def _rows_of_frame(frame, config, feature_cols):
     import pyarrow as pa
 
     specs, plain, converted = converted_columns(frame, config, feature_cols)
@@ -156,7 +174,7 @@ def _of_frame(frame, config, feature_cols):
         tables = [pa.ipc.open_stream(row.data).read_all() for row in packed.take(partitions)]
         return [decode_columns(specs, t.combine_chunks().to_batches()[0]) for t in tables]
 
-    return _gathered(take)
+    return take
 
 
 def _pack(batches):
@@ -174,27 +192,24 @@ def _pack(batches):
             return
 
 
-def _of_shards(shards, config, feature_cols):
-    first = _first_of(config, feature_cols)
-    return _gathered(lambda partitions: _good(shards.rdd.mapPartitions(first).take(partitions)))
+def _rows_of_ray(shards, first):
+    import ray
 
-
-def _of_ray_shards(shards, config, feature_cols):
-    first = _first_of(config, feature_cols)
+    task = ray.remote(lambda partition: list(first(partition)))
 
     def take(partitions):
-        import ray
-
-        task = ray.remote(lambda partition: list(first(partition)))
         calls = [task.remote(each) for each in shards.get_partition_refs()[:partitions]]
-        return _good([rows for found in ray.get(calls) for rows in found])
+        return [rows for rows_of_partition in ray.get(calls) for rows in rows_of_partition]
 
-    return _gathered(take)
+    return take
 
 
-def _first_of(config, feature_cols) -> Callable:
-    """Return a function that yields the rows of a partition's first shard, or an error."""
-    floats, names = float_dtype(config), list(feature_cols)
+def _rows_of_one(shard, first):
+    return lambda _: list(first([shard]))
+
+
+def _first_rows(names, floats) -> Callable:
+    """Return a function that yields rows of a partition's first shard that has any, or an error."""
 
     def first(partition):
         for shard in partition:
@@ -203,35 +218,13 @@ def _first_of(config, feature_cols) -> Callable:
             except SourceError as error:
                 yield str(error)
                 return
-            if len(columns[0][2]):
-                yield _rows(columns)
+            rows = len(columns[0][2])
+            if rows:
+                size = sum(values.nbytes for _, _, values in columns)
+                yield rows_of_columns(columns, _spread(rows, size))
                 return
 
     return first
-
-
-def _good(samples: list) -> list:
-    for each in samples:
-        if isinstance(each, str):
-            raise UsageError(each)
-    return samples
-
-
-def _of_dataset(dataset, config, feature_cols):
-    frame = dataset.limit(SAMPLE_ROWS).to_pandas()
-    return _of_arrays(frame, config, feature_cols) if len(frame) else None
-
-
-def _of_arrays(data, config, feature_cols):
-    if not is_frame(data):
-        data, _ = checked_arrays(data, bool(feature_cols))
-    columns = columns_of(data, list(feature_cols), None, float_dtype(config), with_labels=False)
-    return Sample(_rows(columns)) if len(columns[0][2]) else None
-
-
-def _rows(columns) -> list:
-    size = sum(values.nbytes for _, _, values in columns)
-    return rows_of_columns(columns, _spread(len(columns[0][2]), size))
 
 
 def _spread(rows: int, size: int) -> np.ndarray:
@@ -242,35 +235,24 @@ def _spread(rows: int, size: int) -> np.ndarray:
 
 def _gathered(take: Callable[[int], list]) -> Sample | None:
     """The rows that the first partitions have, those of one shape."""
-    samples: list = []
+    samples: list[Sample] = []
     for partitions in _PARTITIONS:
-        samples = take(partitions)
-        if len(samples) < partitions or sum(map(_size, samples)) >= SAMPLE_ROWS:
+        taken = take(partitions)
+        for columns in taken:
+            if isinstance(columns, str):
+                raise UsageError(columns)
+        samples = [Sample.of(columns) for columns in taken]
+        if len(samples) < partitions or sum(sample.rows for sample in samples) >= SAMPLE_ROWS:
             break
     if not samples:
         return None
-    first_type = Sample(samples[0]).kind
-    alike = [columns for columns in samples if Sample(columns).kind == first_type]
-    joined = [_joined(parts) for parts in zip(*alike, strict=True)]
-    return Sample(joined)
-
-
-def _size(columns) -> int:
-    return len(_leaves(columns[0])[0][1])
-
-
-def _joined(parts):
-    if isinstance(parts[0], dict):
-        return {key: _joined([part[key] for part in parts]) for key in parts[0]}
-    return np.concatenate(parts)[:SAMPLE_ROWS]
-
-
-def _leaves(column) -> list[tuple]:
-    return list(column.items()) if isinstance(column, dict) else [(None, column)]
-
-
-def _map(column, func):
-    return {k: func(a) for k, a in column.items()} if isinstance(column, dict) else func(column)
+    alike = [sample.columns for sample in samples if sample.kind == samples[0].kind]
+    return Sample(
+        [
+            {key: np.concatenate([part[key] for part in parts])[:SAMPLE_ROWS] for key in parts[0]}
+            for parts in zip(*alike, strict=True)
+        ]
+    )
 
 
 logger = logging.getLogger("bigdl.orca")
@@ -370,17 +352,21 @@ def ship_accelerated(
     """
     directory = _directory_of(accelerate)
     files = nano_files(directory) if directory is not None else None
-    what = str(accelerate) if files is None else _digest_of_files(files)
+    what = str(accelerate) if files is None else digest_of(pickle.dumps(sorted(files.items())))
     origin = (parts, digest_of(weights), what, sample.kind, threads)
     if previous is not None and previous.is_of(sc, *origin):
         return previous
+    import torch
+
     from bigdl.common.cpu import thread_scope
+    from bigdl.training.state import isolated_rng
 
     snapshot = TorchSnapshot.of(parts, weights, precision)
     batches = sample.batches(batch_size)
     # graphs are compiled for the number of threads that there is now
     with thread_scope(threads):
-        model = _original(snapshot)
+        with isolated_rng(0):
+            model = snapshot.ready(torch.device("cpu")).model
         compared = batches[: -(-_COMPARED_ROWS // max(batch_size, 2))]
         expected = _outputs(model, compared)
         if files is None:
@@ -409,47 +395,26 @@ def _directory_of(accelerate: Any) -> Path | None:
     )
 
 
-def _digest_of_files(files: dict[str, bytes]) -> str:
-    pieces = ((f"{name} {len(files[name])} ".encode(), files[name]) for name in sorted(files))
-    return digest_of(*(each for piece in pieces for each in piece))
-
-
-def _original(snapshot: TorchSnapshot):
-    import torch
-
-    from bigdl.training.state import isolated_rng
-
-    with isolated_rng(0):
-        return snapshot.ready(torch.device("cpu")).model
-
-
 def _saved(method: str, model, batches, compared, expected, threads) -> dict[str, bytes] | None:
     """The files of the accelerated model; None if it is the model itself."""
     from bigdl.nano.pytorch import InferenceOptimizer
+    from bigdl.nano.pytorch.methods import METHODS
 
-    accelerated = (
-        _fastest(model, batches, compared, expected, threads)
-        if method == "auto"
-        else _built(method, model, batches, threads)
-    )
+    if method == "auto":
+        accelerated = _fastest(model, batches, compared, expected, threads)
+    else:
+        options: dict[str, Any] = {}
+        if METHODS[method].precision == "int8":
+            options = {"calib_data": batches, "sample_size": SAMPLE_ROWS}
+        accelerated = InferenceOptimizer.build(
+            model, method, input_sample=batches[0], thread_num=threads, **options
+        )
     if accelerated is model:
         return None
     with tempfile.TemporaryDirectory(prefix="bigdl-accelerated-") as folder:
         directory = Path(folder, "model")
         InferenceOptimizer.save(accelerated, directory)
         return nano_files(directory)
-
-
-def _built(name: str, model, batches, threads):
-    from bigdl.nano.pytorch import InferenceOptimizer
-    from bigdl.nano.pytorch.methods import METHODS
-
-    options: dict[str, Any] = {}
-    if METHODS[name].precision == "int8":
-        options = {"calib_data": batches, "sample_size": SAMPLE_ROWS}
-    return InferenceOptimizer.build(
-        model, name, input_sample=batches[0], thread_num=threads, **options
-    )
 
 
 def _fastest(model, batches, compared, expected, threads):
@@ -513,9 +478,12 @@ def _check(accelerate, outputs, expected) -> None:
     from bigdl.nano.acceleration.accuracy import relative_error
 
     if [each.shape for each in outputs] != [each.shape for each in expected]:
+        made, wanted = (
+            ", ".join(str(each.shape) for each in arrays[:4]) for arrays in (outputs, expected)
+        )
         raise UsageError(
             f"accelerate={str(accelerate)!r} is another model than the Estimator's: of the same "
-            f"rows it makes outputs of shapes {_shapes(outputs)} instead of {_shapes(expected)}"
+            f"rows it makes outputs of shapes {made} instead of {wanted}"
         )
     error = relative_error(expected, outputs)
     logger.info("accelerate=%r: relative error of the outputs %.2g", str(accelerate), error)
@@ -526,7 +494,3 @@ def _check(accelerate, outputs, expected) -> None:
             str(accelerate),
             100 * error,
         )
-
-
-def _shapes(outputs) -> str:
-    return ", ".join(str(each.shape) for each in outputs[:4])

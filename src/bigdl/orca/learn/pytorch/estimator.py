@@ -13,7 +13,7 @@ from bigdl.orca.learn.estimator import EstimatorOptions
 from bigdl.orca.learn.pytorch.callbacks import ModelCheckpoint
 from bigdl.orca.learn.pytorch.pytorch_estimator import PyTorchEstimator
 from bigdl.training.checkpoint import CheckpointDirectory
-from bigdl.training.device import check_precision
+from bigdl.training.state import check_precision
 
 if TYPE_CHECKING:
     import torch

@@ -1,32 +1,242 @@
-"""Evaluation of a shard: loss and metrics, merged exactly over the workers."""
+"""A worker's part of a fit or an evaluation, as callbacks see it; and the evaluation of a shard.
+
+Loss and metrics are merged exactly over the workers.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.orca.learn.pytorch.forward import BatchColumns, forward_for
-from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
-from bigdl.orca.learn.pytorch.runner import Runner, WorkerBatches
-from bigdl.training.batches import TensorShard
-from bigdl.training.device import device_of, move, precision_of, to_cpu, to_device
-from bigdl.training.loading import open_batches
-from bigdl.training.state import dumps, loads, seed_everything
+from bigdl.orca.learn.pytorch.parts import Built, ModelParts, load_into
+from bigdl.training.batches import open_batches
+from bigdl.training.checkpoint import write_bytes
+from bigdl.training.position import Position
+from bigdl.training.state import (
+    device_of,
+    dumps,
+    loads,
+    move,
+    precision_of,
+    seed_everything,
+    to_cpu,
+    to_device,
+)
 
 if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.forward import ForwardPass
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.worker import Worker
-    from bigdl.training.loading import LoaderBatches
+    from bigdl.training.batches import BatchSource
 
-__all__ = ["EvaluateProgram", "EvaluationSettings", "evaluate_shard"]
+__all__ = ["EvaluateProgram", "EvaluationSettings", "Runner", "WorkerBatches", "evaluate_shard"]
 
 
-@dataclass(frozen=True)
+class Runner:
+    """A worker's part of a fit or of an evaluation.
+
+    Attributes
+    ----------
+    rank, size : int
+        This worker, and how many there are.
+    config : dict
+        The ``config`` of the Estimator.
+    model, optimizer, scheduler, criterion
+        Of this worker; the optimizer and scheduler are None in an evaluation. ``models`` and
+        ``optimizers`` are lists of them.
+    device : torch.device
+        Where this worker computes.
+    epochs : int
+        Finished epochs, counted over all fits of the Estimator.
+    num_epochs : int
+        The count at which this fit ends.
+    global_step : int
+        Optimizer steps done, counted over all fits of the Estimator.
+    num_steps : int or None
+        Batches that an evaluation looks at.
+    updated : bool
+        True if the last batch of training ended in an update of the weights.
+    batch, batch_idx, output, target, loss
+        Of the current iteration; all but `batch_idx` are None on a worker that has no rows in this
+        step, and `output` is None for the training step of a LightningModule.
+    epoch_stats : dict
+        Figures of the epoch that ended last, of all workers together.
+    metrics_stats : dict
+        Figures of the validation that ended last.
+    epoch_is_whole : bool
+        True if the epoch that ended last has seen all rows.
+    train_loader, val_loader : WorkerBatches or None
+        This worker's own batches.
+    stop : bool
+        Set it on any rank to end the training after the current step.
+    """
+
+    def __init__(self, worker: Worker, config: dict, callbacks: Sequence[Any]):
+        self.rank, self.size = worker.rank, worker.world_size
+        self.config = config
+        self.callbacks = list(callbacks)
+        self.main = next((c for c in self.callbacks if isinstance(c, MainCallback)), None)
+        self._old = [c for c in self.callbacks if has_old_hooks(c)]
+        self.position = Position()
+        self.first_epoch = self.num_epochs = 0
+        self.num_steps: int | None = None
+        self.updated = False
+        self.epoch_is_whole = True
+        self.model: Any = None
+        self.optimizer: Any = None
+        self.scheduler: Any = None
+        self.criterion: Any = None
+        self.device: Any = None
+        self.batch: Any = None
+        self.batch_idx: int | None = None
+        self.output: Any = None
+        self.target: Any = None
+        self.loss: Any = None
+        self.epoch_stats: dict = {}
+        self.metrics_stats: dict = {}
+        self.train_loader: WorkerBatches | None = None
+        self.val_loader: WorkerBatches | None = None
+        self.stop = False
+        self._values: dict[str, Any] = {}
+        self._forward_by: Callable[[], tuple] | None = None
+
+    def _take(self, built: Built) -> None:
+        """Show the parts of a model."""
+        self.model, self.optimizer = built.model, built.optimizer
+        self.criterion, self.scheduler = built.criterion, built.scheduler
+
+    @property
+    def epochs(self) -> int:
+        return self.position.epoch
+
+    @property
+    def global_step(self) -> int:
+        return self.position.global_step
+
+    @property
+    def history(self) -> list[dict]:
+        """Figures of the epochs of this fit so far, in ``after_train_epoch`` the last included."""
+        entries = [e for e in self.position.history if e["epoch"] > self.first_epoch]
+        newest = self.epoch_stats
+        is_new = "epoch" in newest and (not entries or newest["epoch"] > entries[-1]["epoch"])
+        return [*entries, newest] if is_new and newest["epoch"] > self.first_epoch else entries
+
+    @property
+    def models(self) -> list:
+        return [self.model]
+
+    @property
+    def optimizers(self) -> list:
+        return [] if self.optimizer is None else [self.optimizer]
+
+    @property
+    def schedulers(self) -> list:
+        return [] if self.scheduler is None else [self.scheduler]
+
+    def call(self, hook: str) -> None:
+        """Call one hook of every callback, in their order."""
+        for callback in self.callbacks:
+            if callback in self._old:
+                call_old_hooks(callback, hook, self)
+            getattr(callback, hook)(self)
+
+    call_hook = call
+
+    def run_forward(self, forward: Callable[[], tuple], hook: str) -> None:
+        """Make a forward pass: what a hook of the MainCallback does, or :meth:`forward`.
+
+        Parameters
+        ----------
+        forward : callable
+            What :meth:`forward` does; it returns output, target and loss.
+        hook : str
+        """
+        self._forward_by = forward
+        if self.main is None:
+            self.forward()
+        else:
+            getattr(self.main, hook)(self)
+
+    def forward(self) -> None:
+        """Set `output`, `target` and `loss` of the batch as they are without a MainCallback."""
+        if self._forward_by is None:
+            raise UsageError("There is no batch now; forward belongs into on_iter_forward")
+        self.output, self.target, self.loss = self._forward_by()
+
+    # -- values for other callbacks ------------------------------------------------------------
+
+    def put(self, key: str, value: Any) -> None:
+        """Keep something for other callbacks of this worker; the key must be new."""
+        if key in self._values:
+            raise UsageError(f"The runner has {key!r} already; use update to replace it")
+        self._values[key] = value
+
+    def get(self, key: str) -> Any:
+        """Return what was put under a key."""
+        return self._values[self._known(key)]
+
+    def update(self, key: str, value: Any) -> None:
+        """Replace what was put under a key."""
+        self._values[self._known(key)] = value
+
+    def remove(self, key: str) -> None:
+        """Forget what was put under a key."""
+        del self._values[self._known(key)]
+
+    def _known(self, key):
+        if key not in self._values:
+            raise UsageError(f"The runner has no {key!r}; it has {sorted(self._values)}")
+        return key
+
+    # -- the state -----------------------------------------------------------------------------
+
+    def merged_buffers(self) -> contextlib.AbstractContextManager:
+        """Statistics of all workers in the model for the time of a block; a collective."""
+        return contextlib.nullcontext()
+
+    def state_dict(self) -> dict:
+        """``epoch`` and the states of ``models``, ``optimizers`` and ``schedulers``, as lists."""
+        state = {"epoch": self.position.counted, "models": [m.state_dict() for m in self.models]}
+        for key in ("optimizers", "schedulers"):
+            if getattr(self, key):
+                state[key] = [part.state_dict() for part in getattr(self, key)]
+        return state
+
+    def save_checkpoint(self, path: str, save_weights_only: bool = False) -> None:
+        """Write the state of this worker to a file; call it on one rank."""
+        state = self.model.state_dict() if save_weights_only else self.state_dict()
+        write_bytes(path, dumps(state))
+
+
+class WorkerBatches:
+    """The batches of one worker, in the order of its rows.
+
+    Parameters
+    ----------
+    data : TensorShard
+    batch_size : int
+        Of this worker.
+    """
+
+    def __init__(self, data: BatchSource, batch_size: int):
+        self._data, self.batch_size = data, max(1, batch_size)
+
+    def __len__(self) -> int:
+        return -(-self._data.rows // self.batch_size)
+
+    def __iter__(self) -> Iterator:
+        return (batch for _, batch in self._data.in_batches(self.batch_size))
+
+
+@dataclass
 class EvaluationSettings:
     """Arguments of ``evaluate``, as the workers get them.
 
@@ -68,7 +278,7 @@ class _Tally:
 def evaluate_shard(
     runner: Runner,
     forward_pass: ForwardPass,
-    data: TensorShard | LoaderBatches,
+    data: BatchSource,
     sync: GradientSync,
     settings: EvaluationSettings,
 ) -> dict:
@@ -94,13 +304,12 @@ def evaluate_shard(
     forward_pass.model.train(training)
     tally.total_s = time.perf_counter() - started
 
-    states = sync.gather(dumps({name: m.state() for name, m in measures.items()}))
-    tallies = sync.gather(json.dumps(asdict(tally)).encode())
+    gathered = sync.gather(dumps([asdict(tally), {n: m.state() for n, m in measures.items()}]))
     evaluation: dict[str, Any] | None = None
     if sync.rank == 0:
         with_loss = forward_pass.criterion is not None
-        gathered = zip(cast("list[bytes]", tallies), cast("list[bytes]", states), strict=True)
-        workers = [(_Tally(**json.loads(t)), state) for t, state in gathered]
+        pairs = [loads(data) for data in cast("list[bytes]", gathered)]
+        workers = [(_Tally(**sums), states) for sums, states in pairs]
         evaluation = {
             "figures": _figures(workers, measures, with_loss),
             "profile": _profile([t for t, _ in workers]),
@@ -118,30 +327,30 @@ def _tally(runner, forward_pass, data, settings, world_size, measures) -> _Tally
     if settings.num_steps is not None:
         runner.num_steps = min(runner.num_steps, settings.num_steps)
     precision = precision_of(settings.precision, runner.device)
-    order = data.in_order(local)
-    for index, start in enumerate(range(0, data.rows, local)):
-        if settings.num_steps is not None and index >= settings.num_steps:
-            break
-        stop = min(start + local, data.rows)
-        runner.batch_idx = index
-        runner.batch = to_device(data.batch(start, stop, order), runner.device)
+    for index, (rows, batch) in enumerate(islice(data.in_batches(local), runner.num_steps)):
+        runner.batch_idx, runner.batch = index, to_device(batch, runner.device)
         runner.output = runner.target = runner.loss = None
         runner.call("before_val_iter")
         weights = forward_pass.weights(runner.batch) if measures else None
         started = time.perf_counter()
         with precision():
-            _forward(runner, forward_pass, index, bool(measures))
+            runner.run_forward(
+                lambda: forward_pass.evaluate(
+                    runner.batch, runner.batch_idx or 0, need_output=bool(measures)
+                ),
+                "on_val_forward",
+            )
         tally.forward_s += time.perf_counter() - started
         output, target, loss = runner.output, runner.target, runner.loss
         tally.batches += 1
-        tally.rows += stop - start
+        tally.rows += rows
         if loss is not None:
-            weight = forward_pass.denominator(output, target, stop - start)
+            weight = forward_pass.denominator(output, target, rows)
             if weight:  # a batch of ignored labels has a loss of nan
                 tally.loss += float(loss) if forward_pass.sums else float(loss) * weight
                 tally.weight += weight
         for name, value in forward_pass.logged().items():
-            tally.logged[name] = tally.logged.get(name, 0.0) + value * (stop - start)
+            tally.logged[name] = tally.logged.get(name, 0.0) + value * rows
         if measures and output is None:
             raise UsageError("metrics= needs a model whose forward returns predictions")
         for measure in measures.values():
@@ -151,20 +360,11 @@ def _tally(runner, forward_pass, data, settings, world_size, measures) -> _Tally
     return tally
 
 
-def _forward(runner, forward_pass, index, need_output):
-    runner.forward_by(lambda: forward_pass.evaluate(runner.batch, index, need_output=need_output))
-    if runner.main is None:
-        runner.forward()
-    else:
-        runner.main.on_val_forward(runner)
-
-
 def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
     """The figures of some workers together; `measures` are only used to compute."""
     from bigdl.orca.learn.metrics import merge_states
 
-    tallies = [tally for tally, _ in workers]
-    states = [loads(state) for _, state in workers]
+    tallies, states = zip(*workers, strict=True)
     rows, weight = sum(t.rows for t in tallies), sum(t.weight for t in tallies)
     out: dict[str, Any] = {"num_samples": rows}
     if with_loss or weight:
@@ -212,7 +412,7 @@ class EvaluateProgram:
         runner = Runner(worker, self.parts.config, self.callbacks)
         runner.device = device_of(worker, sync)
         move(built, runner.device)
-        runner.model, runner.criterion = built.model, built.criterion
+        runner._take(built)
         data = open_batches(
             worker.shard,
             self.feature_cols,

@@ -202,55 +202,38 @@ def configured(module: Any) -> tuple[Any, Any, str | None, int, str]:
     interval : str
         ``"epoch"`` or ``"step"``.
     """
-    configuration = module.configure_optimizers()
-    schedulers: list = []
-    if isinstance(configuration, dict):
-        schedulers = (
-            [configuration["lr_scheduler"]] if configuration.get("lr_scheduler") is not None else []
-        )
-        if schedulers and not isinstance(schedulers[0], dict) and configuration.get("monitor"):
-            schedulers = [{"scheduler": schedulers[0], "monitor": configuration["monitor"]}]
-        configuration = configuration.get("optimizer")
-    elif (
-        isinstance(configuration, list | tuple)
-        and len(configuration) == 2
-        and isinstance(configuration[0], list | tuple)
-    ):
-        configuration, schedulers = configuration
-        schedulers = list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
+    configuration, schedulers, monitor = module.configure_optimizers(), None, None
     if isinstance(configuration, list | tuple):
-        if len(configuration) == 1 and isinstance(configuration[0], dict):
-            return configured(_Returning(configuration[0]))
+        if len(configuration) == 2 and isinstance(configuration[0], list | tuple):
+            configuration, schedulers = configuration
+        elif len(configuration) == 1 and isinstance(configuration[0], dict):
+            configuration = configuration[0]
+    if isinstance(configuration, dict):
+        monitor, schedulers = configuration.get("monitor"), configuration.get("lr_scheduler")
+        configuration = configuration.get("optimizer")
+    if isinstance(configuration, list | tuple):
         if len(configuration) != 1:
             raise UsageError("A LightningModule with several optimizers is not supported")
         configuration = configuration[0]
-    if len(schedulers) > 1:
-        raise UsageError("A LightningModule with several schedulers is not supported")
+    if isinstance(schedulers, list | tuple):
+        if len(schedulers) > 1:
+            raise UsageError("A LightningModule with several schedulers is not supported")
+        schedulers = schedulers[0] if schedulers else None
     if configuration is None:
         raise UsageError("configure_optimizers of the LightningModule returned no optimizer")
-    if not schedulers:
+    if schedulers is None:
         return configuration, None, None, 1, "epoch"
-    scheduler_config = (
-        schedulers[0] if isinstance(schedulers[0], dict) else {"scheduler": schedulers[0]}
-    )
-    interval = scheduler_config.get("interval", "epoch")
+    options = schedulers
+    if not isinstance(schedulers, dict):
+        options = {"scheduler": schedulers, "monitor": monitor}
+    interval = options.get("interval", "epoch")
     if interval not in ("epoch", "step"):
         raise UsageError(
             "A scheduler of a LightningModule must have the interval 'epoch' or 'step', got "
             f"{interval!r}"
         )
-    monitor, frequency = scheduler_config.get("monitor"), int(scheduler_config.get("frequency", 1))
-    return configuration, scheduler_config["scheduler"], monitor, frequency, interval
-
-
-class _Returning:
-    """Stands in for a module whose ``configure_optimizers`` is known already."""
-
-    def __init__(self, found):
-        self._found = found
-
-    def configure_optimizers(self):
-        return self._found
+    frequency = int(options.get("frequency", 1))
+    return configuration, options["scheduler"], options.get("monitor"), frequency, interval
 
 
 def forward_for(
@@ -298,14 +281,16 @@ class PlainForward:
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
         """Output, target and loss of a training batch."""
         output, target = self._output(batch)
-        return output, target, self._loss(output, target)
+        return output, target, self._call(self.criterion, output, target)
 
     def evaluate(
         self, batch: Any, index: int, *, need_output: bool
     ) -> tuple[Any, Any, torch.Tensor | None]:
         """Output, target and loss (None without a criterion) of a validation batch."""
         output, target = self._output(batch)
-        loss = None if self.criterion is None else self._loss(output, target)
+        loss = None
+        if self.criterion is not None:
+            loss = self._call(self.criterion, output, target)
         return output, target, loss
 
     def weights(self, batch: Any) -> torch.Tensor | None:
@@ -314,13 +299,12 @@ class PlainForward:
 
     def _output(self, batch):
         inputs, named, target = self.columns.split(batch)
-        return self.model(*inputs, **self._accepted(named)), target
+        return self._run(inputs, named), target
 
-    def _accepted(self, named: dict) -> dict:
-        """Keyword arguments after a look at whether the model takes them."""
+    def _run(self, inputs, named):
         if named:
             check_keywords(self.model, named)
-        return named
+        return self.model(*inputs, **named)
 
     def denominator(self, output: Any, target: Any, rows: int) -> float:
         """Return the divisor of a batch's loss, up to a factor that all batches share.
@@ -345,9 +329,6 @@ class PlainForward:
     def logged(self) -> dict[str, float]:
         """Return what the module logged since the last call."""
         return {}
-
-    def _loss(self, output, target):
-        return self._call(self.criterion, output, target)
 
     def _call(self, criterion, output, target):
         outputs = output if isinstance(output, list | tuple) else (output,)
@@ -482,7 +463,7 @@ class WeightedForward(PlainForward):
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
         """Output, target and loss of a training batch."""
         inputs, named, (*targets, _) = self.columns.split(batch)
-        output = self.model(*inputs, **self._accepted(named))
+        output = self._run(inputs, named)
         target = targets[0] if len(targets) == 1 else tuple(targets)
         return output, target, self._weighted_loss(output, target, self.weights(batch))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -13,22 +13,26 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.learn.layer_fit.figures import GroupPhases, LayerFigures
-from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerModel, LayerRun, LayerTraining
-from bigdl.orca.learn.layer_fit.options import LayerOptions
+from bigdl.orca.learn.layer_fit.loop import (
+    LayerLoop,
+    LayerModel,
+    LayerOptions,
+    LayerRun,
+    LayerTraining,
+)
 from bigdl.orca.learn.layer_fit.replica import LayerReplica
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
-from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
+from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, Runner
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.loop import FitSettings, TorchEpochs, TorchTraining
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
-from bigdl.orca.learn.pytorch.runner import Runner
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, groups_of
 from bigdl.orca.parameter_layer.plan import LayerPlan
 from bigdl.orca.parameter_layer.rank import Contribution
 from bigdl.training.checkpoint import Snapshot
-from bigdl.training.device import precision_of
-from bigdl.training.state import dumps, isolated_rng, loads, seed_everything
+from bigdl.training.figures import Records
+from bigdl.training.state import dumps, isolated_rng, precision_of, seed_everything
 
 if TYPE_CHECKING:
     import torch
@@ -115,13 +119,7 @@ class TorchLayerModel(LayerModel):
         return [buffer.numpy().copy() for buffer in self._buffers]
 
     def _put(self, parts, running):
-        import torch
-
-        with torch.no_grad():
-            for parameter, part in zip(self._parameters, parts, strict=True):
-                parameter.copy_(torch.from_numpy(part).reshape(parameter.shape))
-            for buffer, values in zip(self._buffers, running, strict=True):
-                buffer.copy_(torch.from_numpy(np.array(values)))
+        _put(self._parameters, parts, self._buffers, running)
 
     def _optimizer_state(self):
         return self.built.optimizer.state_dict()["state"]
@@ -142,6 +140,15 @@ class TorchLayerModel(LayerModel):
         return self.built.files()
 
 
+def _put(parameters, parts, buffers, running) -> None:
+    """Set parameters to flat parts of a vector, and buffers to arrays."""
+    import torch
+
+    with torch.no_grad():
+        for tensor, values in zip([*parameters, *buffers], [*parts, *running], strict=True):
+            tensor.copy_(torch.from_numpy(np.array(values)).reshape(tensor.shape))
+
+
 def trained_parameters(optimizer: torch.optim.Optimizer) -> list:
     """The parameters of an optimizer, in the order of the flat vector."""
     return [p for group in optimizer.param_groups for p in group["params"]]
@@ -159,7 +166,7 @@ class TorchReplicaProgram:
         State dict at the start; parameters are replaced in every step, other things are not.
     ranks : int
     sampling : str
-        See :class:`~bigdl.orca.learn.layer_fit.options.LayerOptions`.
+        See :class:`~bigdl.orca.learn.layer_fit.loop.LayerOptions`.
     """
 
     parts: ModelParts
@@ -201,17 +208,9 @@ class TorchReplica(LayerReplica):
         self._read(data, config)
 
     def _put(self, weights, running):
-        import torch
-
         self._model.train()
-        start = 0
-        with torch.no_grad():
-            for parameter in self._parameters:
-                part = weights[start : start + parameter.numel()]
-                parameter.copy_(torch.from_numpy(part).reshape(parameter.shape))
-                start += parameter.numel()
-            for buffer, values in zip(self._buffers, running, strict=True):
-                buffer.copy_(torch.from_numpy(np.array(values)))
+        ends = np.cumsum([parameter.numel() for parameter in self._parameters])
+        _put(self._parameters, np.split(weights, ends[:-1]), self._buffers, running)
         self._model.zero_grad(set_to_none=True)
 
     def _running(self):
@@ -236,18 +235,14 @@ class TorchReplica(LayerReplica):
 
     def _flat(self):
         """The flat gradient, and the parameters that have none."""
-        vector, absent = np.empty(sum(p.numel() for p in self._parameters), np.float32), []
-        start = 0
-        for number, parameter in enumerate(self._parameters):
-            stop = start + parameter.numel()
-            if parameter.grad is None:
-                absent.append(number)
-                vector[start:stop] = 0
-            else:
-                dense = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-                vector[start:stop] = dense.detach().reshape(-1).numpy()
-            start = stop
-        return vector, absent
+        import torch
+
+        gradients = [
+            torch.zeros(p.shape) if p.grad is None else p.grad.to_dense() for p in self._parameters
+        ]
+        vector = torch.cat([gradient.detach().reshape(-1) for gradient in gradients])
+        absent = [number for number, p in enumerate(self._parameters) if p.grad is None]
+        return vector.numpy(), absent
 
 
 _OF_STEPS = ("before_train_iter", "after_train_iter", "before_iter", "after_iter")
@@ -269,12 +264,13 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         place: Any = SimpleNamespace(rank=0, world_size=run.plan.ranks)
         Runner.__init__(self, place, config, settings.callbacks)
         LayerLoop.__init__(self, run)
-        self._built = built = self._layer.built
-        self.model, self.optimizer = built.model, built.optimizer
-        self.criterion, self.scheduler = built.criterion, built.scheduler
+        self._built, self._validation = self._layer.built, run.validate
+        self._take(self._built)
         self.device = next(self.model.parameters()).device
-        self._summary = StepSummary() if settings.summary else None
-        self._phases = GroupPhases() if settings.summary else None
+        self._summary, self._phases = StepSummary(), GroupPhases()
+        self._records: dict[str, Records] = {}  # files of a checkpoint, if steps are recorded
+        if settings.summary:
+            self._records = {"summary.pt": self._summary, "phases.pt": self._phases}
         self.begin(run.start)
         self.first_epoch = settings.goal.first
         self.num_epochs = settings.goal.last_epoch(self.position, self._plan.steps)
@@ -299,14 +295,9 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
             figures |= self._figures.dropped
         return figures
 
-    @property
-    def _has_validation(self) -> bool:
-        return self._validate_weights is not None
-
     def _evaluate(self) -> dict:
         self._pull()
-        validate = cast("Callable[[bytes], dict]", self._validate_weights)
-        return validate(dumps(self.model.state_dict()))
+        return self._validation(dumps(self.model.state_dict()))
 
     def _end_training_epoch(self) -> None:
         if self.callbacks:
@@ -319,7 +310,7 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
 
     def _pass_step(self):
         self._layer.pass_step()
-        self._layer.built.step_scheduler_after_update(self)
+        self._layer.built.step_scheduler(self)
 
     # -- figures -------------------------------------------------------------------------------
 
@@ -328,29 +319,23 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         return LayerFigures(self._layer_plan.ranks, weighted=weighted, sums=sums)
 
     def _after_group(self, steps, seconds):
-        if self._summary is None:
+        if not self._records:
             return
         first = self.position.global_step - len(steps) + 1
         pairs = zip(steps, self._figures.rows, strict=True)
         for number, (step, (loss, counted, rows)) in enumerate(pairs, first):
             mean = loss / counted if counted else float("nan")
             throughput = rows * len(steps) / seconds
-            rate = float(step.hyper[0]["lr"])
-            self._summary.rows.append([float(number), mean, rate, throughput, time.time()])
-        self._phases.add(self.position.global_step, self._figures.phases)
+            self._summary.add(number, [mean, float(step.hyper[0]["lr"]), throughput])
+        self._phases.add_group(self.position.global_step, self._figures.phases)
 
     def _kept(self):
-        if self._summary is None:
-            return {}
-        return {
-            "summary.pt": dumps(self._summary.take()),
-            "phases.pt": dumps(self._phases.take()),
-        }
+        return {name: records.dump() for name, records in self._records.items()}
 
     def _put_kept(self, files):
-        for kept, name in ((self._summary, "summary.pt"), (self._phases, "phases.pt")):
-            if kept is not None and name in files:
-                kept.put(loads(files[name]))
+        for name, records in self._records.items():
+            if name in files:
+                records.load(files[name])
 
 
 def check_callbacks(callbacks: Sequence[Any], accumulate: int) -> None:
@@ -389,22 +374,10 @@ class TorchLayerTraining(LayerTraining, TorchTraining):
         return TorchReplicaProgram(parts, settings, model.start, ranks, sampling)
 
     def _evaluation(self, program, parts, feed):
-        settings = program.settings
-        evaluation = EvaluationSettings(
-            settings.batch_size,
-            settings.metrics,
-            per_worker=settings.per_worker,
-            precision=settings.precision,
-            weighted=settings.weighted,
-        )
-        return EvaluateProgram(
-            replace(parts, optimizer=None, scheduler_creator=None),
-            evaluation,
-            feed.feature_cols,
-            feed.label_cols,
-            (),
-            self._sync,
-        )
+        settings = replace(program.settings, callbacks=(), trigger=None)
+        parts = replace(parts, optimizer=None, scheduler_creator=None)
+        columns = feed.feature_cols, feed.label_cols
+        return EvaluateProgram(parts, settings, *columns, (), self._sync)
 
     def _loop(self, run, parts, callbacks):
         return TorchLayerLoop(run, parts.config)

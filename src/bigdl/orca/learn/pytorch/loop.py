@@ -18,31 +18,36 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
-from bigdl.orca.learn.pytorch.evaluation import EvaluationSettings, evaluate_shard
+from bigdl.orca.learn.pytorch.evaluation import (
+    EvaluationSettings,
+    Runner,
+    WorkerBatches,
+    evaluate_shard,
+)
 from bigdl.orca.learn.pytorch.forward import BatchColumns, counts_unevenly, forward_for
 from bigdl.orca.learn.pytorch.parts import Built, ModelParts
-from bigdl.orca.learn.pytorch.runner import Runner, WorkerBatches
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.training.batches import (
     BatchLayout,
     all_gather_json,
+    open_batches,
     plan_batches,
     shuffle_memory,
 )
 from bigdl.training.checkpoint import BackgroundWriter, CheckpointManager
-from bigdl.training.device import device_of, move, precision_of, to_device
-from bigdl.training.figures import loss_parts, score_of, validation_names
-from bigdl.training.fit import RunSettings, Training
-from bigdl.training.loading import LoaderBatches, open_batches
-from bigdl.training.loop import FitLoop, WorkerLoop, open_run_directory
+from bigdl.training.figures import LossRule, score_of, validation_names
+from bigdl.training.fit import FitLoop, RunSettings, Training, WorkerLoop, open_run_directory
 from bigdl.training.state import (
     RunningState,
     capture_rng,
+    device_of,
     dumps,
     isolated_rng,
-    loads,
+    move,
+    precision_of,
     restore_rng,
     seed_everything,
+    to_device,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +56,7 @@ if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.forward import ForwardPass
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.worker import Worker
-    from bigdl.training.batches import TensorShard
+    from bigdl.training.batches import BatchSource
 
 __all__ = [
     "Buffers",
@@ -245,35 +250,25 @@ def may_be_sparse(model: torch.nn.Module) -> list:
     ]
 
 
-@dataclass
-class FitSettings(RunSettings):
+@dataclass(kw_only=True)
+class FitSettings(EvaluationSettings, RunSettings):
     """The arguments of ``fit`` as the workers get them.
 
     Attributes
     ----------
     label_cols : sequence of str
         With `weight_col` its column is the last one.
-    per_worker : bool
-        True if the validation figures of each worker are wanted too.
     accumulate : int
         Batches of one update.
-    precision : str
-        ``"fp32"`` or ``"bf16"``.
-    weighted : bool
-        True if the last label column holds the weights of the rows.
     summary : bool
         True if loss, learning rate and throughput of every step are recorded.
     """
 
     feature_cols: Sequence[str]
     label_cols: Sequence[str]
-    metrics: Sequence[Any] = ()
     callbacks: Sequence[Any] = ()
-    per_worker: bool = False
     clipping: Clipping = field(default_factory=Clipping)
     accumulate: int = 1
-    precision: str = "fp32"
-    weighted: bool = False
     summary: bool = False
 
     def forward_pass(self, built: Built) -> ForwardPass:
@@ -281,7 +276,7 @@ class FitSettings(RunSettings):
         columns = BatchColumns(self.feature_cols, self.label_cols)
         return forward_for(built.model, built.criterion, weighted=self.weighted, columns=columns)
 
-    def open_batches(self, shard: Any, worker: Any, config: dict) -> TensorShard | LoaderBatches:
+    def open_batches(self, shard: Any, worker: Any, config: dict) -> BatchSource:
         """Open the source of batches over a shard."""
         return open_batches(
             shard, self.feature_cols, self.label_cols, worker, config, self.batch_size
@@ -317,13 +312,13 @@ class TorchCheckpointManager(CheckpointManager):
     def _shared(self):
         files = self._built.files()
         if self.summary is not None:
-            files["summary.pt"] = dumps(self.summary.take())
+            files["summary.pt"] = self.summary.dump()
         return files
 
     def _put_shared(self, files):
         self._built.load(files)
         if self.summary is not None and "summary.pt" in files:
-            self.summary.put(loads(files["summary.pt"]))
+            self.summary.load(files["summary.pt"])
 
     def _own(self):
         return capture_rng()
@@ -337,6 +332,7 @@ class TorchEpochs(Runner, FitLoop):
 
     settings: FitSettings
     _built: Built
+    _validation: Any = None  # what an evaluation works on, if there is one
 
     @abstractmethod
     def _run_steps(self) -> bool:
@@ -350,11 +346,6 @@ class TorchEpochs(Runner, FitLoop):
     def _evaluate(self) -> dict | None:
         """Return what an evaluation of the validation data gave."""
 
-    @property
-    @abstractmethod
-    def _has_validation(self) -> bool:
-        """True if there is validation data."""
-
     def _epoch(self) -> None:
         position = self.position
         self.model.train()
@@ -364,7 +355,7 @@ class TorchEpochs(Runner, FitLoop):
         if figures is None:  # it was stopped before the first step
             return
         entry = {"epoch": position.epoch + 1, "global_step": position.global_step, **figures}
-        if self._has_validation:
+        if self._validation is not None:
             self._validate(entry)
         self.epoch_stats, self.epoch_is_whole = entry, is_whole
         self._end_training_epoch()
@@ -390,15 +381,14 @@ class TorchEpochs(Runner, FitLoop):
 
     def _close_epoch(self, entry: dict) -> None:
         super()._close_epoch(entry)
-        self._built.step_scheduler_after_epoch(self, entry)
+        self._built.step_scheduler(self, entry)
 
 
 class TorchLoop(TorchEpochs, WorkerLoop):
     """One worker's part of a fit."""
 
     _is_uneven: bool
-    _data: TensorShard | LoaderBatches
-    _validation: TensorShard | LoaderBatches | None
+    _data: BatchSource
 
     def __init__(
         self, worker: Worker, sync: GradientSync, parts: ModelParts, settings: FitSettings
@@ -408,10 +398,8 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
         # creators run under one seed, so that all ranks start from the same weights
         seed_everything(settings.seed)
-        built = parts.build(training=True)
-        self.model, self.optimizer = built.model, built.optimizer
-        self.criterion, self.scheduler = built.criterion, built.scheduler
-        self._built = built
+        self._built = built = parts.build(training=True)
+        self._take(built)
         self._forward_pass = settings.forward_pass(built)
         self._update = Update(
             sync,
@@ -483,20 +471,10 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             figures["profile"]["ended_at"] = time.time()
         return figures
 
-    @property
-    def _has_validation(self) -> bool:
-        return self._validation is not None
-
     def _evaluate(self) -> dict:
-        settings = EvaluationSettings(
-            self.settings.batch_size,
-            self.settings.metrics,
-            per_worker=self.settings.per_worker,
-            precision=self.settings.precision,
-        )
+        data = self._validation
         with self._buffers.merged():
-            validation = cast("TensorShard | LoaderBatches", self._validation)
-            return evaluate_shard(self, self._forward_pass, validation, self.sync, settings)
+            return evaluate_shard(self, self._forward_pass, data, self.sync, self.settings)
 
     def merged_buffers(self) -> contextlib.AbstractContextManager:
         return self._buffers.merged()
@@ -508,9 +486,6 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         if self.callbacks and self.size > 1:
             self.stop = any(vote[0] for vote in self.sync.all_gather([float(self.stop)]))
         return self.stop
-
-    def _stop(self) -> None:
-        self.stop = True
 
     # -- a batch -------------------------------------------------------------------------------
 
@@ -537,18 +512,11 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         computed = time.perf_counter()
         self._buffers.rows += rows
         loss = self.loss.item() if counted and self.loss is not None else 0.0
-        parts = loss_parts(
-            loss,
-            counted,
-            total,
-            rows,
-            batch_rows,
-            weighted=self.settings.weighted,
-            is_sum=self._forward_pass.sums,
-        )
+        rule = LossRule(self.settings.weighted, self._forward_pass.sums)
+        parts = rule.parts(loss, counted, total, rows, batch_rows)
         if self.updated:
             position.global_step += 1
-            self._built.step_scheduler_after_update(self)
+            self._built.step_scheduler(self)
         self._sums.add(
             *parts,
             rows,
@@ -558,7 +526,8 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             step_s=time.perf_counter() - started,
         )
         if self.summary is not None:
-            self.summary.add(self, parts, batch_rows, time.perf_counter() - started, self.updated)
+            seconds = time.perf_counter() - started
+            self.summary.add_batch(self, parts, batch_rows, seconds, self.updated)
         self.call("after_train_iter")
         self.worker.progress(
             epoch=position.epoch - self.settings.goal.first,
@@ -570,12 +539,10 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         return self.updated
 
     def _forward(self):
-        self.forward_by(lambda: self._forward_pass.forward(self.batch, self.batch_idx))
-        if self.main is None:
-            self.forward()
-            return
-        self.main.on_train_forward(self)
-        if not hasattr(self.loss, "backward"):
+        self.run_forward(
+            lambda: self._forward_pass.forward(self.batch, self.batch_idx), "on_train_forward"
+        )
+        if self.main is not None and not hasattr(self.loss, "backward"):
             raise UsageError(
                 "on_train_forward (or on_iter_forward) of the MainCallback must set runner.loss to "
                 f"a tensor, it is {type(self.loss).__name__}"
@@ -613,12 +580,10 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         self._validation = None
         if validation is not None:
             self._validation = settings.open_batches(validation, self.worker, self.config)
+        window = self._data.window(shuffle_memory(self.config, self.worker.threads))
         described = {
-            "rows": self._data.rows,
-            "fingerprint": self._data.fingerprint,
+            **self._data.facts(window),
             "validation": 1 if self._validation is None else self._validation.rows,
-            "drop_last": bool(self._data.drop_last),
-            "window": self._data.window(shuffle_memory(self.config, self.worker.threads)),
             "types": None if self._data.inputs is None else [self._data.inputs, self._data.targets],
             "uneven": counts_unevenly(self.criterion)
             and (

@@ -1,23 +1,31 @@
-"""The state dicts of the parts of a PyTorch training."""
+"""The parts of a PyTorch training: made from the arguments, and read from and written to files.
+
+A file holds a state dict, a pickled module or the full state of BigDL 2.x: epoch, models,
+optimizers and schedulers.  A checkpoint's folder (:mod:`bigdl.training.checkpoint`) is read too.
+"""
 
 from __future__ import annotations
 
 import inspect
+import io
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.forward import configured, is_lightning
+from bigdl.training.checkpoint import Snapshot, read_bytes, read_checkpoint
 from bigdl.training.figures import figure_of
+from bigdl.training.position import Position
 from bigdl.training.state import dumps, loads
 
 if TYPE_CHECKING:
     import torch
 
-    from bigdl.orca.learn.pytorch.runner import Runner
+    from bigdl.orca.learn.pytorch.evaluation import Runner
 
-__all__ = ["Built", "ModelParts", "load_into"]
+__all__ = ["Built", "ModelParts", "full_state", "load_into", "read_model", "snapshot_of"]
 
 
 def load_into(part: Any, data: bytes, what: str = "weights", whose: str = "model") -> None:
@@ -78,30 +86,27 @@ class Built:
         if "scheduler.pt" in files and self.scheduler is not None:
             load_into(self.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
 
-    def step_scheduler_after_update(self, runner: Runner) -> None:
-        """Step the scheduler after an update, if it is its turn."""
-        if self.interval != "step" or runner.global_step % self.frequency:
+    def step_scheduler(self, runner: Runner, figures: dict | None = None) -> None:
+        """Step the scheduler, if it is its turn.
+
+        Parameters
+        ----------
+        runner : Runner
+        figures : dict, optional
+            Of the epoch that ended; None after an update.
+        """
+        done = runner.global_step if figures is None else runner.epochs
+        if (self.interval == "step") != (figures is None) or done % self.frequency:
             return
         if runner.main is not None and runner.main.owns_lr:
             runner.main.on_lr_adjust(runner)
-        elif self.scheduler is not None:
-            self.scheduler.step()
-
-    def step_scheduler_after_epoch(self, runner: Runner, figures: dict) -> None:
-        """Step the scheduler at the end of an epoch, if it is its turn."""
-        if self.interval == "step" or runner.epochs % self.frequency:
+        elif self.scheduler is None or self.interval == "manual":
             return
-        if runner.main is not None and runner.main.owns_lr:
-            runner.main.on_lr_adjust(runner)
-        elif self.scheduler is not None and self.interval == "epoch":
-            self._step_by(figures)
-
-    def _step_by(self, figures):
-        if not _is_plateau(self.scheduler):
+        elif figures is not None and _is_plateau(self.scheduler):
+            monitor = self.monitor or getattr(self.scheduler, "monitor", None)
+            self.scheduler.step(figure_of(figures, monitor, "scheduler"))
+        else:
             self.scheduler.step()
-            return
-        monitor = self.monitor or getattr(self.scheduler, "monitor", None)
-        self.scheduler.step(figure_of(figures, monitor, "scheduler"))
 
 
 @dataclass
@@ -279,3 +284,88 @@ def _takes_config(function) -> bool:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positional if p.default is p.empty]
     return len(required) == 1 or (len(positional) == 1 and not required)
+
+
+_FULL = (("optimizers", "optimizer.pt"), ("schedulers", "scheduler.pt"))
+
+
+def full_state(model: torch.nn.Module, snapshot: Snapshot | None) -> dict[str, Any]:
+    """Epoch and the states of model, optimizer and scheduler, as BigDL 2.x gave them."""
+    files = {} if snapshot is None else snapshot.files
+    epoch = 0 if snapshot is None else snapshot.position.counted
+    state: dict[str, Any] = {"epoch": epoch, "models": [model.state_dict()]}
+    for key, file in _FULL:
+        if file in files:
+            state[key] = [loads(files[file])]
+    return state
+
+
+def read_model(path: str, is_trusted: Callable[[bytes], bool]) -> tuple[Snapshot, Any]:
+    """Read any of the files.
+
+    Parameters
+    ----------
+    path : str
+        A local path or fsspec URL.
+    is_trusted : callable
+        True if a file of these bytes may run code, as a pickled module can.
+
+    Returns
+    -------
+    snapshot : Snapshot
+    module : torch.nn.Module or None
+        If the file held an entire module.
+    """
+    import torch
+
+    snapshot = read_checkpoint(path)
+    if snapshot is not None:
+        return snapshot, None
+    content, module = _unpickle(path, read_bytes(path), is_trusted), None
+    if isinstance(content, torch.nn.Module):
+        content, module = content.state_dict(), content
+    if not isinstance(content, dict):
+        raise UsageError(
+            f"{path!r} holds a {type(content).__name__}; expected a state dict, a full state or an "
+            "entire module"
+        )
+    return snapshot_of(content), module
+
+
+def snapshot_of(state: dict) -> Snapshot:
+    """The snapshot that a state dict or a full state stands for."""
+    position, files = Position(), {}
+    if isinstance(state.get("models"), list) and state["models"]:
+        position.epoch = int(state.get("epoch", 0))
+        for key, file in _FULL:
+            if state.get(key):
+                files[file] = dumps(state[key][0])
+        state = state["models"][0]
+    files["model.pt"] = dumps(state)
+    return Snapshot(position.to_json(), files)
+
+
+def _unpickle(path, data, is_trusted):
+    import torch
+
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if not data.startswith((b"PK", b"\x80")):  # neither torch's archive nor a pickle
+            raise _damaged(path, "its content is something else") from error
+        if not is_trusted(data):
+            raise UsageError(
+                f"{path!r} holds more than weights (an entire module, perhaps); loading it can run "
+                "any code, so pass trust=True if you know where it comes from"
+            ) from error
+    except Exception as error:  # a damaged archive shows in many ways
+        raise _damaged(path, error) from error
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    except Exception as error:  # whatever the code in it raises
+        raise _damaged(path, error) from error
+
+
+def _damaged(path, reason):
+    text = " ".join(str(reason).split())
+    return UsageError(f"{path!r} is not a file that torch can load: {text}")

@@ -10,9 +10,9 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
+from bigdl.orca.learn.pytorch.evaluation import Runner
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
-from bigdl.orca.learn.pytorch.runner import Runner
-from bigdl.training.device import precision_of, to_device
+from bigdl.training.state import precision_of, to_device
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -27,8 +27,13 @@ from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 from bigdl.orca.learn.pytorch.forward import check_weighted
 from bigdl.orca.learn.pytorch.loop import Clipping, FitSettings, TorchTraining
-from bigdl.orca.learn.pytorch.model_files import full_state, read_model, snapshot_of
-from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
+from bigdl.orca.learn.pytorch.parts import (
+    ModelParts,
+    full_state,
+    load_into,
+    read_model,
+    snapshot_of,
+)
 from bigdl.orca.learn.pytorch.summaries import (
     EventFiles,
     train_summaries,

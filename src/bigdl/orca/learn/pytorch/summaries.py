@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
-import time
 from typing import TYPE_CHECKING
 
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.learn.arguments import warn_once
-from bigdl.orca.learn.pytorch.callbacks.tensorboard import upload, writer_class
+from bigdl.orca.learn.pytorch.callbacks.tensorboard import open_writer, writer_class
+from bigdl.training.figures import Records, summaries_of
 
 if TYPE_CHECKING:
-    import torch
-
     from bigdl.orca.learn.pytorch.loop import TorchLoop
 
 __all__ = ["EventFiles", "StepSummary", "train_summaries", "validation_summary"]
@@ -24,20 +21,17 @@ _TRAIN_TAGS = ("Loss", "LearningRate", "Throughput")
 _OLD_NAMES = {"top1accuracy": "accuracy", "aucscore": "auc"}
 
 
-class StepSummary:
-    """Records of the updates of a run; made by all ranks, kept in checkpoints.
-
-    Attributes
-    ----------
-    rows : list of list of float
-        Step, loss, learning rate, samples per second and time of every update.
-    """
+class StepSummary(Records):
+    """Loss, learning rate and throughput of the updates of a run; made by all ranks."""
 
     def __init__(self):
-        self.rows: list[list[float]] = []
+        super().__init__(_TRAIN_TAGS)
+        self._begin()
+
+    def _begin(self):
         self._loss = self._counted = self._samples = self._seconds = 0.0
 
-    def add(
+    def add_batch(
         self,
         loop: TorchLoop,
         parts: tuple[float, float],
@@ -53,30 +47,17 @@ class StepSummary:
         if not updated:
             return
         everyone = loop.sync.all_gather([self._loss, self._counted])
-        counted = sum(row[1] for row in everyone)
-        loss = sum(row[0] for row in everyone) / counted if counted else float("nan")
+        losses, counted = (sum(numbers) for numbers in zip(*everyone, strict=True))
         throughput = self._samples / self._seconds if self._seconds else 0.0
         rate = float(loop.optimizer.param_groups[0]["lr"])
-        self.rows.append([float(loop.global_step), loss, rate, throughput, time.time()])
-        self._loss = self._counted = self._samples = self._seconds = 0.0
-
-    def take(self) -> torch.Tensor:
-        """All rows as a tensor."""
-        import torch
-
-        return torch.tensor(self.rows, dtype=torch.float64).reshape(-1, 5)
-
-    def put(self, tensor: torch.Tensor) -> None:
-        """The inverse of :meth:`take`."""
-        self.rows = tensor.tolist()
+        mean = losses / counted if counted else float("nan")
+        self.add(loop.global_step, [mean, rate, throughput])
+        self._begin()
 
 
 def train_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
     """Return ``[step, value, time]`` of every update, by tag."""
-    return {
-        tag: [[int(row[0]), row[column], row[4]] for row in rows]
-        for column, tag in enumerate(_TRAIN_TAGS, 1)
-    }
+    return summaries_of(rows, _TRAIN_TAGS)
 
 
 def validation_summary(history: list[dict], tag: str | None) -> list | dict[str, list]:
@@ -125,24 +106,18 @@ class EventFiles:
     def write(self, train: dict, validation: dict) -> None:
         """Write what is newer than what was written."""
         with contextlib.suppress(MissingExtraError):
-            make = writer_class()
             for folder_name, summaries in (("train", train), ("validation", validation)):
-                self._write(make, folder_name, summaries)
+                self._write(folder_name, summaries)
 
-    def _write(self, make, folder_name, summaries):
+    def _write(self, folder_name, summaries):
         after = self._written[folder_name]
         new = [(t, *r) for t, rows in summaries.items() for r in rows if r[0] > after]
         if not new:
             return
-        with contextlib.ExitStack() as stack:
-            folder = f"{self.url}/{folder_name}"
-            if "://" in self.url:
-                folder = stack.enter_context(tempfile.TemporaryDirectory())
-            with make(log_dir=folder) as writer:
-                for tag, step, value, moment in new:
-                    writer.add_scalar(tag, value, step, walltime=moment)
-            if "://" in self.url:
-                upload(folder, f"{self.url}/{folder_name}")
+        with contextlib.ExitStack() as opened:
+            writer = open_writer(opened, f"{self.url}/{folder_name}")
+            for tag, step, value, moment in new:
+                writer.add_scalar(tag, value, step, walltime=moment)
         self._written[folder_name] = max(row[1] for row in new)
 
 

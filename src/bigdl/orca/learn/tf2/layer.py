@@ -19,8 +19,13 @@ import numpy as np
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.layer_fit.figures import LayerFigures
-from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerModel, LayerRun, LayerTraining
-from bigdl.orca.learn.layer_fit.options import LayerOptions
+from bigdl.orca.learn.layer_fit.loop import (
+    LayerLoop,
+    LayerModel,
+    LayerOptions,
+    LayerRun,
+    LayerTraining,
+)
 from bigdl.orca.learn.layer_fit.replica import LayerReplica
 from bigdl.orca.learn.tf2.layer_optimizer import LayerOptimizer, check_trainable
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasTraining
@@ -444,7 +449,7 @@ class KerasReplicaProgram:
         Weights at the start; trainable ones are replaced in every step, others are not.
     ranks : int
     sampling : str
-        See :class:`~bigdl.orca.learn.layer_fit.options.LayerOptions`.
+        See :class:`~bigdl.orca.learn.layer_fit.loop.LayerOptions`.
     """
 
     packed: Packed

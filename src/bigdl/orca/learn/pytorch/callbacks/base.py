@@ -11,7 +11,7 @@ from bigdl.common.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from bigdl.orca.learn.pytorch.runner import Runner
+    from bigdl.orca.learn.pytorch.evaluation import Runner
 
 __all__ = [
     "Callback",
@@ -72,17 +72,16 @@ def call_old_hooks(callback: Callback, hook: str, runner: Runner) -> None:
         callback.set_trainer(runner)
         callback.set_model(runner.model)
         callback.set_param(runner.config)
-        callback.on_train_begin()
-    elif hook == "after_run":
-        callback.on_train_end()
-    elif hook == "before_train_epoch":
-        callback.on_epoch_begin(runner.epochs)
-    elif hook == "after_train_epoch":
-        callback.on_epoch_end(runner.epochs + 1)
-    elif hook == "before_train_iter":
-        callback.on_batch_begin(runner.batch)
-    elif hook == "after_train_iter":
-        callback.on_batch_end(runner.batch)
+    calls = {
+        "before_run": lambda: callback.on_train_begin(),
+        "after_run": lambda: callback.on_train_end(),
+        "before_train_epoch": lambda: callback.on_epoch_begin(runner.epochs),
+        "after_train_epoch": lambda: callback.on_epoch_end(runner.epochs + 1),
+        "before_train_iter": lambda: callback.on_batch_begin(runner.batch),
+        "after_train_iter": lambda: callback.on_batch_end(runner.batch),
+    }
+    if hook in calls:
+        calls[hook]()
 
 
 class Callback(OldHooks):

@@ -13,7 +13,7 @@ from bigdl.orca.learn.pytorch.callbacks.base import Callback
 from bigdl.training.figures import figure_of
 
 if TYPE_CHECKING:
-    from bigdl.orca.learn.pytorch.runner import Runner
+    from bigdl.orca.learn.pytorch.evaluation import Runner
 
 __all__ = ["EarlyStopping", "ModelCheckpoint"]
 

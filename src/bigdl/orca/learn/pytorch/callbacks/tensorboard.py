@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 
 if TYPE_CHECKING:
-    from bigdl.orca.learn.pytorch.runner import Runner
+    from bigdl.orca.learn.pytorch.evaluation import Runner
 
-__all__ = ["TensorBoardCallback", "upload", "writer_class"]
+__all__ = ["TensorBoardCallback", "open_writer", "writer_class"]
 
 
 class TensorBoardCallback(Callback):
@@ -37,8 +38,7 @@ class TensorBoardCallback(Callback):
             )
         self.log_dir = None if log_dir is None else str(log_dir)
         self.freq, self.options = freq, options
-        self._writer = None
-        self._temporary: tempfile.TemporaryDirectory | None = None
+        self._writer: Any = None
 
     @property
     def _steps(self) -> int:
@@ -47,11 +47,8 @@ class TensorBoardCallback(Callback):
     def before_run(self, runner: Runner) -> None:
         if runner.rank:
             return
-        where = self.log_dir
-        if where is not None and "://" in where:
-            self._temporary = tempfile.TemporaryDirectory()
-            where = self._temporary.name
-        self._writer = writer_class()(log_dir=where, **self.options)
+        self._opened = contextlib.ExitStack()
+        self._writer = open_writer(self._opened, self.log_dir, **self.options)
 
     def after_train_iter(self, runner: Runner) -> None:
         if self._writer is None or not self._steps or runner.global_step % self._steps:
@@ -69,14 +66,9 @@ class TensorBoardCallback(Callback):
                 self._writer.add_scalar(name, value, runner.epochs + 1)
 
     def after_run(self, runner: Runner) -> None:
-        if self._writer is None:
-            return
-        self._writer.close()
-        self._writer = None
-        if self._temporary is not None:
-            upload(self._temporary.name, self.log_dir)
-            self._temporary.cleanup()
-            self._temporary = None
+        if self._writer is not None:
+            self._opened.close()
+            self._writer = None
 
 
 def writer_class() -> type:
@@ -90,7 +82,16 @@ def writer_class() -> type:
     return SummaryWriter
 
 
-def upload(folder: str, url: str) -> None:
+def open_writer(opened: contextlib.ExitStack, url: str | None, **options: Any) -> Any:
+    """Return a SummaryWriter whose files are in a folder or at an fsspec URL once it is closed."""
+    make, folder = writer_class(), url
+    if url is not None and "://" in url:
+        folder = opened.enter_context(tempfile.TemporaryDirectory())
+        opened.callback(_upload, folder, url)
+    return opened.enter_context(make(log_dir=folder, **options))
+
+
+def _upload(folder: str, url: str) -> None:
     """Copy the files of a local folder to any fsspec URL."""
     from bigdl.training.checkpoint import write_bytes
 

@@ -8,7 +8,7 @@ from bigdl.common.errors import MissingExtraError
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 
 if TYPE_CHECKING:
-    from bigdl.orca.learn.pytorch.runner import Runner
+    from bigdl.orca.learn.pytorch.evaluation import Runner
 
 __all__ = ["WandbLoggerCallback"]
 
