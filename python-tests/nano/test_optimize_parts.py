@@ -9,16 +9,16 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.method import methods
-from bigdl.nano.acceleration.search import Point, Results, Trial, choose
+from bigdl.nano.acceleration.search import Point, Results, SearchOptions, Trial, choose
 from bigdl.nano.acceleration.search.cache import fingerprint
-from bigdl.nano.acceleration.search.report import render
-from bigdl.nano.acceleration.search.timing import time_against, time_alone
+from bigdl.nano.acceleration.search.results import render
+from bigdl.nano.acceleration.search.trial import time_against, time_alone
 from bigdl.nano.pytorch import InferenceOptimizer
 
 
 def chosen(**keywords):
     everything = InferenceOptimizer.ALL_INFERENCE_ACCELERATION_METHOD
-    return choose(methods("torch"), everything, **keywords)
+    return choose(methods("torch"), everything, SearchOptions(**keywords))
 
 
 @pytest.mark.parametrize(

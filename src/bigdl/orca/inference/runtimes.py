@@ -87,7 +87,7 @@ def onnx_copy(data: bytes) -> NetworkCopy:
     file = OnnxFile()
     file.path.write_bytes(data)
     network = OnnxNetwork(file)
-    return NetworkCopy(network.run, network.input_names)
+    return NetworkCopy(network.infer, network.input_names)
 
 
 def openvino_copy(xml: bytes, weights: bytes, batch_size: int = 0) -> NetworkCopy:

@@ -11,7 +11,7 @@ takes too much memory is replaced, and only the row of that method is lost
 """
 
 from bigdl.nano.acceleration.search.isolation import Limits, search
-from bigdl.nano.acceleration.search.results import Results, choose
+from bigdl.nano.acceleration.search.results import Results, SearchOptions, choose
 from bigdl.nano.acceleration.search.trial import Bench, Candidate, Plan, Point, Trial
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Plan",
     "Point",
     "Results",
+    "SearchOptions",
     "Trial",
     "choose",
     "search",

@@ -13,8 +13,7 @@ from torch.utils.data import Dataset
 import bigdl.nano.pytorch.methods  # noqa: F401 - registers the methods
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line
-from bigdl.nano.acceleration.method import Method, find_method
-from bigdl.nano.acceleration.options import BuildOptions, Calibration
+from bigdl.nano.acceleration.method import BuildOptions, Method, find_method
 from bigdl.nano.pytorch.frozen.features import CachedFeatures
 from bigdl.nano.pytorch.frozen.segment import Segment
 from bigdl.nano.pytorch.frozen.tracing import Call, FrozenCalls, find_frozen, undisturbed
@@ -192,12 +191,10 @@ class FrozenPrefix:
             if missing:
                 self.notes.append(f"{segment.name}: {name} is not possible, {missing}")
                 continue
-            options = BuildOptions(
-                threads=self._threads or torch.get_num_threads(),
-                calibration=Calibration(data=rows),
-            )
+            options = BuildOptions(thread_num=self._threads or torch.get_num_threads())
+            source = TorchSource(segment.module, (segment.sample,), data=rows)
             try:
-                built = chosen.build(TorchSource(segment.module, (segment.sample,)), options)
+                built = chosen.build(source, options)
             except UsageError as error:
                 if method is not None:
                     raise
