@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -292,24 +292,14 @@ def quantize_statically(
     graph: FloatGraph, target: Path, excluded: Collection[str], smooth: bool | None = None
 ) -> None:
     """Quantize weights and activations, the latter with ranges found on calibration data."""
-    if TYPE_CHECKING:
-        from onnxruntime import quantization
-    else:
-        quantization = require("onnxruntime.quantization", "nano")
-
-    class Reader(quantization.CalibrationDataReader):
-        def __init__(self):
-            self._feeds = iter(graph.feeds)
-
-        def get_next(self):
-            return next(self._feeds, None)
-
+    quantization = require("onnxruntime.quantization", "nano")
     kinds = quantization.QuantType
+    feeds = iter(graph.feeds)
     with quiet():
         quantization.quantize_static(
             graph.path,
             target,
-            Reader(),
+            SimpleNamespace(get_next=lambda: next(feeds, None)),
             quant_format=quantization.QuantFormat.QDQ,
             per_channel=True,
             reduce_range=_may_overflow(),
