@@ -292,12 +292,12 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
 
     def _optimize(self, arguments: Mapping[str, Any]) -> None:
         """Try methods, keep the results and print their table; arguments of ``optimize``."""
+        from tqdm import tqdm
+
         self._check_model(arguments["model"])
         options = SearchOptions.of(arguments)
         names = choose(self._methods, self.ALL_INFERENCE_ACCELERATION_METHOD, options)
         bench = self._bench_class({name: self._methods[name] for name in names}, arguments)
-        from tqdm import tqdm
-
         cache, key = Cache(options.cache_dir), None
         if options.cache or options.cache_dir is not None:
             key = self._key(bench, options, arguments)

@@ -90,7 +90,7 @@ class CallInputs(nesting.CallInputs):
             leaves, structures[name] = flatten(plain(argument), _is_spec)
             specs += leaves
         paths = [path for name, each in structures.items() for path in each.paths(name)]
-        names = [getattr(spec, "name", None) for spec in specs]
+        names: list[Any] = [getattr(spec, "name", None) for spec in specs]
         if not all(names) or len(set(names)) < len(names):
             names = [path.replace(".", "_") for path in paths]
         return cls(parameters, structures, ports=tuple(map(_port, specs, names)))
