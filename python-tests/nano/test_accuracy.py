@@ -69,7 +69,7 @@ def test_code_that_computes_something_else_is_refused(digits, monkeypatch):
             return [torch.zeros(len(tensors[0]), 10)]
 
     model, calibration, *_ = digits
-    monkeypatch.setattr(torch_methods, "CompiledGraph", Wrong)
+    monkeypatch.setattr(torch_methods.graphs, "CompiledGraph", Wrong)
     with pytest.raises(RuntimeError, match="compiles the quantized Convolutional into something"):
         InferenceOptimizer.build(model, "static_int8", calib_data=calibration)
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.accuracy import keep_accuracy, relative_error
-from bigdl.nano.acceleration.options import AccuracyGoal
+from bigdl.nano.acceleration.accuracy import AccuracyGoal, keep_accuracy, relative_error
 
 LAYERS = tuple(f"layer{i}" for i in range(20))
 

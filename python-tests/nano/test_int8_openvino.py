@@ -115,7 +115,7 @@ def test_int8_is_near_the_model_for_any_batch_size(convolutions, quantized, imag
     assert quantizers(quantized) >= 2
     assert error(convolutions, quantized, images) < 0.05
     assert quantized(images[:3]).shape == (3, 4)
-    assert quantized.ov_network.num_threads == 1
+    assert quantized.nano_network.num_threads == 1
 
 
 def test_int8_is_the_same_after_load(quantized, images, tmp_path):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bigdl.common.cpu import topology, usable_cores
 from bigdl.common.errors import UsageError, WorkerLost
-from bigdl.nano.pytorch.inference.multi_instance import ForwardError, to_multi_instance
+from bigdl.nano.pytorch.inference.pipeline import ForwardError, to_multi_instance
 
 CORES = [[usable_cores()[0]], [usable_cores()[-1]]]
 
@@ -147,12 +147,12 @@ def test_an_accelerated_model_runs_in_workers(accelerator):
 
 
 def test_a_model_that_can_neither_be_pickled_nor_saved_is_refused(monkeypatch, net):
-    from bigdl.nano.pytorch.inference import serialization
+    from bigdl.nano.pytorch.inference import pipeline
 
     def refuse(value):
         raise TypeError("cannot pickle a session")
 
-    monkeypatch.setattr(serialization, "encode", refuse)
+    monkeypatch.setattr(pipeline, "encode", refuse)
     with pytest.raises(UsageError, match=r"cannot be pickled: TypeError.*cannot pickle a session"):
         to_multi_instance(net, 2, cpu_for_each_process=CORES)
 

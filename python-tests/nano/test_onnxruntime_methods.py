@@ -468,19 +468,6 @@ def test_weights_that_are_too_large_for_one_file_are_in_a_second_one(tmp_path, m
     assert torch.equal(InferenceOptimizer.load(again, module, x)(x), loaded(x))
 
 
-def test_numbers_are_rounded_to_bfloat16_as_torch_does():
-    from bigdl.nano.acceleration.onnx_quantization import _to_bfloat16
-
-    values = torch.cat(
-        [torch.randn(1000), torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1e-40, 3.4e38])]
-    )
-    expected = values.bfloat16().view(torch.int16).numpy().view(np.uint16)
-    assert np.array_equal(_to_bfloat16(values.numpy()), expected)
-    assert torch.isnan(
-        torch.from_numpy(_to_bfloat16(np.array([np.nan])).view(np.int16)).view(torch.bfloat16)
-    )
-
-
 def test_a_directory_of_bigdl_2_is_read(model, traced, tmp_path):
     path = save(traced, tmp_path / "model")
     old = {

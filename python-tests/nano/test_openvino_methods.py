@@ -227,7 +227,7 @@ def test_threads_hold_in_openvino_in_the_context_and_after_load(convolutions, tm
     _, _, fast = convolutions
     InferenceOptimizer.save(fast, tmp_path)
     for model in (fast, InferenceOptimizer.load(tmp_path)):
-        assert model.ov_network.num_threads == 1
+        assert model.nano_network.num_threads == 1
         with InferenceOptimizer.get_context(model) as context:
             assert torch.get_num_threads() == context.thread_num == 1
 
@@ -275,13 +275,13 @@ def test_sizes_are_fixed_unless_dynamic_axes_say_otherwise():
 def test_reshape_does_nothing_for_equal_shapes_and_says_why_it_fails(convolutions):
     model, x, _ = convolutions
     fast = trace(model, x)
-    compiled = fast.ov_network.compiled
+    compiled = fast.nano_network.compiled
     assert fast.reshape("x[?,3,8,8]") == (True, None)
-    assert fast.ov_network.compiled is compiled
+    assert fast.nano_network.compiled is compiled
     ok, error = fast.reshape("x[?,5,8,8]")
     assert not ok
     assert "Failed to reshape this model." in error
-    assert fast.ov_network.compiled is compiled
+    assert fast.nano_network.compiled is compiled
     assert fast.reshape("[1,3,16,16]") == (True, None)
     assert fast(torch.ones(1, 3, 16, 16)).shape == (1, 4)
     with pytest.raises(RuntimeError):
@@ -346,7 +346,7 @@ def test_compression_halves_the_directory_and_needs_the_model(tmp_path):
     loaded = InferenceOptimizer.load(tmp_path / "bf16", model=nn.Linear(256, 256), input_sample=x)
     assert_close(before, loaded(x), decimal=1)
     assert (before - loaded(x)).abs().max() < 5e-2
-    assert loaded.ov_network.num_threads == 1
+    assert loaded.nano_network.num_threads == 1
     again = InferenceOptimizer.load(tmp_path / "fp32")
     with pytest.raises(UsageError, match="pass model when loading"):
         InferenceOptimizer.save(again, tmp_path / "again", compression="bf16")
@@ -384,7 +384,7 @@ def test_a_directory_of_bigdl_2_is_read_without_its_pickle(tmp_path, monkeypatch
     with pytest.warns(UserWarning, match="written by BigDL 2"):
         loaded = InferenceOptimizer.load(saved)
     assert loaded.forward_args == ["x", "y"]
-    assert loaded.thread_num == loaded.ov_network.num_threads == 1
+    assert loaded.thread_num == loaded.nano_network.num_threads == 1
     assert_close(model(*args), loaded(args[0], y=args[1]))
     assert not Path("trapped").exists()
 

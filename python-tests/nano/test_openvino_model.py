@@ -141,8 +141,8 @@ def test_threads_may_call_at_the_same_time(model):
     [
         (lambda m, x, y: m(x), "has 2 inputs .x, y., but 1 were given"),
         (lambda m, x, y: m(x, y, y), "but 3 were given"),
-        (lambda m, x, y: m(x=x), "also needs the input y"),
-        (lambda m, x, y: m(x, z=y), "has no input 'z'; it has x, y"),
+        (lambda m, x, y: m(x=x), "argument 'y' is missing"),
+        (lambda m, x, y: m(x, z=y), "no argument 'z'; it takes x, y"),
         (lambda m, x, y: m(x, x=x), "You shouldn't pass arguement x as it has been passed as a"),
         (lambda m, x, y: m(x[:, :5], y), r"takes x\[\?,6\], y\[\?,4\] and was given x\[3, 5\]"),
         (lambda m, x, y: m(x + 1j, y), "complex64 cannot be made that without loss"),
@@ -189,9 +189,9 @@ def test_an_error_in_one_of_many_is_raised_and_the_next_call_is_right(model):
 
 def test_reshape_to_the_shapes_that_it_has_does_nothing(own):
     assert own.reshape("x[3,6],y[3,4]") == (True, None)
-    compiled = own.ov_network.compiled
+    compiled = own.nano_network.compiled
     assert own.reshape("x[3,6],y[3,4]") == (True, None)
-    assert own.ov_network.compiled is compiled
+    assert own.nano_network.compiled is compiled
 
 
 @pytest.mark.parametrize(
@@ -289,11 +289,11 @@ def test_the_number_of_threads_holds(thread_num):
     if len(topology().cores) < thread_num:
         pytest.skip("needs as many physical cores")
     model = OpenVINOModel(network(), thread_num=thread_num)
-    assert model.thread_num == model.ov_network.num_threads == thread_num
+    assert model.thread_num == model.nano_network.num_threads == thread_num
     assert model.additional_config == {"INFERENCE_NUM_THREADS": thread_num}
     for change in (lambda: model.reshape("x[2,6],y[2,4]"), lambda: pickle.dumps(model)):
         change()
-        assert model.ov_network.num_threads == thread_num
+        assert model.nano_network.num_threads == thread_num
 
 
 def test_one_thread_means_that_only_one_computes():

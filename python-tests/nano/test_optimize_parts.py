@@ -9,16 +9,15 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.method import methods
-from bigdl.nano.acceleration.search import Point, Results, Trial, choose
 from bigdl.nano.acceleration.search.cache import fingerprint
-from bigdl.nano.acceleration.search.report import render
-from bigdl.nano.acceleration.search.timing import time_against, time_alone
+from bigdl.nano.acceleration.search.results import Results, SearchOptions, choose, render
+from bigdl.nano.acceleration.search.trial import Point, Trial, time_against, time_alone
 from bigdl.nano.pytorch import InferenceOptimizer
 
 
 def chosen(**keywords):
     everything = InferenceOptimizer.ALL_INFERENCE_ACCELERATION_METHOD
-    return choose(methods("torch"), everything, **keywords)
+    return choose(methods("torch"), everything, SearchOptions(**keywords))
 
 
 @pytest.mark.parametrize(

@@ -6,24 +6,7 @@ accelerated model knows how it is saved and loaded. ``optimize`` walks the regis
 ``quantize`` look one method up.
 """
 
-from bigdl.nano.acceleration.method import Method, find_method, methods
-from bigdl.nano.acceleration.options import (
-    AccuracyGoal,
-    BuildOptions,
-    Calibration,
-    JitOptions,
-    OnnxOptions,
-    OpenVINOOptions,
-)
+from bigdl.nano.acceleration.accuracy import AccuracyGoal
+from bigdl.nano.acceleration.method import BuildOptions, Method, find_method, methods
 
-__all__ = [
-    "AccuracyGoal",
-    "BuildOptions",
-    "Calibration",
-    "JitOptions",
-    "Method",
-    "OnnxOptions",
-    "OpenVINOOptions",
-    "find_method",
-    "methods",
-]
+__all__ = ["AccuracyGoal", "BuildOptions", "Method", "find_method", "methods"]

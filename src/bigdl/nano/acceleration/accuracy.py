@@ -13,17 +13,23 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.options import AccuracyGoal
 from bigdl.nano.acceleration.structure import as_array
 
-__all__ = ["StreamingMetric", "as_number", "keep_accuracy", "relative_error", "score_function"]
+__all__ = [
+    "AccuracyGoal",
+    "StreamingMetric",
+    "as_number",
+    "keep_accuracy",
+    "relative_error",
+    "score_function",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -87,10 +93,8 @@ def score_function(
                 )
             if streaming is not None:
                 streaming.update(predicted, target)
-            else:
-                result = metric(
-                    **dict(zip(cast("tuple[str, str]", roles), (predicted, target), strict=True))
-                )
+            elif roles is not None:
+                result = metric(**{roles[0]: predicted, roles[1]: target})
                 total += float(np.mean(np.asarray(as_array(result)))) * count
             rows += count
         if not rows:
@@ -114,37 +118,97 @@ def _roles(metric: Callable[..., Any], target_words: Sequence[str]) -> tuple[str
         names = list(inspect.signature(metric).parameters)
     except (TypeError, ValueError):
         return None
-    predicted = [name for name in names if "pred" in name]
-    targets = [
-        name
-        for name in names
-        if name not in predicted and any(word in name for word in target_words)
-    ]
-    return (predicted[0], targets[0]) if predicted and targets else None
+    predicted = next((name for name in names if "pred" in name), None)
+    others = (name for name in names if "pred" not in name)
+    target = next((name for name in others if any(word in name for word in target_words)), None)
+    return (predicted, target) if predicted and target else None
 
 
 @dataclass(frozen=True)
-class _ScoredModel:
-    """One quantized model with its score.
+class AccuracyGoal:
+    """The accuracy that a quantized model has to keep.
 
     Attributes
     ----------
-    model
-    excluded : tuple of str
-        Layers that were left in floating point.
-    score : float
+    score : callable
+        Called with a model, returns its accuracy as a float.
+    higher_is_better : bool
+    relative : float or None
+        Largest drop as a fraction of the original's score, e.g. 0.01.
+    absolute : float or None
+        Largest drop in units of the score.
+    max_trials : int or None
+        How many quantized models are built and scored at most.
+    timeout : float or None
+        Seconds after which no further one is tried; 0 and None set no limit.
     """
 
-    model: Any
-    excluded: tuple[str, ...]
-    score: float
+    score: Callable[[Any], float]
+    higher_is_better: bool = True
+    relative: float | None = 0.01
+    absolute: float | None = None
+    max_trials: int | None = None
+    timeout: float | None = None
+
+    @classmethod
+    def of(
+        cls, score: Callable[[Any], float] | None, keywords: Mapping[str, Any]
+    ) -> AccuracyGoal | None:
+        """Return the goal that a user asks for; None if there is nothing to score with.
+
+        Parameters
+        ----------
+        score : callable or None
+            What `metric` or `eval_func` mean.
+        keywords : mapping
+            ``accuracy_criterion``, ``{"relative": 0.01}`` by default, ``max_trials`` and
+            ``timeout``.
+
+        Raises
+        ------
+        UsageError
+            If the criterion is not of a known form, or stands alone.
+        """
+        criterion = keywords["accuracy_criterion"]
+        if score is None:
+            if criterion is not None:
+                raise UsageError(
+                    "accuracy_criterion needs a metric or an eval_func to measure the accuracy with"
+                )
+            return None
+        criterion = dict(criterion or {"relative": 0.01})
+        higher = criterion.pop("higher_is_better", True)
+        if set(criterion) not in ({"relative"}, {"absolute"}):
+            raise UsageError(
+                "accuracy_criterion must be {'relative': 0.01} or {'absolute': 0.5}, with "
+                f"'higher_is_better' if you like, not {criterion}"
+            )
+        relative, absolute = criterion.get("relative"), criterion.get("absolute")
+        limits = keywords["max_trials"], keywords["timeout"]
+        return cls(score, bool(higher), relative, absolute, *limits)
+
+    def drop(self, original: float, score: float) -> float:
+        """Return by how much a score is worse than the original's; negative if it is better."""
+        return original - score if self.higher_is_better else score - original
+
+    def allowed(self, original: float) -> float:
+        """Return the largest drop that is accepted, in units of the score."""
+        if self.absolute is not None:
+            return self.absolute
+        return abs(original) * (0.01 if self.relative is None else self.relative)
+
+    def met(self, original: float, score: float) -> bool:
+        """Return True if a score is good enough."""
+        return self.drop(original, score) <= self.allowed(original)
 
 
 def keep_accuracy(
     build: Callable[[tuple[str, ...]], Any],
     rank: Callable[[], Sequence[str]],
-    goal: AccuracyGoal,
+    goal: AccuracyGoal | None,
     original: Any,
+    *,
+    refuse: bool = True,
 ) -> Any:
     """Return the quantized model with the fewest layers in floating point that meets a goal.
 
@@ -156,10 +220,14 @@ def keep_accuracy(
     rank : callable
         Returns the names of all layers that are quantized, the most harmful one first. It is
         called at most once, and only if leaving out none does not meet the goal.
-    goal : AccuracyGoal
-        Its ``max_trials`` counts models; after its ``timeout`` no further one is begun.
+    goal : AccuracyGoal or None
+        None asks for nothing. Its ``max_trials`` counts models; after its ``timeout`` no further
+        one is begun.
     original
         The model whose score is to be kept.
+    refuse : bool
+        Raise an error if no model that was tried meets the goal. Else all layers may be left out,
+        and the best model is returned.
 
     Returns
     -------
@@ -171,28 +239,29 @@ def keep_accuracy(
         If no model that was tried meets the goal. It says the original's score, the best one and
         the bound. A model with no layer quantized is not tried.
     """
-    search = _Search(build, goal, _checked(goal.score(original), "the original model"))
-    if search.meets(()):
-        return cast("_ScoredModel", search.accepted).model
-    if search.may_go_on():
+    if goal is None:
+        return build(())
+    reference = _checked(goal.score(original), "the original model")
+    search = _Search(build, goal, reference, keep_best=not refuse)
+    if not search.meets(()) and search.may_go_on():
         layers = tuple(rank())
-        search.fewest_of(layers)
-    if search.accepted is None:
+        search.fewest_of(layers, len(layers) - refuse)
+    if search.accepted is None and refuse:
         raise UsageError(search.refusal())
-    return search.accepted.model
+    return (search.accepted or search.best).model
 
 
-def relative_error(expected: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> float:
+def relative_error(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> float:
     """Return the size of the difference between two lists of arrays relative to the first one.
 
     Returns
     -------
     float
-        ``|given - expected| / |expected|`` in the Euclidean norm over all arrays of floating-point
-        numbers; infinite if a number of `given` is not finite.
+        ``|actual - expected| / |expected|`` in the Euclidean norm over all arrays of floating-point
+        numbers; infinite if a number of `actual` is not finite.
     """
     difference = size = 0.0
-    for one, other in zip(expected, given, strict=True):
+    for one, other in zip(expected, actual, strict=True):
         one, other = np.asarray(one), np.asarray(other)
         if not np.issubdtype(one.dtype, np.floating):
             continue
@@ -204,17 +273,27 @@ def relative_error(expected: Sequence[np.ndarray], given: Sequence[np.ndarray]) 
     return math.sqrt(difference / size) if size else math.sqrt(difference)
 
 
+class _ScoredModel(NamedTuple):
+    """A quantized model, its score, and how many layers it has in floating point."""
+
+    model: Any
+    score: float
+    excluded: int
+
+
 class _Search:
     """Models that were scored, and the limits for further ones."""
 
-    def __init__(self, build, goal: AccuracyGoal, original: float):
+    best: _ScoredModel
+    accepted: _ScoredModel | None = None
+
+    def __init__(self, build: Callable, goal: AccuracyGoal, original: float, keep_best: bool):
         self._build = build
         self._goal = goal
         self._original = original
+        self._keep_best = keep_best
         self._began = time.monotonic()
-        self._best: _ScoredModel | None = None
         self._count = 0
-        self.accepted: _ScoredModel | None = None
 
     def may_go_on(self) -> bool:
         """Return True if the limits allow another model."""
@@ -225,27 +304,25 @@ class _Search:
     def meets(self, excluded: tuple[str, ...]) -> bool:
         """Score a model without these layers; return True, and accept it, if it meets the goal."""
         model = self._build(excluded)
-        self._count += 1
-        trial = _ScoredModel(
-            model, excluded, _checked(self._goal.score(model), "a quantized model")
-        )
+        score = _checked(self._goal.score(model), "a quantized model")
+        trial = _ScoredModel(model, score, len(excluded))
         _log.info(
             "Quantized with %d layers in floating point: score %.6g, the original's is %.6g",
             len(excluded),
-            trial.score,
+            score,
             self._original,
         )
-        if self._best is None or self._drop(trial) < self._drop(self._best):
-            # Only the score of a model that is not good enough is of use.
-            self._best = _ScoredModel(None, excluded, trial.score)
-        met = self._goal.met(self._original, trial.score)
+        self._count += 1
+        if self._count == 1 or self._goal.drop(self.best.score, score) < 0:
+            self.best = trial if self._keep_best else trial._replace(model=None)
+        met = self._goal.met(self._original, score)
         if met:
             self.accepted = trial
         return met
 
-    def fewest_of(self, layers: tuple[str, ...]) -> None:
+    def fewest_of(self, layers: tuple[str, ...], most: int) -> None:
         """Accept the model with the shortest beginning of `layers` in floating point."""
-        failed, tried, most = 0, 1, len(layers) - 1
+        failed, tried = 0, 1
         while self.accepted is None and failed < most and self.may_go_on():
             tried = min(tried, most)
             if not self.meets(layers[:tried]):
@@ -260,19 +337,16 @@ class _Search:
 
     def refusal(self) -> str:
         """Return why nothing was accepted."""
-        goal, best = self._goal, cast("_ScoredModel", self._best)
+        goal, best = self._goal, self.best
         allowed = goal.allowed(self._original)
         bound = self._original - allowed if goal.higher_is_better else self._original + allowed
         return (
             f"The accuracy cannot be kept: the original model scores {self._original:.6g}, the "
-            f"best of {self._count} quantized models {best.score:.6g} (with {len(best.excluded)} "
+            f"best of {self._count} quantized models {best.score:.6g} (with {best.excluded} "
             f"layers in floating point), but at {'least' if goal.higher_is_better else 'most'} "
             f"{bound:.6g} is asked for; allow a larger drop, give more calibration data, or use "
             "precision='bf16'"
         )
-
-    def _drop(self, trial: _ScoredModel) -> float:
-        return self._goal.drop(self._original, trial.score)
 
 
 def _checked(score: Any, of: str) -> float:

@@ -1,45 +1,28 @@
 """Keywords of ``trace``, ``quantize`` and ``build``: the method that they name, and its options.
 
-Each framework has one :class:`MethodTable`, which finds the method, and one :class:`Keywords`,
-which refuses what does not apply to it and sorts the rest into
-:class:`~bigdl.nano.acceleration.options.BuildOptions`. Defaults stand in the signatures of the
-framework's functions and nowhere else.
+:func:`traced_method` and :func:`quantized_method` find the method in a framework's registry. The
+framework's :class:`Keywords` refuse what does not apply to it. Defaults stand in the signatures of
+the framework's functions and nowhere else.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.method import Method
-from bigdl.nano.acceleration.options import (
-    AccuracyGoal,
-    BuildOptions,
-    Calibration,
-    JitOptions,
-    OnnxOptions,
-    OpenVINOOptions,
-)
+from bigdl.nano.acceleration.method import Method, methods
 
-__all__ = ["Keywords", "MethodTable", "check_threads", "options_of", "refuse_inapplicable"]
+__all__ = [
+    "Keywords",
+    "check_threads",
+    "quantized_method",
+    "refuse_inapplicable",
+    "traced_method",
+]
 
-_INT8_METHODS: dict[str | None, dict[str | None, str]] = {
-    "openvino": {
-        None: "openvino_int8",
-        "bf16": "openvino_int8_bf16",
-        "weight_only": "openvino_int8_weight_only",
-    },
-    "onnxruntime": {
-        None: "onnxruntime_int8_qlinear",
-        "qlinear": "onnxruntime_int8_qlinear",
-        "integer": "onnxruntime_int8_integer",
-        "nncf": "onnxruntime_int8_nncf",
-    },
-}
 _RUNTIMES = ("openvino", "onnxruntime")
 # Keywords that choose the method, or are the model or its other names.
 _SELECTION = {
@@ -65,142 +48,124 @@ _BY_ACCELERATOR: dict[str | None, set[str]] = {
 }
 
 
-@dataclass(frozen=True)
-class MethodTable:
-    """Names of a framework's methods by the arguments of ``trace`` and ``quantize``.
+def traced_method(framework: str, arguments: Mapping[str, Any]) -> Method:
+    """Return the method that ``trace`` means.
 
-    Attributes
+    Parameters
     ----------
-    accelerators : tuple of str or None
-    int8 : mapping
-        For each accelerator but OpenVINO and ONNX Runtime, the methods by ``method``.
-    dynamic : mapping of str or None to str
-        Methods of ``approach="dynamic"`` by accelerator.
+    framework : str
+    arguments : mapping
+        Those of ``trace``.
+
+    Raises
+    ------
+    UsageError
+        If no method is like this.
     """
+    if "precision" in arguments["kwargs"]:
+        raise UsageError(
+            "Don't pass precision when call InferenceOptimizer.trace, otherwise you should "
+            "call InferenceOptimizer.quantize(precision=...)"
+        )
+    accelerator = arguments["accelerator"]
+    _check_accelerator(framework, accelerator, arguments["device"])
+    if accelerator is None and not any(map(arguments.get, ("use_ipex", "channels_last"))):
+        names = " or ".join(map(repr, filter(None, _accelerators(framework))))
+        flags = ", or use_ipex=True or channels_last=True" if "use_ipex" in arguments else ""
+        raise UsageError(
+            f"There is nothing to do without accelerator; pass accelerator={names}{flags}"
+        )
+    return _with_flags(_of_precision(framework, "fp32", accelerator), arguments)
 
-    accelerators: tuple[str | None, ...]
-    int8: Mapping[str | None, Mapping[str | None, str]]
-    dynamic: Mapping[str | None, str] = field(default_factory=dict)
 
-    def traced(
-        self,
-        accelerator: str | None,
-        device: str,
-        keywords: Collection[str],
-        *,
-        use_ipex: bool = False,
-        channels_last: bool = False,
-    ) -> str:
-        """Return the name of the method that ``trace`` means.
+def quantized_method(framework: str, arguments: Mapping[str, Any]) -> Method:
+    """Return the method that ``quantize`` means.
 
-        Raises
-        ------
-        UsageError
-            If no method is like this.
-        """
-        if "precision" in keywords:
-            raise UsageError(
-                "Don't pass precision when call InferenceOptimizer.trace, otherwise you should "
-                "call InferenceOptimizer.quantize(precision=...)"
-            )
-        self._check(accelerator, device)
-        if accelerator in _RUNTIMES:
-            return f"{accelerator}_fp32"
-        if accelerator is None and not (use_ipex or channels_last):
-            flags = ", or use_ipex=True or channels_last=True" if "jit" in self.accelerators else ""
-            names = " or ".join(repr(name) for name in self.accelerators if name)
-            raise UsageError(
-                f"There is nothing to do without accelerator; pass accelerator={names}{flags}"
-            )
-        return _with_flags("jit_fp32" if accelerator else "fp32", use_ipex, channels_last)
+    Parameters
+    ----------
+    framework : str
+    arguments : mapping
+        Those of ``quantize``.
 
-    def quantized(
-        self,
-        precision: str,
-        accelerator: str | None,
-        device: str,
-        approach: str,
-        method: str | None,
-        *,
-        use_ipex: bool = False,
-        channels_last: bool = False,
-    ) -> str:
-        """Return the name of the method that ``quantize`` means.
+    Raises
+    ------
+    UsageError
+        If no method is like this.
+    """
+    precision, accelerator = arguments["precision"], arguments["accelerator"]
+    device, approach = arguments["device"], arguments["approach"]
+    if precision not in ("int8", "bf16", "fp16"):
+        raise UsageError(f"Only support 'int8', 'bf16', 'fp16' now, no support for {precision}.")
+    if approach not in ("static", "dynamic"):
+        raise UsageError(f"Approach should be 'static' or 'dynamic', {approach} is invalid.")
+    if precision == "fp16" and accelerator is None:
+        accelerator = "openvino"
+    _check_accelerator(framework, accelerator, device)
+    if precision == "fp16" and accelerator != "openvino":
+        raise UsageError(f"fp16 is not supported on {accelerator} accelerator.")
+    if precision == "bf16" and accelerator == "onnxruntime":
+        raise UsageError(f"Accelerator {accelerator} is invalid for BF16.")
+    if precision == "bf16" and device != "CPU":
+        raise UsageError(f"Device {device} don't support bfloat16.")
+    candidates = _of_precision(framework, precision, accelerator)
+    if precision == "int8":
+        candidates = _of_variant(candidates, accelerator, approach, arguments["method"])
+    return _with_flags(candidates, arguments)
 
-        Raises
-        ------
-        UsageError
-            If no method is like this.
-        """
-        if precision not in ("int8", "bf16", "fp16"):
-            raise UsageError(
-                f"Only support 'int8', 'bf16', 'fp16' now, no support for {precision}."
-            )
-        self._check_approach(approach)
-        if precision == "fp16" and accelerator is None:
-            accelerator = "openvino"
-        self._check(accelerator, device)
-        if precision == "fp16":
-            if accelerator != "openvino":
-                raise UsageError(f"fp16 is not supported on {accelerator} accelerator.")
-            return "openvino_fp16"
-        if precision == "int8":
-            return self._int8(accelerator, approach, method, use_ipex, channels_last)
-        if accelerator == "onnxruntime":
-            raise UsageError(f"Accelerator {accelerator} is invalid for BF16.")
-        if accelerator == "openvino":
-            if device != "CPU":
-                raise UsageError(f"Device {device} don't support bfloat16.")
-            return "openvino_bf16"
-        return _with_flags("jit_bf16" if accelerator else "bf16", use_ipex, channels_last)
 
-    def _int8(
-        self,
-        accelerator: str | None,
-        approach: str,
-        method: str | None,
-        use_ipex: bool,
-        channels_last: bool,
-    ) -> str:
-        known = {**_INT8_METHODS, **self.int8}[accelerator]
-        if method not in known:
-            names = ", ".join(repr(name) for name in known if name)
-            raise UsageError(
-                f"method {method!r} is invalid for int8 with accelerator {accelerator!r}; leave "
-                f"it out{f' or choose one of {names}' if names else ''}"
-            )
-        if approach == "dynamic":
-            if accelerator not in self.dynamic:
-                raise UsageError(
-                    f"Accelerator {accelerator!r} quantizes with approach 'static' only; the "
-                    "dynamic approach is there for accelerator None and 'onnxruntime'"
-                )
-            if method not in (None, "integer", "fx", "eager"):
-                raise UsageError(
-                    f"method {method!r} does not go with approach 'dynamic'; leave it out"
-                )
-            return self.dynamic[accelerator]
-        if use_ipex and accelerator is None and method in (None, "ipex"):
-            return known["ipex"]
-        return known[method] + "_channels_last" * bool(channels_last and accelerator == "jit")
+def _of_precision(framework: str, precision: str, accelerator: str | None) -> list[Method]:
+    return [
+        method
+        for method in methods(framework).values()
+        if (method.precision, method.accelerator) == (precision, accelerator)
+    ]
 
-    def _check(self, accelerator: str | None, device: str) -> None:
-        if accelerator not in self.accelerators:
-            raise UsageError(f"Accelerator {accelerator} is invalid.")
-        name = str(device).partition(".")[0]
-        if name not in ("CPU", "GPU", "VPUX", "NPU"):
-            raise UsageError(f"Now we only support CPU, GPU and VPUX, not {device}")
-        if name != "CPU" and accelerator != "openvino":
-            raise UsageError(
-                f"Device {device} is there with accelerator 'openvino' only, not with "
-                f"{accelerator!r}; pass accelerator='openvino' or device='CPU'"
-            )
 
-    def _check_approach(self, approach: str) -> None:
-        if not self.dynamic and approach != "static":
-            raise UsageError("Only 'static' approach is supported now.")
-        if approach not in ("static", "dynamic"):
-            raise UsageError(f"Approach should be 'static' or 'dynamic', {approach} is invalid.")
+def _of_variant(
+    candidates: list[Method], accelerator: str | None, approach: str, variant: str | None
+) -> list[Method]:
+    known = dict.fromkeys(each for method in candidates for each in method.variants)
+    if variant not in known:
+        names = ", ".join(repr(each) for each in known if each)
+        raise UsageError(
+            f"method {variant!r} is invalid for int8 with accelerator {accelerator!r}; leave "
+            f"it out{f' or choose one of {names}' if names else ''}"
+        )
+    if approach == "static":
+        return [method for method in candidates if variant in method.variants]
+    if not any(method.dynamic for method in candidates):
+        raise UsageError(
+            f"Accelerator {accelerator!r} quantizes with approach 'static' only; the "
+            "dynamic approach is there for accelerator None and 'onnxruntime'"
+        )
+    chosen = [method for method in candidates if variant in method.dynamic]
+    if not chosen:
+        raise UsageError(f"method {variant!r} does not go with approach 'dynamic'; leave it out")
+    return chosen
+
+
+def _with_flags(candidates: list[Method], arguments: Mapping[str, Any]) -> Method:
+    """Return the method with these flags; where there is none, one that will refuse them."""
+    flags = bool(arguments.get("use_ipex")), bool(arguments.get("channels_last"))
+    fitting = (each for each in candidates if (each.ipex, each.channels_last) == flags)
+    return next(fitting, candidates[0])
+
+
+def _accelerators(framework: str) -> dict[str | None, None]:
+    return dict.fromkeys(method.accelerator for method in methods(framework).values())
+
+
+def _check_accelerator(framework: str, accelerator: str | None, device: str) -> None:
+    if accelerator not in _accelerators(framework):
+        raise UsageError(f"Accelerator {accelerator} is invalid.")
+    name = str(device).partition(".")[0]
+    if name not in ("CPU", "GPU", "VPUX", "NPU"):
+        raise UsageError(f"Now we only support CPU, GPU and VPUX, not {device}")
+    if name != "CPU" and accelerator != "openvino":
+        raise UsageError(
+            f"Device {device} is there with accelerator 'openvino' only, not with "
+            f"{accelerator!r}; pass accelerator='openvino' or device='CPU'"
+        )
 
 
 class Keywords:
@@ -227,7 +192,7 @@ class Keywords:
             **dict.fromkeys(only_build),
             **{each.name: each.default for each in parameters if each.name not in _SELECTION},
         }
-        self.always = _ALWAYS.union(always)
+        self._always = _ALWAYS.union(always)
 
     def checked(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return all keywords with their values, defaults included.
@@ -243,7 +208,7 @@ class Keywords:
         UsageError
             If one does not apply to the method.
         """
-        applies = self.always | _BY_ACCELERATOR[method.accelerator] | {*method.arguments}
+        applies = self._always | _BY_ACCELERATOR[method.accelerator] | {*method.arguments}
         if method.precision == "int8":
             applies |= _INT8
         refused = {
@@ -251,69 +216,15 @@ class Keywords:
             for name, default in self.defaults.items()
             if name in arguments and name not in applies
         }
-        for flag in ("channels_last", "ipex"):
-            name = flag if flag == "channels_last" else "use_ipex"
-            if not getattr(method, flag):
+        for name, allowed in (("channels_last", method.channels_last), ("use_ipex", method.ipex)):
+            if not allowed:
                 refused[name] = (bool(arguments.get(name)), False)
-        if not _converts(method):
-            refused |= {key: (each, None) for key, each in (arguments.get("kwargs") or {}).items()}
+        if method.accelerator not in _RUNTIMES and "openvino_config" not in method.arguments:
+            refused |= {name: (value, None) for name, value in arguments["kwargs"].items()}
         refuse_inapplicable(method.name, refused)
-        return {name: arguments.get(name, default) for name, default in self.defaults.items()}
-
-    def refuse_unknown(self, method: Method, arguments: Collection[str]) -> set[str]:
-        """Return the names of arguments of the conversion, or refuse them where there is none."""
-        unknown = set(arguments) - set(self.defaults)
-        if unknown and not _converts(method):
-            raise UsageError(
-                f"Method {method.name!r} has no argument {', '.join(map(repr, sorted(unknown)))}; "
-                f"it takes {', '.join(sorted(self.always & set(self.defaults)))}"
-            )
-        return unknown
-
-
-def options_of(
-    method: Method,
-    values: Mapping[str, Any],
-    conversion: Mapping[str, Any] | None,
-    goal: AccuracyGoal | None,
-) -> BuildOptions:
-    """Sort keywords into options.
-
-    Parameters
-    ----------
-    method : Method
-    values : mapping
-        As :meth:`Keywords.checked` returns them.
-    conversion : mapping or None
-        Keywords of the conversion.
-    goal : AccuracyGoal or None
-    """
-    on_onnx = method.accelerator == "onnxruntime"
-    conversion = dict(conversion or {})
-    return BuildOptions(
-        threads=check_threads(values["thread_num"]),
-        streams=values.get("streams"),
-        dynamic_axes=values.get("dynamic_axes", True),
-        output_tensors=values.get("output_tensors", True),
-        inplace=values.get("inplace", False),
-        onnx=OnnxOptions(
-            values["onnxruntime_session_options"],
-            values.get("simplification", True),
-            conversion if on_onnx else {},
-        ),
-        openvino=OpenVINOOptions(
-            values["device"],
-            dict(values["openvino_config"] or {}),
-            {} if on_onnx else conversion,
-        ),
-        jit=JitOptions(values.get("jit_method"), values.get("jit_strict", True)),
-        calibration=Calibration(
-            values.get("calib_data"),
-            values["sample_size"],
-            smooth=values.get("smooth"),
-            goal=goal,
-        ),
-    )
+        values = {name: arguments.get(name, default) for name, default in self.defaults.items()}
+        check_threads(values["thread_num"])
+        return values
 
 
 def refuse_inapplicable(name: str, arguments: Mapping[str, tuple[Any, Any]]) -> None:
@@ -334,11 +245,3 @@ def refuse_inapplicable(name: str, arguments: Mapping[str, tuple[Any, Any]]) -> 
 def check_threads(value: int | None) -> int | None:
     """Return a number of threads, or None."""
     return None if value is None else check_positive("thread_num", value)
-
-
-def _converts(method: Method) -> bool:
-    return method.accelerator in _RUNTIMES or "openvino_config" in method.arguments
-
-
-def _with_flags(stem: str, use_ipex: bool, channels_last: bool) -> str:
-    return stem + "_ipex" * bool(use_ipex) + "_channels_last" * bool(channels_last)

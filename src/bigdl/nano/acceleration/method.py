@@ -11,22 +11,93 @@ from __future__ import annotations
 
 import abc
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
 from bigdl.common.cpu import isa_flags
-from bigdl.common.errors import UsageError, first_line
-from bigdl.nano.acceleration.options import BuildOptions
+from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.accuracy import AccuracyGoal
 
-__all__ = ["ORIGINAL", "Method", "Source", "find_method", "methods", "register_methods"]
+__all__ = [
+    "ORIGINAL",
+    "BuildOptions",
+    "Method",
+    "Source",
+    "find_method",
+    "methods",
+    "register_methods",
+]
 
 
 ORIGINAL = "original"
 """Name of the method that leaves the model as it is."""
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Options of a method, named as the keywords of ``trace``, ``quantize`` and ``build``.
+
+    Attributes
+    ----------
+    thread_num : int or None
+        Number of threads of the runtime; None leaves it to the runtime.
+    streams : int or None
+        Number of requests that OpenVINO runs at a time.
+    dynamic_axes : bool or dict
+        True: the first dimension of every input may change. A dict names other ones.
+    output_tensors : bool
+        Tensors of the framework, or ndarrays.
+    inplace : bool
+        True to convert the user's module itself instead of a copy.
+    onnxruntime_session_options : onnxruntime.SessionOptions, optional
+        Taken as they are, but for the thread counts where ``thread_num`` is given.
+    simplification : bool
+        True to simplify the exported ONNX graph.
+    device : str
+        Of OpenVINO: ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"NPU"``.
+    openvino_config : mapping or None
+        Properties for ``compile_model``; they win over the method's own.
+    jit_method : str or None
+        ``"trace"``, ``"script"``, or None for the first that works.
+    jit_strict : bool
+        Passed to ``torch.jit.trace``.
+    sample_size : int
+        Number of samples (rows, not batches) that int8 is calibrated with at most.
+    smooth : bool or None
+        Smooth quantization (Xiao et al., 2022), which moves the outliers of activations of
+        transformers into the weights; None where the model has attention.
+    conversion : mapping
+        Further keywords: of ``torch.onnx.export``, or of the conversion to OpenVINO, which are
+        ``mean_value``, ``scale_values``, ``layout``, ``input``, ``input_shape``, ``data_type``.
+    goal : AccuracyGoal or None
+        With a goal, layers that cost too much accuracy are left unquantized.
+    """
+
+    thread_num: int | None = None
+    streams: int | None = None
+    dynamic_axes: bool | Mapping[str, Any] = True
+    output_tensors: bool = True
+    inplace: bool = False
+    onnxruntime_session_options: Any = None
+    simplification: bool = True
+    device: str = "CPU"
+    openvino_config: Mapping[str, Any] | None = None
+    jit_method: str | None = None
+    jit_strict: bool = True
+    sample_size: int = 100
+    smooth: bool | None = None
+    conversion: Mapping[str, Any] = field(default_factory=dict)
+    goal: AccuracyGoal | None = None
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any], **others: Any) -> Self:
+        """Return the options that are among some keywords."""
+        names = {each.name for each in fields(cls)}.intersection(keywords)
+        return cls(**{name: keywords[name] for name in names}, **others)
 
 
 class Source(Protocol):
@@ -48,6 +119,9 @@ class Source(Protocol):
 
     def sample_arrays(self) -> list[np.ndarray]:
         """The sample as a flat list of ndarrays."""
+
+    def try_out(self, model: Any) -> None:
+        """Call an accelerated model on the sample, if there is one."""
 
 
 SourceT = TypeVar("SourceT", bound=Source, contravariant=True)
@@ -74,6 +148,8 @@ class Method(abc.ABC, Generic[SourceT]):
         True if images are laid out with their channels last.
     ipex : bool
         True if the method stands for one that used Intel's extension of PyTorch.
+    extended : bool
+        True if BigDL 2.x did not have it, so that only ``search_mode="extended"`` tries it.
     """
 
     name: str
@@ -83,7 +159,12 @@ class Method(abc.ABC, Generic[SourceT]):
     default: bool = False
     channels_last: bool = False
     ipex: bool = False
+    extended: bool = False
 
+    variants: tuple[str | None, ...] = (None,)
+    """Values of the argument `method` of ``quantize`` that mean it, among methods of int8."""
+    dynamic: tuple[str | None, ...] = ()
+    """The same with ``approach="dynamic"``."""
     packages: tuple[str, ...] = ()
     """Modules that have to be importable."""
     extra: str = "nano"
@@ -148,29 +229,6 @@ class Method(abc.ABC, Generic[SourceT]):
         UsageError
             If the model, an option or the data does not fit the method.
         """
-
-    def try_out(self, call: Callable[[], Any]) -> None:
-        """Call a model that was just built.
-
-        Parameters
-        ----------
-        call : callable
-            Calls it on the sample.
-
-        Raises
-        ------
-        UsageError
-            If it does not run.
-        """
-        try:
-            call()
-        except UsageError:
-            raise
-        except Exception as error:
-            raise UsageError(
-                f"The model was converted by method {self.name!r} but does not run on the sample: "
-                f"{type(error).__name__}: {first_line(error)}"
-            ) from error
 
 
 def _is_installed(package: str) -> bool:

@@ -8,26 +8,31 @@ weights run ResNet50 3.2 to 3.9 times as fast as fp32 and a small BERT 2.1 times
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
+import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
 
 import numpy as np
 
 from bigdl.common.cpu import isa_flags
+from bigdl.common.environment import scratch_directory, scratch_home
 from bigdl.common.errors import require
 from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.nano.acceleration.quiet import quiet
 
 __all__ = [
+    "FloatGraph",
+    "OnnxFile",
+    "Quantize",
     "compress_weights",
     "has_attention",
-    "prepare_for_quantization",
     "quantize_dynamically",
     "quantize_statically",
     "quantize_with_nncf",
-    "rank_nodes",
     "save",
     "unsigned_activations",
 ]
@@ -41,22 +46,132 @@ _ELEMENTWISE = {"Add", "Cast", "Clip", "Div", "Max", "Min", "Mul", "Reshape", "S
 _LIMIT = 2**31 - 2**26
 
 
-def prepare_for_quantization(source: Path, target: Path) -> None:
-    """Write a graph as quantizers need it.
+class OnnxFile:
+    """An ONNX model in a directory of its own, which goes when nobody uses it any more.
+
+    A model of more than 2 GB has its weights in a second file beside the first, whose name the
+    first one knows. So the names are always the same, and a model is moved by moving all files.
+
+    Attributes
+    ----------
+    path : Path
+        The ``.onnx`` file; it does not exist until somebody writes it.
+    """
+
+    NAME = "onnx_saved_model.onnx"
+
+    def __init__(self) -> None:
+        folder = scratch_directory("bigdl-onnx-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.path = folder / self.NAME
+
+    @classmethod
+    def read(cls, path: Path) -> OnnxFile:
+        """Return a copy of a file that lies elsewhere, and of its weights."""
+        file = cls()
+        shutil.copyfile(path, file.path)
+        data = path.with_name(path.name + ".data")
+        if data.exists():
+            shutil.copyfile(data, file.path.with_name(data.name))
+        return file
+
+    def copy_to(self, directory: Path) -> None:
+        """Write the model's files into a directory."""
+        shutil.copytree(self.path.parent, directory, dirs_exist_ok=True)
+
+    @property
+    def external(self) -> bool:
+        """True if the weights are in a file of their own."""
+        return self.path.with_name(self.path.name + ".data").exists()
+
+
+class FloatGraph:
+    """A graph in floating point, as quantizers need it, with calibration data.
 
     Every node has a name. Inferred shapes are left out, since they contradict what ONNX Runtime
     makes of a transposed weight. A Gemm has its weight to itself: ONNX Runtime transposes it in
     place, for the other nodes too.
+
+    Parameters
+    ----------
+    original : OnnxFile
+    feeds : list of dict of str to ndarray
+        Calibration batches by the names of inputs.
+
+    Attributes
+    ----------
+    path : Path
+    ranges : Path
+        Where the ranges of activations are kept from one trial to the next.
+    external : bool
+        True if the weights are in a file of their own.
     """
-    onnx = require("onnx", "nano")
-    model = onnx.load(source)
-    del model.graph.value_info[:]
-    _unshare_weights(model.graph)
-    for number, node in enumerate(model.graph.node):
-        node.name = node.name or f"{node.op_type}_{number}"
-    # Tells ONNX Runtime's quantizers that nothing is left to be done first.
-    onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
-    save(model, target)
+
+    def __init__(self, original: OnnxFile, feeds: list[dict[str, np.ndarray]]):
+        onnx = require("onnx", "nano")
+        self.feeds = feeds
+        self.external = original.external
+        self._folder = tempfile.TemporaryDirectory(prefix="bigdl-int8-", dir=scratch_home())
+        self.path = Path(self._folder.name, "source.onnx")
+        self.ranges = self.path.with_name("ranges.json")
+        model = onnx.load(original.path)
+        del model.graph.value_info[:]
+        _unshare_weights(model.graph)
+        for number, node in enumerate(model.graph.node):
+            node.name = node.name or f"{node.op_type}_{number}"
+        # Tells ONNX Runtime's quantizers that nothing is left to be done first.
+        onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
+        save(model, self.path)
+
+    def __enter__(self) -> FloatGraph:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._folder.cleanup()
+
+    def rank(self, quantized: Path, feed: Mapping[str, np.ndarray]) -> list[str]:
+        """Return the quantized nodes by the error that they bring in, the largest first.
+
+        Both graphs run once on one batch. What a node brings in is the relative error of its
+        output beyond that of its inputs; errors are taken to be independent of each other.
+
+        Parameters
+        ----------
+        quantized : Path
+            What became of this graph: tensors keep their names.
+        feed : mapping of str to ndarray
+        """
+        onnx = require("onnx", "nano")
+        graph = onnx.load(self.path, load_external_data=False).graph
+        nodes = _changed(graph, onnx.load(quantized, load_external_data=False).graph)
+        readers = {name: node for node in graph.node for name in node.input}
+        watched = {name for node in graph.node for name in (*node.input, *node.output) if name}
+        watched -= {tensor.name for tensor in graph.initializer} | set(feed)
+        expected, actual = (_tensors(path, feed, watched) for path in (self.path, quantized))
+        errors = {
+            name: relative_error([expected[name]], [actual[name]])
+            for name in expected.keys() & actual.keys()
+        }
+
+        def after(node) -> float:
+            known = [errors[name] for name in node.output if name in errors]
+            if known:
+                return max(known)
+            # An activation was merged into the node, whose own output is gone.
+            reader = readers.get(node.output[0])
+            return after(reader) if reader is not None else 0.0
+
+        def brought_in(node) -> float:
+            before = max((errors.get(name, 0.0) for name in node.input), default=0.0)
+            return math.sqrt(max(after(node) ** 2 - before**2, 0.0)) if before < math.inf else 0.0
+
+        return [node.name for node in sorted(nodes, key=brought_in, reverse=True)]
+
+
+Quantize = Callable[[FloatGraph, Path, Collection[str], "bool | None"], None]
+"""Writes the quantized form of a graph to a file. Nodes of the names given stay in floating point.
+True moves outliers of activations into the weights (SmoothQuant, Xiao et al., 2022), None does so
+where the graph has attention."""
 
 
 def _unshare_weights(graph) -> None:
@@ -84,16 +199,16 @@ def has_attention(path: Path) -> bool:
     """Return True if the graph multiplies activations with each other after a softmax."""
     onnx = require("onnx", "nano")
     graph = onnx.load(path, load_external_data=False).graph
-    kinds = {node.op_type for node in graph.node}
+    types = {node.op_type for node in graph.node}
     constants = {tensor.name for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type == "MatMul"]
-    return "Attention" in kinds or (
-        "Softmax" in kinds and any(constants.isdisjoint(node.input) for node in products)
+    return "Attention" in types or (
+        "Softmax" in types and any(constants.isdisjoint(node.input) for node in products)
     )
 
 
 def nodes_of_scores(path: Path) -> list[str]:
-    """Names of the softmaxes of a graph, and of what is done to their inputs element by element.
+    """Return names of the softmaxes of a graph, and of what is done to their inputs.
 
     There masks are added to attention's scores. A range that holds minus infinity, or -10,000,
     leaves nothing of the scores in 8 bits.
@@ -102,14 +217,14 @@ def nodes_of_scores(path: Path) -> list[str]:
     graph = onnx.load(path, load_external_data=False).graph
     makers = {name: node for node in graph.node for name in node.output}
     waiting = [node for node in graph.node if node.op_type == "Softmax"]
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     while waiting:
         node = waiting.pop()
-        if node.name not in found:
-            found[node.name] = None
+        if node.name not in names:
+            names[node.name] = None
             before = (makers[name] for name in node.input if name in makers)
             waiting.extend(maker for maker in before if maker.op_type in _ELEMENTWISE)
-    return list(found)
+    return list(names)
 
 
 def unsigned_activations(model) -> None:
@@ -145,7 +260,7 @@ def compress_weights(source: Path, target: Path) -> None:
 
     The graph casts them back, which ONNX Runtime does once, when it makes a session.
     """
-    onnx = require("onnx", "nano")
+    onnx, ml_dtypes = require("onnx", "nano"), require("ml_dtypes", "nano")
     model = onnx.load(source)
     graph = model.graph
     casts = []
@@ -153,14 +268,11 @@ def compress_weights(source: Path, target: Path) -> None:
         if weight.data_type != onnx.TensorProto.FLOAT or np.prod(weight.dims) < _LARGE:
             continue
         name = weight.name
-        values = _to_bfloat16(onnx.numpy_helper.to_array(weight))
-        stored = onnx.helper.make_tensor(
-            f"{name}_bf16", onnx.TensorProto.BFLOAT16, weight.dims, values.tobytes(), raw=True
-        )
-        weight.CopyFrom(stored)
+        values = onnx.numpy_helper.to_array(weight).astype(ml_dtypes.bfloat16)
+        weight.CopyFrom(onnx.numpy_helper.from_array(values, f"{name}_bf16"))
         casts.append(
             onnx.helper.make_node(
-                "Cast", [stored.name], [name], f"{name}_cast", to=onnx.TensorProto.FLOAT
+                "Cast", [weight.name], [name], f"{name}_cast", to=onnx.TensorProto.FLOAT
             )
         )
     nodes = [*casts, *graph.node]
@@ -169,72 +281,33 @@ def compress_weights(source: Path, target: Path) -> None:
     save(model, target)
 
 
-def _to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """The upper halves of floats, rounded to nearest even, as 16-bit integers."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return np.where(np.isnan(values), 0x7FC0, rounded).astype("<u2")
-
-
 # What these take is quantized where the node before them is, and on its account.
 _PASSED_ON = {
     *("Clip", "Flatten", "Identity", "MaxPool", "Pad", "ReduceMax", "ReduceMean", "ReduceSum"),
     *("Relu", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
 }
 
-Feeds = Sequence[Mapping[str, np.ndarray]]
-
 
 def quantize_statically(
-    source: Path,
-    target: Path,
-    feeds: Feeds,
-    excluded: Collection[str] = (),
-    *,
-    ranges: Path | None = None,
-    external: bool = False,
+    graph: FloatGraph, target: Path, excluded: Collection[str], smooth: bool | None = None
 ) -> None:
-    """Quantize weights and activations, the latter with ranges found on calibration data.
-
-    Parameters
-    ----------
-    source, target : Path
-        ONNX files.
-    feeds : sequence of mappings of str to ndarray
-        Calibration batches by the names of inputs.
-    excluded : collection of str
-        Names of nodes that stay in floating point.
-    ranges : Path, optional
-        A file that keeps the ranges between calls on the same source.
-    external : bool
-        Whether the weights are in a file of their own.
-    """
-    if TYPE_CHECKING:
-        from onnxruntime import quantization
-    else:
-        quantization = require("onnxruntime.quantization", "nano")
-
-    class Reader(quantization.CalibrationDataReader):
-        def __init__(self):
-            self._feeds = iter(feeds)
-
-        def get_next(self):
-            return next(self._feeds, None)
-
+    """Quantize weights and activations, the latter with ranges found on calibration data."""
+    quantization = require("onnxruntime.quantization", "nano")
     kinds = quantization.QuantType
+    feeds = iter(graph.feeds)
     with quiet():
         quantization.quantize_static(
-            source,
+            graph.path,
             target,
-            Reader(),
+            SimpleNamespace(get_next=lambda: next(feeds, None)),
             quant_format=quantization.QuantFormat.QDQ,
             per_channel=True,
             reduce_range=_may_overflow(),
-            activation_type=kinds.QUInt8 if _prefers_unsigned() else kinds.QInt8,
+            activation_type=kinds.QUInt8 if _is_x86() else kinds.QInt8,
             weight_type=kinds.QInt8,
-            nodes_to_exclude=[*excluded, *nodes_of_scores(source)],
-            use_external_data_format=external,
-            calibration_cache_path=ranges,
+            nodes_to_exclude=[*excluded, *nodes_of_scores(graph.path)],
+            use_external_data_format=graph.external,
+            calibration_cache_path=graph.ranges,
             extra_options={
                 # Attention's products of two activations lose accuracy and gain no time; what
                 # follows a product takes its floats as they come out of the accumulators.
@@ -245,16 +318,11 @@ def quantize_statically(
 
 
 def quantize_dynamically(
-    source: Path, target: Path, excluded: Collection[str] = (), *, external: bool = False
+    graph: FloatGraph, target: Path, excluded: Collection[str], smooth: bool | None = None
 ) -> None:
     """Quantize weights, and activations with the ranges that they have in each call.
 
     Linear layers, LSTMs and embeddings are quantized, convolutions are not.
-
-    Parameters
-    ----------
-    source, target, excluded, external
-        As of :func:`quantize_statically`.
     """
     quantization = require("onnxruntime.quantization", "nano")
     registry = require("onnxruntime.quantization.registry", "nano")
@@ -262,39 +330,25 @@ def quantize_dynamically(
     operators = [kind for kind in registry.IntegerOpsRegistry if kind != "Conv"]
     with quiet():
         quantization.quantize_dynamic(
-            source,
+            graph.path,
             target,
             op_types_to_quantize=operators,
             per_channel=True,
             reduce_range=_may_overflow(),
             weight_type=quantization.QuantType.QInt8,
             nodes_to_exclude=[*excluded, *(f"{name}_MatMul" for name in excluded)],
-            use_external_data_format=external,
+            use_external_data_format=graph.external,
         )
 
 
 def quantize_with_nncf(
-    source: Path,
-    target: Path,
-    feeds: Feeds,
-    excluded: Collection[str] = (),
-    *,
-    smooth: bool | None = None,
+    graph: FloatGraph, target: Path, excluded: Collection[str], smooth: bool | None = None
 ) -> None:
-    """Quantize weights and activations with NNCF, which corrects biases.
-
-    Parameters
-    ----------
-    source, target, feeds, excluded
-        As of :func:`quantize_statically`.
-    smooth : bool, optional
-        Whether outliers of activations are moved into the weights (SmoothQuant, Xiao et al.,
-        2022); by default where the graph has attention.
-    """
+    """Quantize weights and activations with NNCF, which corrects biases."""
     onnx = require("onnx", "nano")
     nncf = require("nncf", "nano")
     parameters = require("nncf.quantization.advanced_parameters", "nano")
-    attention = has_attention(source)
+    attention = has_attention(graph.path)
     smooth = attention if smooth is None else smooth
     alphas = parameters.AdvancedSmoothQuantParameters()
     if not smooth:
@@ -302,64 +356,20 @@ def quantize_with_nncf(
     overflow = nncf.OverflowFix.ENABLE if _may_overflow() else nncf.OverflowFix.DISABLE
     with quiet():
         quantized = nncf.quantize(
-            onnx.load(source),
-            nncf.Dataset(list(feeds)),
+            onnx.load(graph.path),
+            nncf.Dataset(graph.feeds),
             preset=nncf.QuantizationPreset.MIXED,
-            subset_size=len(feeds),
+            subset_size=len(graph.feeds),
             model_type=nncf.ModelType.TRANSFORMER if attention or smooth else None,
-            ignored_scope=_ignored(nncf, excluded),
+            # Its quantized embeddings make ONNX Runtime restore the whole table in each call.
+            ignored_scope=nncf.IgnoredScope(list(excluded), types=["Gather"], validate=False),
             advanced_parameters=parameters.AdvancedQuantizationParameters(
                 overflow_fix=overflow, smooth_quant_alphas=alphas
             ),
         )
-    if _prefers_unsigned():
+    if _is_x86():
         unsigned_activations(quantized)
     save(quantized, target)
-
-
-def _ignored(nncf, excluded: Collection[str]):
-    # NNCF's quantized embeddings make ONNX Runtime restore the whole table in each call.
-    return nncf.IgnoredScope(names=list(excluded), types=["Gather"], validate=False)
-
-
-def rank_nodes(source: Path, quantized: Path, feed: Mapping[str, np.ndarray]) -> list[str]:
-    """Quantized nodes by the error that they bring in, the largest first.
-
-    Both graphs run once on one batch. What a node brings in is the relative error of its output
-    beyond that of its inputs; errors are taken to be independent of each other.
-
-    Parameters
-    ----------
-    source, quantized : Path
-        A graph and what became of it: tensors keep their names.
-    feed : mapping of str to ndarray
-
-    Returns
-    -------
-    list of str
-        Names of nodes of the source.
-    """
-    onnx = require("onnx", "nano")
-    graph = onnx.load(source, load_external_data=False).graph
-    nodes = _changed(graph, onnx.load(quantized, load_external_data=False).graph)
-    readers = {name: node for node in graph.node for name in node.input}
-    watched = {name for node in graph.node for name in (*node.input, *node.output) if name}
-    watched -= {tensor.name for tensor in graph.initializer} | set(feed)
-    errors = dict(_errors(source, quantized, feed, watched))
-
-    def after(node) -> float:
-        known = [errors[name] for name in node.output if name in errors]
-        if known:
-            return max(known)
-        # An activation was merged into the node, whose own output is gone.
-        reader = readers.get(node.output[0])
-        return after(reader) if reader is not None else 0.0
-
-    def brought_in(node) -> float:
-        before = max((errors.get(name, 0.0) for name in node.input), default=0.0)
-        return math.sqrt(max(after(node) ** 2 - before**2, 0.0)) if before < math.inf else 0.0
-
-    return [node.name for node in sorted(nodes, key=brought_in, reverse=True)]
 
 
 def _changed(source, quantized) -> list:
@@ -374,13 +384,6 @@ def _changed(source, quantized) -> list:
     return [
         node for node in source.node if node.name not in kept and node.op_type not in _PASSED_ON
     ]
-
-
-def _errors(source: Path, quantized: Path, feed, watched) -> Iterator[tuple[str, float]]:
-    expected = _tensors(source, feed, watched)
-    given = _tensors(quantized, feed, watched)
-    for name in expected.keys() & given.keys():
-        yield name, relative_error([expected[name]], [given[name]])
 
 
 def _tensors(path: Path, feed, watched: Collection[str]) -> dict[str, np.ndarray]:
@@ -406,10 +409,6 @@ def _tensors(path: Path, feed, watched: Collection[str]) -> dict[str, np.ndarray
 
 def _is_x86() -> bool:
     return "sse2" in isa_flags()
-
-
-def _prefers_unsigned() -> bool:
-    return _is_x86()
 
 
 def _may_overflow() -> bool:

@@ -5,32 +5,27 @@ A framework calls :func:`onnxruntime_methods` with its exporter and its class of
 
 from __future__ import annotations
 
-import abc
 import re
-import shutil
-import tempfile
-import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bigdl.common.cpu import core_count, topology
-from bigdl.common.environment import scratch_directory, scratch_home
 from bigdl.common.errors import UsageError, one_line, require
 from bigdl.nano.acceleration.accuracy import keep_accuracy
-from bigdl.nano.acceleration.method import Method, Source
+from bigdl.nano.acceleration.method import BuildOptions, Method, Source
 from bigdl.nano.acceleration.onnx_quantization import (
-    prepare_for_quantization,
+    FloatGraph,
+    OnnxFile,
+    Quantize,
+    compress_weights,
     quantize_dynamically,
     quantize_statically,
     quantize_with_nncf,
-    rank_nodes,
 )
-from bigdl.nano.acceleration.options import BuildOptions
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -41,7 +36,7 @@ __all__ = [
     "OnnxRuntimeFacade",
     "check_outputs",
     "onnxruntime_methods",
-    "threads_of",
+    "saved_onnx_network",
 ]
 
 
@@ -55,46 +50,6 @@ _TYPES: dict[str, DTypeLike] = {
 }  # fmt: skip
 
 
-class OnnxFile:
-    """An ONNX model in a directory of its own, which goes when nobody uses it any more.
-
-    A model of more than 2 GB has its weights in a second file beside the first, whose name the
-    first one knows. So the names are always the same, and a model is moved by moving all files.
-
-    Attributes
-    ----------
-    path : Path
-        The ``.onnx`` file; it does not exist until somebody writes it.
-    """
-
-    NAME = "onnx_saved_model.onnx"
-
-    def __init__(self):
-        folder = scratch_directory("bigdl-onnx-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self.path = folder / self.NAME
-
-    @classmethod
-    def read(cls, path: Path) -> OnnxFile:
-        """A copy of a file that lies elsewhere, and of its weights."""
-        file = cls()
-        shutil.copyfile(path, file.path)
-        data = path.with_name(path.name + ".data")
-        if data.exists():
-            shutil.copyfile(data, file.path.with_name(data.name))
-        return file
-
-    def copy_to(self, directory: Path) -> None:
-        """Write the model's files into a directory."""
-        for part in self.path.parent.iterdir():
-            shutil.copyfile(part, directory / part.name)
-
-    @property
-    def external(self) -> bool:
-        """True if the weights are in a file of their own."""
-        return self.path.with_name(self.path.name + ".data").exists()
-
-
 class OnnxNetwork:
     """A network that is ready to run; any number of threads may call it.
 
@@ -102,7 +57,7 @@ class OnnxNetwork:
     ----------
     file : OnnxFile
     names : sequence of str, optional
-        Names of the inputs in the order in which :meth:`run` gets them, by default the session's.
+        Names of the inputs in the order in which :meth:`infer` gets them, by default the session's.
         An input that the network does not use need not be one of the session's.
     threads : int, optional
         Threads of one call; by default one for each physical core that the process may use,
@@ -115,6 +70,8 @@ class OnnxNetwork:
     session : onnxruntime.InferenceSession
     options : onnxruntime.SessionOptions
         What the session was made with.
+    thread_num : int or None
+        The threads that were asked for, by their number or in options of a session.
 
     Raises
     ------
@@ -133,6 +90,8 @@ class OnnxNetwork:
         ort = require("onnxruntime", "nano")
         self.file = file
         self.options = _session_options(ort, threads, session_options)
+        asked = threads is not None or session_options is not None
+        self.thread_num = (self.options.intra_op_num_threads or None) if asked else None
         try:
             self.session = ort.InferenceSession(
                 str(file.path), self.options, providers=["CPUExecutionProvider"]
@@ -152,11 +111,11 @@ class OnnxNetwork:
 
     @property
     def output_count(self) -> int:
-        """Number of arrays that :meth:`run` returns."""
+        """Number of arrays that :meth:`infer` returns."""
         return len(self.session.get_outputs())
 
     def feed(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """Arrays by the names of the session's inputs, in the types that it takes.
+        """Return arrays by the names of the session's inputs, in the types that it takes.
 
         Raises
         ------
@@ -169,8 +128,8 @@ class OnnxNetwork:
             for array in (arrays[position],)
         }
 
-    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The network's outputs, which are the caller's.
+    def infer(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the network's outputs, which are the caller's.
 
         Raises
         ------
@@ -205,13 +164,12 @@ def _reason(error: Exception) -> str:
     return text.removesuffix(" Please fix either the inputs/outputs or the model.")
 
 
-def _session_options(ort, threads: int | None, given: Any):
-    if given is not None and not isinstance(given, ort.SessionOptions):
+def _session_options(ort, threads: int | None, options: Any):
+    if options is not None and not isinstance(options, ort.SessionOptions):
         raise UsageError(
             "onnxruntime_session_options must be an onnxruntime.SessionOptions, not a "
-            f"{type(given).__name__}"
+            f"{type(options).__name__}"
         )
-    options = given
     if options is None:
         options = ort.SessionOptions()
         options.log_severity_level = 3  # errors; warnings of the optimizer are of no use to users
@@ -250,16 +208,39 @@ class OnnxRuntimeFacade:
         """The ``onnxruntime.SessionOptions`` that the session was made with."""
         return self.nano_network.options
 
-    def nano_infer(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """Run the network on a flat list of arrays; the results are the caller's."""
-        return self.nano_network.run(arrays)
+    def nano_write_network(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
+        """Write the network's file; return what :func:`saved_onnx_network` needs to know of it.
+
+        With ``compression="bf16"`` large weights are stored in half of the size.
+        """
+        file = self.nano_network.file
+        if compression == "bf16":
+            compress_weights(file.path, directory / file.NAME)
+        else:
+            file.copy_to(directory)
+        threads = self.nano_network.thread_num
+        return {
+            "onnx_path": file.NAME,
+            "onnx_inputs": self.nano_network.input_names,
+            "intra_op_num_threads": threads,
+            "inter_op_num_threads": threads,
+            "compression": compression,
+        }
 
 
-def threads_of(network: OnnxNetwork, options: BuildOptions) -> int | None:
-    """Return the threads that were asked for, by their number or in options of a session."""
-    if options.threads is None and options.onnx.session_options is not None:
-        return network.options.intra_op_num_threads or None
-    return options.threads
+def saved_onnx_network(directory: Path, meta: Mapping[str, Any]) -> OnnxNetwork:
+    """Return the network of a saved model.
+
+    Parameters
+    ----------
+    directory : Path
+    meta : mapping
+        What :meth:`OnnxRuntimeFacade.nano_write_network` returned; a directory of BigDL 2 knows
+        neither the names of the inputs nor the compression.
+    """
+    threads = meta.get("intra_op_num_threads")
+    file = OnnxFile.read(directory / meta["onnx_path"])
+    return OnnxNetwork(file, meta.get("onnx_inputs"), threads=int(threads) if threads else None)
 
 
 def check_outputs(network: OnnxNetwork, expected: int, model: Any) -> None:
@@ -305,55 +286,65 @@ class OnnxRuntimeMethod(Method[Source]):
     ) -> Any:
         """Return the accelerated model of an ONNX file."""
         network = OnnxNetwork(
-            file, names, threads=options.threads, session_options=options.onnx.session_options
+            file,
+            names,
+            threads=options.thread_num,
+            session_options=options.onnxruntime_session_options,
         )
         return self.wrap(source, network, self.name, options)
 
 
 @dataclass(frozen=True)
-class QuantizedMethod(OnnxRuntimeMethod, abc.ABC):
+class QuantizedMethod(OnnxRuntimeMethod):
     """ONNX Runtime with 8-bit integers.
 
     With an accuracy goal, nodes are left in floating point, those first whose quantization brings
     the largest error into the network.
+
+    Attributes
+    ----------
+    quantize : callable
+        See :data:`~bigdl.nano.acceleration.onnx_quantization.Quantize`.
+    calibrates : bool
+        True if it needs calibration data.
+    smooths : bool
+        True if it can move outliers of activations into the weights.
     """
 
     precision: str = "int8"
+    quantize: Quantize = field(kw_only=True)
+    calibrates: bool = True
+    smooths: bool = False
 
     def build(self, source: Source, options: BuildOptions) -> Any:
-        self.check(options)
-        original = OnnxNetwork(*self.exported(source, options))
-        with _QuantizationFiles(original, self.feeds(source, original, options)) as files:
-
-            def build(excluded: tuple[str, ...] = ()) -> Any:
-                file = self.quantized(files, excluded, options)
-                return self.model_of(file, original.input_names, source, options)
-
-            goal = options.calibration.goal
-            if goal is None:
-                return build()
-            sample = original.feed(source.sample_arrays())
-            return keep_accuracy(build, lambda: files.rank(sample), goal, source.model)
-
-    def check(self, options: BuildOptions) -> None:
-        """Refuse what this way of quantization does not have."""
-        if options.calibration.smooth:
+        if options.smooth and not self.smooths:
             raise UsageError(
                 f"Method {self.name!r} has no smooth quantization; use accelerator='onnxruntime' "
                 "with method='nncf', or leave smooth out"
             )
+        original = OnnxNetwork(*self.exported(source, options))
+        batches = source.calibration_arrays(options) if self.calibrates else ()
+        with FloatGraph(original.file, [original.feed(each) for each in batches]) as graph:
+            file = OnnxFile()
 
-    def feeds(self, source: Source, network: OnnxNetwork, options: BuildOptions) -> list[dict]:
-        """Calibration batches by the names of the network's inputs."""
-        return [network.feed(arrays) for arrays in source.calibration_arrays(options)]
+            def build(excluded: tuple[str, ...]) -> Any:
+                nonlocal file
+                file = self._quantized(graph, excluded, options)
+                return self.model_of(file, original.input_names, source, options)
 
-    def quantized(
-        self, files: _QuantizationFiles, excluded: tuple[str, ...], options: BuildOptions
+            def rank() -> list[str]:
+                feed = graph.feeds[0] if graph.feeds else original.feed(source.sample_arrays())
+                return graph.rank(file.path, feed)
+
+            return keep_accuracy(build, rank, options.goal, source.model)
+
+    def _quantized(
+        self, graph: FloatGraph, excluded: tuple[str, ...], options: BuildOptions
     ) -> OnnxFile:
-        """The model in int8 but for some nodes."""
-        files.quantized = file = OnnxFile()
+        """Return the model in int8 but for some nodes."""
+        file = OnnxFile()
         try:
-            self.quantize(files, file.path, excluded, options)
+            self.quantize(graph, file.path, excluded, options.smooth)
         except Exception as error:
             said = runtime_error(error)
             if said is error:
@@ -362,98 +353,6 @@ class QuantizedMethod(OnnxRuntimeMethod, abc.ABC):
                 )
             raise said from error
         return file
-
-    @abc.abstractmethod
-    def quantize(
-        self,
-        files: _QuantizationFiles,
-        target: Path,
-        excluded: Collection[str],
-        options: BuildOptions,
-    ) -> None:
-        """Write the quantized graph."""
-
-
-@dataclass(frozen=True)
-class StaticMethod(QuantizedMethod):
-    """Weights and activations, by ONNX Runtime's own quantizer."""
-
-    def quantize(self, files, target, excluded, options):
-        quantize_statically(
-            files.source,
-            target,
-            files.feeds,
-            excluded,
-            ranges=files.ranges,
-            external=files.external,
-        )
-
-
-@dataclass(frozen=True)
-class DynamicMethod(QuantizedMethod):
-    """Weights, and activations at each call; it needs no calibration data."""
-
-    def feeds(self, source, network, options):
-        return []
-
-    def quantize(self, files, target, excluded, options):
-        quantize_dynamically(files.source, target, excluded, external=files.external)
-
-
-@dataclass(frozen=True)
-class NNCFMethod(QuantizedMethod):
-    """Weights and activations, by NNCF, with corrected biases and smoothed outliers."""
-
-    packages: tuple[str, ...] = ("onnx", "onnxruntime", "onnxscript", "nncf")
-
-    def check(self, options: BuildOptions) -> None:
-        """Takes everything."""
-
-    def quantize(self, files, target, excluded, options):
-        quantize_with_nncf(
-            files.source, target, files.feeds, excluded, smooth=options.calibration.smooth
-        )
-
-
-class _QuantizationFiles:
-    """Files that are made on the way to a quantized model, while the context lasts.
-
-    Attributes
-    ----------
-    source : Path
-        The graph in floating point, ready for quantizers.
-    feeds : list of dict of str to ndarray
-        Calibration batches.
-    ranges : Path
-        Where the ranges of activations are kept from one trial to the next.
-    quantized : OnnxFile or None
-        The latest result.
-    """
-
-    def __init__(self, original: OnnxNetwork, feeds: Sequence[dict[str, np.ndarray]]):
-        self.feeds = feeds
-        self.external = original.file.external
-        self.quantized: OnnxFile | None = None
-        self._original = original
-        self._folder = tempfile.TemporaryDirectory(prefix="bigdl-int8-", dir=scratch_home())
-        self.ranges = Path(self._folder.name, "ranges.json")
-
-    def __enter__(self) -> _QuantizationFiles:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._folder.cleanup()
-
-    @cached_property
-    def source(self) -> Path:
-        path = Path(self._folder.name, "source.onnx")
-        prepare_for_quantization(self._original.file.path, path)
-        return path
-
-    def rank(self, sample: dict[str, np.ndarray]) -> list[str]:
-        """Quantized nodes, the most harmful one first."""
-        feed = self.feeds[0] if self.feeds else sample
-        return rank_nodes(self.source, cast("OnnxFile", self.quantized).path, feed)
 
 
 def onnxruntime_methods(export: Export, wrap: Wrap) -> list[OnnxRuntimeMethod]:
@@ -467,9 +366,31 @@ def onnxruntime_methods(export: Export, wrap: Wrap) -> list[OnnxRuntimeMethod]:
     ends: dict[str, Any] = {"export": export, "wrap": wrap}
     return [
         OnnxRuntimeMethod("onnxruntime_fp32", option="onnxruntime", default=True, **ends),
-        StaticMethod(
-            "onnxruntime_int8_qlinear", option="inc + onnxruntime + qlinear", default=True, **ends
+        QuantizedMethod(
+            "onnxruntime_int8_qlinear",
+            option="inc + onnxruntime + qlinear",
+            default=True,
+            variants=(None, "qlinear"),
+            quantize=quantize_statically,
+            **ends,
         ),
-        DynamicMethod("onnxruntime_int8_integer", option="inc + onnxruntime + integer", **ends),
-        NNCFMethod("onnxruntime_int8_nncf", option="onnxruntime + int8 + nncf", **ends),
+        QuantizedMethod(
+            "onnxruntime_int8_integer",
+            option="inc + onnxruntime + integer",
+            variants=("integer",),
+            dynamic=(None, "integer"),
+            quantize=quantize_dynamically,
+            calibrates=False,
+            **ends,
+        ),
+        QuantizedMethod(
+            "onnxruntime_int8_nncf",
+            option="onnxruntime + int8 + nncf",
+            variants=("nncf",),
+            packages=(*OnnxRuntimeMethod.packages, "nncf"),
+            quantize=quantize_with_nncf,
+            smooths=True,
+            extended=True,
+            **ends,
+        ),
     ]

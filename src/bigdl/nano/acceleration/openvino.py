@@ -10,19 +10,20 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.accuracy import keep_accuracy
-from bigdl.nano.acceleration.method import Method, Source
-from bigdl.nano.acceleration.options import BuildOptions
-from bigdl.nano.openvino.compiled import CompiledNetwork, ShapedNetwork
+from bigdl.nano.acceleration.method import BuildOptions, Method, Source
 from bigdl.nano.openvino.network import (
+    CompiledNetwork,
+    ShapedNetwork,
     checked_device,
-    port_name,
+    named_values,
+    positions,
     read_network,
     reason,
     reshaped,
@@ -47,11 +48,11 @@ _KEYWORDS = (
 _HALF = ("FP16", "HALF", "F16")
 _SINGLE = ("FP32", "FLOAT", "F32")
 _USUAL_LAYOUTS = {2: ("NC",), 3: ("NCW",), 4: ("NCHW",), 5: ("NCDHW",)}
-_PER_INPUT = re.compile(r"\s*([^\[\]()]*?)\s*[\[(]([^\[\]()]*)[\])]\s*,?")
+_BRACKETS = re.compile(r"\[[^\]]*\]")
 
 
 def preprocessed(network, keywords: Mapping[str, Any]):
-    """A network with what the keywords of a conversion ask for.
+    """Return a network with what the keywords of a conversion ask for.
 
     Parameters
     ----------
@@ -86,24 +87,18 @@ def preprocessed(network, keywords: Mapping[str, Any]):
                 f"{name!r} is no keyword of the conversion to OpenVINO; it takes "
                 f"{', '.join(_KEYWORDS)}"
             )
-    _check_names(keywords.get("input"), network)
-    shapes = _shapes(keywords)
+    shapes = _shapes(keywords, network)
     if shapes is not None:
         network = reshaped(network, shapes)
     network = _with_steps(network, keywords)
-    return half_weights(network) if wants_half_weights(keywords) else network
-
-
-def wants_half_weights(keywords: Mapping[str, Any]) -> bool:
-    """Return True if ``data_type`` asks for weights in fp16."""
-    wanted = str(keywords.get("data_type", "FP32")).upper()
-    if wanted not in _HALF + _SINGLE:
+    data_type = str(keywords.get("data_type", "FP32")).upper()
+    if data_type not in _HALF + _SINGLE:
         raise UsageError(f"data_type must be 'FP32' or 'FP16', not {keywords['data_type']!r}")
-    return wanted in _HALF
+    return half_weights(network) if data_type in _HALF else network
 
 
 def half_weights(network):
-    """A copy of a network whose constants in fp32 are stored in fp16."""
+    """Return a copy of a network whose constants in fp32 are stored in fp16."""
     openvino = require("openvino", "nano")
     with tempfile.TemporaryDirectory(prefix="bigdl-network-", dir=scratch_home()) as folder:
         text = Path(folder, "network.xml")
@@ -120,17 +115,16 @@ def _with_steps(network, keywords: Mapping[str, Any]):
     openvino = require("openvino", "nano")
     from openvino.preprocess import PrePostProcessor
 
-    ports = list(network.inputs)
-    layouts = _by_input(layout, ports, _layout)
-    means, scales = _by_input(means, ports, _numbers), _by_input(scales, ports, _numbers)
+    layouts = _by_input(layout, network, _layout)
+    means, scales = (_by_input(each, network, _numbers) for each in (means, scales))
     steps = PrePostProcessor(network)
     try:
-        for position, port in enumerate(ports):
+        for position, port in enumerate(network.inputs):
             mean, scale = means.get(position), scales.get(position)
-            own = layouts.get(position) or _USUAL_LAYOUTS.get(len(port.partial_shape))
-            if own and (mean or scale or reverse or position in layouts):
-                steps.input(position).model().set_layout(openvino.Layout(own[0]))
-                steps.input(position).tensor().set_layout(openvino.Layout(own[-1]))
+            names = layouts.get(position) or _USUAL_LAYOUTS.get(len(port.partial_shape))
+            if names and (mean or scale or reverse or position in layouts):
+                steps.input(position).model().set_layout(openvino.Layout(names[0]))
+                steps.input(position).tensor().set_layout(openvino.Layout(names[-1]))
             process = steps.input(position).preprocess()
             if reverse:
                 process.reverse_channels()
@@ -145,23 +139,18 @@ def _with_steps(network, keywords: Mapping[str, Any]):
         ) from error
 
 
-def _by_input(value: Any, ports: list, parse) -> dict[int, Any]:
-    """Values by position of the input: of those named, or of all that hold numbers."""
+def _by_input(value: Any, network: Any, parse: Callable[[Any], Any]) -> dict[int, Any]:
+    """Return values by position of the input: of those named, or of all that hold numbers."""
+    if isinstance(value, str) and any(bracket in value for bracket in "[("):
+        value = named_values(value)
+        value = value.get("", value)
     if value is None:
         return {}
-    found = _PER_INPUT.findall(value) if isinstance(value, str) else ()
-    if found:
-        value = dict(found) if found[0][0] else found[0][1]
-    if not isinstance(value, Mapping):
-        real = [i for i, port in enumerate(ports) if port.get_element_type().is_real()]
-        return dict.fromkeys(real, parse(value))
-    names = [port_name(port) for port in ports]
-    unknown = [name for name in value if name not in names]
-    if unknown:
-        raise UsageError(
-            f"The network has no input {', '.join(map(repr, unknown))}; it has {', '.join(names)}"
-        )
-    return {names.index(name): parse(each) for name, each in value.items()}
+    if isinstance(value, Mapping):
+        named = ((positions(name, network), parse(each)) for name, each in value.items())
+        return {position: each for numbers, each in named for position in numbers}
+    ports = enumerate(network.inputs)
+    return {i: parse(value) for i, port in ports if port.get_element_type().is_real()}
 
 
 def _numbers(value: Any) -> list[float]:
@@ -183,35 +172,22 @@ def _layout(value: Any) -> tuple[str, ...]:
     return parts
 
 
-def _names(value: Any) -> list[str]:
-    if value is None or isinstance(value, Mapping):
-        return list(value or ())
-    if isinstance(value, str):
-        return [name.strip() for name in re.sub(r"\[[^\]]*\]", "", value).split(",")]
-    return [str(each) for each in value]
-
-
-def _check_names(value: Any, network) -> None:
-    known = [port_name(port) for port in network.inputs]
-    for name in _names(value):
-        if name not in known:
-            raise UsageError(f"The network has no input {name!r}; it has {', '.join(known)}")
-
-
-def _shapes(keywords: Mapping[str, Any]) -> Any:
-    """The shapes that ``input`` and ``input_shape`` ask for; None without any."""
+def _shapes(keywords: Mapping[str, Any], network: Any) -> Any:
+    """Return the shapes that ``input`` and ``input_shape`` ask for; None without any."""
     named, shapes = keywords.get("input"), keywords.get("input_shape")
+    names = _BRACKETS.sub("", named).split(",") if isinstance(named, str) else named or ()
+    names = [name.strip() for name in names]
+    for name in names:
+        positions(name, network)  # refuses one that is not there
     if shapes is None:
         within = isinstance(named, Mapping) or (isinstance(named, str) and "[" in named)
         return named if within else None
     if isinstance(shapes, str):
-        listed = _PER_INPUT.findall(shapes)
-        if any(name for name, _ in listed) or not listed:
+        if _BRACKETS.sub("", shapes).strip(" ,"):  # it says of which inputs
             return shapes
-        shapes = [f"[{sizes}]" for _, sizes in listed]
+        shapes = _BRACKETS.findall(shapes)
     elif not any(isinstance(each, Sequence) for each in shapes):
         shapes = [shapes]
-    names = _names(named)
     if names and len(names) != len(shapes):
         raise UsageError(
             f"input names {len(names)} inputs, but input_shape holds {len(shapes)} shapes"
@@ -249,7 +225,10 @@ class OpenVINOMethod(Method[Source]):
 
     def build(self, source: Source, options: BuildOptions) -> Any:
         self.check(options)
-        return self.model_of(self.network_of(source, options), source, options)
+        network = self.convert(source, options)
+        if self.precision == "fp16":
+            network = half_weights(network)
+        return self.model_of(network, source, options)
 
     def check(self, options: BuildOptions) -> None:
         """Refuse a device that is not there, or that cannot run what is asked for.
@@ -258,40 +237,31 @@ class OpenVINOMethod(Method[Source]):
         ------
         UsageError
         """
-        asked = options.openvino
-        on_npu = asked.device in ("VPUX", "NPU")
-        if on_npu and self.precision != "fp32" and "mean_value" not in asked.convert:
+        on_npu = options.device in ("VPUX", "NPU")
+        if on_npu and self.precision != "fp32" and "mean_value" not in options.conversion:
             raise UsageError(
-                f"If you want to quantize with openvino on {asked.device} device, must specify "
+                f"If you want to quantize with openvino on {options.device} device, must specify "
                 "mean_value, e.g. mean_value=[123.7, 116.3, 103.5]"
             )
-        device = checked_device(asked.device)
-        if device != "CPU" and options.dynamic_axes and "input_shape" not in asked.convert:
+        device = checked_device(options.device)
+        if device != "CPU" and options.dynamic_axes and "input_shape" not in options.conversion:
             raise UsageError(
                 "For model has dynamic axes, if you want to inference on non-CPU device, must "
                 "define input_shape, e.g. input_shape='[1,3,224,224]', or pass dynamic_axes=False"
             )
 
-    def network_of(self, source: Source, options: BuildOptions) -> Any:
-        """The source's model as an ``openvino.Model`` in this method's precision."""
-        network = self.convert(source, options)
-        if self.precision != "fp16":
-            return network
-
-        return half_weights(network)
-
     def model_of(self, network: Any, source: Source, options: BuildOptions) -> Any:
-        """The accelerated model of a network: compiled, and handed to the framework."""
-        config = dict(options.openvino.config)
+        """Return the accelerated model of a network: compiled, and handed to the framework."""
+        config = dict(options.openvino_config or {})
         if options.streams is not None:
             config.setdefault("NUM_STREAMS", options.streams)
         if self.computes == "bf16" and self.precision == "int8":
             config.setdefault("INFERENCE_PRECISION_HINT", "bf16")
         compiled = ShapedNetwork(
             network,
-            options.openvino.device,
+            options.device,
             precision=self.precision,
-            thread_num=options.threads,
+            thread_num=options.thread_num,
             config=config,
         )
         return self.wrap(source, compiled, self.name, options)
@@ -303,45 +273,32 @@ class QuantizedMethod(OpenVINOMethod):
 
     With an accuracy goal, layers are left in floating point, those first whose quantization
     changes the network's outputs most.
+
+    Attributes
+    ----------
+    weights_only : bool
+        True to leave activations as they are, for which no calibration data are needed.
     """
 
     precision: str = "int8"
     packages: tuple[str, ...] = ("openvino", "nncf")
+    weights_only: bool = False
 
     def build(self, source: Source, options: BuildOptions) -> Any:
         self.check(options)
         network = self.convert(source, options)
-        quantizer = Quantizer(network, self.batches(source, options), options.calibration.smooth)
+        if self.weights_only:
+            batches = [source.sample_arrays()]
+        else:
+            batches = list(source.calibration_arrays(options))
+        quantizer = Quantizer(
+            network, batches, smooth=options.smooth, weights_only=self.weights_only
+        )
 
-        def build(excluded: tuple[str, ...] = ()):
-            return self.model_of(self.quantized(quantizer, excluded), source, options)
+        def build(excluded: tuple[str, ...]) -> Any:
+            return self.model_of(quantizer.quantized(excluded), source, options)
 
-        goal = options.calibration.goal
-        if goal is None:
-            return build()
-        return keep_accuracy(build, quantizer.rank, goal, source.model)
-
-    def batches(self, source: Source, options: BuildOptions) -> list[list]:
-        """Flat lists of ndarrays to calibrate with."""
-        return list(source.calibration_arrays(options))
-
-    def quantized(self, quantizer: Quantizer, excluded: tuple[str, ...]) -> Any:
-        """The network in int8 but for some layers."""
-        return quantizer.quantized(excluded)
-
-
-@dataclass(frozen=True)
-class WeightOnlyMethod(QuantizedMethod):
-    """OpenVINO with weights in 8-bit integers, by NNCF; it needs no calibration data."""
-
-    def batches(self, source: Source, options: BuildOptions) -> list[list]:
-        if options.calibration.data is None:
-            return [source.sample_arrays()]
-        few = replace(options, calibration=replace(options.calibration, sample_size=1))
-        return list(source.calibration_arrays(few))
-
-    def quantized(self, quantizer: Quantizer, excluded: tuple[str, ...]) -> Any:
-        return quantizer.weights_quantized(excluded)
+        return keep_accuracy(build, lambda: quantizer.ranking, options.goal, source.model)
 
 
 def openvino_methods(convert: Convert, wrap: Wrap) -> list[OpenVINOMethod]:
@@ -354,13 +311,25 @@ def openvino_methods(convert: Convert, wrap: Wrap) -> list[OpenVINOMethod]:
     """
     ends: dict[str, Any] = {"convert": convert, "wrap": wrap}
     plain, int8 = OpenVINOMethod, QuantizedMethod
+    bf16: dict[str, Any] = {"computes": "bf16", **ends}
     return [
         plain("openvino_fp32", option="openvino", default=True, **ends),
-        plain("openvino_bf16", "bf16", option="openvino + bf16", computes="bf16", **ends),
+        plain("openvino_bf16", "bf16", option="openvino + bf16", **bf16),
         plain("openvino_fp16", "fp16", option="openvino + fp16", **ends),
         int8("openvino_int8", option="openvino + int8", default=True, **ends),
-        int8("openvino_int8_bf16", option="openvino + int8 + bf16", computes="bf16", **ends),
-        WeightOnlyMethod(
-            "openvino_int8_weight_only", option="openvino + int8 + weight_only", **ends
+        int8(
+            "openvino_int8_bf16",
+            option="openvino + int8 + bf16",
+            variants=("bf16",),
+            extended=True,
+            **bf16,
+        ),
+        int8(
+            "openvino_int8_weight_only",
+            option="openvino + int8 + weight_only",
+            variants=("weight_only",),
+            weights_only=True,
+            extended=True,
+            **ends,
         ),
     ]

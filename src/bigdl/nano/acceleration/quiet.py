@@ -12,31 +12,6 @@ from collections.abc import Iterator
 __all__ = ["quiet"]
 
 
-class _Silence:
-    """Silence while at least one thread wants it.
-
-    Settings of the whole process are changed, which threads that come and go in any order would
-    not leave as they were.
-    """
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._holders = 0
-        self._undo = contextlib.ExitStack()
-
-    def enter(self) -> None:
-        with self._lock:
-            self._holders += 1
-            if self._holders == 1:
-                self._undo = _silenced()
-
-    def leave(self) -> None:
-        with self._lock:
-            self._holders -= 1
-            if not self._holders:
-                self._undo.close()
-
-
 def _silenced() -> contextlib.ExitStack:
     """Silence the process; return the stack that undoes it."""
     with contextlib.ExitStack() as stack:
@@ -52,7 +27,9 @@ def _silenced() -> contextlib.ExitStack:
         return stack.pop_all()
 
 
-_silence = _Silence()
+_lock = threading.Lock()
+_holders = 0
+_undo = contextlib.ExitStack()
 
 
 @contextlib.contextmanager
@@ -60,10 +37,19 @@ def quiet() -> Iterator[None]:
     """Without warnings, log lines below errors and prints of exporters and quantizers.
 
     What goes wrong is in the exceptions that they raise. Settings of the whole process are
-    changed, so this belongs around conversions, not around inference.
+    changed, so this belongs around conversions, not around inference. They stay changed while at
+    least one thread wants it: threads that come and go in any order would not leave them as they
+    were.
     """
-    _silence.enter()
+    global _holders, _undo
+    with _lock:
+        if not _holders:
+            _undo = _silenced()
+        _holders += 1
     try:
         yield
     finally:
-        _silence.leave()
+        with _lock:
+            _holders -= 1
+            if not _holders:
+                _undo.close()

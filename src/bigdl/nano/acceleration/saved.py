@@ -9,16 +9,21 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from bigdl.common.errors import UsageError, require
 
-__all__ = ["META_FILE", "directory_of", "read_meta", "require_files", "write_directory"]
+__all__ = ["META_FILE", "class_of", "opened", "write_directory"]
+
+T = TypeVar("T")
 
 META_FILE = "nano_model_meta.yml"
+# What the runtimes call their threads.
+_THREADS = ("thread_num", "intra_op_num_threads", "inter_op_num_threads")
 _FILES = ("checkpoint", "onnx_path", "xml_path", "weight_path", "package_path")
 
 
@@ -40,9 +45,9 @@ def write_directory(path: str | os.PathLike, write: Callable[[Path], Mapping[str
     """
     yaml = require("yaml", "nano")
     target = Path(path)
+    aside = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        aside.mkdir(parents=True)
     except OSError as error:
         raise UsageError(f"The model cannot be saved at {target}: {error.strerror}") from error
     try:
@@ -54,41 +59,66 @@ def write_directory(path: str | os.PathLike, write: Callable[[Path], Mapping[str
 
 
 @contextmanager
-def directory_of(path: str | os.PathLike | Mapping[str, BinaryIO]) -> Iterator[Path]:
-    """The directory of a saved model, while the context lasts.
+def opened(
+    path: str | os.PathLike | Mapping[str, BinaryIO], thread_num: int | None = None
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Open the directory of a saved model.
 
     Parameters
     ----------
     path : str, path, or dict of str to binary file
         The directory, or its files by name.
+    thread_num : int, optional
+        Threads of the model, instead of those that it was saved with.
+
+    Yields
+    ------
+    directory : Path
+    meta : dict
+        The content of ``nano_model_meta.yml``.
 
     Raises
     ------
     UsageError
-        If it does not exist.
+        If the directory or a file of it is missing, or it holds something else.
     """
-    if isinstance(path, Mapping):
-        with tempfile.TemporaryDirectory(prefix="bigdl-nano-") as scratch:
+    with ExitStack() as stack:
+        if isinstance(path, Mapping):
+            scratch = tempfile.TemporaryDirectory(prefix="bigdl-nano-")
+            directory = Path(stack.enter_context(scratch))
             for name, file in path.items():
-                Path(scratch, Path(name).name).write_bytes(file.read())
-            yield Path(scratch)
-        return
-    directory = Path(path)
-    if not directory.exists():
-        raise UsageError(f"{directory} doesn't exist.")
-    yield directory
+                (directory / Path(name).name).write_bytes(file.read())
+        else:
+            directory = Path(path)
+            if not directory.exists():
+                raise UsageError(f"{directory} doesn't exist.")
+        meta = _read_meta(directory / META_FILE)
+        for key in _FILES:
+            if meta.get(key) and not (directory / meta[key]).exists():
+                raise UsageError(f"File {meta[key]} is required to load model.")
+        if thread_num is not None:
+            meta |= dict.fromkeys(_THREADS, thread_num)
+        yield directory, meta
 
 
-def read_meta(directory: Path) -> dict:
-    """Return the content of ``nano_model_meta.yml``.
+def class_of(meta: Mapping, classes: Mapping[str, T], model: Any, framework: str) -> T:
+    """Return the class of a saved model.
 
     Raises
     ------
     UsageError
-        If it is missing or cannot be read.
+        If the framework has no such class.
     """
+    if meta["ModelType"] not in classes:
+        raise UsageError(
+            f"ModelType {meta['ModelType']} or argument 'model={type(model).__name__}' is not "
+            f"acceptable for {framework} loading."
+        )
+    return classes[meta["ModelType"]]
+
+
+def _read_meta(file: Path) -> dict[str, Any]:
     yaml = require("yaml", "nano")
-    file = directory / META_FILE
     if not file.exists():
         raise UsageError(f"File {META_FILE} is required to load model.")
     try:
@@ -100,18 +130,6 @@ def read_meta(directory: Path) -> dict:
     return meta
 
 
-def require_files(directory: Path, meta: Mapping[str, Any]) -> None:
-    """Refuse a directory that lacks a file which its description names.
-
-    Raises
-    ------
-    UsageError
-    """
-    for key in _FILES:
-        if meta.get(key) and not (directory / meta[key]).exists():
-            raise UsageError(f"File {meta[key]} is required to load model.")
-
-
 def _put_in_place(aside: Path, target: Path) -> None:
     """Replace a directory by a complete one; a file or a foreign directory is not removed."""
     if target.is_dir() and not (target / META_FILE).exists() and any(target.iterdir()):
@@ -121,16 +139,9 @@ def _put_in_place(aside: Path, target: Path) -> None:
     if target.exists() and not target.is_dir():
         raise UsageError(f"The model cannot be saved at {target}: that is a file")
     if target.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-        os.replace(target, old / "model")
+        old = target.with_name(f"{aside.name}-old")
+        os.replace(target, old)
         os.replace(aside, target)
         shutil.rmtree(old)
     else:
         os.replace(aside, target)
-    target.chmod(0o777 & ~_umask())
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -1,22 +1,23 @@
 """Nested values, taken apart into tensors and put together again.
 
 A network of another runtime takes and gives flat lists. What a model's arguments and results look
-like around their tensors is kept as a :class:`Structure`, which can be written as JSON. Tensors may
-be of any framework; none is imported.
+like around their tensors is kept as a :class:`Structure`, which can be written as JSON, and what
+its calls look like as :class:`CallInputs`. Tensors may be of any framework; none is imported.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["TENSOR", "Structure", "as_array", "flatten", "is_tensor"]
+__all__ = ["TENSOR", "CallInputs", "Structure", "as_array", "flatten", "is_tensor"]
 
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -127,26 +128,21 @@ class Structure:
 
     def to_json(self) -> dict:
         """As JSON; raises UsageError for a constant or a key that JSON does not know."""
-        out: dict = {"kind": self.kind}
-        if self.kind == "constant":
-            if not isinstance(self.value, _SCALARS):
+        for each in (self.value, *self.keys):
+            if not isinstance(each, _SCALARS):
                 raise UsageError(
-                    f"The model has the constant {self.value!r} of type "
-                    f"{type(self.value).__name__} among its inputs or outputs, which cannot be "
-                    "saved; only None, bool, int, float and str can"
+                    f"The model has the constant {each!r} of type {type(each).__name__} among its "
+                    "inputs or outputs, which cannot be saved; only None, bool, int, float and "
+                    "str can"
                 )
-            out["value"] = self.value
-        if self.children:
-            out["children"] = [child.to_json() for child in self.children]
-        if self.keys:
-            if not all(isinstance(key, _SCALARS) for key in self.keys):
-                raise UsageError(f"Keys {list(self.keys)} of a dict cannot be saved; use strings")
-            out["keys"] = list(self.keys)
-        if isinstance(self.cls, type):
-            out["class"] = f"{self.cls.__module__}:{self.cls.__qualname__}"
-        elif self.cls:
-            out["class"] = self.cls
-        return out
+        cls = self.cls
+        return {
+            "kind": self.kind,
+            "children": [child.to_json() for child in self.children],
+            "keys": list(self.keys),
+            "class": f"{cls.__module__}:{cls.__qualname__}" if isinstance(cls, type) else cls,
+            "value": self.value,
+        }
 
     @classmethod
     def from_json(cls, data: dict) -> Structure:
@@ -156,17 +152,17 @@ class Structure:
         """
         return cls(
             kind=data["kind"],
-            children=tuple(cls.from_json(child) for child in data.get("children", ())),
-            keys=tuple(data.get("keys", ())),
-            cls=_find_class(data["class"], data["kind"]) if "class" in data else None,
-            value=data.get("value"),
+            children=tuple(map(cls.from_json, data["children"])),
+            keys=tuple(data["keys"]),
+            cls=_find_class(data["class"], data["kind"]) if data["class"] else None,
+            value=data["value"],
         )
 
 
 TENSOR = Structure("tensor")
 
 
-def flatten(value: Any) -> tuple[list, Structure]:
+def flatten(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list, Structure]:
     """Take a nested value apart.
 
     Parameters
@@ -174,6 +170,8 @@ def flatten(value: Any) -> tuple[list, Structure]:
     value
         Tensors and ndarrays in dicts, lists, tuples, named tuples, dataclasses and subclasses of
         ``Mapping``. Anything else is a constant.
+    is_leaf : callable, optional
+        Returns True for what counts as a tensor; :func:`is_tensor` by default.
 
     Returns
     -------
@@ -181,18 +179,153 @@ def flatten(value: Any) -> tuple[list, Structure]:
     structure : Structure
     """
     leaves: list = []
-    return leaves, _describe(value, leaves)
+    return leaves, _describe(value, leaves, is_leaf or is_tensor)
+
+
+@dataclasses.dataclass(frozen=True)
+class CallInputs:
+    """The inputs of a network and the arguments of calls that they come from.
+
+    Values that are no tensors were fixed when the network was made: a call that gives another
+    value is refused.
+
+    Attributes
+    ----------
+    parameters : tuple of str
+        Names of the named parameters, in order.
+    structures : dict of str to Structure
+        What each argument looks like; ``*args`` is a tuple, ``**kwargs`` a dict.
+    keyword_only : frozenset of str
+        Parameters that are given by name only.
+    star, double_star : str or None
+        Names of ``*args`` and ``**kwargs`` if calls may have them.
+    """
+
+    parameters: tuple[str, ...]
+    structures: dict[str, Structure]
+    keyword_only: frozenset[str] = frozenset()
+    star: str | None = None
+    double_star: str | None = None
+
+    tensor_types: ClassVar[tuple[type, ...]] = (np.ndarray,)
+    """Types of values that are a tensor without another look."""
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the network's inputs, in the order of the flat list."""
+        return tuple(
+            n for name, structure in self.structures.items() for n in structure.paths(name)
+        )
+
+    @cached_property
+    def _fast(self) -> int | None:
+        """Number of arguments of the most frequent call, tensors by position, if there is one.
+
+        It needs no walk through structures.
+        """
+        plain = [self.structures[name].kind == "tensor" for name in self.parameters]
+        fixed = plain.index(False) if False in plain else len(plain)
+        return fixed if fixed == len(self.names) and not self.keyword_only else None
+
+    def flatten(self, args: tuple, kwargs: Mapping) -> list:
+        """Return the flat list of tensors of a call.
+
+        Raises
+        ------
+        UsageError
+            If an argument is given twice, is unknown, is missing, is nested in another way than in
+            the sample, or is another value than the one that was fixed.
+        """
+        if (
+            len(args) == self._fast
+            and not kwargs
+            and all(isinstance(value, self.tensor_types) for value in args)
+        ):
+            return list(args)
+        leaves: list = []
+        for name, value in self._bind(args, kwargs).items():
+            self.structures[name].take(value, name, leaves)
+        return leaves
+
+    def unflatten(self, leaves: Iterable[Any]) -> tuple[tuple, dict]:
+        """Return the arguments of a call from the flat list."""
+        leaves = iter(leaves)
+        values: dict[str | None, Any] = {
+            name: structure._rebuild(leaves) for name, structure in self.structures.items()
+        }
+        args = [values[name] for name in self.parameters if name not in self.keyword_only]
+        kwargs = {name: values[name] for name in self.parameters if name in self.keyword_only}
+        return (*args, *values.get(self.star, ())), kwargs | values.get(self.double_star, {})
+
+    def _bind(self, args: Any, kwargs: Mapping) -> dict[str, Any]:
+        """Return each parameter's value; what is left out keeps the value of the sample."""
+        positional = [name for name in self.parameters if name not in self.keyword_only]
+        if len(args) > len(positional) and self.star is None:
+            raise UsageError(
+                f"The model takes {len(positional)} positional arguments "
+                f"({', '.join(positional)}), but {len(args)} were given"
+            )
+        bound = dict(zip(positional, args, strict=False))
+        rest = {}
+        for name, value in kwargs.items():
+            if name in bound:
+                # The spelling is the old interface's.
+                raise UsageError(
+                    f"You shouldn't pass arguement {name} as it has been passed as a positional "
+                    "arguement."
+                )
+            if name in self.parameters:
+                bound[name] = value
+            elif self.double_star is not None:
+                rest[name] = value
+            else:
+                raise UsageError(
+                    f"The model has no argument {name!r}; it takes {', '.join(self.parameters)}"
+                )
+        if self.star is not None:
+            bound[self.star] = tuple(args[len(positional) :])
+        if self.double_star is not None:
+            bound[self.double_star] = rest
+        values = {}
+        for name, structure in self.structures.items():
+            if name in bound:
+                values[name] = bound[name]
+            elif not structure.paths(name):
+                values[name] = structure.rebuild(())
+            else:
+                raise UsageError(f"The model's argument {name!r} is missing; it was a tensor")
+        return values
+
+    def to_json(self) -> dict:
+        """As JSON."""
+        return {
+            "parameters": list(self.parameters),
+            "structures": {name: s.to_json() for name, s in self.structures.items()},
+            "keyword_only": sorted(self.keyword_only),
+            "star": self.star,
+            "double_star": self.double_star,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping, **others: Any) -> Self:
+        """Read what :meth:`to_json` wrote."""
+        return cls(
+            tuple(data["parameters"]),
+            {name: Structure.from_json(s) for name, s in data["structures"].items()},
+            frozenset(data["keyword_only"]),
+            data["star"],
+            data["double_star"],
+            **others,
+        )
 
 
 def is_tensor(value: Any) -> bool:
     """Return True if a value is an ndarray, or a tensor of any framework."""
-    if isinstance(value, np.ndarray):
-        return True
-    kind = type(value)
-    return (
-        hasattr(kind, "__array__")
-        and hasattr(kind, "dtype")
-        and hasattr(kind, "shape")
+    cls = type(value)
+    return isinstance(value, np.ndarray) or (
+        hasattr(cls, "__array__")
+        and hasattr(cls, "dtype")
+        and hasattr(cls, "shape")
         and not isinstance(value, np.generic)
     )
 
@@ -205,8 +338,9 @@ def as_array(value: Any) -> Any:
     return tensor.float().numpy() if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
 
 
-def _describe(value, leaves) -> Structure:
-    if is_tensor(value):
+def _describe(value: Any, leaves: list, is_leaf: Callable[[Any], bool]) -> Structure:
+    keys: tuple = ()
+    if is_leaf(value):
         leaves.append(value)
         return TENSOR
     if isinstance(value, Mapping):
@@ -215,15 +349,15 @@ def _describe(value, leaves) -> Structure:
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         keys, kind, children = tuple(value._fields), "namedtuple", list(value)
     elif isinstance(value, (list, tuple)):
-        keys, kind, children = (), "list" if isinstance(value, list) else "tuple", list(value)
+        kind, children = "list" if isinstance(value, list) else "tuple", list(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         keys, kind = tuple(field.name for field in dataclasses.fields(value)), "dataclass"
         children = [getattr(value, key) for key in keys]
     else:
         return Structure("constant", value=value)
-    plain = type(value) in (dict, list, tuple)
-    described = tuple(_describe(child, leaves) for child in children)
-    return Structure(kind, described, keys, None if plain else type(value))
+    builtin = type(value) in (dict, list, tuple)
+    described = tuple(_describe(child, leaves, is_leaf) for child in children)
+    return Structure(kind, described, keys, None if builtin else type(value))
 
 
 def _short(value) -> str:
@@ -245,12 +379,12 @@ def _find_class(path: str, kind: str):
     """A class by its name, but only one of an imported module, and only a container of this kind:
     a file must not be able to name something to be run."""
     module, _, name = path.partition(":")
-    found: Any = sys.modules.get(module)
+    cls: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    fits = isinstance(found, type) and (
-        (kind == "dict" and issubclass(found, Mapping))
-        or (kind == "namedtuple" and issubclass(found, tuple) and hasattr(found, "_fields"))
-        or (kind == "dataclass" and dataclasses.is_dataclass(found))
+        cls = getattr(cls, part, None)
+    fits = isinstance(cls, type) and (
+        (kind == "dict" and issubclass(cls, Mapping))
+        or (kind == "namedtuple" and issubclass(cls, tuple) and hasattr(cls, "_fields"))
+        or (kind == "dataclass" and dataclasses.is_dataclass(cls))
     )
-    return found if fits else path
+    return cls if fits else path

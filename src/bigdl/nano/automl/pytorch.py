@@ -18,7 +18,7 @@ from pytorch_lightning.callbacks import Callback, Checkpoint
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line, require
-from bigdl.nano.acceleration.search.timing import block, time_alone
+from bigdl.nano.acceleration.search.trial import block, time_alone
 from bigdl.nano.automl.hpo.objects import AutoObject, suggested
 from bigdl.nano.automl.searching import SearchArguments, Searcher
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer

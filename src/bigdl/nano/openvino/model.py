@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.structure import as_array
-from bigdl.nano.openvino.compiled import CompiledNetwork, ShapedNetwork
-from bigdl.nano.openvino.network import SAVED_NAME, read_network, renamed_properties
+from bigdl.nano.acceleration.structure import TENSOR, CallInputs, as_array
+from bigdl.nano.openvino.network import (
+    SAVED_NAME,
+    CompiledNetwork,
+    ShapedNetwork,
+    renamed_properties,
+)
 
 __all__ = ["OpenVINOFacade", "OpenVINOModel", "plain", "saved_network", "saved_properties"]
 
@@ -26,25 +29,25 @@ class OpenVINOFacade(abc.ABC):
 
     Attributes
     ----------
-    ov_network : CompiledNetwork
+    nano_network : CompiledNetwork
     """
 
-    ov_network: CompiledNetwork
+    nano_network: CompiledNetwork
 
     @property
     def ov_model(self) -> Any:
         """The ``openvino.Model``."""
-        return self.ov_network.network
+        return self.nano_network.network
 
     @property
     def additional_config(self) -> dict[str, Any]:
         """Properties of OpenVINO that were asked for, directly or by other arguments."""
-        return dict(self.ov_network.additional_config)
+        return dict(self.nano_network.additional_config)
 
     @property
     def final_config(self) -> dict[str, Any]:
         """All properties that the network was compiled with."""
-        return dict(self.ov_network.final_config)
+        return dict(self.nano_network.final_config)
 
     def reshape(self, shapes: Any) -> tuple[bool, str | None]:
         """Give the inputs other shapes; nothing is done if they have them.
@@ -62,7 +65,7 @@ class OpenVINOFacade(abc.ABC):
         error : str or None
             Why not.
         """
-        return self.ov_network.reshape(shapes)
+        return self.nano_network.reshape(shapes)
 
     def async_predict(self, input_data: Iterable[Any], num_requests: int = 0) -> list:
         """Run the model on many inputs, several at a time.
@@ -87,7 +90,7 @@ class OpenVINOFacade(abc.ABC):
             If the inputs of one call do not fit; the message is about that call.
         """
         calls = map(self.nano_arrays_of, input_data)
-        results = self.ov_network.infer_many(calls, num_requests)
+        results = self.nano_network.infer_many(calls, num_requests)
         return [self.nano_result_of(each) for each in results]
 
     @abc.abstractmethod
@@ -98,22 +101,19 @@ class OpenVINOFacade(abc.ABC):
     def nano_result_of(self, results: list[np.ndarray]) -> Any:
         """Return the result of a call from the flat list of the network's results."""
 
-    def nano_infer(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """A flat list of ndarrays in, a flat list of ndarrays out, which are the caller's."""
-        return self.ov_network.infer(arrays)
-
     def nano_network_facts(self) -> dict:
-        """Facts of the network for a saved directory."""
+        """Return facts of the network for a saved directory."""
         return {
             "config": {str(key): plain(value) for key, value in self.additional_config.items()},
-            "device": self.ov_network.device,
-            "precision": self.ov_network.precision,
+            "device": self.nano_network.device,
+            "precision": self.nano_network.precision,
         }
 
     def nano_write_network(self, directory: Path) -> dict:
-        """Write the network's files; what :func:`saved_network` needs to know of them."""
-        self.ov_network.save(directory)
+        """Write the network's files; return what :func:`saved_network` needs to know of it."""
+        self.nano_network.save(directory)
         return {
+            **self.nano_network_facts(),
             "shapes": [str(port.partial_shape) for port in self.ov_model.inputs],
             "xml_path": f"{SAVED_NAME}.xml",
             "weight_path": f"{SAVED_NAME}.bin",
@@ -121,7 +121,7 @@ class OpenVINOFacade(abc.ABC):
 
 
 def saved_properties(meta: Mapping) -> tuple[dict[str, Any], int | None]:
-    """Properties and the thread count of a saved model.
+    """Return properties and the thread count of a saved model.
 
     The directory of OpenVINO's cache is left out: it may not be on this machine.
     """
@@ -136,38 +136,36 @@ def saved_network(
     directory: Path,
     meta: Mapping,
     *,
-    device: str | None,
-    threads: int | None,
-    config: Mapping[str, Any],
+    device: str | None = None,
+    cache_dir: Any = None,
     shapes: Any = None,
 ) -> ShapedNetwork:
-    """The network of a saved model.
+    """Return the network of a saved model.
 
     Parameters
     ----------
     directory : Path
     meta : mapping
-        What :meth:`OpenVINOFacade.nano_network_facts` and
-        :meth:`OpenVINOFacade.nano_write_network` returned.
-    device : str or None
-        Instead of the saved one.
-    threads : int or None
-    config : mapping
-    shapes : optional
+        What :meth:`OpenVINOFacade.nano_write_network` returned.
+    device, shapes : optional
         Instead of the saved ones.
+    cache_dir : str or Path, optional
+        As of :class:`~bigdl.nano.openvino.network.CompiledNetwork`.
     """
+    config, threads = saved_properties(meta)
     return ShapedNetwork(
-        read_network(directory / meta["xml_path"]),
+        directory / meta["xml_path"],
         device or meta.get("device", "CPU"),
         precision=meta.get("precision", "fp32"),
         thread_num=threads,
         config=config,
         shapes=meta.get("shapes") if shapes is None else shapes,
+        cache_dir=cache_dir,
     )
 
 
 def plain(value: Any) -> Any:
-    """A value, such as a property of OpenVINO, in the types of YAML."""
+    """Return a value, such as a property of OpenVINO, in the types of YAML."""
     if isinstance(value, Mapping):
         return {
             key if isinstance(key, int) else str(key): plain(each) for key, each in value.items()
@@ -228,7 +226,7 @@ class OpenVINOModel(OpenVINOFacade):
         *,
         cache_dir: Any = None,
     ):
-        self.ov_network = CompiledNetwork(
+        self.nano_network = CompiledNetwork(
             ie_network,
             device,
             precision=precision,
@@ -258,12 +256,14 @@ class OpenVINOModel(OpenVINOFacade):
         UsageError
             If inputs are missing, are given twice, or do not fit.
         """
-        return self.nano_result_of(self.nano_infer(self._ordered(inputs, named)))
+        return self.nano_result_of(self.nano_network.infer(self._ordered(inputs, named)))
 
     forward = __call__
 
     def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
-        return self._ordered(*_call(call))
+        if isinstance(call, Mapping):
+            return self._ordered((), call)
+        return self._ordered(call if isinstance(call, tuple | list) else (call,), {})
 
     def nano_result_of(self, results: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
         return results[0] if len(results) == 1 else results
@@ -277,7 +277,7 @@ class OpenVINOModel(OpenVINOFacade):
             An ``.xml`` file, or a directory, which is created, for ``ov_saved_model.xml`` and
             ``.bin``.
         """
-        self.ov_network.save(path)
+        self.nano_network.save(path)
 
     def pot(
         self,
@@ -337,63 +337,40 @@ class OpenVINOModel(OpenVINOFacade):
             sample_size=sample_size,
             **options,
         )
-        own = self.ov_network
-        return OpenVINOModel(
-            network, own.device, "int8", own.thread_num, _without_bf16(own.additional_config)
-        )
+        config = self.additional_config
+        config.pop("INFERENCE_PRECISION_HINT", None)
+        return OpenVINOModel(network, self.device, "int8", self.thread_num, config)
 
     @property
     def ie_network(self):
         """The ``openvino.Model``; a network or path that is set is compiled with the same
         properties."""
-        return self.ov_network.network
+        return self.nano_network.network
 
     @ie_network.setter
     def ie_network(self, network: Any) -> None:
-        self.ov_network.network = network
+        self.nano_network.network = network
 
     @property
     def forward_args(self) -> list[str]:
         """Names of the inputs in order."""
-        return self.ov_network.input_names
+        return self.nano_network.input_names
 
     @property
     def device(self) -> str:
         """The device as OpenVINO spells it."""
-        return self.ov_network.device
+        return self.nano_network.device
 
     @property
     def thread_num(self) -> int | None:
         """Threads of one inference as they were asked for."""
-        return self.ov_network.thread_num
+        return self.nano_network.thread_num
 
     def _ordered(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """One array for each input of the network."""
         if not named:
             return [as_array(each) for each in inputs]
-        names = self.forward_args
-        for name in named:
-            if name not in names:
-                raise UsageError(f"The network has no input {name!r}; it has {', '.join(names)}")
-            if name in names[: len(inputs)]:
-                raise UsageError(
-                    f"You shouldn't pass arguement {name} as it has been passed as a positional "
-                    "arguement."
-                )
-        rest = names[len(inputs) :]
-        missing = [name for name in rest if name not in named]
-        if missing:
-            raise UsageError(f"The network also needs the input {', '.join(missing)}")
-        return [as_array(each) for each in [*inputs, *(named[name] for name in rest)]]
-
-
-def _call(given: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Positional and named inputs of one call."""
-    if isinstance(given, Mapping):
-        return (), given
-    return (given if isinstance(given, tuple | list) else (given,)), {}
-
-
-def _without_bf16(config: dict[str, Any]) -> dict[str, Any]:
-    hint = "INFERENCE_PRECISION_HINT"
-    return {name: value for name, value in config.items() if name != hint}
+        names = tuple(self.forward_args)
+        call = CallInputs(names, dict.fromkeys(names, TENSOR))
+        arrays = {name: np.asarray(as_array(value)) for name, value in named.items()}
+        return call.flatten(tuple(np.asarray(as_array(value)) for value in inputs), arrays)

@@ -1,25 +1,41 @@
-"""Networks of OpenVINO before they are compiled: read, named, reshaped and written."""
+"""Networks of OpenVINO: read, named, reshaped, written, and compiled for one device.
+
+This is the part that every accelerated model in OpenVINO stands on, whatever framework it came
+from. It knows no framework itself: a compiled network takes and gives lists of arrays.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from bigdl.common.checks import check_choice, check_integer, check_positive
+from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError, require
 
 __all__ = [
     "SAVED_NAME",
+    "CompiledNetwork",
+    "ShapedNetwork",
     "checked_device",
     "core",
     "loose_shapes",
+    "named_values",
     "network_bytes",
     "parse_shapes",
     "port_name",
+    "positions",
     "read_network",
     "reason",
     "renamed_properties",
@@ -27,6 +43,7 @@ __all__ = [
     "supports_bf16",
     "write_network",
 ]
+
 
 SAVED_NAME = "ov_saved_model"
 """Name, without suffix, of the two files of a network in a directory of its own."""
@@ -39,7 +56,7 @@ _RENAMED = {
     "CPU_BIND_THREAD": "ENABLE_CPU_PINNING",
 }
 _RENAMED_VALUES = {"CPU_THROUGHPUT_AUTO": "AUTO", "CPU_THROUGHPUT_NUMA": "NUMA"}
-_NAMED_SHAPE = re.compile(r"\s*(?P<name>[^\[\],]*?)\s*\[(?P<dims>[^\[\]]*)\]\s*(?:,|$)")
+_NAMED_VALUE = re.compile(r"\s*(?P<name>[^\[\](),]*?)\s*[\[(](?P<value>[^\[\]()]*)[\])]\s*(?:,|$)")
 
 
 @functools.cache
@@ -67,8 +84,8 @@ def checked_device(device: str) -> str:
         If this machine does not have the device.
     """
     name = str(device).upper().replace("VPUX", "NPU")
-    kind, _, listed = name.partition(":")
-    combined = kind in ("AUTO", "MULTI", "HETERO", "BATCH")
+    plugin, _, listed = name.partition(":")
+    combined = plugin in ("AUTO", "MULTI", "HETERO", "BATCH")
     wanted = [each.partition("(")[0] for each in listed.split(",") if each] if combined else [name]
     present = core().available_devices
     for each in wanted:
@@ -87,7 +104,7 @@ def supports_bf16(device: str = "CPU") -> bool:
 
 
 def renamed_properties(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Properties under the names that OpenVINO has for them today."""
+    """Return properties under the names that OpenVINO has for them today."""
     return {
         _RENAMED.get(key, key): _RENAMED_VALUES.get(value, value) for key, value in config.items()
     }
@@ -165,19 +182,19 @@ def write_network(network, path: str | os.PathLike) -> Path:
 
 
 def network_bytes(network) -> tuple[bytes, bytes]:
-    """Content of the ``.xml`` and the ``.bin`` file of a network, as `read_network` takes them."""
+    """Return the content of the two files of a network, as :func:`read_network` takes it."""
     with tempfile.TemporaryDirectory(prefix="bigdl-network-") as folder:
         text = write_network(network, folder)
         return text.read_bytes(), text.with_suffix(".bin").read_bytes()
 
 
 def port_name(port) -> str:
-    """Name of an input or output; the name of its node where it has none of its own."""
+    """Return the name of an input or output; the name of its node where it has none of its own."""
     return port.get_any_name() if port.get_names() else port.get_node().get_friendly_name()
 
 
 def parse_shapes(shapes: Any, network) -> dict[int, Any]:
-    """Wanted shapes of a network's inputs.
+    """Return wanted shapes of a network's inputs.
 
     Parameters
     ----------
@@ -199,23 +216,22 @@ def parse_shapes(shapes: Any, network) -> dict[int, Any]:
         If there is no such input, or `shapes` cannot be understood.
     """
     openvino = require("openvino", "nano")
-    ports = list(network.inputs)
     if isinstance(shapes, str):
-        shapes = _named_shapes(shapes)
-    if isinstance(shapes, openvino.PartialShape) or not isinstance(shapes, Mapping | Sequence):
-        shapes = {"": shapes}
+        shapes = named_values(shapes)
     elif not isinstance(shapes, Mapping):
-        nested = any(isinstance(each, Sequence | openvino.PartialShape) for each in shapes)
+        nested = isinstance(shapes, Sequence) and any(
+            isinstance(each, Sequence | openvino.PartialShape) for each in shapes
+        )
         shapes = dict(enumerate(shapes)) if nested else {"": shapes}
-    wanted = {}
-    for key, shape in shapes.items():
-        for position in _positions(key, ports):
-            wanted[position] = _partial_shape(shape)
-    return wanted
+    return {
+        position: _partial_shape(shape)
+        for key, shape in shapes.items()
+        for position in positions(key, network)
+    }
 
 
 def reshaped(network, shapes: Any):
-    """The network itself if its inputs have these shapes, else a copy whose inputs do.
+    """Return the network itself if its inputs have these shapes, else a copy whose inputs do.
 
     Parameters
     ----------
@@ -240,7 +256,7 @@ def reshaped(network, shapes: Any):
 
 
 def loose_shapes(network) -> dict[int, Any]:
-    """Shapes of the inputs with any number of rows, by position; of those that have rows."""
+    """Return shapes of the inputs with any number of rows, by position; of those that have rows."""
     openvino = require("openvino", "nano")
     shapes = {position: port.partial_shape for position, port in enumerate(network.inputs)}
     return {
@@ -250,20 +266,35 @@ def loose_shapes(network) -> dict[int, Any]:
     }
 
 
-def _named_shapes(text: str) -> dict[str, str]:
-    found, end = {}, 0
+def named_values(text: str) -> dict[str, str]:
+    """Return what stands in brackets after each name, e.g. of ``"x[1,3],y[?,4]"``; "" is no name.
+
+    Raises
+    ------
+    UsageError
+        If the text is not of this form.
+    """
+    values, end = {}, 0
     while end < len(text):
-        match = _NAMED_SHAPE.match(text, end)
+        match = _NAMED_VALUE.match(text, end)
         if match is None:
             raise UsageError(
                 f"Shapes are written as '[1,3,224,224]' or 'x[1,3],y[1,4]', not as {text!r}"
             )
-        found[match["name"]] = match["dims"]
+        values[match["name"]] = match["value"]
         end = match.end()
-    return found
+    return values
 
 
-def _positions(key: str | int, ports: list) -> list[int]:
+def positions(key: str | int, network: Any) -> list[int]:
+    """Return the positions of the inputs of this name; "" means all.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    ports = network.inputs
     if key == "":
         return list(range(len(ports)))
     for position, port in enumerate(ports):
@@ -295,3 +326,400 @@ def reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     return said[-1] if said else " ".join(lines)
+
+
+# A processor with AMX would otherwise compute fp32 networks in bf16.
+_CPU_HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f32", "int8": "f32"}
+
+
+class _Compilation:
+    """One compiled form of a network and the infer requests made from it."""
+
+    def __init__(self, network, device: str, config: dict[str, Any]):
+        self.network = network
+        try:
+            self.compiled = core().compile_model(_numpy_ports(network), device, config)
+        except RuntimeError as error:
+            raise UsageError(
+                f"OpenVINO cannot compile the network for {device} with {config}: {reason(error)}"
+            ) from error
+        self.names = [port_name(port) for port in self.compiled.inputs]
+        self.dtypes = [_numpy_type(port) for port in self.compiled.inputs]
+        # deque's append and pop are atomic: a request belongs to one thread at a time.
+        self.idle: deque = deque()
+        self.forms: dict[tuple, CompiledNetwork] = {}
+
+    @cached_property
+    def worth_forms(self) -> bool:
+        """True if a form for each shape gains: a small network with dynamic inputs."""
+        ops = self.network.get_ops()
+        constants = (op.get_byte_size() for op in ops if op.get_type_name() == "Constant")
+        dynamic = any(port.partial_shape.is_dynamic for port in self.network.inputs)
+        return dynamic and sum(constants) <= _MOST_BYTES
+
+    def take(self):
+        try:
+            return self.idle.pop()
+        except IndexError:
+            return self.compiled.create_infer_request()
+
+
+class CompiledNetwork:
+    """A network of OpenVINO that is ready to run; any number of threads may call it.
+
+    Parameters
+    ----------
+    network : str, Path, pair of bytes, or openvino.Model
+        See :func:`bigdl.nano.openvino.network.read_network`.
+    device : str
+        ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"NPU"`` (or its old name ``"VPUX"``), ``"AUTO"``, ….
+    precision : str
+        What the network computes in: ``"fp32"``, ``"bf16"``, ``"fp16"``, or ``"int8"`` for one
+        that was quantized. It sets ``INFERENCE_PRECISION_HINT`` on a CPU.
+    thread_num : int, optional
+        Threads of one inference on a CPU (``INFERENCE_NUM_THREADS``); by default OpenVINO takes
+        one for each physical core in the affinity mask. Other devices do not use it. Fewer
+        threads than cores are not pinned, since several processes may share the machine.
+    config : mapping, optional
+        Properties of OpenVINO, e.g. ``{"PERFORMANCE_HINT": "THROUGHPUT"}``. They go before what
+        the other parameters mean.
+    shapes : str, mapping or sequence, optional
+        Shapes to give the inputs first; see :func:`bigdl.nano.openvino.network.parse_shapes`.
+    cache_dir : str or Path, optional
+        Directory in which OpenVINO keeps compiled networks (``CACHE_DIR``).
+
+    Attributes
+    ----------
+    device, precision, thread_num
+        As given; the device as OpenVINO spells it.
+    additional_config : dict
+        What the caller asked for: `config` with the properties that `precision`, `thread_num` and
+        `cache_dir` stand for.
+    final_config : dict
+        All that the network was compiled with.
+
+    Raises
+    ------
+    UsageError
+        If the network cannot be read, reshaped or compiled, or the device or a type of numbers is
+        not there.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        device: str = "CPU",
+        *,
+        precision: str = "fp32",
+        thread_num: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        shapes: Any = None,
+        cache_dir: Any = None,
+    ):
+        if thread_num is not None:
+            check_positive("thread_num", thread_num)
+        network = read_network(network)
+        self.device = checked_device(device)
+        self.precision = precision
+        self.thread_num = thread_num
+        self._lock = threading.Lock()  # of those who change the compilation
+        self._configure(dict(config or {}), cache_dir)
+        if shapes is not None:
+            network = reshaped(network, shapes)
+        self._now = _Compilation(network, self.device, self.final_config)
+
+    @property
+    def network(self):
+        """The ``openvino.Model``; setting another one compiles it with the same properties."""
+        return self._now.network
+
+    @network.setter
+    def network(self, network: Any) -> None:
+        made = _Compilation(read_network(network), self.device, self.final_config)
+        with self._lock:
+            self._now = made
+
+    @property
+    def compiled(self):
+        """The ``openvino.CompiledModel``."""
+        return self._now.compiled
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs in order."""
+        return list(self._now.names)
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs in order."""
+        return [port_name(port) for port in self._now.compiled.outputs]
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that one inference may use; 0 on a device that has none."""
+        try:
+            return int(self._now.compiled.get_property("INFERENCE_NUM_THREADS"))
+        except RuntimeError:
+            return 0
+
+    def infer(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run the network once.
+
+        Parameters
+        ----------
+        inputs : sequence of array_like
+            One array for each input, in order. Contiguous arrays of the network's types are read
+            where they lie.
+
+        Returns
+        -------
+        list of ndarray
+            One array for each output, which the caller owns.
+
+        Raises
+        ------
+        UsageError
+            If the number of arrays, a shape or a type does not fit.
+        """
+        now = self._now
+        arrays = _fitting(inputs, now)
+        request = now.take()
+        try:
+            return list(request.infer(arrays, share_inputs=True).to_tuple())
+        except RuntimeError as error:
+            raise _misfit(arrays, now, error) from error
+        finally:
+            now.idle.append(request)
+
+    def infer_many(
+        self, batches: Iterable[Sequence[np.ndarray]], num_requests: int = 0
+    ) -> list[list[np.ndarray]]:
+        """Run the network on many inputs, several at a time.
+
+        Parameters
+        ----------
+        batches : iterable of sequence of array_like
+            What :meth:`infer` takes, many times.
+        num_requests : int
+            Inferences under way at the same time; 0 means the number that OpenVINO finds best for
+            the compiled network, which is 1 unless it was compiled for throughput.
+
+        Returns
+        -------
+        list of list of ndarray
+            In the order of `batches`.
+
+        Raises
+        ------
+        UsageError
+            If one of the inputs does not fit, after those that were under way have ended.
+        """
+        check_integer("num_requests", num_requests, 0)
+        now = self._now
+        most = num_requests or now.compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+        running: deque = deque()
+        results = []
+        try:
+            for inputs in batches:
+                arrays = _fitting(inputs, now)
+                if len(running) >= most:
+                    results.append(_collect(running, now))
+                request = now.take()
+                running.append((request, arrays))
+                try:
+                    request.start_async(arrays, share_inputs=True)
+                except RuntimeError as error:
+                    now.idle.append(running.pop()[0])
+                    raise _misfit(arrays, now, error) from error
+            while running:
+                results.append(_collect(running, now))
+        finally:
+            for request, _ in running:  # of a failed call; they may still read their arrays
+                request.cancel()
+                with contextlib.suppress(RuntimeError):
+                    request.wait()
+                now.idle.append(request)
+        return results
+
+    def reshape(self, shapes: Any) -> tuple[bool, str | None]:
+        """Give the inputs other shapes.
+
+        Parameters
+        ----------
+        shapes : str, mapping or sequence
+            See :func:`bigdl.nano.openvino.network.parse_shapes`.
+
+        Returns
+        -------
+        ok : bool
+            Whether the inputs have these shapes now. If not, everything is as it was.
+        error : str or None
+            Why not.
+        """
+        with self._lock:
+            try:
+                network = reshaped(self._now.network, shapes)
+                if network is not self._now.network:
+                    self._now = _Compilation(network, self.device, self.final_config)
+            except UsageError as error:
+                return False, f"Failed to reshape this model. Error message: {error}"
+        return True, None
+
+    def save(self, path: Any):
+        """Write the network; see :func:`bigdl.nano.openvino.network.write_network`."""
+        return write_network(self._now.network, path)
+
+    def __getstate__(self) -> dict:
+        """Pickle the content of its files; it is compiled again when it is read or copied."""
+        state = {key: value for key, value in vars(self).items() if key != "_lock"}
+        return state | {"_now": network_bytes(self._now.network)}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+        self._now = _Compilation(read_network(state["_now"]), self.device, self.final_config)
+
+    def _configure(self, config: dict[str, Any], cache_dir: Any) -> None:
+        check_choice("precision", self.precision, _CPU_HINTS)
+        on_cpu = self.device == "CPU"
+        if self.precision == "bf16":
+            self._check_bf16(on_cpu)
+        meant: dict[str, Any] = {}
+        defaults: dict[str, Any] = {}
+        if cache_dir is not None:
+            meant["CACHE_DIR"] = str(cache_dir)
+        if on_cpu:
+            hints = meant if self.precision == "bf16" else defaults
+            hints["INFERENCE_PRECISION_HINT"] = _CPU_HINTS[self.precision]
+        if on_cpu and self.thread_num is not None:
+            meant["INFERENCE_NUM_THREADS"] = self.thread_num
+            if self.thread_num < len(usable_cores()):
+                # Pinning begins with the first core: several processes with a few threads each,
+                # which together use the machine, would all compute on the same cores.
+                defaults["ENABLE_CPU_PINNING"] = False
+        self.additional_config = meant | config
+        self.final_config = defaults | self.additional_config
+
+    def _check_bf16(self, on_cpu: bool) -> None:
+        if not on_cpu:
+            raise UsageError(f"Device {self.device} don't support bfloat16.")
+        if not supports_bf16(self.device):
+            able = core().get_property(self.device, "OPTIMIZATION_CAPABILITIES")
+            raise UsageError(
+                "Platform doesn't support BF16 format: OpenVINO can use "
+                f"{', '.join(sorted(able))} on this machine"
+            )
+
+
+def _fitting(inputs: Sequence[Any], now: _Compilation) -> dict[int, np.ndarray]:
+    """Arrays of the network's types by position."""
+    if len(inputs) != len(now.names):
+        raise UsageError(
+            f"The network has {len(now.names)} inputs ({', '.join(now.names)}), "
+            f"but {len(inputs)} were given"
+        )
+    arrays = {}
+    for position, (value, dtype) in enumerate(zip(inputs, now.dtypes, strict=True)):
+        array = np.asarray(value)
+        if dtype is not None and array.dtype != dtype:
+            if not np.can_cast(array.dtype, dtype, "same_kind"):
+                raise UsageError(
+                    f"Input {now.names[position]} is of {dtype}, and {array.dtype} cannot be made "
+                    "that without loss"
+                )
+            array = array.astype(dtype)
+        arrays[position] = array
+    return arrays
+
+
+def _collect(running: deque, now: _Compilation) -> list[np.ndarray]:
+    """Results of the inference that was started first."""
+    request, arrays = running.popleft()
+    try:
+        request.wait()
+        return [np.array(tensor.data) for tensor in request.output_tensors]
+    except RuntimeError as error:
+        raise _misfit(arrays, now, error) from error
+    finally:
+        now.idle.append(request)
+
+
+def _misfit(arrays: dict[int, np.ndarray], now: _Compilation, error: Exception) -> UsageError:
+    shapes = ", ".join(f"{now.names[i]}{list(array.shape)}" for i, array in arrays.items())
+    taken = ", ".join(
+        f"{name}{port.partial_shape}"
+        for name, port in zip(now.names, now.compiled.inputs, strict=True)
+    )
+    return UsageError(f"The network takes {taken} and was given {shapes}: {reason(error)}")
+
+
+def _numpy_ports(network):
+    """The network, with float32 at the inputs and outputs that are in bf16, which numpy lacks."""
+    openvino = require("openvino", "nano")
+    bf16, f32 = openvino.Type.bf16, openvino.Type.f32
+    ports = (network.inputs, network.outputs)
+    if not any(port.get_element_type() == bf16 for side in ports for port in side):
+        return network
+    steps = openvino.preprocess.PrePostProcessor(network.clone())
+    for side, handle in zip(ports, (steps.input, steps.output), strict=True):
+        for position, port in enumerate(side):
+            if port.get_element_type() == bf16:
+                handle(position).tensor().set_element_type(f32)
+    return steps.build()
+
+
+def _numpy_type(port) -> np.dtype | None:
+    """Type of an input's arrays; None for strings."""
+    element_type = port.get_element_type()
+    return None if element_type.get_type_name() == "string" else np.dtype(element_type.to_dtype())
+
+
+# Each form has weights of its own, so large networks, which gain little, have one form only.
+_MOST_SHAPES = 4
+_MOST_BYTES = 128 * 2**20
+
+
+class ShapedNetwork(CompiledNetwork):
+    """A network on a CPU with a compiled form for each of the first few shapes of its inputs.
+
+    The first call with a new shape takes as long as compiling, up to some tenths of a second. All
+    calls with equal shapes go through the same form, so their results are equal to the last bit.
+    Further shapes, and networks of more than 128 MiB, share the dynamic form. Parameters are those
+    of :class:`CompiledNetwork`.
+    """
+
+    def infer(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        now = self._now
+        if self.device != "CPU" or not now.worth_forms:
+            return super().infer(inputs)
+        shapes = tuple(np.shape(each) for each in inputs)
+        form = now.forms.get(shapes)
+        if form is None and len(now.forms) < _MOST_SHAPES:
+            form = self._compiled_for(shapes, now)
+        return super().infer(inputs) if form is None else form.infer(inputs)
+
+    def _compiled_for(self, shapes: tuple, now: _Compilation) -> CompiledNetwork | None:
+        """Return a form for these shapes; None if the network does not take them."""
+        openvino = require("openvino", "nano")
+        with self._lock:
+            if shapes in now.forms:
+                return now.forms[shapes]
+            ports = now.network.inputs
+            if len(ports) != len(shapes) or not all(
+                port.partial_shape.compatible(openvino.PartialShape(shape))
+                for port, shape in zip(ports, shapes, strict=True)
+            ):
+                return None
+            try:
+                form = CompiledNetwork(
+                    now.network,
+                    self.device,
+                    precision=self.precision,
+                    thread_num=self.thread_num,
+                    config=self.additional_config,
+                    shapes=dict(enumerate(shapes)),
+                )
+            except UsageError:  # the dynamic form says what is wrong with the shapes
+                return None
+            now.forms[shapes] = form
+            return form

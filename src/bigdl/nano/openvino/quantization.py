@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.acceleration.accuracy import relative_error
+from bigdl.nano.acceleration.accuracy import AccuracyGoal, keep_accuracy, relative_error
 from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.acceleration.structure import as_array
-from bigdl.nano.openvino.compiled import CompiledNetwork
-from bigdl.nano.openvino.network import loose_shapes, port_name, reason
+from bigdl.nano.openvino.network import CompiledNetwork, loose_shapes, port_name, reason
 
 __all__ = ["Quantizer", "has_attention", "quantized_network"]
 
@@ -69,18 +69,17 @@ RECURRENT = ("GRUSequence", "LSTMSequence", "RNNSequence", "GRUCell", "LSTMCell"
 
 
 def quantized_network(
-    network,
+    network: Any,
     data: Iterable[Any],
     *,
-    metric: Callable[[Any, Any], float] | None = None,
-    validation: Iterable[Any] | None = None,
+    metric: Any = None,
     higher_better: bool = True,
     drop_type: str = "relative",
     maximal_drop: float = 0.01,
     max_iterations: int | None = None,
     sample_size: int = 300,
     **options: Any,
-):
+) -> Any:
     """Quantize a network with the activations that it has on samples of data.
 
     Parameters
@@ -90,14 +89,10 @@ def quantized_network(
     data : iterable
         Batches: an array, a mapping of names to arrays, or a tuple or list whose first elements
         are the inputs (they may be a tuple themselves). What follows the inputs is the target.
-        It is iterated more than once unless it is an iterator.
     metric : callable or torchmetrics.Metric, optional
         ``metric(predictions, targets) -> float`` on arrays of all batches, joined; an object with
         ``update``, ``compute`` and ``reset`` gets each batch as tensors. With it, layers are
-        taken back to floating point until the figure is good enough
-        (``nncf.quantize_with_accuracy_control``).
-    validation : iterable, optional
-        Batches with targets for `metric`, by default those of `data`.
+        taken back to floating point until the figure is good enough, all of them if need be.
     higher_better : bool
         Whether a higher figure is better.
     drop_type : str
@@ -105,7 +100,8 @@ def quantized_network(
     maximal_drop : float
         By how much the figure may get worse.
     max_iterations : int, optional
-        Rounds of taking layers back; by default as many as needed.
+        Rounds of taking layers back; by default as many as needed. After the last one, the best
+        network is returned.
     sample_size : int
         Samples to calibrate with. Batches are counted by the first dimension of the first input.
     **options
@@ -122,128 +118,76 @@ def quantized_network(
         If there are no samples, a batch does not fit the network, targets are missing, or an
         argument makes no sense.
     """
-    nncf = require("nncf", "nano")
     check_choice("drop_type", drop_type, ("relative", "absolute"))
     check_positive("sample_size", sample_size)
     names = [port_name(port) for port in network.inputs]
-    if iter(data) is data:  # an iterator can be gone through once only
-        data = list(data)
-    batches = _Calibration(data, names, sample_size)
-    calibration = nncf.Dataset(batches)
-    subset_size = len(batches)
-    options.setdefault("ignored_scope", nncf.IgnoredScope(types=list(RECURRENT), validate=False))
-    if metric is None:
-        with quiet(), kept_signal_stack():
-            return nncf.quantize(network, calibration, subset_size=subset_size, **options)
-    restoring = nncf.AdvancedAccuracyRestorerParameters(max_num_iterations=max_iterations or 2**31)
-    with kept_signal_stack():  # not quietly: it calls the user's metric
-        return nncf.quantize_with_accuracy_control(
-            network,
-            calibration,
-            nncf.Dataset(data if validation is None else validation),
-            _NetworkMetric(metric, names, higher_better),
-            subset_size=subset_size,
-            max_drop=maximal_drop,
-            drop_type=nncf.DropType.RELATIVE if drop_type == "relative" else nncf.DropType.ABSOLUTE,
-            advanced_accuracy_restorer_parameters=restoring,
-            **options,
+    calibration: list[list[np.ndarray]] = []
+    labelled: list[tuple[list[np.ndarray], np.ndarray | None]] = []
+    samples = 0
+    for batch in data:
+        inputs, target = _split_batch(batch, names)
+        if samples < sample_size:
+            calibration.append(inputs)
+            samples += inputs[0].shape[0] if inputs[0].ndim else 1
+        elif metric is None:
+            break
+        labelled.append((inputs, target))
+    if not calibration:
+        raise UsageError("Quantizing needs samples to calibrate with, but the data is empty")
+    quantizer = Quantizer(network, calibration, **options)
+    goal = None
+    if metric is not None:
+        goal = AccuracyGoal(
+            lambda candidate: _figure(candidate, metric, labelled),
+            bool(higher_better),
+            maximal_drop if drop_type == "relative" else None,
+            maximal_drop if drop_type == "absolute" else None,
+            None if max_iterations is None else max_iterations + 1,
         )
+    return keep_accuracy(
+        quantizer.quantized, lambda: quantizer.ranking, goal, network, refuse=False
+    )
 
 
-class _Calibration:
-    """The first batches of data, as mappings of input names to arrays.
-
-    It is iterated several times; its length is the number of batches.
-    """
-
-    def __init__(self, data: Iterable[Any], names: list[str], sample_size: int):
-        self._data = data
-        self._names = names
-        self._count = 0
-        samples = 0
-        for batch in data:
-            inputs, _ = _split_batch(batch, names)
-            self._count += 1
-            first = inputs[names[0]]
-            samples += first.shape[0] if first.ndim else 1
-            if samples >= sample_size:
-                break
-        if not self._count:
-            raise UsageError("Quantizing needs samples to calibrate with, but the data is empty")
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        return (_split_batch(batch, self._names)[0] for batch in islice(self._data, self._count))
+def _figure(network: Any, metric: Any, batches: list[tuple[list, np.ndarray | None]]) -> float:
+    """Return a metric of a network's first output."""
+    if any(target is None for _, target in batches):
+        raise UsageError("A metric compares with targets, but a batch has inputs only")
+    runner = CompiledNetwork(network)
+    pairs = [(runner.infer(inputs)[0], target) for inputs, target in batches]
+    if not (hasattr(metric, "update") and hasattr(metric, "compute")):
+        predictions, targets = map(np.concatenate, zip(*pairs, strict=True))
+        return float(metric(predictions, targets))
+    torch = require("torch", "nano")
+    metric.reset()
+    for pair in pairs:
+        metric.update(*map(torch.from_numpy, pair))
+    return float(metric.compute())
 
 
-class _NetworkMetric:
-    """The figure of a compiled network on data, as NNCF wants it: higher is better.
-
-    NNCF measures a relative drop by the ratio of the figures, so that a metric of which less is
-    better only has to be negated, but it cannot divide by a figure of 0.
-    """
-
-    def __init__(self, metric: Any, names: list[str], higher_better: bool):
-        self._metric = metric
-        self._names = names
-        self._sign = 1 if higher_better else -1
-
-    def __call__(self, compiled, batches: Iterable[Any]) -> tuple[float, None]:
-        figure = self._figure(compiled, batches)
-        return self._sign * (figure or float(np.finfo(np.float32).tiny)), None
-
-    def _figure(self, compiled, batches: Iterable[Any]) -> float:
-        pairs = self._pairs(compiled, batches)
-        if hasattr(self._metric, "update") and hasattr(self._metric, "compute"):
-            return self._merged(pairs)
-        predictions, targets = zip(*pairs, strict=True)
-        return float(self._metric(np.concatenate(predictions), np.concatenate(targets)))
-
-    def _merged(self, pairs: Iterator[tuple[np.ndarray, np.ndarray]]) -> float:
-        torch = require("torch", "nano")
-        self._metric.reset()
-        for prediction, target in pairs:
-            self._metric.update(torch.from_numpy(prediction), torch.from_numpy(target))
-        return float(self._metric.compute())
-
-    def _pairs(self, compiled, batches: Iterable[Any]):
-        for batch in batches:
-            inputs, target = _split_batch(batch, self._names)
-            if target is None:
-                raise UsageError("A metric compares with targets, but a batch has inputs only")
-            yield np.array(compiled(inputs)[0]), target
-
-
-def _split_batch(batch: Any, names: list[str]) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-    """Inputs by name, and the target if there is one."""
-    inputs, rest = _inputs_and_rest(batch, len(names))
+def _split_batch(batch: Any, names: list[str]) -> tuple[list[np.ndarray], np.ndarray | None]:
+    """Return the inputs in order, and the target if there is one."""
+    inputs: Any = (batch,)
+    rest: Sequence[Any] = ()
+    if isinstance(batch, tuple | list):
+        nested = batch and isinstance(batch[0], tuple | list | Mapping)
+        inputs, rest = (
+            (batch[0], batch[1:]) if nested else (batch[: len(names)], batch[len(names) :])
+        )
+    elif isinstance(batch, Mapping):
+        inputs = batch
     if isinstance(inputs, Mapping):
         missing = [name for name in names if name not in inputs]
         if missing:
             raise UsageError(f"A batch lacks the input {', '.join(missing)} of the network")
-        arrays = {name: _array(inputs[name]) for name in names}
-    elif len(inputs) == len(names):
-        arrays = dict(zip(names, map(_array, inputs), strict=True))
-    else:
+        inputs = [inputs[name] for name in names]
+    if len(inputs) != len(names):
         raise UsageError(
             f"The network has {len(names)} inputs ({', '.join(names)}), but a batch has "
             f"{len(inputs)}"
         )
-    return arrays, _array(rest[0]) if rest else None
-
-
-def _inputs_and_rest(batch: Any, count: int) -> tuple[Any, Sequence[Any]]:
-    if not isinstance(batch, tuple | list):
-        return (batch if isinstance(batch, Mapping) else (batch,)), ()
-    if batch and isinstance(batch[0], tuple | list | Mapping):
-        return batch[0], batch[1:]
-    return batch[:count], batch[count:]
-
-
-def _array(value: Any) -> np.ndarray:
-    return np.asarray(as_array(value))
+    arrays = [np.asarray(as_array(value)) for value in inputs]
+    return arrays, np.asarray(as_array(rest[0])) if rest else None
 
 
 # Operators with weights or of two activations; what runs between them costs little accuracy.
@@ -269,53 +213,74 @@ class Quantizer:
     batches : list of list of ndarray
         Flat lists of inputs.
     smooth : bool or None
-        True to smooth, False not to; None decides for networks with attention.
+        True to smooth, False not to. None decides for networks with attention: they are quantized
+        with and without smoothing (Xiao et al., 2022: it moves outliers of activations into the
+        weights), and the one with the smaller error is taken, for smoothing can also do harm.
+    weights_only : bool
+        Quantize weights only, each channel with a scale of its own.
+    **options
+        Further arguments of ``nncf.quantize``.
     """
 
-    def __init__(self, network: Any, batches: list[list], smooth: bool | None):
+    def __init__(
+        self,
+        network: Any,
+        batches: list[list],
+        *,
+        smooth: bool | None = None,
+        weights_only: bool = False,
+        **options: Any,
+    ):
         self._network = network
         self._batches = batches
         self._smooth = smooth
-        self._fully: Any = None
-        self._smooths: bool | None = None
-        self._expected: list | None = None
+        self._weights_only = weights_only
+        self._options = options
 
-    def quantized(self, excluded: tuple[str, ...] = ()):
-        """The network with weights and activations in int8.
-
-        Networks with attention are quantized with and without smoothing (Xiao et al., 2022: it
-        moves outliers of activations into the weights) unless it is said which; the one with
-        the smaller error is taken, for smoothing can also do harm.
+    def quantized(self, excluded: tuple[str, ...] = ()) -> Any:
+        """Return the network in int8.
 
         Parameters
         ----------
         excluded : tuple of str
-            Names of layers that stay in floating point.
+            Names of layers that stay in floating point, the first ones of :attr:`ranking`.
 
         Raises
         ------
         UsageError
             If the network is quantized already, or the data do not fit it.
         """
-        smooth = self._smooth
-        if smooth is not None or not has_attention(self._network):
-            return self._remember(self._quantized(excluded, smooth), excluded)
-        if self._smooths is None:
-            both = {smooth: self._quantized((), smooth) for smooth in (False, True)}
-            self._smooths = min(both, key=lambda smooth: self._error(both[smooth]))
-            self._remember(both[self._smooths], ())
+        network, smooth = self._fully
         if not excluded:
-            return self._fully
-        return self._quantized(excluded, self._smooths)
+            return network
+        if len(excluded) == len(self.ranking):
+            return self._network
+        return self._quantized(excluded, smooth)
 
-    def _quantized(self, excluded: tuple[str, ...], smooth: bool | None):
+    @cached_property
+    def _fully(self) -> tuple[Any, bool | None]:
+        """The network with all of its layers quantized, and how it was smoothed."""
+        alternatives = [self._smooth]
+        if self._smooth is None and not self._weights_only and has_attention(self._network):
+            alternatives = [False, True]
+        made = [(self._quantized((), smooth), smooth) for smooth in alternatives]
+        return made[0] if len(made) == 1 else min(made, key=lambda pair: self._error(pair[0]))
+
+    def _quantized(self, excluded: tuple[str, ...], smooth: bool | None) -> Any:
         nncf = require("nncf", "nano")
-        keywords: dict[str, Any] = {}
+        keywords = dict(self._options)
+        scope = keywords.pop("ignored_scope", None)
+        scope = scope or nncf.IgnoredScope(types=list(RECURRENT), validate=False)
+        keywords["ignored_scope"] = dataclasses.replace(scope, names=[*scope.names, *excluded])
+        if self._weights_only:
+            mode = nncf.CompressWeightsMode.INT8_SYM
+            with quiet(), kept_signal_stack():
+                return nncf.compress_weights(self._network.clone(), mode=mode, **keywords)
         if smooth is not None:
             keywords["model_type"] = nncf.ModelType.TRANSFORMER
         elif excluded:
             # Zero points cost nothing measurable here, and save layers from being left out.
-            keywords["preset"] = nncf.QuantizationPreset.MIXED
+            keywords.setdefault("preset", nncf.QuantizationPreset.MIXED)
         if smooth is False:
             keywords["advanced_parameters"] = nncf.AdvancedQuantizationParameters(
                 smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=-1, convolution=-1)
@@ -323,12 +288,9 @@ class Quantizer:
         twin, shapes = _for_any_batch(self._network)
         names = [port_name(port) for port in twin.inputs]
         data = nncf.Dataset([dict(zip(names, batch, strict=True)) for batch in self._batches])
-        scope = nncf.IgnoredScope(names=list(excluded), types=list(RECURRENT), validate=False)
         try:
             with quiet(), kept_signal_stack():
-                made = nncf.quantize(
-                    twin, data, subset_size=len(self._batches), ignored_scope=scope, **keywords
-                )
+                made = nncf.quantize(twin, data, subset_size=len(self._batches), **keywords)
         except Exception as error:  # NNCF has errors of its own and passes on those of OpenVINO
             raise UsageError(
                 f"NNCF cannot quantize the network with these data: {reason(error)}"
@@ -336,67 +298,53 @@ class Quantizer:
         made.reshape(shapes)
         return made
 
-    def _error(self, network) -> float:
-        """Error of a network's outputs on a few batches."""
-        batches = self._batches[:_RANKED_ON]
-        if self._expected is None:
-            self._expected = _outputs(self._network, batches)
-        return relative_error(self._expected, _outputs(network, batches))
+    @cached_property
+    def _expected(self) -> list:
+        return _outputs(self._network, self._batches[:_RANKED_ON])
 
-    def weights_quantized(self, excluded: tuple[str, ...] = ()):
-        """The network with weights in int8, each channel with a scale of its own."""
-        nncf = require("nncf", "nano")
-        scope = nncf.IgnoredScope(names=list(excluded)) if excluded else None
-        with quiet(), kept_signal_stack():
-            made = nncf.compress_weights(
-                self._network.clone(),
-                mode=nncf.CompressWeightsMode.INT8_SYM,
-                ignored_scope=scope,
-            )
-        return self._remember(made, excluded)
+    def _error(self, network: Any) -> float:
+        """Return the error of a network's outputs on a few batches."""
+        return relative_error(self._expected, _outputs(network, self._batches[:_RANKED_ON]))
 
-    def rank(self) -> list[str]:
+    @cached_property
+    def ranking(self) -> list[str]:
         """Names of the quantized layers, the one whose quantization costs most first.
 
         A layer's cost is what the outputs' error shrinks by when it alone is in floating point.
         """
         original = {op.get_friendly_name(): op for op in self._network.get_ops()}
-        names = [op.get_friendly_name() for op in _quantized_layers(self._fully)]
+        quantized, _ = self._fully
+        names = [op.get_friendly_name() for op in _quantized_layers(quantized)]
         errors = {
-            name: self._error(_restored(self._fully, name, original[name]))
+            name: self._error(_restored(quantized, name, original[name]))
             for name in names
             if name in original
         }
         return sorted(errors, key=errors.__getitem__)
 
-    def _remember(self, network, excluded):
-        if not excluded:
-            self._fully = network
-        return network
-
 
 def has_attention(network: Any) -> bool:
     """Return True if a network multiplies activations by activations and takes a softmax."""
     ops = network.get_ops()
-    kinds = {op.get_type_name() for op in ops}
-    if "ScaledDotProductAttention" in kinds:
+    types = {op.get_type_name() for op in ops}
+    if "ScaledDotProductAttention" in types:
         return True
-    return "Softmax" in kinds and any(
-        op.get_type_name() == "MatMul" and not any(map(_is_constant, op.input_values()))
+    return "Softmax" in types and any(
+        op.get_type_name() == "MatMul" and not any(map(_constant_behind, op.input_values()))
         for op in ops
     )
 
 
-def _is_constant(value) -> bool:
-    """Return True if a value does not depend on the inputs, as far as few steps back can tell."""
+def _constant_behind(value: Any) -> Any:
+    """Return the constant that a value is made of in a few steps; None if it is another."""
     node = value.get_node()
     for _ in range(6):
         if node.get_type_name() == "Constant":
-            return True
+            return node
         if node.get_type_name() not in ("Convert", "Multiply", "Subtract", "Reshape", "Transpose"):
-            return False
+            return None
         node = node.input_value(0).get_node()
-    return False
+    return None
 
 
 def _for_any_batch(network):
@@ -429,17 +377,14 @@ def _unquantized(value):
     return node.input_value(0) if node.get_type_name() == "FakeQuantize" else None
 
 
-def _is_compressed(value) -> bool:
+def _is_compressed(value: Any) -> bool:
     """Return True if a value is weights in integers that are scaled."""
-    node = value.get_node()
-    for _ in range(6):
-        kind = node.get_type_name()
-        if kind == "Constant":
-            return node.get_element_type().is_integral() and value.get_element_type().is_real()
-        if kind not in ("Convert", "Multiply", "Subtract", "Reshape"):
-            return False
-        node = node.input_value(0).get_node()
-    return False
+    constant = _constant_behind(value)
+    return (
+        constant is not None
+        and constant.get_element_type().is_integral()
+        and value.get_element_type().is_real()
+    )
 
 
 def _restored(network, name: str, original) -> Any:

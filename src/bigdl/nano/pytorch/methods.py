@@ -30,30 +30,17 @@ import torch
 from bigdl.common.cpu import isa_flags
 from bigdl.common.errors import UsageError, first_line
 from bigdl.nano.acceleration.accuracy import keep_accuracy, relative_error
-from bigdl.nano.acceleration.method import Method, register_methods
+from bigdl.nano.acceleration.method import BuildOptions, Method, register_methods
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
 from bigdl.nano.acceleration.openvino import openvino_methods
-from bigdl.nano.acceleration.options import BuildOptions
 from bigdl.nano.acceleration.quiet import quiet
+from bigdl.nano.pytorch.inference import graphs
 from bigdl.nano.pytorch.inference.accelerated import Settings, remember_settings
-from bigdl.nano.pytorch.inference.export import to_onnx, to_openvino
-from bigdl.nano.pytorch.inference.graphs import (
-    BF16Model,
-    CompiledGraph,
-    GraphModel,
-    ModuleGraph,
-    PytorchIPEXJITBF16Model,
-    PytorchIPEXJITModel,
-    PytorchIPEXQuantizationModel,
-    PytorchJITINT8Model,
-    PytorchQuantizedModel,
-    ScriptGraph,
-    export_flat,
-    layouts_of,
-)
 from bigdl.nano.pytorch.inference.network_models import (
     PytorchONNXRuntimeModel,
     PytorchOpenVINOModel,
+    to_onnx,
+    to_openvino,
 )
 from bigdl.nano.pytorch.inference.source import FlatModule, TorchSource
 
@@ -72,7 +59,7 @@ class OriginalMethod(Method[TorchSource]):
     """The user's model as it is."""
 
     def build(self, source: TorchSource, options: BuildOptions):
-        remember_settings(source.model, Settings(threads=options.threads))
+        remember_settings(source.model, Settings(threads=options.thread_num))
         return source.model
 
 
@@ -80,18 +67,18 @@ class OriginalMethod(Method[TorchSource]):
 class AutocastMethod(Method[TorchSource]):
     """Autocast to bfloat16."""
 
-    def build(self, source: TorchSource, options: BuildOptions) -> BF16Model:
+    def build(self, source: TorchSource, options: BuildOptions) -> graphs.BF16Model:
         if not isa_flags().intersection(_BF16_SETS):
             warnings.warn(
                 "This processor has no instructions for bfloat16, so bf16 may be slower than fp32",
                 stacklevel=2,
             )
         module = source.model if options.inplace else copy.deepcopy(source.model)
-        return BF16Model.convert(
+        return graphs.BF16Model.convert(
             module,
             channels_last=self.channels_last,
-            layouts=layouts_of(source.sample_tensors) if source.has_sample else (),
-            threads=options.threads,
+            layouts=graphs.layouts_of(source.sample_tensors) if source.has_sample else (),
+            threads=options.thread_num,
             method=self.name,
         ).nano_attach(source.model)
 
@@ -108,10 +95,14 @@ class _GraphMethod(Method[TorchSource]):
     """A method that makes one graph of a module."""
 
     @property
-    def model_class(self) -> type[GraphModel]:
-        return PytorchIPEXJITBF16Model if self.precision == "bf16" else PytorchIPEXJITModel
+    def model_class(self) -> type[graphs.GraphModel]:
+        return (
+            graphs.PytorchIPEXJITBF16Model
+            if self.precision == "bf16"
+            else graphs.PytorchIPEXJITModel
+        )
 
-    def build(self, source: TorchSource, options: BuildOptions) -> GraphModel:
+    def build(self, source: TorchSource, options: BuildOptions) -> graphs.GraphModel:
         if self.ipex and _ipex_fits():
             graph = self._with_ipex(source, options)
         else:
@@ -143,8 +134,8 @@ class _GraphMethod(Method[TorchSource]):
         prepared.model = ipex.optimize(prepared.model, dtype=dtype)
         with self.lowered():
             if self.accelerator == "jit":
-                return ScriptGraph.make(prepared, source.sample_tensors, "trace", False)
-            return ModuleGraph(prepared, compiled=False)
+                return graphs.ScriptGraph.make(prepared, source.sample_tensors, "trace", False)
+            return graphs.ModuleGraph(prepared, compiled=False)
 
 
 @dataclass(frozen=True)
@@ -152,7 +143,7 @@ class LayoutMethod(_GraphMethod):
     """The module as it is, with its channels last."""
 
     def graph(self, source, options):
-        return ModuleGraph(self.prepared(source, options), compiled=False)
+        return graphs.ModuleGraph(self.prepared(source, options), compiled=False)
 
 
 @dataclass(frozen=True)
@@ -161,11 +152,11 @@ class ScriptMethod(_GraphMethod):
 
     def graph(self, source, options):
         with self.lowered():
-            return ScriptGraph.make(
+            return graphs.ScriptGraph.make(
                 self.prepared(source, options),
                 source.sample_tensors,
-                options.jit.method,
-                options.jit.strict,
+                options.jit_method,
+                options.jit_strict,
             )
 
 
@@ -183,39 +174,35 @@ class InductorMethod(_GraphMethod):
         return super().missing() or compiler_missing()
 
     def graph(self, source, options):
-        _say_once(self.name, self.ipex)
+        if self.ipex:
+            _say_once()
         # exporting needs no copy: weights become constants of the graph
         with source.flat_module() as module, self.lowered():
             try:
-                program = export_flat(module, source.sample_tensors, options.dynamic_axes)
+                program = graphs.export_flat(module, source, options.dynamic_axes)
             except UsageError as error:
                 _log.info("%s; its parts are compiled instead", error)
-                return ModuleGraph(self.prepared(source, options), compiled=True)
-            return CompiledGraph.compile(program, source.inputs.names)
+                return graphs.ModuleGraph(self.prepared(source, options), compiled=True)
+            return graphs.CompiledGraph.compile(program, source.inputs.names)
 
 
 @cache
 def _ipex_fits() -> bool:
     """Return True if an extension is installed that is made for this torch."""
     try:
-        found = importlib.metadata.version("intel_extension_for_pytorch")
+        version = importlib.metadata.version("intel_extension_for_pytorch")
     except importlib.metadata.PackageNotFoundError:
         return False
-    return found.split(".")[:2] == torch.__version__.split(".")[:2]
+    return version.split(".")[:2] == torch.__version__.split(".")[:2]
 
 
-_said: set[str] = set()
-
-
-def _say_once(name: str, ipex: bool) -> None:
-    if ipex and not _said:
-        _said.add(name)
-        _log.warning(
-            "Intel's extension of PyTorch is not installed for torch %s; %s and the other methods "
-            "with ipex in their names compile the graph with TorchInductor, weights frozen",
-            torch.__version__,
-            name,
-        )
+@cache
+def _say_once() -> None:
+    _log.warning(
+        "Intel's extension of PyTorch is not installed for torch %s; methods with ipex in their "
+        "names compile the graph with TorchInductor, weights frozen",
+        torch.__version__,
+    )
 
 
 def _both_layouts(method: Method) -> list[Method]:
@@ -243,39 +230,34 @@ class _Int8Method(Method[TorchSource]):
 class StaticInt8Method(_Int8Method):
     """PT2E with calibration, compiled ahead of time."""
 
-    model_class: type[GraphModel] = PytorchQuantizedModel
+    model_class: type[graphs.GraphModel] = graphs.PytorchQuantizedModel
 
-    def build(self, source: TorchSource, options: BuildOptions) -> GraphModel:
-        calibration = options.calibration
+    def build(self, source: TorchSource, options: BuildOptions) -> graphs.GraphModel:
         batches = list(source.calibration_tensors(options))
 
-        def quantized(excluded: Sequence[str] = ()) -> GraphModel:
+        def quantized(excluded: Sequence[str]) -> graphs.GraphModel:
             graph = _ExportedGraph(self._converted(source, options, batches, excluded))
             return self.model_class.of(graph, source, self, options)
 
-        if calibration.goal is None:
-            chosen = quantized()
-        else:
-            chosen = keep_accuracy(
-                quantized, lambda: _by_harm(source, batches[0]), calibration.goal, source.model
-            )
+        chosen = keep_accuracy(
+            quantized, lambda: _by_harm(source, batches[0]), options.goal, source.model
+        )
         exported = chosen.nano_graph
-        chosen.nano_graph = CompiledGraph.compile(exported.program, source.inputs.names)
+        chosen.nano_graph = graphs.CompiledGraph.compile(exported.program, source.inputs.names)
         _check_compiled(chosen.nano_graph, exported, batches[0], source)
         return chosen
 
     def _converted(self, source, options, batches, excluded) -> torch.export.ExportedProgram:
-        sample = source.sample_tensors
         excluded = {*excluded, *_of_one_channel(source.model)}
         with source.flat_module() as module, quiet():
-            program = export_flat(module, sample, options.dynamic_axes)
+            program = graphs.export_flat(module, source, options.dynamic_axes)
             try:
                 converted = self._quantized(_calls_apart(program), batches, excluded)
             except Exception as error:
                 raise UsageError(
                     f"{type(source.model).__name__} cannot be quantized: {first_line(error)}"
                 ) from error
-            return export_flat(converted, sample, options.dynamic_axes, names=source.inputs.names)
+            return graphs.export_flat(converted, source, options.dynamic_axes)
 
     def _quantized(self, graph, batches, excluded):
         """The graph with quantized weights and activations, but for the layers named."""
@@ -320,7 +302,7 @@ class TorchaoMethod(_Int8Method):
 
     config: str = ""
 
-    def build(self, source: TorchSource, options: BuildOptions) -> GraphModel:
+    def build(self, source: TorchSource, options: BuildOptions) -> graphs.GraphModel:
         import torchao.quantization as torchao
 
         module = copy.deepcopy(source.model).eval()
@@ -332,14 +314,11 @@ class TorchaoMethod(_Int8Method):
         with torch.no_grad(), quiet():
             torchao.quantize_(module, getattr(torchao, self.config)())
             flat = FlatModule(module, source.inputs).eval()
-            program = export_flat(flat, source.sample_tensors, options.dynamic_axes)
-            graph = CompiledGraph.compile(program, source.inputs.names)
-        model = PytorchQuantizedModel.of(graph, source, self, options)
-        goal = options.calibration.goal
-        if goal is not None:
-            # there is nothing to leave out layer by layer: it is good enough or it is not
-            keep_accuracy(lambda excluded: model, lambda: (), goal, source.model)
-        return model
+            program = graphs.export_flat(flat, source, options.dynamic_axes)
+            graph = graphs.CompiledGraph.compile(program, source.inputs.names)
+        model = graphs.PytorchQuantizedModel.of(graph, source, self, options)
+        # there is nothing to leave out layer by layer: it is good enough or it is not
+        return keep_accuracy(lambda excluded: model, lambda: (), options.goal, source.model)
 
 
 class _ExportedGraph:
@@ -431,18 +410,7 @@ def _fake_quantized(layer, activations: torch.Tensor) -> torch.Tensor:
     )
 
 
-_LAYOUTS = ("", "_channels_last")
-# Others are tried by search_mode="extended", or by their names.
-_NAMES_OF_BIGDL_2 = {
-    "original",
-    *(f"{kind}{layout}" for kind in ("fp32_ipex", "bf16", "bf16_ipex") for layout in _LAYOUTS),
-    "fp32_channels_last",
-    *("static_int8", "static_int8_ipex"),
-    *(f"jit_{kind}{layout}" for kind in ("fp32", "bf16", "int8") for layout in _LAYOUTS),
-    *(f"jit_{kind}_ipex{layout}" for kind in ("fp32", "bf16") for layout in _LAYOUTS),
-    *(f"openvino_{kind}" for kind in ("fp32", "bf16", "fp16", "int8")),
-    *(f"onnxruntime_{kind}" for kind in ("fp32", "int8_qlinear", "int8_integer")),
-}
+_FX = (None, "fx", "eager")
 _OPENVINO = openvino_methods(to_openvino, PytorchOpenVINOModel.of)
 _ONNXRUNTIME = onnxruntime_methods(to_onnx, PytorchONNXRuntimeModel.of)
 
@@ -457,12 +425,13 @@ METHODS: Mapping[str, Method] = register_methods(
             "bf16_channels_last", "bf16", option="bf16 + channels_last", channels_last=True
         ),
         *_both_layouts(InductorMethod("bf16_ipex", "bf16", option="bf16 + ipex", ipex=True)),
-        StaticInt8Method("static_int8", option="inc", default=True),
+        StaticInt8Method("static_int8", option="inc", default=True, variants=_FX),
         StaticInt8Method(
             "static_int8_ipex",
             option="inc + ipex",
             ipex=True,
-            model_class=PytorchIPEXQuantizationModel,
+            variants=(None, "ipex"),
+            model_class=graphs.PytorchIPEXQuantizationModel,
         ),
         *_both_layouts(ScriptMethod("jit_fp32", "fp32", "jit", "jit")),
         *_both_layouts(ScriptMethod("jit_bf16", "bf16", "jit", "bf16 + jit")),
@@ -476,26 +445,45 @@ METHODS: Mapping[str, Method] = register_methods(
         ),
         *_both_layouts(
             StaticInt8Method(
-                "jit_int8", "int8", "jit", "int8 + jit", model_class=PytorchJITINT8Model
+                "jit_int8",
+                "int8",
+                "jit",
+                "int8 + jit",
+                variants=(None, "fx"),
+                model_class=graphs.PytorchJITINT8Model,
             )
         ),
         *_OPENVINO[:4],
         *_ONNXRUNTIME[:3],
         *_OPENVINO[4:],
         *_ONNXRUNTIME[3:],
-        InductorMethod("inductor_fp32", option="inductor"),
-        InductorMethod("inductor_bf16", "bf16", option="bf16 + inductor"),
+        InductorMethod("inductor_fp32", option="inductor", extended=True),
+        InductorMethod("inductor_bf16", "bf16", option="bf16 + inductor", extended=True),
         TorchaoMethod(
-            "torchao_int8", option="int8 + torchao", config="Int8DynamicActivationInt8WeightConfig"
+            "torchao_int8",
+            option="int8 + torchao",
+            variants=("torchao",),
+            dynamic=_FX,
+            config="Int8DynamicActivationInt8WeightConfig",
+            extended=True,
         ),
         TorchaoMethod(
-            "int8_weight_only", option="int8 weights + torchao", config="Int8WeightOnlyConfig"
+            "int8_weight_only",
+            option="int8 weights + torchao",
+            variants=("weight_only",),
+            config="Int8WeightOnlyConfig",
+            extended=True,
         ),
-        NeuralCompressorMethod("neural_compressor_int8", option="int8 + neural_compressor"),
+        NeuralCompressorMethod(
+            "neural_compressor_int8",
+            option="int8 + neural_compressor",
+            variants=("inc",),
+            extended=True,
+        ),
     ],
 )
 ALL_METHODS: Mapping[str, Method] = MappingProxyType(
-    {name: method for name, method in METHODS.items() if name in _NAMES_OF_BIGDL_2}
+    {name: method for name, method in METHODS.items() if not method.extended}
 )
 """The methods of BigDL 2.x."""
 DEFAULT_METHODS: Mapping[str, Method] = MappingProxyType(

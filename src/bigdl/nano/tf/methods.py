@@ -7,16 +7,17 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from bigdl.nano.acceleration.method import Method, Source, register_methods
+from bigdl.nano.acceleration.method import BuildOptions, Method, Source, register_methods
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
 from bigdl.nano.acceleration.openvino import QuantizedMethod, openvino_methods
-from bigdl.nano.acceleration.options import BuildOptions
 from bigdl.nano.openvino.network import supports_bf16
 from bigdl.nano.tf.inference.network_models import (
+    BF16Graph,
     KerasBF16Model,
     KerasONNXRuntimeModel,
     KerasOpenVINOModel,
     KerasQuantizedModel,
+    bf16_clone,
     to_onnx,
     to_openvino,
 )
@@ -43,7 +44,9 @@ class BF16(Method[KerasSource]):
     extra: str = "tf"
 
     def build(self, source: KerasSource, options: BuildOptions) -> KerasBF16Model:
-        return KerasBF16Model.of(source, self.name, options)
+        clone = bf16_clone(source.model)
+        graph = BF16Graph(clone, source.inputs, source.outputs, options.thread_num)
+        return KerasBF16Model.of(source, graph, self.name, options)
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,6 @@ _OPENVINO = openvino_methods(to_openvino, KerasOpenVINOModel.of)
 _ONNXRUNTIME = [
     _with_exporter(each) for each in onnxruntime_methods(to_onnx, KerasONNXRuntimeModel.of)
 ]
-_NAMES_OF_BIGDL_2 = [
-    *("original", "static_int8", "bf16"),
-    *(method.name for method in (*_OPENVINO[:4], *_ONNXRUNTIME[:3])),
-]
 
 _IN_ORDER: tuple[Method, ...] = (
     Original("original", option="original"),
@@ -92,10 +91,9 @@ _IN_ORDER: tuple[Method, ...] = (
     *_ONNXRUNTIME[3:],
 )
 METHODS: Mapping[str, Method] = register_methods(
-    "keras",
-    [replace(method, default=method.name in _NAMES_OF_BIGDL_2) for method in _IN_ORDER],
+    "keras", [replace(method, default=not method.extended) for method in _IN_ORDER]
 )
 DEFAULT_METHODS: Mapping[str, Method] = MappingProxyType(
-    {name: METHODS[name] for name in _NAMES_OF_BIGDL_2}
+    {name: method for name, method in METHODS.items() if method.default}
 )
 """The methods of BigDL 2.x, which ``optimize`` tries unasked."""

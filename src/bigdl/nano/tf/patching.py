@@ -8,7 +8,6 @@ from bigdl.common.checks import check_choice
 
 __all__ = ["patch_tensorflow", "unpatch_tensorflow"]
 
-_PRECISIONS = ("float32", "mixed_bfloat16")
 _replaced: list[tuple[Any, str, Any]] = []
 
 
@@ -28,14 +27,11 @@ def patch_tensorflow(precision: str = "float32") -> None:
     UsageError
         If the precision is another.
     """
-    check_choice("precision", precision, _PRECISIONS)
-    import keras
-
+    _set_policy(precision)
     if not _replaced:
         for module, name, value in _replacements():
             _replaced.append((module, name, getattr(module, name)))
             setattr(module, name, value)
-    keras.config.set_dtype_policy(precision)
 
 
 def unpatch_tensorflow(precision: str = "float32") -> None:
@@ -51,12 +47,16 @@ def unpatch_tensorflow(precision: str = "float32") -> None:
     UsageError
         If the precision is another.
     """
-    check_choice("precision", precision, _PRECISIONS)
-    import keras
-
+    _set_policy(precision)
     while _replaced:
         module, name, value = _replaced.pop()
         setattr(module, name, value)
+
+
+def _set_policy(precision: str) -> None:
+    check_choice("precision", precision, ("float32", "mixed_bfloat16"))
+    import keras
+
     keras.config.set_dtype_policy(precision)
 
 
@@ -68,7 +68,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     from bigdl.nano.tf.keras.models import Model, Sequential
     from bigdl.nano.tf.optimizers import SparseAdam
 
-    replacements, seen = [], set()
+    by_place = {}
     for home in (keras, tf.keras):
         for module, name, value in (
             (home, "Model", Model),
@@ -79,7 +79,5 @@ def _replacements() -> list[tuple[Any, str, Any]]:
             (home.optimizers, "Adam", SparseAdam),
         ):
             # Both homes may share a module, of which the original must be remembered.
-            if (id(module), name) not in seen:
-                seen.add((id(module), name))
-                replacements.append((module, name, value))
-    return replacements
+            by_place[id(module), name] = (module, name, value)
+    return list(by_place.values())

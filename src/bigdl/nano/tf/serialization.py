@@ -11,8 +11,9 @@ import inspect
 import io
 import pickle
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,28 +57,35 @@ def compiled_like(model: Any, original: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """A copy of nested arguments in which Keras objects are new ones of the same configuration."""
-    if isinstance(value, Mapping):
-        return {key: copied(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [copied(each) for each in value]
-    if isinstance(value, (keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)):
-        with keras.saving.custom_object_scope(functions_of(value)):
-            return type(value).from_config(value.get_config())
-    return value
+    """Return nested arguments with new Keras objects of the same configuration."""
+
+    def copy(each: Any) -> Any:
+        if not isinstance(each, _OBJECTS):
+            return each
+        with keras.saving.custom_object_scope(functions_of(each)):
+            return type(each).from_config(each.get_config())
+
+    return keras.tree.map_structure(copy, value)
 
 
 def functions_of(value: Any) -> dict[str, Any]:
-    """Functions that nested Keras objects were made of, by the names that configurations use."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return {name: each for part in value for name, each in functions_of(part).items()}
-    if not hasattr(value, "get_config"):
-        return {}
-    found = [each for each in vars(value).values() if inspect.isfunction(each)]
-    named = {keras.saving.get_registered_name(each): each for each in found}
-    return named | {each.__name__: each for each in found}
+    """Return functions that nested Keras objects were made of, by the names of configurations."""
+    functions = [
+        each
+        for made in keras.tree.flatten(value)
+        if hasattr(made, "get_config")
+        for each in vars(made).values()
+        if inspect.isfunction(each)
+    ]
+    return _by_names(functions)
+
+
+def _by_names(objects: Iterable[Any]) -> dict[str, Any]:
+    """Return classes and functions by the names that files and configurations call them."""
+    names: dict[str, Any] = {}
+    for each in objects:
+        names |= {keras.saving.get_registered_name(each): each, each.__name__: each}
+    return names
 
 
 _OBJECTS = (keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)
@@ -106,18 +114,6 @@ class PackedModel:
     compiled: bytes | None
 
 
-@dataclass(frozen=True)
-class _Recipe:
-    """A Keras object as what makes it again."""
-
-    cls: type[Any]
-    config: dict
-    variables: tuple = ()
-
-    def made(self) -> Any:
-        return self.cls.from_config(self.config)
-
-
 def packed(model: Any, compiled: bool = True) -> PackedModel:
     """Pack a model for another process.
 
@@ -133,18 +129,18 @@ def packed(model: Any, compiled: bool = True) -> PackedModel:
         If something cannot be written or pickled.
     """
     try:
-        buffer = io.BytesIO()
         # As Keras pickles models, but for the classes, which it takes for known everywhere.
-        saved = model.__reduce__()[1][0]
-        buffer.write(saved.getvalue())
+        saved = model.__reduce__()[1][0].getvalue()
         arguments = compile_arguments(model) if compiled else {}
         content = None
         if arguments:
-            chosen = {key: _recipes(arguments[key]) for key in _COMPILED}
-            chosen["optimizer"] = _optimizer_recipe(model.optimizer)
-            content = cloudpickle.dumps(chosen)
+            optimizer = model.optimizer
+            state = [np.asarray(each) for each in optimizer.variables] if optimizer.built else []
+            again = partial(type(optimizer).from_config, optimizer.get_config())
+            chosen = {key: arguments[key] for key in _COMPILED}
+            content = dumps((chosen, again, state))
         objects = {**functions_of(arguments), **custom_objects(model)}
-        return PackedModel(buffer.getvalue(), cloudpickle.dumps(objects), content)
+        return PackedModel(saved, cloudpickle.dumps(objects), content)
     except UsageError:
         raise
     except Exception as error:
@@ -174,7 +170,7 @@ def unpacked(content: PackedModel) -> Any:
         ) from error
     if content.compiled is not None:
         with keras.saving.custom_object_scope(objects):
-            _compile(model, pickle.loads(content.compiled))
+            _compile(model, *pickle.loads(content.compiled))
     return model
 
 
@@ -196,14 +192,10 @@ class _Pickler(cloudpickle.Pickler):
                 "autograph": getattr(value, "_autograph", True),
                 "reduce_retracing": getattr(value, "_reduce_retracing", False),
             }
-            return _traced, (value.python_function, options)
+            return partial(tf.function, **options), (value.python_function,)
         if isinstance(value, (keras.losses.Loss, keras.metrics.Metric)):
-            return _Recipe.made, (_Recipe(type(value), value.get_config()),)
+            return type(value).from_config, (value.get_config(),)
         return super().reducer_override(value)
-
-
-def _traced(function: Any, options: dict) -> Any:
-    return tf.function(function, **options)
 
 
 @tf.function
@@ -212,21 +204,17 @@ def _graph_function() -> None:
 
 
 def custom_objects(model: Any) -> dict[str, Any]:
-    """Classes and functions of a model that are not Keras', by the names that files call them."""
-    found: dict[str, Any] = {}
+    """Return classes and functions of a model that are not Keras', by their names in files."""
+    objects: list[Any] = []
     for layer in model._flatten_layers():
         # Methods that Keras has wrapped hold the layer, and are no parts of a configuration.
-        functions = [
+        functions = (
             each
             for each in vars(layer).values()
             if inspect.isfunction(each) and not hasattr(each, "__wrapped__")
-        ]
-        named: tuple[Any, ...] = (type(layer), *functions)
-        for each in named:
-            if not _is_of_keras(each):
-                found[keras.saving.get_registered_name(each)] = each
-                found[each.__name__] = each
-    return found
+        )
+        objects += [type(layer), *functions]
+    return _by_names(each for each in objects if not _is_of_keras(each))
 
 
 def _loaded(content: bytes) -> Any:
@@ -241,34 +229,12 @@ def _is_of_keras(value: Any) -> bool:
     return module.partition(".")[0] in ("keras", "tensorflow", "builtins", "numpy")
 
 
-def _recipes(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _recipes(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_recipes(each) for each in value]
-    if isinstance(value, _OBJECTS):
-        return _Recipe(type(value), value.get_config())
-    return value
-
-
-def _made(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _made(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_made(each) for each in value]
-    return value.made() if isinstance(value, _Recipe) else value
-
-
-def _optimizer_recipe(optimizer: Any) -> _Recipe:
-    state = tuple(np.asarray(v) for v in optimizer.variables) if optimizer.built else ()
-    return _Recipe(type(optimizer), optimizer.get_config(), state)
-
-
-def _compile(model: Any, arguments: dict[str, Any]) -> None:
-    recipe = arguments["optimizer"]
+def _compile(
+    model: Any, arguments: dict[str, Any], optimizer: Callable[[], Any], state: list[np.ndarray]
+) -> None:
     # The optimizer was wrapped for its loss scale when the user compiled, if it had to be.
-    model.compile(**{key: _made(each) for key, each in arguments.items()}, auto_scale_loss=False)
-    if recipe.variables and model.built:
+    model.compile(optimizer(), **arguments, auto_scale_loss=False)
+    if state and model.built:
         model.optimizer.build(model.trainable_variables)
-        for variable, value in zip(model.optimizer.variables, recipe.variables, strict=True):
+        for variable, value in zip(model.optimizer.variables, state, strict=True):
             variable.assign(value)

@@ -14,12 +14,12 @@ import torch
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line
-from bigdl.nano.acceleration.options import BuildOptions, OnnxOptions
+from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.acceleration.structure import Structure, flatten
 from bigdl.nano.lazy_names import public_names
-from bigdl.nano.pytorch.inference.export import to_onnx
 from bigdl.nano.pytorch.inference.graphs import LAYOUTS, layouts_of
+from bigdl.nano.pytorch.inference.network_models import to_onnx
 from bigdl.nano.pytorch.inference.serialization import load_model, save_model
 from bigdl.nano.pytorch.inference.source import (
     Batch,
@@ -214,7 +214,7 @@ def export_to_onnx(
     UsageError
         If there is no sample, or the module cannot be exported.
     """
-    options = BuildOptions(dynamic_axes=dynamic_axes, onnx=OnnxOptions(export=kwargs))
+    options = BuildOptions(dynamic_axes=dynamic_axes, conversion=kwargs)
     to_onnx(TorchSource(model, input_sample), str(onnx_path), options)
 
 

@@ -97,7 +97,7 @@ def onnx_copies(count: int, data: bytes) -> list[Copy]:
     file = OnnxFile()
     file.path.write_bytes(data)
     network = OnnxNetwork(file)
-    return network_copies(count, network.run, network.input_names)
+    return network_copies(count, network.infer, network.input_names)
 
 
 def openvino_copies(count: int, xml: bytes, weights: bytes, batch_size: int = 0) -> list[Copy]:

@@ -9,19 +9,3 @@ takes too much memory is replaced, and only the row of that method is lost
 (:mod:`~bigdl.nano.acceleration.search.isolation`). The rows make up
 :class:`~bigdl.nano.acceleration.search.results.Results`, which owns the directory of saved models.
 """
-
-from bigdl.nano.acceleration.search.isolation import Limits, search
-from bigdl.nano.acceleration.search.results import Results, choose
-from bigdl.nano.acceleration.search.trial import Bench, Candidate, Plan, Point, Trial
-
-__all__ = [
-    "Bench",
-    "Candidate",
-    "Limits",
-    "Plan",
-    "Point",
-    "Results",
-    "Trial",
-    "choose",
-    "search",
-]

@@ -89,21 +89,11 @@ class _Pickler(pickle.Pickler):
             return str, (name,)
         self._seen.add(id(value))
         if isinstance(value, type):
-            members = sorted(
-                (key, member)
-                for key, member in vars(value).items()
-                if isinstance(member, (FunctionType, staticmethod, classmethod, property))
-            )
-            parts = [(key, self._functions_in(member)) for key, member in members]
+            members = sorted(vars(value).items())
+            parts = [(key, _functions_in(member)) for key, member in members]
+            parts = [(key, functions) for key, functions in parts if functions]
             return tuple, ([name, value.__bases__, parts],)
         return tuple, ([name, *self._parts_of(value)],)
-
-    def _functions_in(self, member) -> list:
-        if isinstance(member, (staticmethod, classmethod)):
-            member = member.__func__
-        if isinstance(member, property):
-            return [part for part in (member.fget, member.fset) if part is not None]
-        return [member]
 
     def _parts_of(self, function: FunctionType) -> list:
         cells = [_content(cell) for cell in function.__closure__ or ()]
@@ -119,11 +109,17 @@ class _Pickler(pickle.Pickler):
         return [code, function.__defaults__, function.__kwdefaults__, cells, used]
 
 
+def _functions_in(member: Any) -> list[FunctionType]:
+    member = getattr(member, "__func__", member)  # of a staticmethod or a classmethod
+    functions = (member.fget, member.fset) if isinstance(member, property) else (member,)
+    return [each for each in functions if isinstance(each, FunctionType)]
+
+
 def _is_importable(value) -> bool:
-    found: Any = sys.modules.get(value.__module__)
+    known: Any = sys.modules.get(value.__module__)
     for part in value.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is value
+        known = getattr(known, part, None)
+    return known is value
 
 
 def _content(cell):

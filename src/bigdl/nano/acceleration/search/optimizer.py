@@ -1,51 +1,163 @@
-"""The part of InferenceOptimizer that tries many methods, whatever the framework is."""
+"""The part of InferenceOptimizer that does not depend on the framework."""
 
 from __future__ import annotations
 
 import abc
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.method import ORIGINAL, Method
+from bigdl.common.errors import UsageError, first_line
+from bigdl.common.stand_ins import actual
+from bigdl.nano.acceleration.accuracy import AccuracyGoal
+from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_method
+from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method, find_method
 from bigdl.nano.acceleration.search.cache import Cache
 from bigdl.nano.acceleration.search.isolation import Limits, search
-from bigdl.nano.acceleration.search.report import Progress, render, write_chart
 from bigdl.nano.acceleration.search.results import (
     ACCELERATORS,
     PRECISIONS,
     Results,
+    SearchOptions,
     check_member,
+    choose,
     fits,
+    render,
+    show_progress,
+    write_chart,
 )
-from bigdl.nano.acceleration.search.trial import Bench, Plan, Trial
+from bigdl.nano.acceleration.search.trial import Bench, Trial
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["BaseInferenceOptimizer", "check_counts", "check_direction"]
+__all__ = ["BaseInferenceOptimizer"]
 
 Model = TypeVar("Model")
 
 
 class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
-    """Tries methods on a model and keeps their results.
+    """Applies methods to a model, or tries them and keeps their results.
 
-    A framework's class has a method ``optimize``, which makes a bench and calls :meth:`_search`.
+    A framework's class has the methods ``trace``, ``quantize``, ``optimize``, ``save`` and
+    ``load``, whose signatures hold its keywords.
     """
 
+    ALL_INFERENCE_ACCELERATION_METHOD: ClassVar[Mapping[str, Method]]
+
+    load: ClassVar[Callable[..., Any]]
+
+    _framework: ClassVar[str]
+    """Its name in the registry."""
     _methods: ClassVar[Mapping[str, Method]]
     """All methods of the framework."""
+    _keywords: ClassVar[Keywords]
     _data_argument: ClassVar[str]
     """Name of the argument of ``optimize`` that holds the inputs."""
+    _bench_class: ClassVar[type[Bench]]
+    _model_class: ClassVar[type]
+    _accelerated_class: ClassVar[type]
+    _nouns: ClassVar[tuple[str, str]]
+    """What a model is called in the two errors of :meth:`_check_model`."""
 
     _results: Results | None = None
     _bench: Bench
     _models: dict[str, Model]
+
+    @classmethod
+    def build(cls, model: Model, method: str, **arguments: Any) -> Model:
+        """Apply one method of the registry by its name.
+
+        Parameters
+        ----------
+        model
+            Not changed.
+        method : str
+            A name of the registry, e.g. ``"openvino_int8_bf16"``.
+        **arguments
+            Those of ``quantize`` that apply to the method.
+
+        Returns
+        -------
+        model
+
+        Raises
+        ------
+        UsageError
+            As of ``quantize``.
+        """
+        chosen = find_method(method, cls._framework)
+        conversion = {
+            name: arguments.pop(name) for name in set(arguments) - set(cls._keywords.defaults)
+        }
+        return cls._build(chosen, {**arguments, "model": model, "kwargs": conversion})
+
+    @classmethod
+    def _trace(cls, arguments: Mapping[str, Any]) -> Model:
+        return cls._build(traced_method(cls._framework, arguments), arguments)
+
+    @classmethod
+    def _quantize(cls, arguments: Mapping[str, Any]) -> Model:
+        return cls._build(quantized_method(cls._framework, arguments), arguments)
+
+    @classmethod
+    def _build(cls, method: Method, arguments: Mapping[str, Any]) -> Model:
+        """Apply a method to ``arguments["model"]``; the others are those of ``quantize``."""
+        model = actual(arguments["model"])
+        cls._check_model(model, method)
+        method.require()
+        values = cls._keywords.checked(method, arguments)
+        source = cls._source(model, values)
+        metric, eval_func, data = values["metric"], values["eval_func"], source.data
+        if eval_func is not None:
+            metric, data = (lambda candidate: eval_func(candidate)), None
+        score = None if metric is None else cls._score_of(metric, data, source)
+        goal = AccuracyGoal.of(score, values)
+        options = BuildOptions.of(values, conversion=arguments["kwargs"], goal=goal)
+        built = method.build(source, options)
+        if built is not model and values.get("strict_check", True):
+            try:
+                source.try_out(built)
+            except UsageError:
+                raise
+            except Exception as error:
+                raise UsageError(
+                    f"The model was converted by method {method.name!r} but does not run on the "
+                    f"sample: {type(error).__name__}: {first_line(error)}"
+                ) from error
+        return built
+
+    @classmethod
+    def _check_model(cls, model: Any, method: Method | None = None) -> None:
+        """Refuse what is no model, or not an original one where a method needs that."""
+        if not isinstance(model, cls._model_class):
+            raise UsageError(
+                f"model should be a {cls._nouns[0]}. A {type(model).__name__} was given."
+            )
+        if isinstance(model, cls._accelerated_class) and not cls._takes(model, method):
+            raise UsageError(
+                f"Expect a {cls._nouns[1]} that is not traced or quantized but got type "
+                f"{type(model)}; pass the original model"
+            )
+
+    @classmethod
+    def _takes(cls, model: Any, method: Method | None) -> bool:
+        """Return True if a method takes an accelerated model."""
+        return False
+
+    @classmethod
+    @abc.abstractmethod
+    def _source(cls, model: Model, values: Mapping[str, Any]) -> Any:
+        """Return the source of a model and keywords of ``quantize``; its ``data`` calibrate."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def _score_of(metric: Any, data: Any, source: Any) -> Callable[[Any], float]:
+        """Return a function from a model to its score on data."""
 
     def summary(self) -> None:
         """Print the table of methods.
@@ -117,10 +229,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
             failed.
         """
         results = self._searched("model", "get_model")
-        if method_name not in self._methods:
-            raise UsageError(
-                f"There is no method {method_name!r}; choose one of {', '.join(self._methods)}"
-            )
+        find_method(method_name, self._framework)
         trial = results.get(method_name)
         if trial is None or not trial.usable:
             why = "it was not tried" if trial is None else f"{trial.status}: {trial.reason}"
@@ -144,15 +253,12 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         check_member("accelerator", accelerator, ACCELERATORS)
         check_member("precision", precision, PRECISIONS)
         results.check_criterion(accuracy_criterion)
-        restrictions = (
-            None if accelerator is None else (accelerator,),
-            None if precision is None else (precision,),
-            use_ipex,
-        )
+        accelerators = None if accelerator is None else (accelerator,)
+        precisions = None if precision is None else (precision,)
         related = [
             name
             for name, trial in results.items()
-            if trial.usable and fits(self._methods[name], *restrictions)
+            if trial.usable and fits(self._methods[name], accelerators, precisions, use_ipex)
         ]
         if not related:
             raise UsageError("Don't find related model in optimize's results.")
@@ -171,16 +277,12 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
             return self._original(trial)
         directory = results.directory / trial.method
         if trial.saved and directory.exists():
-            return self._read(directory)
+            return type(self).load(directory, self._bench.model)
         return self._bench.build(self._methods[trial.method], trial.threads).model
 
     @abc.abstractmethod
     def _original(self, trial: Trial) -> Model:
         """Return the user's model, as it is returned if nothing is better."""
-
-    @abc.abstractmethod
-    def _read(self, directory: Path) -> Model:
-        """Return a model that a trial has saved."""
 
     def _searched(self, wanted: str, caller: str) -> Results:
         if self._results is None:
@@ -188,54 +290,33 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
             raise UsageError(f"There is no {noun}. You should call .optimize() before {caller}()")
         return self._results
 
-    def _search(
-        self,
-        bench: Bench,
-        plan: Plan,
-        direction: str,
-        *,
-        limits: Limits,
-        threads: int,
-        logging: bool,
-        output_filename: str | None,
-        cache: Cache,
-        key: str | None = None,
-        reuse: bool = True,
-    ) -> None:
-        """Try the methods of a bench, keep the results and print their table.
+    def _optimize(self, arguments: Mapping[str, Any]) -> None:
+        """Try methods, keep the results and print their table; arguments of ``optimize``."""
+        from tqdm import tqdm
 
-        Parameters
-        ----------
-        bench : Bench
-        plan : Plan
-        direction : {"max", "min"}
-        limits : Limits
-        threads : int
-            Threads of the numeric libraries of the process in which methods are tried.
-        logging : bool
-            True to show the output of that process, and a progress bar.
-        output_filename : str or None
-            File for the table.
-        cache : Cache
-        key : str or None
-            Key of the search in the cache; None keeps it out of the cache.
-        reuse : bool
-            True to take the results of an equal search from the cache.
-        """
+        self._check_model(arguments["model"])
+        options = SearchOptions.of(arguments)
+        names = choose(self._methods, self.ALL_INFERENCE_ACCELERATION_METHOD, options)
+        bench = self._bench_class({name: self._methods[name] for name in names}, arguments)
+        cache, key = Cache(options.cache_dir), None
+        if options.cache or options.cache_dir is not None:
+            key = self._key(bench, options, arguments)
         began = time.monotonic()
-        results = cache.find(key) if reuse else None
+        results = cache.find(key) if options.cache else None
         if results is None:
-            results = Results([], cache.new_directory(), direction, plan.objective)
-            with Progress(len(bench.methods), logging) as progress:
+            plan = options.plan
+            results = Results([], cache.new_directory(), options.direction, plan.objective)
+            hidden = False if options.logging else None  # None: where stderr is no terminal
+            with tqdm(total=len(names), unit="method", disable=hidden) as bar:
                 trials = search(
                     bench,
-                    list(bench.methods),
+                    names,
                     plan,
-                    limits,
+                    Limits(options.time_limit, options.memory_limit),
                     results.directory,
-                    threads=threads,
-                    show=logging,
-                    progress=progress,
+                    threads=bench.library_threads,
+                    show=options.logging,
+                    progress=partial(show_progress, bar),
                 )
             self._check_original(trials[0])
             results.add(trials)
@@ -245,8 +326,18 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         self._results, self._bench, self._models = results, bench, {}
         self.summary()
         print(f"Optimization cost {time.monotonic() - began:.1f}s in total.")
-        if output_filename is not None:
-            _write_text(output_filename, render(results))
+        if options.output_filename is not None:
+            path = Path(options.output_filename)
+            try:
+                path.write_text(render(results), encoding="utf-8")
+            except OSError as error:
+                raise UsageError(
+                    f"The table cannot be written to {path}: {error.strerror}"
+                ) from error
+
+    def _key(self, bench: Any, options: SearchOptions, arguments: Mapping[str, Any]) -> str | None:
+        """Return a digest of all that the results depend on; None keeps them out of the cache."""
+        return None
 
     def _check_original(self, trial: Trial) -> None:
         if trial.usable:
@@ -265,49 +356,16 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         raise UsageError(f"The original model cannot be run ({trial.status}): {trial.reason}")
 
 
-class _ModelRow(Mapping[str, Any]):
-    """One entry of ``optimized_model_dict``."""
-
-    _KEYS = ("status", "latency", "accuracy", "model")
+class _ModelRow(UserDict):
+    """One entry of ``optimized_model_dict``, whose model is loaded when it is asked for."""
 
     def __init__(self, optimizer: BaseInferenceOptimizer, trial: Trial):
+        super().__init__({key: getattr(trial, key) for key in ("status", "latency", "accuracy")})
+        self.data["model"] = None
         self._optimizer = optimizer
         self._trial = trial
 
     def __getitem__(self, key: str) -> Any:
-        if key not in self._KEYS:
-            raise KeyError(key)
-        if key != "model":
-            return getattr(self._trial, key)
-        return self._optimizer.get_model(self._trial.method) if self._trial.usable else None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._KEYS)
-
-    def __len__(self) -> int:
-        return len(self._KEYS)
-
-    def __repr__(self) -> str:
-        return repr({key: self[key] for key in self._KEYS if key != "model"})
-
-
-def check_direction(direction: str) -> None:
-    """Refuse a direction of a metric that does not exist."""
-    if direction not in ("min", "max"):
-        raise UsageError(f"Only support direction 'min', 'max'. {direction!r} was given.")
-
-
-def check_counts(name: str, values: Any, default: int | None) -> tuple[int | None, ...]:
-    """Return positive integers that were given under a name; `default` alone without any."""
-    if values is None:
-        return (default,)
-    if not isinstance(values, (list, tuple, range)) or not values:
-        raise UsageError(f"{name} should be a list of positive integers, got {values!r}")
-    return tuple(check_positive(name, value) for value in values)
-
-
-def _write_text(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"The table cannot be written to {path}: {error.strerror}") from error
+        if key == "model" and self._trial.usable:
+            return self._optimizer.get_model(self._trial.method)
+        return super().__getitem__(key)

@@ -1,24 +1,40 @@
-"""Methods that a search tries, and its results."""
+"""Methods that a search tries, its progress, and its results as a table and as a chart."""
 
 from __future__ import annotations
 
+import html
 import json
+import math
 import os
 import shutil
 import warnings
 import weakref
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, fields
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self
 
-from bigdl.common.checks import check_choice, check_number
+from bigdl.common.checks import check_choice, check_number, check_positive
+from bigdl.common.drawing import Scale, svg, text, write_drawing
 from bigdl.common.errors import UsageError, require
+from bigdl.nano.acceleration.accuracy import AccuracyGoal
+from bigdl.nano.acceleration.keywords import check_threads
 from bigdl.nano.acceleration.method import ORIGINAL, Method
-from bigdl.nano.acceleration.options import AccuracyGoal
-from bigdl.nano.acceleration.search.trial import Point, Trial
+from bigdl.nano.acceleration.search.trial import OBJECTIVES, Plan, Point, Trial
 
-__all__ = ["ACCELERATORS", "ORIGINAL", "PRECISIONS", "Results", "check_member", "choose", "fits"]
+__all__ = [
+    "ACCELERATORS",
+    "ORIGINAL",
+    "PRECISIONS",
+    "Results",
+    "SearchOptions",
+    "check_member",
+    "choose",
+    "fits",
+    "render",
+    "show_progress",
+    "write_chart",
+]
 
 
 ACCELERATORS = (None, "onnxruntime", "openvino", "jit")
@@ -29,18 +45,84 @@ _WRONG = {
 }
 
 
+@dataclass(frozen=True)
+class SearchOptions:
+    """Arguments of ``optimize`` that do not depend on the framework; they mean what they do there.
+
+    Raises
+    ------
+    UsageError
+        If one makes no sense.
+    """
+
+    direction: str = "max"
+    thread_num: int | None = None
+    accelerator: tuple | None = None
+    precision: tuple | None = None
+    use_ipex: bool | None = None
+    search_mode: str = "default"
+    logging: bool = False
+    latency_sample_num: int = 100
+    includes: Collection[str] | None = None
+    excludes: Collection[str] | None = None
+    output_filename: str | None = None
+    objective: str = "latency"
+    batch_sizes: Sequence[int] | None = None
+    thread_counts: Sequence[int] | None = None
+    time_limit: float | None = None
+    memory_limit: int | None = None
+    cache: bool = False
+    cache_dir: str | os.PathLike | None = None
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Self:
+        """Return the options among the arguments of a framework's ``optimize``."""
+        names = {each.name for each in fields(cls)}.intersection(arguments)
+        return cls(**{name: arguments[name] for name in names})
+
+    def __post_init__(self) -> None:
+        if self.direction not in ("min", "max"):
+            raise UsageError(f"Only support direction 'min', 'max'. {self.direction!r} was given.")
+        check_choice("objective", self.objective, OBJECTIVES)
+        check_choice("search_mode", self.search_mode, ("default", "all", "grid", "extended"))
+        _check_tuple("accelerator", self.accelerator, ACCELERATORS, "accelerator must be a tuple.")
+        # The spelling of this text is the old interface's.
+        _check_tuple("precision", self.precision, PRECISIONS, "precison must be a tuple.")
+        check_positive("latency_sample_num", self.latency_sample_num)
+        check_threads(self.thread_num)
+        for name in ("includes", "excludes"):
+            if isinstance(getattr(self, name), str):
+                raise UsageError(
+                    f"{name} must be a list of names of methods, not the string "
+                    f"{getattr(self, name)!r}"
+                )
+        for name in ("batch_sizes", "thread_counts"):
+            values = getattr(self, name)
+            if values is not None and not (isinstance(values, (list, tuple, range)) and values):
+                raise UsageError(f"{name} should be a list of positive integers, got {values!r}")
+            for value in values or ():
+                check_positive(name, value)
+
+    @property
+    def plan(self) -> Plan:
+        """The measurements to make."""
+        return Plan(
+            self.latency_sample_num,
+            self.objective,
+            tuple(self.thread_counts or [self.thread_num]),
+            tuple(self.batch_sizes or [None]),
+        )
+
+
 def choose(
-    known: Mapping[str, Method],
-    everything: Collection[str],
-    *,
-    search_mode: str = "default",
-    accelerator: tuple | None = None,
-    precision: tuple | None = None,
-    use_ipex: bool | None = None,
-    includes: Collection[str] | None = None,
-    excludes: Collection[str] | None = None,
+    known: Mapping[str, Method], everything: Collection[str], options: SearchOptions
 ) -> list[str]:
     """Return the names of the methods to try, the original first.
+
+    ``search_mode="default"`` means the methods among `everything` that are tried unasked,
+    ``"extended"`` all that are known, ``"grid"`` `everything`, or what is left of it by
+    ``accelerator``, ``precision`` and ``use_ipex``; it is implied where one of these is given and
+    the mode is not ``"extended"``. ``includes`` are tried whatever the mode.
 
     Parameters
     ----------
@@ -48,45 +130,36 @@ def choose(
         All methods of the framework.
     everything : collection of str
         Names that ``search_mode="all"`` means.
-    search_mode : {"default", "all", "grid", "extended"}
-        ``"default"``: the methods among `everything` that are tried unasked. ``"extended"``: all
-        that are known. ``"grid"``: `everything`, or what is left of it by the next three; it is
-        implied where one of these is given and the mode is not ``"extended"``.
-    accelerator, precision : tuple, optional
-        Keep methods of these runtimes and of these precisions.
-    use_ipex : bool, optional
-        Keep methods with, or without, Intel's extension.
-    includes : collection of str, optional
-        Try these methods and no other, whatever the mode.
-    excludes : collection of str, optional
-        Leave these out; the original cannot be.
-
-    Returns
-    -------
-    list of str
+    options : SearchOptions
 
     Raises
     ------
     UsageError
-        If a value is unknown or of the wrong form.
+        If a method to include is unknown.
     """
-    check_choice("search_mode", search_mode, ("default", "all", "grid", "extended"))
-    _check_tuple("accelerator", accelerator, ACCELERATORS, "accelerator must be a tuple.")
-    # The spelling of this text is the old interface's.
-    _check_tuple("precision", precision, PRECISIONS, "precison must be a tuple.")
-    if includes is not None:
-        names = _includes(known, includes)
+    filters = (options.accelerator, options.precision, options.use_ipex)
+    mode = options.search_mode
+    if options.includes is not None:
+        for name in options.includes:
+            if name not in known:
+                raise UsageError(
+                    f"There is no method {name!r} to include; choose from {', '.join(known)}"
+                )
+        names = [name for name in known if name in options.includes]
     else:
-        filtered = (accelerator, precision, use_ipex) != (None, None, None)
-        base = list(known) if search_mode == "extended" else [n for n in known if n in everything]
-        if search_mode == "default" and not filtered:
-            base = [name for name in base if known[name].default]
-        names = [n for n in base if fits(known[n], accelerator, precision, use_ipex)]
-    left_out = _names("excludes", excludes or ())
-    for name in left_out:
+        unasked = mode == "default" and filters == (None, None, None)
+        names = [
+            name
+            for name, method in known.items()
+            if (mode == "extended" or name in everything)
+            and (method.default or not unasked)
+            and fits(method, *filters)
+        ]
+    excluded = options.excludes or ()
+    for name in excluded:
         if name not in known:
             warnings.warn(f"There is no method {name!r} to exclude", stacklevel=4)
-    return [ORIGINAL, *(n for n in names if n != ORIGINAL and n not in left_out)]
+    return [ORIGINAL, *(n for n in names if n != ORIGINAL and n not in excluded)]
 
 
 def fits(
@@ -116,22 +189,6 @@ def _check_tuple(name: str, values: Any, allowed: tuple, wrong_form: str) -> Non
         raise UsageError(f"{wrong_form} Write {name}=({values!r},) instead of {values!r}.")
     for value in values:
         check_member(name, value, allowed)
-
-
-def _includes(known: Mapping[str, Method], includes: Collection[str]) -> list[str]:
-    names = _names("includes", includes)
-    for name in names:
-        if name not in known:
-            raise UsageError(
-                f"There is no method {name!r} to include; choose from {', '.join(known)}"
-            )
-    return [name for name in known if name in names]
-
-
-def _names(argument: str, names: Collection[str]) -> list[str]:
-    if isinstance(names, str):
-        raise UsageError(f"{argument} must be a list of names of methods, not the string {names!r}")
-    return list(names)
 
 
 _FILE = "results.json"
@@ -213,8 +270,8 @@ class Results(Mapping[str, Trial]):
 
     def best(self, names: list[str]) -> str | None:
         """Return the best of these methods by the objective; None if none was measured."""
-        measured = [name for name in names if self.merit(self[name]) is not None]
-        return max(measured, key=lambda name: cast("float", self.merit(self[name])), default=None)
+        merits = {name: merit for name in names if (merit := self.merit(self[name])) is not None}
+        return max(merits, key=merits.__getitem__, default=None)
 
     def merit(self, trial: Trial) -> float | None:
         """Return the figure by which trials are compared, the higher the better."""
@@ -238,13 +295,6 @@ class Results(Mapping[str, Trial]):
 
     def keep(self, directory: Path) -> None:
         """Write the trials beside the models, and move all to a directory in which they stay."""
-        self._write()
-        shutil.rmtree(directory, ignore_errors=True)
-        os.replace(self.directory, directory)
-        self._removal.detach()
-        self.directory = directory
-
-    def _write(self) -> None:
         content: dict[str, Any] = {
             "format": _FORMAT,
             "direction": self.direction,
@@ -252,6 +302,10 @@ class Results(Mapping[str, Trial]):
             "trials": [asdict(trial) for trial in self.values()],
         }
         (self.directory / _FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        shutil.rmtree(directory, ignore_errors=True)
+        os.replace(self.directory, directory)
+        self._removal.detach()
+        self.directory = directory
 
     @classmethod
     def read(cls, directory: Path) -> Results | None:
@@ -260,7 +314,10 @@ class Results(Mapping[str, Trial]):
             content = json.loads((directory / _FILE).read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
                 return None
-            trials = [_trial(each) for each in content["trials"]]
+            trials = [
+                Trial(**{**each, "points": [Point(**point) for point in each["points"]]})
+                for each in content["trials"]
+            ]
             results = cls(trials, directory, content["direction"], content["objective"])
             results._removal.detach()
             return results
@@ -268,9 +325,186 @@ class Results(Mapping[str, Trial]):
             return None
 
 
-def _trial(content: dict) -> Trial:
-    known = {field.name for field in fields(Trial)}
-    if set(content) - known:
-        raise UsageError("written by another version")
-    points = [Point(**each) for each in content.pop("points")]
-    return Trial(**content, points=points)
+_WIDTHS = {"method": 32, "status": 20, "latency(ms)": 14, "speedup": 10, "metric value": 20}
+
+
+def render(results: Results) -> str:
+    """Return a table with one row for each method, and below it why methods failed.
+
+    Parameters
+    ----------
+    results : Results
+
+    Returns
+    -------
+    str
+        Ends with a line break.
+    """
+    widths = dict(_WIDTHS)
+    longest = max(len(name) for name in results)
+    widths["method"] = max(widths["method"], longest + 2)
+    if results.objective == "throughput":
+        widths["samples/s"] = 14
+    if results.objective == "memory":
+        widths["memory(MB)"] = 14
+    rule = " " + " ".join("-" * width for width in widths.values()) + " "
+    lines = [rule, _line(list(widths), widths), rule]
+    lines += [_line(_cells(trial, widths), widths) for trial in results.values()]
+    lines.append(rule)
+    notes = [f"{trial.method}: {trial.reason}" for trial in results.values() if trial.reason]
+    return "\n".join([*lines, *notes]) + "\n"
+
+
+def _cells(trial: Trial, columns) -> list[str]:
+    values = {
+        "method": trial.method,
+        "status": trial.status,
+        "latency(ms)": _figure(trial.latency),
+        "speedup": "None" if trial.speedup is None else f"{trial.speedup:.2f}x",
+        "metric value": _figure(trial.accuracy),
+        "samples/s": _figure(trial.throughput),
+        "memory(MB)": _figure(trial.memory),
+    }
+    return [values[column] for column in columns]
+
+
+def _line(cells, widths) -> str:
+    fields = (f"{cell:^{width}}" for cell, width in zip(cells, widths.values(), strict=True))
+    return "|" + "|".join(fields) + "|"
+
+
+def _figure(value: float | None) -> str:
+    """A number with five significant figures."""
+    return "None" if value is None else f"{value:.5g}"
+
+
+_WIDTH, _MARGIN_LEFT, _MARGIN_RIGHT, _MARGIN = 860, 90, 200, 50
+_HEIGHT, _BAR = 460, 26
+_COLOURS = {"fp32": "#4269d0", "bf16": "#efb118", "fp16": "#6cc5b0", "int8": "#ff725c"}
+
+
+def write_chart(results: Results, path: Path, precisions: Mapping[str, str]) -> None:
+    """Draw the methods that work.
+
+    Parameters
+    ----------
+    results : Results
+        With a metric, latency is drawn against accuracy; without one, as bars.
+    path : Path
+        Its suffix says in which form: ``.html`` and ``.svg`` need no library, others matplotlib.
+    precisions : mapping of str to str
+        The precision of each method, which decides the colour.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be written, or not in this form.
+    """
+    trials = [trial for trial in results.values() if trial.usable]
+    write_drawing(
+        path,
+        "Methods by latency and accuracy",
+        as_svg=lambda: _svg(trials, results.scored, precisions),
+        as_text=lambda: render(results),
+        on_figure=lambda figure: _with_matplotlib(figure, trials, results.scored, precisions),
+    )
+
+
+def _svg(trials: list[Trial], scored: bool, precisions) -> str:
+    scatter = scored and all(math.isfinite(trial.accuracy or 0.0) for trial in trials)
+    marks = _scatter(trials, precisions) if scatter else _bars(trials, precisions)
+    return svg(_WIDTH, _HEIGHT if scatter else 2 * _MARGIN + _BAR * len(trials), marks)
+
+
+def _scatter(trials, precisions) -> list[str]:
+    across = Scale(
+        [trial.latency for trial in trials], _MARGIN_LEFT, _WIDTH - _MARGIN_RIGHT, log=True
+    )
+    up = Scale([trial.accuracy for trial in trials], _HEIGHT - _MARGIN, _MARGIN)
+    marks = [*_columns(across, _MARGIN, _HEIGHT - _MARGIN), *_rows(up)]
+    marks.append(
+        text("latency (ms)", (_MARGIN_LEFT + _WIDTH - _MARGIN_RIGHT) / 2, _HEIGHT - 12, "middle")
+    )
+    marks.append(text("accuracy", _MARGIN_LEFT, _MARGIN - 20, "end"))
+    for trial in trials:
+        x, y = across(trial.latency), up(trial.accuracy)
+        marks.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{_colour(trial, precisions)}">'
+            f"<title>{_title(trial)}</title></circle>"
+        )
+        marks.append(text(trial.method, x + 8, y + 4))
+    return marks
+
+
+def _bars(trials, precisions) -> list[str]:
+    bottom = _MARGIN + _BAR * len(trials)
+    left = _MARGIN_LEFT + _MARGIN_RIGHT - 40
+    across = Scale([0.0, *(trial.latency for trial in trials)], left, _WIDTH - 80)
+    marks = _columns(across, _MARGIN, bottom)
+    marks.append(text("latency (ms)", (left + _WIDTH - 80) / 2, bottom + 36, "middle"))
+    for number, trial in enumerate(trials):
+        y, end = _MARGIN + _BAR * number, across(trial.latency)
+        marks.append(
+            f'<rect x="{left}" y="{y + 4}" width="{max(end - left, 1):.1f}" height="{_BAR - 8}" '
+            f'fill="{_colour(trial, precisions)}"><title>{_title(trial)}</title></rect>'
+        )
+        marks.append(text(trial.method, left - 6, y + _BAR / 2 + 4, "end"))
+        marks.append(text(f"{trial.latency:.3g}", end + 6, y + _BAR / 2 + 4))
+    return marks
+
+
+def _columns(scale: Scale, top: float, bottom: float) -> list[str]:
+    """Return vertical lines at the ticks of a scale, with their values below."""
+    marks = []
+    for value in scale.ticks():
+        x = scale(value)
+        marks.append(f'<path d="M{x:.1f} {top}V{bottom}" stroke="#ddd"/>')
+        marks.append(text(f"{value:.3g}", x, bottom + 16, "middle"))
+    return marks
+
+
+def _rows(scale: Scale) -> list[str]:
+    """Return horizontal lines at the ticks of a scale, with their values beside."""
+    marks = []
+    for value in scale.ticks():
+        y = scale(value)
+        marks.append(f'<path d="M{_MARGIN_LEFT} {y:.1f}H{_WIDTH - _MARGIN_RIGHT}" stroke="#ddd"/>')
+        marks.append(text(f"{value:.4g}", _MARGIN_LEFT - 6, y + 4, "end"))
+    return marks
+
+
+def _title(trial: Trial) -> str:
+    scored = "" if trial.accuracy is None else f", accuracy {trial.accuracy:.5g}"
+    return html.escape(f"{trial.method}: {trial.latency:.4g} ms ({trial.speedup:.2f}x){scored}")
+
+
+def _colour(trial: Trial, precisions) -> str:
+    return _COLOURS[precisions[trial.method]]
+
+
+def _with_matplotlib(figure, trials, scored, precisions) -> None:
+    axes = figure.add_subplot(xlabel="latency (ms)")
+    colours = [_colour(trial, precisions) for trial in trials]
+    latencies = [trial.latency for trial in trials]
+    if scored:
+        axes.set(ylabel="accuracy", xscale="log")
+        axes.scatter(latencies, [trial.accuracy for trial in trials], c=colours)
+        for trial in trials:
+            axes.annotate(
+                trial.method,
+                (trial.latency, trial.accuracy),
+                xytext=(5, 3),
+                textcoords="offset points",
+            )
+    else:
+        axes.barh([trial.method for trial in trials], latencies, color=colours)
+        axes.invert_yaxis()
+
+
+def show_progress(bar: Any, event: str | Trial) -> None:
+    """Show on a bar of tqdm what :func:`isolation.search` says."""
+    if isinstance(event, str):
+        bar.set_description(event)
+        return
+    bar.set_postfix_str(event.status)
+    bar.update()

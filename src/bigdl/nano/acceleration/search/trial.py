@@ -1,4 +1,10 @@
-"""One trial of a search: a method is built, run, timed, scored and saved."""
+"""One trial of a search: a method is built, run, timed, scored and saved.
+
+Other programs, the frequency of the processor and its temperature change during a search of
+minutes. Each model is therefore timed in rounds, a few calls of the original and a few of its own,
+and is judged by the median over the rounds of the ratio of the two. Calls come in blocks, each
+after one that is not counted, so that a model does not pay for the caches that the other filled.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +12,121 @@ import abc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from statistics import median
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from bigdl.common.errors import MissingExtraError, UsageError, one_line
 from bigdl.nano.acceleration.method import ORIGINAL, Method
-from bigdl.nano.acceleration.search.timing import Block, Timing, block, time_against, time_alone
 from bigdl.nano.acceleration.structure import as_array, flatten
 
-__all__ = ["OBJECTIVES", "Bench", "Candidate", "Plan", "Point", "Trial", "try_method"]
+__all__ = [
+    "OBJECTIVES",
+    "Bench",
+    "Candidate",
+    "Plan",
+    "Point",
+    "Timing",
+    "Trial",
+    "time_against",
+    "time_alone",
+    "try_method",
+]
+
+
+_ROUNDS = 10
+_WARM_UPS = 2
+_PROBES = 3
+_FEWEST = 2  # calls in a round
+_LEAST = 0.4  # seconds that all rounds take; less tells nothing on a machine with other work
+_BUDGET = 10.0  # seconds that they take at most
+_HOPELESS = 4.0  # times as slow as the original: not timed further
+
+Block = Callable[[int, float], list[float]]
+"""Times at least two and at most `count` calls of a model within `limit` seconds; returns the
+seconds of each."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Speed of a model.
+
+    Attributes
+    ----------
+    latency : float
+        Median of a call, in milliseconds.
+    speedup : float
+        How many times as fast as the original.
+    stopped : bool
+        True if timing was given up because the model is far slower than the original.
+    """
+
+    latency: float
+    speedup: float
+    stopped: bool = False
+
+
+def time_against(original: Block, model: Block, runs: int) -> Timing:
+    """Time a model in alternation with the original.
+
+    Parameters
+    ----------
+    original, model : callable
+        See :data:`Block`.
+    runs : int
+        Calls of the model; fewer, but at least 20, where they would take more than ten seconds,
+        and more where they would take less than half of one.
+    """
+    model(_WARM_UPS, _BUDGET)
+    original(1, _BUDGET)
+    reference, probe = median(original(_PROBES, _BUDGET)), median(model(_PROBES, _BUDGET))
+    if probe > _HOPELESS * reference:
+        return Timing(1e3 * probe, reference / probe, stopped=True)
+    calls, room = _calls_per_round(runs, reference + probe), _BUDGET / _ROUNDS / 2
+    ratios, latencies = [], []
+    for number in range(_ROUNDS):
+        # the order alternates, so that neither always runs first
+        if number % 2:
+            theirs, own = original(calls, room), model(calls, room)
+        else:
+            own, theirs = model(calls, room), original(calls, room)
+        ratios.append(median(theirs) / median(own))
+        latencies += own
+    return Timing(1e3 * median(latencies), median(ratios))
+
+
+def time_alone(model: Block, runs: int) -> Timing:
+    """Time the original."""
+    model(_WARM_UPS, _BUDGET)
+    calls = _calls_per_round(runs, median(model(_PROBES, _BUDGET)))
+    latencies = [s for _ in range(_ROUNDS) for s in model(calls, _BUDGET / _ROUNDS)]
+    return Timing(1e3 * median(latencies), 1.0)
+
+
+def block(call: Callable[[int], object]) -> Block:
+    """A block of calls of a function that is given the number of the call."""
+
+    def run(count: int, limit: float) -> list[float]:
+        call(0)
+        seconds: list[float] = []
+        end = time.perf_counter() + limit
+        while len(seconds) < count and (len(seconds) < _FEWEST or time.perf_counter() < end):
+            begin = time.perf_counter()
+            call(len(seconds))
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+    return run
+
+
+def _calls_per_round(runs: int, seconds: float) -> int:
+    """Calls in a round where a call, or one of each model, takes this long."""
+    wanted = max(math.ceil(runs / _ROUNDS), math.ceil(_LEAST / _ROUNDS / max(seconds, 1e-6)))
+    return max(_FEWEST, min(wanted, int(_BUDGET / _ROUNDS / max(seconds, 1e-6))))
 
 
 Batch = TypeVar("Batch")
@@ -46,54 +154,71 @@ class Bench(abc.ABC, Generic[Batch]):
     A bench is pickled to the process in which methods are tried. There :meth:`session` is entered
     once, and the other methods are called within it.
 
-    Attributes
+    Parameters
     ----------
     methods : mapping of str to Method
         The methods to try.
+    arguments : mapping
+        Those of ``InferenceOptimizer.optimize``.
+
+    Attributes
+    ----------
+    model
+        The user's model.
     thread_num : int or None
         Threads of the original when methods are compared with it.
     has_metric : bool
         True if there is a metric for :meth:`score`.
+    library_threads : int
+        Threads of the numeric libraries of the process in which methods are tried.
     """
 
-    methods: Mapping[str, Method]
-    thread_num: int | None
-    has_metric: bool
+    library_threads: int
+    _batches: list[Batch]
+    """Inputs as the user gave them."""
+    _of_the_model: ClassVar[tuple[str, ...]] = ("_source",)
+    """Attributes that are made of the model when they are needed."""
 
-    @abc.abstractmethod
+    def __init__(self, methods: Mapping[str, Method], arguments: Mapping[str, Any]):
+        self.model: Any = arguments["model"]
+        self.methods = dict(methods)
+        self.thread_num: int | None = arguments["thread_num"]
+        self._metric = arguments["metric"]
+        self.has_metric = self._metric is not None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in self._of_the_model}
+
     def session(self) -> AbstractContextManager:
-        """The surroundings of a search: the caller's threads, the model in evaluation mode."""
+        """Return the surroundings of a search: the caller's threads, the model's mode."""
+        return nullcontext()
 
     @abc.abstractmethod
     def build(self, method: Method, threads: int | None) -> Candidate:
         """Apply a method."""
 
-    @abc.abstractmethod
     def batches(self, size: int | None = None) -> list[Batch]:
-        """Inputs for timing: of `size` samples each, or as the user gave them."""
+        """Return inputs for timing: as the user gave them, or the first rows over and over."""
+        if size is None:
+            return self._batches
+        return [self._resized(batch, size) for batch in self._batches]
 
-    @abc.abstractmethod
+    def _resized(self, batch: Batch, size: int) -> Batch:
+        rows = self.rows(batch)
+        leaves, structure = flatten(batch)
+        index = np.arange(size) % rows
+        return structure.rebuild(
+            leaf[index] if leaf.ndim and len(leaf) == rows else leaf for leaf in leaves
+        )
+
     def rows(self, batch: Batch) -> int:
-        """Number of samples in a batch."""
+        """Return the number of samples in a batch: the length of its first tensor."""
+        leaves, _ = flatten(batch)
+        return len(leaves[0]) if leaves and leaves[0].ndim else 1
 
     @abc.abstractmethod
     def call(self, model: Any, batch: Batch) -> Any:
         """Run a model."""
-
-    def difference(self, result: Any, reference: Any) -> float:
-        """Return the largest deviation of a result, relative to the reference's largest value.
-
-        Raises
-        ------
-        UsageError
-            If the two hold different numbers of tensors, or differ in a shape.
-        """
-        values, expected = (flatten(each)[0] for each in (result, reference))
-        if len(values) != len(expected):
-            raise UsageError(
-                f"its result holds {len(values)} tensors, the original's {len(expected)}"
-            )
-        return max(map(_deviation, values, expected), default=0.0)
 
     @abc.abstractmethod
     def score(self, candidate: Candidate) -> float:
@@ -107,9 +232,11 @@ class Bench(abc.ABC, Generic[Batch]):
     def load(self, directory: Path) -> Candidate:
         """Read what :meth:`save` wrote, without the original where that is possible."""
 
-    @abc.abstractmethod
     def drop_original(self) -> None:
         """Let go of the user's model: this bench only measures loaded ones from now on."""
+        self.model = None
+        for name in self._of_the_model:
+            vars(self).pop(name, None)
 
 
 OBJECTIVES = ("latency", "throughput", "memory")
@@ -236,6 +363,20 @@ class Trial:
         return self.status in ("successful", "early stopped")
 
 
+def _difference(result: Any, reference: Any) -> float:
+    """Return the largest deviation of a result, relative to the reference's largest value.
+
+    Raises
+    ------
+    UsageError
+        If the two hold different numbers of tensors, or differ in a shape.
+    """
+    values, expected = (flatten(each)[0] for each in (result, reference))
+    if len(values) != len(expected):
+        raise UsageError(f"its result holds {len(values)} tensors, the original's {len(expected)}")
+    return max(map(_deviation, values, expected), default=0.0)
+
+
 def _deviation(value: Any, reference: Any) -> float:
     value, reference = (np.asarray(as_array(x)).astype(np.float64) for x in (value, reference))
     if value.shape != reference.shape:
@@ -297,15 +438,17 @@ class _Attempt:
         missing = self.method.missing()
         if missing:
             raise _Failure("lack dependency", missing)
-        best: tuple[Candidate, list[tuple[Point, bool]]] | None = None
-        for threads in self.plan.threads:
-            candidate, timings = self._build_and_time(threads)
-            if best is None or self._rank(timings) > self._rank(best[1]):
-                best = (candidate, timings)
-        candidate, timings = cast("tuple[Candidate, list[tuple[Point, bool]]]", best)
-        self._note(timings)
-        self._score(candidate)
-        self._save(candidate.model)
+        tried = (self._build_and_time(threads) for threads in self.plan.threads)
+        candidate, timings = max(tried, key=lambda each: self._rank(each[1]))
+        first, _ = timings[0]
+        self.trial.speedup, self.trial.threads = first.speedup, first.threads
+        if all(stopped for _, stopped in timings):
+            self.trial.status = "early stopped"
+        if self.bench.has_metric:
+            with self._stage("score", "fail to forward"):
+                self.trial.accuracy = self.bench.score(candidate)
+        if self.method.name != ORIGINAL:
+            self._save(candidate.model)
 
     def _build_and_time(self, threads) -> tuple[Candidate, list[tuple[Point, bool]]]:
         with self._stage("convert", "fail to convert"):
@@ -322,12 +465,12 @@ class _Attempt:
         batch = self.bench.batches()[0]
         reference = _result(self.bench, self._original(), batch)
         result = _result(self.bench, candidate, batch)
-        if self._is_original():
+        if self.method.name == ORIGINAL:
             return
         again = _result(self.bench, self._original(), batch)
-        if not self.bench.difference(again, reference) <= _LARGEST_DIFFERENCE["fp32"]:
+        if not _difference(again, reference) <= _LARGEST_DIFFERENCE["fp32"]:
             return  # random, or not finite: there is nothing to compare with
-        difference = self.trial.difference = self.bench.difference(result, reference)
+        difference = self.trial.difference = _difference(result, reference)
         allowed = _LARGEST_DIFFERENCE.get(self.method.precision, math.inf)
         if not difference <= allowed:
             raise _Failure("fail to forward", _deviates(difference))
@@ -337,7 +480,7 @@ class _Attempt:
     def _timed(self, candidate, threads, size) -> tuple[Point, bool]:
         batches = self.bench.batches(size)
         model = _block(self.bench, candidate, batches)
-        if self._is_original() and threads == self.bench.thread_num:
+        if self.method.name == ORIGINAL and threads == self.bench.thread_num:
             timing: Timing = time_alone(model, self.plan.runs)
         else:
             original = _block(self.bench, self._original(), batches)
@@ -350,20 +493,7 @@ class _Attempt:
             return max(point.batch_size / point.latency for point, _ in timings)
         return timings[0][0].speedup
 
-    def _note(self, timings) -> None:
-        first = timings[0][0]
-        self.trial.speedup, self.trial.threads = first.speedup, first.threads
-        if all(stopped for _, stopped in timings):
-            self.trial.status = "early stopped"
-
-    def _score(self, candidate: Candidate) -> None:
-        if self.bench.has_metric:
-            with self._stage("score", "fail to forward"):
-                self.trial.accuracy = self.bench.score(candidate)
-
     def _save(self, model: Any) -> None:
-        if self._is_original():
-            return
         self.trial.stage = "save"
         self.say("save")
         try:
@@ -374,9 +504,6 @@ class _Attempt:
 
     def _original(self) -> Candidate:
         return self.bench.build(self.bench.methods[ORIGINAL], self.bench.thread_num)
-
-    def _is_original(self) -> bool:
-        return self.method.name == ORIGINAL
 
     @contextmanager
     def _stage(self, stage: str, status: str) -> Iterator[None]:

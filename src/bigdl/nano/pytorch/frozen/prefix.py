@@ -14,8 +14,7 @@ from torch.utils.data import Dataset
 import bigdl.nano.pytorch.methods  # noqa: F401 - registers the methods
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line
-from bigdl.nano.acceleration.method import Method, find_method
-from bigdl.nano.acceleration.options import BuildOptions, Calibration
+from bigdl.nano.acceleration.method import BuildOptions, Method, find_method
 from bigdl.nano.pytorch.frozen.features import CachedFeatures
 from bigdl.nano.pytorch.frozen.segment import Call, Segment, find_frozen
 from bigdl.nano.pytorch.inference.source import TorchSource, batches_of, rows_of, split_batch
@@ -195,12 +194,10 @@ class FrozenPrefix:
             if missing:
                 self.notes.append(f"{segment.name}: {name} is not possible, {missing}")
                 continue
-            options = BuildOptions(
-                threads=self._threads or torch.get_num_threads(),
-                calibration=Calibration(data=rows),
-            )
+            options = BuildOptions(thread_num=self._threads or torch.get_num_threads())
+            source = TorchSource(segment.module, (segment.sample,), data=rows)
             try:
-                built = chosen.build(TorchSource(segment.module, (segment.sample,)), options)
+                built = chosen.build(source, options)
             except UsageError as error:
                 if self._method:
                     raise

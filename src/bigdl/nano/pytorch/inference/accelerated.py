@@ -15,7 +15,7 @@ import copy
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +26,13 @@ import torch
 
 from bigdl.common.cpu import thread_scope
 from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.structure import TENSOR, Structure
-from bigdl.nano.pytorch.inference.source import ForwardInputs
+from bigdl.nano.pytorch.inference.source import ForwardInputs, TorchSource
 
 __all__ = [
     "AcceleratedModel",
+    "FlatModel",
     "InferenceContext",
     "NetworkModel",
     "Settings",
@@ -90,7 +92,9 @@ class InferenceContext:
             stack.enter_context(torch.inference_mode())
             if self.settings.bf16:
                 stack.enter_context(torch.autocast("cpu", torch.bfloat16))
-            stack.enter_context(_Active(self.settings))
+            # so that models called inside do not enter another context
+            stack.callback(setattr, _local, "settings", active_settings())
+            _local.settings = self.settings
             self._entered.append(stack.pop_all())
         return self
 
@@ -98,22 +102,8 @@ class InferenceContext:
         self._entered.pop().close()
 
 
-class _Active:
-    """Marks the calling thread as being inside a context, so that models do not enter another."""
-
-    def __init__(self, settings: Settings):
-        self._settings = settings
-
-    def __enter__(self):
-        self._before = getattr(_local, "settings", None)
-        _local.settings = self._settings
-
-    def __exit__(self, *exception):
-        _local.settings = self._before
-
-
 def active_settings() -> Settings | None:
-    """The settings of the innermost context of this thread, if there is one."""
+    """Return the settings of the innermost context of this thread, if there is one."""
     return getattr(_local, "settings", None)
 
 
@@ -131,12 +121,12 @@ def settings_of(model: torch.nn.Module) -> Settings:
     return getattr(model, "inference_settings", None) or _of_plain_modules.get(model, Settings())
 
 
-def context_of(*models: torch.nn.Module) -> InferenceContext:
-    """One context for several models.
+def context_of(model: torch.nn.Module, *models: torch.nn.Module) -> InferenceContext:
+    """Return a context in which models run without gradients, with their threads and precision.
 
     Parameters
     ----------
-    *models : Module
+    model, *models : Module
         A list or tuple of modules counts as its elements. The largest thread count holds for all,
         and bf16 if one of them asks for it; both with a warning where the models differ.
 
@@ -145,26 +135,27 @@ def context_of(*models: torch.nn.Module) -> InferenceContext:
     UsageError
         If there is no model, or something is none.
     """
-    flat = [m for each in models for m in (each if isinstance(each, (list, tuple)) else [each])]
-    for model in flat:
-        if not isinstance(model, torch.nn.Module):
-            raise UsageError(f"get_context takes models, but got a {type(model).__name__}")
+    nested = (model, *models)
+    flat = [m for each in nested for m in (each if isinstance(each, (list, tuple)) else [each])]
+    for each in flat:
+        if not isinstance(each, torch.nn.Module):
+            raise UsageError(f"get_context takes models, but got a {type(each).__name__}")
     if not flat:
         raise UsageError("get_context takes at least one model, but got none")
-    found = [settings_of(model) for model in flat]
-    threads = {each.threads for each in found}
+    settings = [settings_of(each) for each in flat]
+    threads = {each.threads for each in settings}
     chosen = max((count for count in threads if count is not None), default=None)
     if len(threads) > 1:
         warnings.warn(
             f"The models have different numbers of threads "
-            f"({', '.join(str(each.threads) for each in found)}); {chosen} is used for all",
-            stacklevel=3,
+            f"({', '.join(str(each.threads) for each in settings)}); {chosen} is used for all",
+            stacklevel=2,
         )
-    bf16 = any(each.bf16 for each in found)
-    if bf16 and not all(each.bf16 for each in found):
+    bf16 = any(each.bf16 for each in settings)
+    if bf16 and not all(each.bf16 for each in settings):
         warnings.warn(
             "Some of the models run in bf16 and some do not; all run in bf16 in this context",
-            stacklevel=3,
+            stacklevel=2,
         )
     return InferenceContext(Settings(chosen, bf16))
 
@@ -338,15 +329,13 @@ def module_with_weights(file: Path, options: LoadOptions) -> torch.nn.Module:
     return load_weights(options.model if options.inplace else copy.deepcopy(options.model), file)
 
 
-class NetworkModel(AcceleratedModel):
-    """A model whose network takes and gives flat lists of arrays, in a runtime of its own.
+class FlatModel(AcceleratedModel):
+    """A model whose runtime takes and gives flat lists.
 
     Parameters
     ----------
     inputs : ForwardInputs
     outputs : Structure
-    output_tensors : bool
-        Tensors, or ndarrays.
     method, threads
         As of :class:`AcceleratedModel`.
     """
@@ -356,14 +345,69 @@ class NetworkModel(AcceleratedModel):
         inputs: ForwardInputs,
         outputs: Structure,
         *,
-        output_tensors: bool = True,
         method: str | None = None,
         threads: int | None = None,
     ):
         super().__init__(method=method, threads=threads)
         self.nano_inputs = inputs
         self.nano_outputs = outputs
+
+    def nano_describe(self) -> dict[str, Any]:
+        """Return facts of the wrapper for the saved directory."""
+        return {
+            "inputs": self.nano_inputs.to_json(),
+            "outputs": self.nano_outputs.to_json(),
+            "method": self.nano_method,
+            "thread_num": self.thread_num,
+        }
+
+
+class NetworkModel(FlatModel):
+    """A model whose network takes and gives flat lists of arrays, in a runtime of its own.
+
+    Any number of threads may call it.
+
+    Parameters
+    ----------
+    network
+        Its ``infer`` takes and returns lists of ndarrays. The results are the caller's: the next
+        call must not change them.
+    inputs : ForwardInputs
+    outputs : Structure
+    output_tensors : bool
+        Tensors, or ndarrays.
+    **keywords
+        Of :class:`FlatModel`.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        inputs: ForwardInputs,
+        outputs: Structure,
+        *,
+        output_tensors: bool = True,
+        **keywords: Any,
+    ):
+        super().__init__(inputs, outputs, **keywords)
+        self.nano_network = network
         self.output_tensors = output_tensors
+
+    @classmethod
+    def of(cls, source: TorchSource, network: Any, method: str, options: BuildOptions) -> Self:
+        """Return the accelerated model of a source."""
+        model = cls(
+            network,
+            source.inputs,
+            source.outputs,
+            output_tensors=options.output_tensors,
+            method=method,
+            threads=network.thread_num,
+        )
+        original = source.model
+        return model.nano_attach(
+            original.nano_source if isinstance(original, AcceleratedModel) else original
+        )
 
     @property
     def forward_args(self) -> list[str]:
@@ -375,10 +419,10 @@ class NetworkModel(AcceleratedModel):
         return self.nano_run(args, kwargs)
 
     def nano_run(self, args: tuple, kwargs: dict) -> Any:
-        return self.nano_from_arrays(self.nano_infer(self.nano_to_arrays(args, kwargs)))
+        return self.nano_from_arrays(self.nano_network.infer(self.nano_to_arrays(args, kwargs)))
 
     def nano_to_arrays(self, args: tuple, kwargs: dict) -> list[np.ndarray]:
-        """The flat list of arrays of a call."""
+        """Return the flat list of arrays of a call."""
         return [_as_array(leaf) for leaf in self.nano_inputs.flatten(args, kwargs)]
 
     def nano_from_arrays(self, results: list) -> Any:
@@ -389,62 +433,45 @@ class NetworkModel(AcceleratedModel):
             return results[0]
         return self.nano_outputs.rebuild(results)
 
-    @abc.abstractmethod
-    def nano_infer(self, arrays: list) -> list:
-        """Run the network: a flat list of ndarrays in, a flat list of ndarrays out.
+    def nano_describe(self) -> dict[str, Any]:
+        return {**super().nano_describe(), "output_tensors": self.output_tensors}
 
-        The results are the caller's: the next call must not change them.
-        """
-
-    def nano_describe(self) -> dict:
-        """Facts of the wrapper for the saved directory."""
-        return {
-            "inputs": self.nano_inputs.to_json(),
-            "outputs": self.nano_outputs.to_json(),
-            "output_tensors": self.output_tensors,
-            "method": self.nano_method,
-            "thread_num": self.thread_num,
-        }
-
-    @staticmethod
-    def nano_facts_of(meta: Mapping, names: Sequence[str], outputs: int, directory: Path) -> dict:
-        """Keywords of the constructor from what :meth:`nano_describe` returned.
+    @classmethod
+    def nano_loaded(cls, network: Any, outputs: int, meta: Mapping, options: LoadOptions) -> Self:
+        """Return a model from what :meth:`nano_describe` returned.
 
         A directory of BigDL 2 says nothing of inputs and outputs: they are those of the network.
 
         Parameters
         ----------
-        meta : mapping
-        names : sequence of str
-            The network's inputs.
+        network
         outputs : int
             Number of its outputs.
-        directory : Path
-            Where `meta` is from.
+        meta : mapping
+        options : LoadOptions
         """
-        facts = {
-            "output_tensors": meta.get("output_tensors", True),
-            "method": meta.get("method"),
-            "threads": meta.get("thread_num"),
-        }
         if "inputs" in meta:
-            return {
-                "inputs": ForwardInputs.from_json(meta["inputs"]),
-                "outputs": Structure.from_json(meta["outputs"]),
-                **facts,
-            }
-        if outputs > 1:
-            warnings.warn(
-                f"{directory} was written by BigDL 2, whose description of nested results is a "
-                "pickle and is not read: the model returns a tuple; save it again from the "
-                "original model",
-                stacklevel=2,
-            )
-        return {
-            "inputs": ForwardInputs(tuple(names), dict.fromkeys(names, TENSOR)),
-            "outputs": TENSOR if outputs == 1 else Structure("tuple", (TENSOR,) * outputs),
-            **facts,
-        }
+            inputs = ForwardInputs.from_json(meta["inputs"])
+            structure = Structure.from_json(meta["outputs"])
+        else:
+            names = tuple(network.input_names)
+            inputs = ForwardInputs(names, dict.fromkeys(names, TENSOR))
+            structure = TENSOR if outputs == 1 else Structure("tuple", (TENSOR,) * outputs)
+            if outputs > 1:
+                warnings.warn(
+                    "The directory was written by BigDL 2, whose description of nested results is "
+                    "a pickle and is not read: the model returns a tuple; save it again from the "
+                    "original model",
+                    stacklevel=2,
+                )
+        return cls(
+            network,
+            inputs,
+            structure,
+            output_tensors=meta.get("output_tensors", True),
+            method=meta.get("method"),
+            threads=network.thread_num,
+        ).nano_attach(options.model)
 
 
 def ask_for_original(options: LoadOptions) -> tuple[torch.nn.Module, Any]:

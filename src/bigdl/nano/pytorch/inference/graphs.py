@@ -19,12 +19,12 @@ import torch
 from bigdl.common.cpu import isa_flags
 from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError, first_line
-from bigdl.nano.acceleration.method import Method
-from bigdl.nano.acceleration.options import BuildOptions
+from bigdl.nano.acceleration.method import BuildOptions, Method
 from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.acceleration.structure import Structure, flatten
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
+    FlatModel,
     LoadOptions,
     Settings,
     module_with_weights,
@@ -58,12 +58,12 @@ _BY_RANK = {4: "channels_last", 5: "channels_last_3d"}
 
 
 def layouts_of(tensors) -> list[str]:
-    """For each input ``"channels_last"`` (4-D), ``"channels_last_3d"`` (5-D) or ``"original"``."""
+    """Return each input's layout: channels last for 4-D and 5-D ones, or ``"original"``."""
     return [_BY_RANK.get(tensor.ndim, "original") for tensor in tensors]
 
 
 def apply_layouts(value):
-    """A nested value whose 4-D and 5-D tensors have their channels last."""
+    """Return a nested value whose 4-D and 5-D tensors have their channels last."""
     if isinstance(value, torch.Tensor):
         return _to_layout(value)
     leaves, structure = flatten(value)
@@ -88,40 +88,33 @@ _VECTOR_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "as
 
 
 def export_flat(
-    module: torch.nn.Module,
-    tensors: Sequence[torch.Tensor],
-    dynamic: bool | Mapping = True,
-    names: Sequence[str] = (),
+    module: torch.nn.Module, source: TorchSource, dynamic_axes: bool | Mapping
 ) -> torch.export.ExportedProgram:
-    """Export a module of flat inputs.
+    """Export a module that takes and gives the flat lists of a source.
 
     Parameters
     ----------
     module : FlatModule or GraphModule
-    tensors : sequence of Tensor
-        The sample.
-    dynamic : bool or dict
+    source : TorchSource
+    dynamic_axes : bool or dict
         Sizes that may change, where the model allows that; see :func:`dynamic_dimensions`.
-    names : sequence of str
-        Names of the inputs; a FlatModule knows them.
 
     Raises
     ------
     UsageError
         If the model cannot be exported, e.g. for control flow that depends on data.
     """
-    flat = isinstance(module, FlatModule)
-    names = module.input_names if isinstance(module, FlatModule) else names
-    axes = dynamic_dimensions(dynamic, names, tensors)
-    # The exporter takes a size of 1 for a constant, and the sample's strides for those of all.
-    sample = tuple(_without_ones(tensor, each) for tensor, each in zip(tensors, axes, strict=True))
-    shapes = tuple(dict.fromkeys(each, torch.export.Dim.AUTO) for each in axes)
+    axes = dynamic_dimensions(dynamic_axes, source.inputs.names, source.sample_tensors)
+    shapes: tuple = tuple(dict.fromkeys(each, torch.export.Dim.AUTO) for each in axes)
+    if isinstance(module, FlatModule):  # its only parameter is *tensors
+        shapes = (shapes,)
+    sample = tuple(source.general_sample(axes))
     try:
         with torch.no_grad(), quiet():
-            return torch.export.export(module, sample, dynamic_shapes=(shapes,) if flat else shapes)
+            return torch.export.export(module, sample, dynamic_shapes=shapes)
     except Exception as error:
         raise UsageError(
-            f"{type(module.model if flat else module).__name__} cannot be exported as one graph: "
+            f"{type(source.model).__name__} cannot be exported as one graph: "
             f"{type(error).__name__}: {first_line(error)}"
         ) from error
 
@@ -133,8 +126,8 @@ class CompiledGraph:
 
     Parameters
     ----------
-    package : Path
-        File that ``torch._inductor.aoti_compile_and_package`` wrote.
+    directory : Path
+        Holds what ``torch._inductor.aoti_compile_and_package`` wrote; removed with this object.
     shapes : list of list of int or None
         Of each input; None where any size is allowed.
     dtypes : list of str
@@ -143,13 +136,16 @@ class CompiledGraph:
 
     file = "compiled.pt2"
 
-    def __init__(self, package: Path, shapes: list, dtypes: list[str], names: Sequence[str]):
+    def __init__(self, directory: Path, shapes: list, dtypes: list[str], names: Sequence[str]):
         self._shapes = shapes
         self._dtypes = [getattr(torch, name) for name in dtypes]
         self._names = names
-        self._package = package
+        self._package = directory / self.file
+        weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
         with quiet():
-            self._run = torch._inductor.aoti_load_package(str(package), run_single_threaded=False)
+            self._run = torch._inductor.aoti_load_package(
+                str(self._package), run_single_threaded=False
+            )
 
     @classmethod
     def compile(cls, program: torch.export.ExportedProgram, names: Sequence[str]) -> CompiledGraph:
@@ -164,19 +160,17 @@ class CompiledGraph:
         dtypes = [str(value.dtype).removeprefix("torch.") for value in values]
         try:
             with torch.no_grad(), quiet():
-                package = torch._inductor.aoti_compile_and_package(
+                torch._inductor.aoti_compile_and_package(
                     program,
                     package_path=str(directory / cls.file),
                     inductor_configs={"freezing": True},
                 )
-            graph = cls(Path(package), shapes, dtypes, names)
+            return cls(directory, shapes, dtypes, names)
         except Exception as error:
             shutil.rmtree(directory, ignore_errors=True)
             raise UsageError(
                 f"The graph cannot be compiled: {type(error).__name__}: {first_line(error)}"
             ) from error
-        weakref.finalize(graph, shutil.rmtree, directory, ignore_errors=True)
-        return graph
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         checked = [
@@ -205,12 +199,9 @@ class CompiledGraph:
                 f"The model was compiled for a processor with {', '.join(sorted(lacking))}, which "
                 "this one does not have; accelerate the original model again here"
             )
-        own = scratch_directory("bigdl-inductor-")
-        package = own / cls.file
-        shutil.copyfile(directory / meta["package_path"], package)  # outlives the directory
-        graph = cls(package, meta["shapes"], meta["dtypes"], names)
-        weakref.finalize(graph, shutil.rmtree, own, ignore_errors=True)
-        return graph
+        copy = scratch_directory("bigdl-inductor-")  # outlives the saved directory
+        shutil.copyfile(directory / meta["package_path"], copy / cls.file)
+        return cls(copy, meta["shapes"], meta["dtypes"], names)
 
 
 class ScriptGraph:
@@ -253,13 +244,13 @@ class ScriptGraph:
         """
         if method not in (None, "trace", "script"):
             raise UsageError(f"jit_method {method} is invalid.")
-        if method == "trace":
-            return cls(_traced(module, tensors, strict, lossy=True), None)
         if method == "script":
             return cls(_scripted(module.model), module.inputs)
         try:
-            return cls(_traced(module, tensors, strict, lossy=False), None)
+            return cls(_traced(module, tensors, strict, lossy=method == "trace"), None)
         except UsageError as untraceable:
+            if method == "trace":
+                raise
             try:
                 return cls(_scripted(module.model), module.inputs)
             except UsageError as error:
@@ -360,13 +351,6 @@ def _scripted(model):
         ) from error
 
 
-def _without_ones(tensor: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
-    for axis in axes:
-        if tensor.shape[axis] == 1:
-            tensor = torch.cat([tensor, tensor], axis)
-    return tensor.contiguous()
-
-
 def _fitting(tensor, shape, dtype, name):
     if tensor.dtype is not dtype:
         if tensor.dtype.is_floating_point and not dtype.is_floating_point:
@@ -386,7 +370,7 @@ def _fitting(tensor, shape, dtype, name):
     return tensor.contiguous()
 
 
-class GraphModel(AcceleratedModel):
+class GraphModel(FlatModel):
     """A graph of PyTorch behind the user's signature.
 
     Parameters
@@ -395,8 +379,13 @@ class GraphModel(AcceleratedModel):
         One of the graphs of this module.
     inputs : ForwardInputs
     outputs : Structure
-    method, threads
-        As of :class:`AcceleratedModel`.
+    facts : mapping
+        Values of the attributes.
+    **keywords
+        Of :class:`FlatModel`.
+
+    Attributes
+    ----------
     channels_last : bool
         True to lay out 4-D and 5-D inputs with their channels last.
     channels_last_available : list of str
@@ -408,6 +397,9 @@ class GraphModel(AcceleratedModel):
     """
 
     bf16 = False
+    weights_prepack = None
+    enable_onednn = False
+    channels_last: bool
     _FACTS = ("channels_last", "channels_last_available", "use_ipex", "jit_strict", "jit_method")
 
     def __init__(
@@ -415,42 +407,27 @@ class GraphModel(AcceleratedModel):
         graph: Any,
         inputs: ForwardInputs,
         outputs: Structure,
-        *,
-        method: str | None = None,
-        threads: int | None = None,
-        channels_last: bool = False,
-        channels_last_available: Sequence[str] = (),
-        use_ipex: bool = False,
-        jit_strict: bool = True,
-        jit_method: str | None = None,
+        facts: Mapping[str, Any],
+        **keywords: Any,
     ):
-        super().__init__(method=method, threads=threads)
+        super().__init__(inputs, outputs, **keywords)
         self.nano_graph = graph
-        self.nano_inputs = inputs
-        self.nano_outputs = outputs
-        self.channels_last = channels_last
-        self.channels_last_available = list(channels_last_available)
-        self.use_ipex = use_ipex
-        self.jit_strict = jit_strict
-        self.jit_method = jit_method
-        self.weights_prepack = None
-        self.enable_onednn = False
+        for name in self._FACTS:
+            setattr(self, name, facts[name])
 
     @classmethod
     def of(cls, graph: Any, source: TorchSource, method: Method, options: BuildOptions) -> Self:
         """Return the model of a method's graph."""
-        return cls(
-            graph,
-            source.inputs,
-            source.outputs,
-            method=method.name,
-            threads=options.threads,
-            channels_last=method.channels_last,
-            channels_last_available=layouts_of(source.sample_tensors),
-            use_ipex=method.ipex,
-            jit_strict=options.jit.strict,
-            jit_method=options.jit.method,
-        ).nano_attach(source.model)
+        facts = {
+            "channels_last": method.channels_last,
+            "channels_last_available": layouts_of(source.sample_tensors),
+            "use_ipex": method.ipex,
+            "jit_strict": options.jit_strict,
+            "jit_method": options.jit_method,
+        }
+        keywords = {"method": method.name, "threads": options.thread_num}
+        model = cls(graph, source.inputs, source.outputs, facts, **keywords)
+        return model.nano_attach(source.model)
 
     @property
     def inference_settings(self) -> Settings:
@@ -476,16 +453,13 @@ class GraphModel(AcceleratedModel):
             )
         return {
             **self.nano_graph.write(directory, **parts),
-            "inputs": self.nano_inputs.to_json(),
-            "outputs": self.nano_outputs.to_json(),
-            "method": self.nano_method,
-            "thread_num": self.thread_num,
+            **self.nano_describe(),
             **{name: getattr(self, name) for name in self._FACTS},
         }
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
-        if "inputs" not in meta or meta.get("graph") not in ("compiled", "script", "module"):
+        if "inputs" not in meta or "graph" not in meta:
             raise UsageError(
                 "The directory was written by another version of BigDL, whose compiled models "
                 "cannot be read; accelerate the original model again"
@@ -498,14 +472,9 @@ class GraphModel(AcceleratedModel):
         else:
             prepare = cls.preparation(meta["channels_last"])
             graph = ModuleGraph.read(directory, meta, inputs, prepare, options)
-        return cls(
-            graph,
-            inputs,
-            Structure.from_json(meta["outputs"]),
-            method=meta["method"],
-            threads=meta["thread_num"],
-            **{name: meta[name] for name in cls._FACTS},
-        ).nano_attach(options.model)
+        outputs = Structure.from_json(meta["outputs"])
+        keywords = {"method": meta["method"], "threads": meta["thread_num"]}
+        return cls(graph, inputs, outputs, meta, **keywords).nano_attach(options.model)
 
     @classmethod
     def preparation(cls, channels_last: bool) -> Callable[[torch.nn.Module], torch.nn.Module]:

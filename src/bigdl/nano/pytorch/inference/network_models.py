@@ -1,29 +1,40 @@
-"""Modules of PyTorch that run in ONNX Runtime or OpenVINO."""
+"""Modules of PyTorch in other runtimes: their conversion, and the models that run them.
+
+For OpenVINO a module is traced, which gives the smallest networks. A trace holds one way through
+the module; where the module decides by its data it is lost. Then the module is exported with
+``torch.export``, which refuses to lose anything, or scripted, which keeps branches and loops. What
+OpenVINO cannot take as it is goes through ONNX, whose operators are simpler.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import inspect
+import logging
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
+import torch
 
+from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.keywords import refuse_inapplicable
-from bigdl.nano.acceleration.method import find_method
-from bigdl.nano.acceleration.onnx_quantization import compress_weights
+from bigdl.nano.acceleration.method import BuildOptions, find_method
 from bigdl.nano.acceleration.onnxruntime import (
-    OnnxFile,
-    OnnxNetwork,
     OnnxRuntimeFacade,
     check_outputs,
-    threads_of,
+    saved_onnx_network,
 )
-from bigdl.nano.acceleration.options import BuildOptions, OpenVINOOptions
-from bigdl.nano.acceleration.structure import Structure
-from bigdl.nano.openvino.compiled import CompiledNetwork
+from bigdl.nano.acceleration.openvino import preprocessed
+from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.openvino.model import OpenVINOFacade, plain, saved_network, saved_properties
+from bigdl.nano.openvino.network import core
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
     LoadOptions,
@@ -32,233 +43,444 @@ from bigdl.nano.pytorch.inference.accelerated import (
     load_weights,
     save_weights,
 )
-from bigdl.nano.pytorch.inference.export import onnx_names
-from bigdl.nano.pytorch.inference.source import ForwardInputs, TorchSource
+from bigdl.nano.pytorch.inference.graphs import export_flat
+from bigdl.nano.pytorch.inference.source import (
+    ForwardInputs,
+    TorchSource,
+    dynamic_dimensions,
+    evaluating,
+)
 
-if TYPE_CHECKING:
-    import torch
+__all__ = [
+    "PytorchONNXRuntimeModel",
+    "PytorchOpenVINOModel",
+    "onnx_names",
+    "to_onnx",
+    "to_openvino",
+]
 
-__all__ = ["PytorchONNXRuntimeModel", "PytorchOpenVINOModel"]
+
+_log = logging.getLogger(__name__)
+
+# Keywords of torch.onnx.export that other arguments of trace and quantize stand for.
+_OURS = {
+    "model": "model",
+    "args": "input_sample",
+    "f": "InferenceOptimizer.save",
+    "kwargs": "example_kwarg_inputs",
+    "input_names": "the names of forward's parameters",
+    "dynamic_axes": "dynamic_axes",
+    "dynamic_shapes": "dynamic_axes",
+    "optimize": "simplification",
+    "external_data": "the size of the model",
+    "verbose": "logging",
+}
 
 
-class PytorchONNXRuntimeModel(OnnxRuntimeFacade, NetworkModel):
-    """A network of ONNX Runtime that is called as the user's module is.
+def onnx_names(inputs: ForwardInputs) -> list[str]:
+    """Names of a network's inputs with letters, digits and underscores only, each once."""
+    names: list[str] = []
+    for path in inputs.names:
+        name = plain = re.sub(r"\W", "_", path)
+        count = 1
+        while name in names:
+            count += 1
+            name = f"{plain}_{count}"
+        names.append(name)
+    return names
 
-    Any number of threads may call it.
+
+def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
+    """Write a source's model with flat inputs and outputs.
+
+    It is read by ``torch.export``; a model that this cannot read is traced, which fixes what its
+    Python code decides. The log says so.
 
     Parameters
     ----------
-    network : OnnxNetwork
-    inputs, outputs, output_tensors, method, threads
-        As of :class:`NetworkModel`.
-    """
+    source : TorchSource
+    path : str
+    options : BuildOptions
+        ``dynamic_axes``, ``simplification`` and ``conversion`` count.
 
-    def __init__(
-        self, network: OnnxNetwork, inputs: ForwardInputs, outputs: Structure, **keywords: Any
-    ):
-        super().__init__(inputs, outputs, **keywords)
-        self.nano_network = network
+    Returns
+    -------
+    list of str
+        Names of the inputs; the file may lack ones that the model does not use.
+
+    Raises
+    ------
+    UsageError
+        If a keyword is not one of ``torch.onnx.export``, ``dynamic_axes`` does not fit the
+        sample, or the model cannot be exported.
+    """
+    require("onnxscript", "nano")
+    names = onnx_names(source.inputs)
+    keywords = _checked_keywords(options.conversion)
+    dims = dynamic_dimensions(
+        options.dynamic_axes, names, source.sample_tensors, source.inputs.names
+    )
+    wants_export = keywords.pop("dynamo", None)
+    tensors = source.general_sample(dims)
+    with source.flat_module() as module:
+        reason = None
+        if wants_export is not False:
+            reason = _failure_of(_by_export, module, tensors, path, names, dims, options, keywords)
+            if reason is None:
+                return names
+        if wants_export is not True:
+            again = _failure_of(_by_trace, module, tensors, path, names, dims, options, keywords)
+            if again is None:
+                if reason is not None:
+                    _log.warning(
+                        "%s was traced for ONNX, so branches of its code are fixed: torch.export "
+                        "cannot read it (%s)",
+                        type(source.model).__name__,
+                        reason,
+                    )
+                return names
+            reason = reason or again
+    raise UsageError(f"{type(source.model).__name__} cannot be exported to ONNX: {reason}")
+
+
+def _failure_of(export: Callable[..., None], *arguments: Any) -> str | None:
+    """Run an exporter; return in one line why it failed, or None."""
+    try:
+        with quiet():
+            export(*arguments)
+    except Exception as error:
+        # Exporters wrap what happened in explanations of several pages.
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+        return f"{type(cause).__name__}: {lines[0][:300] if lines else ''}"
+    return None
+
+
+def _by_export(module, tensors, path, names, dims, options: BuildOptions, keywords) -> None:
+    # What was asked for has to be possible; by default a size that the model fixes stays fixed.
+    size = torch.export.Dim.AUTO if options.dynamic_axes is True else torch.export.Dim.DYNAMIC
+    shapes = [dict.fromkeys(each, size) for each in dims]
+    program = torch.onnx.export(
+        module,
+        tuple(tensors),
+        input_names=names,
+        dynamo=True,
+        dynamic_shapes=(tuple(shapes),),
+        optimize=options.simplification,
+        verbose=False,
+        **keywords,
+    )
+    cast("torch.onnx.ONNXProgram", program).save(path)
+
+
+def _by_trace(module, tensors, path, names, dims, options: BuildOptions, keywords) -> None:
+    axes = {
+        name: {dim: "batch_size" if dim == 0 else f"{name}_{dim}" for dim in each}
+        for name, each in zip(names, dims, strict=True)
+    }
+    torch.onnx.export(
+        module,
+        tuple(tensors),
+        path,
+        input_names=names,
+        dynamo=False,
+        dynamic_axes=axes,
+        **keywords,
+    )
+    if options.simplification:
+        _simplify(Path(path))
+
+
+def _simplify(path: Path) -> None:
+    onnx = require("onnx", "nano")
+    optimizer = require("onnxscript.optimizer", "nano")
+    from bigdl.nano.acceleration.onnx_quantization import save
+
+    save(optimizer.optimize(onnx.load(path)), path)
+
+
+def _checked_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    known = inspect.signature(torch.onnx.export).parameters
+    for name in keywords:
+        if name in _OURS:
+            raise UsageError(
+                f"Argument {name!r} of torch.onnx.export cannot be passed on: "
+                f"{_OURS[name]} decides about it"
+            )
+        if name not in known:
+            raise UsageError(
+                f"There is no argument {name!r}, neither here nor of torch.onnx.export; leave it "
+                "out"
+            )
+    return dict(keywords)
+
+
+_LIBRARIES = str(Path(torch.__file__).parent)
+
+
+def to_openvino(source: TorchSource, options: BuildOptions):
+    """A source's model as a network whose inputs and outputs are the flat lists of tensors.
+
+    Parameters
+    ----------
+    source : TorchSource
+        Also of a model that runs in OpenVINO already; its network is copied.
+    options : BuildOptions
+        ``dynamic_axes`` says which sizes of the inputs may change, ``conversion`` what is
+        built in before the network (see
+        :func:`bigdl.nano.acceleration.openvino.preprocessed`).
+
+    Returns
+    -------
+    openvino.Model
+        It shares no memory with the model.
+
+    Raises
+    ------
+    UsageError
+        If the model cannot be converted, or an option does not fit it.
+    """
+    convert = options.conversion
+    if isinstance(source.model, AcceleratedModel):
+        if convert:
+            raise UsageError(
+                f"{', '.join(map(repr, convert))} has to be given when the model is converted, not "
+                "for one that is in OpenVINO already; pass the original model"
+            )
+        return source.model.ov_model.clone()
+    network = _converted(source, options)
+    for port, name in zip(network.inputs, source.inputs.names, strict=True):
+        port.get_tensor().set_names({name})
+    _set_shapes(network, source, options.dynamic_axes)
+    return preprocessed(network, convert)
+
+
+def _converted(source: TorchSource, options: BuildOptions):
+    name = type(source.model).__name__
+    traced, lost, why = None, None, ""
+    try:
+        traced, lost = _traced(source)
+    except Exception as error:  # tracers, exporters and frontends raise whatever they like
+        why = _cause(error)
+    if traced is not None and lost is None:
+        return traced
+    others = (_exported, _scripted) if traced is not None else (_exported, _scripted, _from_onnx)
+    for convert in others:
+        try:
+            return convert(source, options)
+        except Exception as error:
+            why = why or _cause(error)
+    if traced is None or lost is None:
+        raise UsageError(f"{name} cannot be converted to OpenVINO: {why}")
+    warnings.warn(
+        f"{name} decides by its data ({lost.filename}, line {lost.lineno}); in OpenVINO it always "
+        "goes the way that the sample goes",
+        stacklevel=2,
+    )
+    return traced
+
+
+def _traced(source: TorchSource):
+    """The network of a trace, and the first warning that it depends on the sample's data."""
+    openvino = require("openvino", "nano")
+    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+
+    sample = tuple(source.sample_tensors)
+    with source.flat_module() as module, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        # Checking a trace takes two more traces; shared weights would change with the model's.
+        decoder = TorchScriptPythonDecoder(
+            module,
+            example_input=sample,
+            shared_memory=False,
+            trace_kwargs={"check_trace": False},
+        )
+        network = openvino.convert_model(decoder, example_input=sample, share_weights=False)
+    # PyTorch's own modules give this warning for checks of shapes.
+    lost = (
+        each
+        for each in seen
+        if issubclass(each.category, torch.jit.TracerWarning)
+        and not each.filename.startswith(_LIBRARIES)
+    )
+    return _checked(network, source), next(lost, None)
+
+
+def _exported(source: TorchSource, options: BuildOptions):
+    openvino = require("openvino", "nano")
+    with source.flat_module() as module, quiet():
+        program = export_flat(module, source, options.dynamic_axes)
+        return _checked(openvino.convert_model(program, share_weights=False), source)
+
+
+def _scripted(source: TorchSource, options: BuildOptions):
+    """The network of a scripted module; only tensors that are arguments themselves are possible."""
+    openvino = require("openvino", "nano")
+    inputs, outputs = source.inputs, source.outputs
+    flat = outputs.kind == "tensor" or (
+        outputs.kind == "tuple" and all(child.kind == "tensor" for child in outputs.children)
+    )
+    if inputs.names != inputs.parameters or not flat:
+        raise UsageError("The module's inputs or outputs are nested")
+    with evaluating(source.model) as model, quiet():
+        script = torch.jit.freeze(torch.jit.script(model))
+        network = _checked(openvino.convert_model(script, share_weights=False), source)
+    # A script does not say its inputs' types, and without them operators stay undecided.
+    for parameter, array in zip(network.get_parameters(), source.sample_arrays(), strict=True):
+        parameter.set_element_type(openvino.Type(array.dtype))
+        parameter.set_partial_shape(openvino.PartialShape([-1] * array.ndim))
+    network.validate_nodes_and_infer_types()
+    core().compile_model(network, "CPU")  # the plugin lacks operators that scripts may have
+    return network
+
+
+def _from_onnx(source: TorchSource, options: BuildOptions):
+    openvino = require("openvino", "nano")
+    with tempfile.TemporaryDirectory(prefix="bigdl-onnx-", dir=scratch_home()) as folder, quiet():
+        file = Path(folder, "model.onnx")
+        to_onnx(source, str(file), replace(options, conversion={}))
+        return _checked(openvino.convert_model(file), source)
+
+
+def _checked(network, source: TorchSource):
+    """The network, if it has all inputs and outputs: a converter may drop one without a word."""
+    expected = (len(source.inputs.names), len(source.outputs.paths("")))
+    actual = (len(network.inputs), len(network.outputs))
+    if actual != expected:
+        raise UsageError(
+            f"{expected[0]} inputs and {expected[1]} outputs became {actual[0]} and {actual[1]}"
+        )
+    return network
+
+
+def _set_shapes(network, source: TorchSource, dynamic_axes: bool | Mapping) -> None:
+    openvino = require("openvino", "nano")
+    tensors = source.sample_tensors
+    shapes = {}
+    for position, axes in enumerate(dynamic_dimensions(dynamic_axes, source.inputs.names, tensors)):
+        sizes = [-1 if axis in axes else size for axis, size in enumerate(tensors[position].shape)]
+        shapes[position] = openvino.PartialShape(sizes)
+    try:
+        network.reshape(shapes)
+    except RuntimeError as error:
+        raise UsageError(
+            f"{type(source.model).__name__} cannot have inputs of the sizes "
+            f"{', '.join(map(str, shapes.values()))}: {_cause(error)}; pass other dynamic_axes"
+        ) from error
+
+
+def _cause(error: Exception) -> str:
+    """The line of an error's text that says most."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "No conversion rule" in line or "Error" in line]
+    return (telling or lines or [type(error).__name__])[0][:300]
+
+
+class PytorchONNXRuntimeModel(OnnxRuntimeFacade, NetworkModel):
+    """A network of ONNX Runtime that is called as the user's module is."""
 
     @classmethod
-    def of(
-        cls, source: TorchSource, network: OnnxNetwork, method: str, options: BuildOptions
-    ) -> Self:
-        """Return the accelerated model of a source."""
+    def of(cls, source: TorchSource, network: Any, method: str, options: BuildOptions) -> Self:
         check_outputs(network, len(source.outputs.paths("")), source.model)
-        model = cls(
-            network,
-            source.inputs,
-            source.outputs,
-            output_tensors=options.output_tensors,
-            method=method,
-            threads=threads_of(network, options),
-        )
-        return model.nano_attach(source.model)
+        return super().of(source, network, method, options)
 
     def save_to(self, directory: Path, compression: str) -> dict:
-        if compression == "bf16":
-            compress_weights(self.nano_network.file.path, directory / OnnxFile.NAME)
-        else:
-            self.nano_network.file.copy_to(directory)
-        given = self.thread_num is not None
-        return {
-            **self.nano_describe(),
-            "onnx_path": OnnxFile.NAME,
-            "intra_op_num_threads": self.session_options.intra_op_num_threads if given else None,
-            "inter_op_num_threads": self.session_options.inter_op_num_threads if given else None,
-            "compression": compression,
-        }
+        return {**self.nano_describe(), **self.nano_write_network(directory, compression)}
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
-        refuse_inapplicable(
-            meta.get("method") or "onnxruntime_fp32",
-            {
-                "device": (options.device or "CPU", "CPU"),
-                "cache_dir": (options.cache_dir, None),
-                "shapes": (options.shapes, None),
-            },
-        )
+        refused = {
+            "device": (options.device or "CPU", "CPU"),
+            "cache_dir": (options.cache_dir, None),
+            "shapes": (options.shapes, None),
+        }
+        refuse_inapplicable(meta.get("method") or "onnxruntime_fp32", refused)
         compressed = meta.get("compression") == "bf16"
         if compressed:
             # the file is complete, but programs of BigDL 2 count on being asked
-            ask_for_original(options)
-        file = OnnxFile.read(directory / meta["onnx_path"])
-        known = ForwardInputs.from_json(meta["inputs"]) if "inputs" in meta else None
-        network = OnnxNetwork(
-            file, onnx_names(known) if known else None, session_options=_saved_options(meta)
-        )
-        described = cls.nano_facts_of(meta, network.input_names, network.output_count, directory)
-        threads = meta.get("thread_num") or meta.get("intra_op_num_threads")
-        described["threads"] = int(threads) if threads else None
-        loaded = cls(network, **described).nano_attach(options.model)
+            source = TorchSource(*ask_for_original(options))
+        network = saved_onnx_network(directory, meta)
+        loaded = cls.nano_loaded(network, network.output_count, meta, options)
         if compressed:  # refuses a sample, and with it an original, that is not of this network
-            args, kwargs = TorchSource(
-                cast("torch.nn.Module", options.model), options.input_sample
-            ).arguments
-            loaded(*args, **kwargs)
+            source.try_out(loaded)
         return loaded
-
-
-def _saved_options(meta: Mapping):
-    """Session options with the thread counts of a saved model; None if it had none."""
-    intra, inter = meta.get("intra_op_num_threads"), meta.get("inter_op_num_threads")
-    if not intra:
-        return None
-    options = require("onnxruntime", "nano").SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads, options.inter_op_num_threads = int(intra), int(inter or 0)
-    return options
 
 
 _WEIGHTS = "saved_weight.pt"
 # Methods whose weights are stored smaller already.
 _SMALL = ("fp16", "int8")
+_REBUILT_WITH = ("dynamic_axes", "conversion")
 
 
 class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
     """A network of OpenVINO that is called as the user's module is.
 
-    Any number of threads may call it.
-
-    Parameters
+    Attributes
     ----------
-    network : CompiledNetwork
-    inputs, outputs, output_tensors, method, threads
-        As of :class:`NetworkModel`.
-    rebuilt_with : mapping, optional
+    rebuilt_with : dict
         What a loaded model has to be converted with again if only its weights are saved.
     """
 
-    def __init__(
-        self,
-        network: CompiledNetwork,
-        inputs: ForwardInputs,
-        outputs: Structure,
-        *,
-        rebuilt_with: Mapping | None = None,
-        **keywords: Any,
-    ):
-        super().__init__(inputs, outputs, **keywords)
-        self.ov_network = network
-        self.rebuilt_with = dict(rebuilt_with or {})
+    rebuilt_with: dict[str, Any]
 
     @classmethod
-    def of(
-        cls, source: TorchSource, network: CompiledNetwork, method: str, options: BuildOptions
-    ) -> Self:
-        """Return the accelerated model of a source."""
-        model = cls(
-            network,
-            source.inputs,
-            source.outputs,
-            output_tensors=options.output_tensors,
-            method=method,
-            threads=options.threads,
-            rebuilt_with={
-                "dynamic_axes": options.dynamic_axes,
-                "convert": dict(options.openvino.convert),
-            },
-        )
-        original = source.model
-        return model.nano_attach(
-            original.nano_source if isinstance(original, AcceleratedModel) else original
-        )
+    def of(cls, source: TorchSource, network: Any, method: str, options: BuildOptions) -> Self:
+        model = super().of(source, network, method, options)
+        model.rebuilt_with = {name: getattr(options, name) for name in _REBUILT_WITH}
+        return model
 
     def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
-        return self.nano_to_arrays(*_arguments(call, self.nano_inputs))
+        if isinstance(call, Mapping) and set(call) <= set(self.nano_inputs.parameters):
+            return self.nano_to_arrays((), dict(call))
+        return self.nano_to_arrays(tuple(call) if isinstance(call, tuple | list) else (call,), {})
 
     def nano_result_of(self, results: list[np.ndarray]) -> Any:
         return self.nano_from_arrays(results)
 
     def save_to(self, directory: Path, compression: str) -> dict:
-        meta = {
-            **self.nano_describe(),
-            **self.nano_network_facts(),
-            **plain(self.rebuilt_with),
-        }
-        if compression == "bf16" and self.ov_network.precision not in _SMALL:
-            return {**meta, **self._save_weights(directory)}
-        return {**meta, **self.nano_write_network(directory), "compression": "fp32"}
-
-    def _save_weights(self, directory: Path) -> dict:
+        meta = {**self.nano_describe(), **plain(self.rebuilt_with)}
+        if compression != "bf16" or self.nano_network.precision in _SMALL:
+            return {**meta, **self.nano_write_network(directory), "compression": "fp32"}
         if self.nano_source is None:
             raise UsageError(
                 "compression='bf16' stores the weights of the original model, which is not there; "
                 "pass model when loading, or save with compression='fp32'"
             )
         save_weights(self.nano_source, directory / _WEIGHTS, "bf16")
-        return {"checkpoint": _WEIGHTS, "compression": "bf16"}
+        weights = {"checkpoint": _WEIGHTS, "compression": "bf16"}
+        return {**meta, **self.nano_network_facts(), **weights}
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
-        config, threads = saved_properties(meta)
-        if options.cache_dir is not None:
-            config["CACHE_DIR"] = str(options.cache_dir)
         if meta.get("compression") == "bf16":
-            return cls._converted_again(directory, meta, config, options)
-        compiled = saved_network(
+            return cls._converted_again(directory, meta, options)
+        network = saved_network(
             directory,
             meta,
             device=options.device,
-            threads=threads,
-            config=config,
+            cache_dir=options.cache_dir,
             shapes=options.shapes,
         )
-        names, outputs = compiled.input_names, len(compiled.output_names)
-        described = cls.nano_facts_of(meta, names, outputs, directory)
-        described["threads"] = compiled.thread_num
-        again = {key: meta[key] for key in ("dynamic_axes", "convert") if key in meta}
-        return cls(compiled, **described, rebuilt_with=again).nano_attach(options.model)
+        loaded = cls.nano_loaded(network, len(network.output_names), meta, options)
+        loaded.rebuilt_with = {name: meta[name] for name in _REBUILT_WITH if name in meta}
+        return loaded
 
     @staticmethod
-    def _converted_again(
-        directory: Path, meta: Mapping[str, Any], config: dict[str, Any], options: LoadOptions
-    ) -> Any:
+    def _converted_again(directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Any:
         """Convert the original again with the weights that were saved."""
         model, input_sample = ask_for_original(options)
         module = load_weights(copy.deepcopy(model), directory / meta["checkpoint"])
+        config, _ = saved_properties(meta)
+        if options.cache_dir is not None:
+            config["CACHE_DIR"] = str(options.cache_dir)
+        device = options.device or meta["device"]
+        build_options = BuildOptions.of({**meta, "openvino_config": config, "device": device})
         method = find_method(meta.get("method") or "openvino_fp32")
-        build_options = BuildOptions(
-            threads=meta.get("thread_num"),
-            dynamic_axes=meta.get("dynamic_axes", True),
-            output_tensors=meta.get("output_tensors", True),
-            openvino=OpenVINOOptions(
-                options.device or meta.get("device", "CPU"), config, meta.get("convert") or {}
-            ),
-        )
         built = method.build(TorchSource(module, input_sample), build_options)
         if options.shapes is not None:
             reshaped, error = built.reshape(options.shapes)
             if not reshaped:
                 raise UsageError(error)
         return built.nano_attach(model)
-
-
-def _arguments(call: Any, inputs: ForwardInputs) -> tuple[tuple, dict]:
-    """Arguments of one call."""
-    if isinstance(call, Mapping) and set(call) <= set(inputs.parameters):
-        return (), dict(call)
-    if isinstance(call, tuple | list):
-        return tuple(call), {}
-    return (call,), {}

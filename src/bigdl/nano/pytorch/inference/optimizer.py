@@ -3,61 +3,233 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.metadata
 import platform
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 
-from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.cpu import isa_flags, usable_cores
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.keywords import Keywords, MethodTable, check_threads, options_of
-from bigdl.nano.acceleration.method import Method, find_method
-from bigdl.nano.acceleration.search.cache import Cache, fingerprint
-from bigdl.nano.acceleration.search.isolation import Limits
-from bigdl.nano.acceleration.search.optimizer import (
-    BaseInferenceOptimizer,
-    check_counts,
-    check_direction,
-)
-from bigdl.nano.acceleration.search.results import choose
-from bigdl.nano.acceleration.search.trial import OBJECTIVES, Plan, Trial
+from bigdl.nano.acceleration.accuracy import StreamingMetric, score_function
+from bigdl.nano.acceleration.keywords import Keywords
+from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
+from bigdl.nano.acceleration.search.cache import fingerprint
+from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
+from bigdl.nano.acceleration.search.results import SearchOptions
+from bigdl.nano.acceleration.search.trial import Bench, Candidate, Trial
+from bigdl.nano.acceleration.structure import flatten
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
     InferenceContext,
     Settings,
+    active_settings,
     context_of,
     remember_settings,
+    settings_of,
 )
-from bigdl.nano.pytorch.inference.bench import TorchBench, accuracy_goal
-from bigdl.nano.pytorch.inference.multi_instance import to_multi_instance
+from bigdl.nano.pytorch.inference.network_models import PytorchOpenVINOModel
+from bigdl.nano.pytorch.inference.pipeline import to_multi_instance
 from bigdl.nano.pytorch.inference.serialization import load_model, save_model
-from bigdl.nano.pytorch.inference.source import TorchSource
+from bigdl.nano.pytorch.inference.source import (
+    ONE_BATCH,
+    Batch,
+    TorchSource,
+    batches_of,
+    evaluating,
+    rows_of,
+    sample_arguments,
+    split_batch,
+)
 from bigdl.nano.pytorch.methods import ALL_METHODS, DEFAULT_METHODS, METHODS
 
-__all__ = ["InferenceOptimizer", "SwitchableModel"]
+__all__ = ["InferenceOptimizer", "SwitchableModel", "TorchBench", "score_of"]
+
+
+def score_of(metric: Any, data: Any, source: Any = None) -> Callable[[torch.nn.Module], float]:
+    """Return a function from a model to its score on data.
+
+    Parameters
+    ----------
+    metric : torchmetrics.Metric or callable
+        A Metric, or a callable with parameters for predictions and targets (names that contain
+        "pred" and "target"), is computed on the model's predictions; any other is called as
+        ``metric(model, data)``, or as ``metric(model)`` without data.
+    data : DataLoader, tuple or None
+        Batches with targets.
+    source : optional
+        Not used; models know their inputs.
+
+    Raises
+    ------
+    UsageError
+        If the metric is no callable, or has to have targets and there are no data.
+    """
+    if not callable(metric):
+        raise UsageError(f"metric must be a torchmetrics.Metric or a callable, not {metric!r}")
+    streaming = None
+    if hasattr(metric, "update") and hasattr(metric, "compute"):
+        streaming = StreamingMetric(metric.reset, metric.update, metric.compute)
+    score = score_function(
+        metric,
+        data,
+        lambda model: _predictions(model, data),
+        streaming=streaming,
+        target_words=("target",),
+    )
+
+    def scored(model: torch.nn.Module) -> float:
+        """In evaluation mode and within the model's settings."""
+        within = context_of(model) if active_settings() is None else nullcontext()
+        with evaluating(model), within:
+            return score(model)
+
+    return scored
+
+
+def _predictions(model: torch.nn.Module, data: Any) -> Iterator[tuple[Any, Any, int]]:
+    """Yield predictions, targets and the number of rows of each batch."""
+    original = getattr(model, "nano_source", None)
+    described = original if isinstance(original, torch.nn.Module) else model
+    for batch in batches_of(described, data):
+        predicted = model(*batch.args, **batch.kwargs)
+        if isinstance(predicted, torch.Tensor) and predicted.dtype is torch.bfloat16:
+            predicted = predicted.float()
+        targets = batch.targets[0] if len(batch.targets) == 1 else batch.targets or None
+        yield predicted, targets, rows_of(batch)
+
+
+_CALIBRATION_ROWS = 100
+_DIFFERENT_BATCHES = 16
+
+
+class TorchBench(Bench[Batch]):
+    """A module on the bench.
+
+    Of the training data a few batches are taken at once; they are pickled, not the loader.
+
+    Parameters
+    ----------
+    methods : mapping of str to Method
+    arguments : mapping
+        Those of ``InferenceOptimizer.optimize``.
+
+    Raises
+    ------
+    UsageError
+        If there is no batch, or the metric does not go with the validation data.
+    """
+
+    def __init__(self, methods: Mapping[str, Method], arguments: Mapping[str, Any]):
+        super().__init__(methods, arguments)
+        self.library_threads = torch.get_num_threads()
+        self._validation_data = _without_workers(arguments["validation_data"])
+        if self.has_metric:
+            score_of(self._metric, self._validation_data)  # refuses what does not go together
+        sample, model = arguments["input_sample"], self.model
+        # several batches are timed in turn where the user does not want one again and again
+        count = _DIFFERENT_BATCHES if arguments["no_cache"] else 1
+        self._elements = _first_elements(model, arguments["training_data"], count)
+        self._batches = [split_batch(model, element) for element in self._elements[:count]]
+        if sample is not None:
+            self._batches = [Batch(*sample_arguments(model, sample))]
+        if not self._batches:  # its example_input_array
+            self._batches = [Batch(*TorchSource(model).arguments)]
+        names = ("jit_strict", "dynamic_axes", "output_tensors")
+        self._options = BuildOptions.of(
+            {name: arguments[name] for name in names}, sample_size=_CALIBRATION_ROWS
+        )
+
+    @cached_property
+    def _source(self) -> TorchSource:
+        sample = self._batches[0]
+        return TorchSource(self.model, sample.args, sample.kwargs, self._elements or None)
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        if torch.get_num_threads() != self.library_threads:  # in another process
+            torch.set_num_threads(self.library_threads)
+        with evaluating(self.model):
+            yield
+
+    def build(self, method: Method, threads: int | None) -> Candidate:
+        if method.name == ORIGINAL:
+            return Candidate(self.model, lambda: InferenceContext(Settings(threads)))
+        options = dataclasses.replace(self._options, thread_num=threads)
+        return _candidate(method.build(self._source, options))
+
+    def call(self, model: Any, batch: Batch) -> Any:
+        return model(*batch.args, **batch.kwargs)
+
+    def score(self, candidate: Candidate) -> float:
+        with candidate.context():
+            return score_of(self._metric, self._validation_data)(candidate.model)
+
+    def save(self, model: Any, directory: Path) -> None:
+        save_model(model, directory)
+
+    def load(self, directory: Path) -> Candidate:
+        try:
+            return _candidate(load_model(directory))
+        except UsageError:  # it holds weights only
+            return _candidate(load_model(directory, self.model))
+
+    def identity(self) -> tuple:
+        """Return the values that a fingerprint of the search is made of."""
+        batches = [flatten((batch.args, batch.kwargs))[0] for batch in self._batches]
+        shapes = [[(str(x.dtype), tuple(x.shape)) for x in batch] for batch in batches]
+        return (
+            (self.model, list(self.methods), shapes, self._metric, self._validation_data),
+            (self.thread_num, self.library_threads, self._options),
+        )
+
+
+def _candidate(model: torch.nn.Module) -> Candidate:
+    settings = settings_of(model)
+    return Candidate(model, lambda: InferenceContext(settings))
+
+
+def _first_elements(model, data, count) -> list:
+    """As many batches as hold the sample for calibration, and at least `count`."""
+    if data is None:
+        return []
+    if isinstance(data, ONE_BATCH):
+        return [data]
+    if not isinstance(data, Iterable):
+        raise UsageError(
+            "training_data must be a DataLoader, or a batch of it, that is a tensor, a tuple or a "
+            f"dict, not a {type(data).__name__}"
+        )
+    elements, rows = [], 0
+    with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from it
+        for element in data:
+            elements.append(element)
+            rows += rows_of(split_batch(model, element))
+            if rows >= _CALIBRATION_ROWS and len(elements) >= count:
+                break
+    if not elements:
+        raise UsageError("training_data holds no batch; give at least one")
+    return elements
+
+
+def _without_workers(data):
+    """A loader without the processes that it keeps."""
+    if getattr(data, "_iterator", None) is None or not isinstance(
+        data, torch.utils.data.DataLoader
+    ):
+        return data
+    data = copy.copy(data)
+    data._iterator = None
+    return data
+
 
 _PACKAGES = ("torch", "openvino", "nncf", "onnx", "onnxruntime", "torchao", "bigdl")
-_TABLE = MethodTable(
-    accelerators=("openvino", "onnxruntime", "jit", None),
-    int8={
-        "jit": {None: "jit_int8", "fx": "jit_int8"},
-        None: {
-            None: "static_int8",
-            "fx": "static_int8",
-            "eager": "static_int8",
-            "ipex": "static_int8_ipex",
-            "torchao": "torchao_int8",
-            "weight_only": "int8_weight_only",
-            "inc": "neural_compressor_int8",
-        },
-    },
-    dynamic={"onnxruntime": "onnxruntime_int8_integer", None: "torchao_int8"},
-)
 
 
 class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
@@ -88,9 +260,13 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
     ALL_INFERENCE_ACCELERATION_METHOD: ClassVar[Mapping[str, Method]] = ALL_METHODS
     DEFAULT_INFERENCE_ACCELERATION_METHOD: ClassVar[Mapping[str, Method]] = DEFAULT_METHODS
 
+    _framework = "torch"
     _methods = METHODS
     _data_argument = "training_data"
-    _bench: TorchBench
+    _bench_class = TorchBench
+    _model_class, _accelerated_class = torch.nn.Module, AcceleratedModel
+    _nouns = ("nn module", "nn.Module instance")
+    _score_of = staticmethod(score_of)
 
     @staticmethod
     def trace(
@@ -167,11 +343,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
             If the arguments name no method, an argument does not apply to it, the method is not
             possible on this machine, or the model cannot be converted.
         """
-        name = _TABLE.traced(
-            accelerator, device, kwargs, use_ipex=use_ipex, channels_last=channels_last
-        )
-        _check_model(model)
-        return _build(find_method(name), {**locals()})
+        return InferenceOptimizer._trace({**locals()})
 
     @staticmethod
     def quantize(
@@ -261,54 +433,16 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
             As of :meth:`trace`; also if calibration data are missing, or the accuracy criterion
             cannot be met.
         """
-        name = _TABLE.quantized(
-            precision,
-            accelerator,
-            device,
-            approach,
-            method,
-            use_ipex=use_ipex,
-            channels_last=channels_last,
-        )
+        arguments = {**locals()}
         if not isinstance(model, torch.nn.Module):
             raise UsageError(
                 "Invalid model to quantize. Please use a nn.Module or a model from "
                 "InferenceOptimizer.trace(accelerator=='openvino')"
             )
-        if not (name.startswith("openvino") and type(model).__name__ == "PytorchOpenVINOModel"):
-            _check_model(model)
         if calib_dataloader is not None:
             warnings.warn("calib_dataloader is now called calib_data", stacklevel=2)
-            calib_data = calib_data if calib_data is not None else calib_dataloader
-        return _build(find_method(name), {**locals()})
-
-    @staticmethod
-    def build(model: torch.nn.Module, method: str, **arguments: Any) -> torch.nn.Module:
-        """Apply one method of the registry by its name.
-
-        Parameters
-        ----------
-        model : Module
-            Not changed.
-        method : str
-            A key of ``InferenceOptimizer.ALL_INFERENCE_ACCELERATION_METHOD``.
-        **arguments
-            Those of :meth:`quantize` that apply to the method.
-
-        Returns
-        -------
-        Module
-
-        Raises
-        ------
-        UsageError
-            As of :meth:`quantize`.
-        """
-        chosen = find_method(method)
-        _check_model(model)
-        unknown = _KEYWORDS.refuse_unknown(chosen, arguments)
-        conversion = {key: arguments.pop(key) for key in unknown}
-        return _build(chosen, {**arguments, "model": model, "kwargs": conversion})
+            arguments["calib_data"] = calib_dataloader if calib_data is None else calib_data
+        return InferenceOptimizer._quantize(arguments)
 
     def optimize(
         self,
@@ -431,51 +565,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
             If model, data or metric cannot go to another process, so that methods are tried in
             this one.
         """
-        _check_model(model)
-        check_direction(direction)
-        check_choice("objective", objective, OBJECTIVES)
-        names = choose(
-            METHODS,
-            ALL_METHODS,
-            search_mode=search_mode,
-            accelerator=accelerator,
-            precision=precision,
-            use_ipex=use_ipex,
-            includes=includes,
-            excludes=excludes,
-        )
-        plan = Plan(
-            runs=check_positive("latency_sample_num", latency_sample_num),
-            objective=objective,
-            threads=check_counts("thread_counts", thread_counts, check_threads(thread_num)),
-            batch_sizes=check_counts("batch_sizes", batch_sizes, None),
-        )
-        bench = TorchBench(
-            model,
-            {name: METHODS[name] for name in names},
-            training_data,
-            input_sample=input_sample,
-            validation_data=validation_data,
-            metric=metric,
-            thread_num=thread_num,
-            many_batches=no_cache,
-            jit_strict=jit_strict,
-            dynamic_axes=dynamic_axes,
-            output_tensors=output_tensors,
-        )
-        cached = cache or cache_dir is not None
-        self._search(
-            bench,
-            plan,
-            direction,
-            limits=Limits(time_limit, memory_limit),
-            threads=torch.get_num_threads(),
-            logging=logging,
-            output_filename=output_filename,
-            cache=Cache(cache_dir),
-            key=_key(bench, plan, direction, training_data) if cached else None,
-            reuse=cache,
-        )
+        self._optimize({**locals()})
 
     def get_best_model(
         self,
@@ -514,163 +604,44 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         return self._best(accelerator, precision, use_ipex, accuracy_criterion)
 
     def _original(self, trial: Trial) -> torch.nn.Module:
-        original = _evaluating(cast("torch.nn.Module", self._bench.model))
+        original = _evaluating(self._bench.model)
         remember_settings(original, Settings(threads=trial.threads))
         return original
 
-    def _read(self, directory: Path) -> torch.nn.Module:
-        return load_model(directory, self._bench.model)
+    @classmethod
+    def _takes(cls, model: Any, method: Method | None) -> bool:
+        quantizes = method and method.accelerator == "openvino" and method.precision != "fp32"
+        return bool(quantizes) and isinstance(model, PytorchOpenVINOModel)
 
-    @staticmethod
-    def save(model: torch.nn.Module, path: Any, compression: str = "fp32") -> None:
-        """Write a model to a directory.
+    @classmethod
+    def _source(cls, model: torch.nn.Module, values: Mapping[str, Any]) -> TorchSource:
+        sample, named = values["input_sample"], values["example_kwarg_inputs"]
+        source = TorchSource(model, sample, named, values["calib_data"])
+        if source.has_sample:
+            source.outputs  # noqa: B018 - says what is wrong with a sample before a runtime does
+        return source
 
-        Parameters
-        ----------
-        model : Module
-            Accelerated or not.
-        path : str or path
-            The directory; an earlier model in it is replaced when the new one is complete.
-        compression : {"fp32", "bf16"}
-            How weights are stored.
+    def _key(
+        self, bench: TorchBench, options: SearchOptions, arguments: Mapping[str, Any]
+    ) -> str | None:
+        surroundings = (platform.processor(), sorted(isa_flags()), usable_cores())
+        versions = [(package, _version(package)) for package in _PACKAGES]
+        data = arguments["training_data"]
+        if isinstance(data, torch.utils.data.DataLoader):  # without its state
+            data = (data.dataset, data.batch_size, type(data.sampler), data.collate_fn)
+        plan = (options.plan, options.direction)
+        with bench.session():  # whether the model is in training mode does not matter
+            return fingerprint(bench.identity(), plan, data, surroundings, versions)
 
-        Raises
-        ------
-        UsageError
-            If the model cannot be saved there or in this form.
-        """
-        save_model(model, path, compression)
-
-    @staticmethod
-    def load(
-        path: Any,
-        model: torch.nn.Module | None = None,
-        input_sample: Any = None,
-        inplace: bool = False,
-        device: str | None = None,
-        cache_dir: str | None = None,
-        shapes: str | None = None,
-        thread_num: int | None = None,
-    ) -> torch.nn.Module:
-        """Read a model from a directory that :meth:`save` wrote.
-
-        Parameters
-        ----------
-        path : str, path, or dict of str to binary file
-            The directory, or its files by name.
-        model : Module, optional
-            The original. Needed where the directory holds weights only; else its attributes are
-            found on the model again.
-        input_sample : optional
-            Needed with models that were saved with ``compression="bf16"`` and run in another
-            runtime.
-        inplace : bool
-            Load into `model` itself instead of a copy.
-        device : str, optional
-            OpenVINO's device, instead of the saved one.
-        cache_dir : str, optional
-            Directory in which OpenVINO keeps compiled models.
-        shapes : str, optional
-            Input shapes for OpenVINO, e.g. ``"x[1,3,224,224],y[1,4]"``.
-        thread_num : int, optional
-            Threads of the model, instead of those that it was saved with; those of a graph that
-            TorchInductor has compiled stay.
-
-        Returns
-        -------
-        Module
-
-        Raises
-        ------
-        UsageError
-            If a file is missing or an argument is needed.
-        """
-        return load_model(
-            path,
-            model,
-            check_threads(thread_num),
-            input_sample=input_sample,
-            inplace=inplace,
-            device=device,
-            cache_dir=cache_dir,
-            shapes=shapes,
-        )
-
-    @staticmethod
-    def get_context(model: torch.nn.Module, *models: torch.nn.Module) -> InferenceContext:
-        """A context in which models run without gradients, with their threads and precision.
-
-        Parameters
-        ----------
-        model, *models : Module
-            Also lists of modules.
-
-        Returns
-        -------
-        context manager
-        """
-        return context_of(model, *models)
-
-    @staticmethod
-    def to_multi_instance(
-        model: torch.nn.Module,
-        num_processes: int = 4,
-        cores_per_process: int | None = None,
-        cpu_for_each_process: Sequence[Sequence[int]] | None = None,
-    ) -> torch.nn.Module:
-        """Copies of a model in several processes, each with cores of its own.
-
-        See :func:`bigdl.nano.pytorch.inference.multi_instance.to_multi_instance`.
-        """
-        return to_multi_instance(model, num_processes, cores_per_process, cpu_for_each_process)
+    save = staticmethod(save_model)
+    load = staticmethod(load_model)
+    get_context = staticmethod(context_of)
+    to_multi_instance = staticmethod(to_multi_instance)
 
 
-_KEYWORDS = Keywords(
+InferenceOptimizer._keywords = Keywords(
     InferenceOptimizer.trace, InferenceOptimizer.quantize, only_build=("streams", "smooth")
 )
-
-
-def _build(method: Method, arguments: Mapping[str, Any]) -> torch.nn.Module:
-    """Apply a method to ``arguments["model"]``; the other arguments are those of ``quantize``."""
-    method.require()
-    values = _KEYWORDS.checked(method, arguments)
-    source = TorchSource(
-        arguments["model"],
-        values["input_sample"],
-        values["example_kwarg_inputs"],
-        values["calib_data"],
-    )
-    if source.has_sample and method.name != "original":
-        source.outputs  # noqa: B018 - says what is wrong with a sample before a runtime does
-    options = options_of(method, values, arguments.get("kwargs"), accuracy_goal(values))
-    model = method.build(source, options)
-    if values["strict_check"] and source.has_sample and isinstance(model, AcceleratedModel):
-        args, kwargs = source.arguments
-        with context_of(model):
-            method.try_out(lambda: model(*args, **kwargs))
-    return model
-
-
-def _check_model(model: Any) -> None:
-    """Refuse what is no module, or not an original one."""
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"model should be a nn module. A {type(model).__name__} was given.")
-    if isinstance(model, AcceleratedModel):
-        raise UsageError(
-            "Expect a nn.Module instance that is not traced or quantized but got type "
-            f"{type(model)}; pass the original model"
-        )
-
-
-def _key(bench: TorchBench, plan: Plan, direction: str, training_data: Any) -> str | None:
-    """Digest of all that the results depend on."""
-    surroundings = (platform.processor(), sorted(isa_flags()), usable_cores())
-    versions = [(package, _version(package)) for package in _PACKAGES]
-    data = training_data
-    if isinstance(data, torch.utils.data.DataLoader):  # without its state
-        data = (data.dataset, data.batch_size, type(data.sampler), data.collate_fn)
-    with bench.session():  # whether the model is in training mode does not matter
-        return fingerprint(bench.identity(), plan, direction, data, surroundings, versions)
 
 
 def _version(package: str) -> str | None:
@@ -709,12 +680,10 @@ class SwitchableModel(torch.nn.Module):
     ):
         super().__init__()
         self.model = model
-        self.__dict__["_quantized"] = quantized
-        self.__dict__["_sample"] = (
-            source.arguments if source is not None and source.has_sample else None
-        )
-        self.__dict__["_plain"] = None
-        self.__dict__["_active"] = None
+        # in a dict, since they are no submodules
+        self._runtimes: dict[str, torch.nn.Module] = {"quantized": quantized}
+        self._sample = source.arguments if source is not None and source.has_sample else None
+        self._active: str | None = None
         self.training = model.training
 
     def eval_onnx(self, input_sample: Any = None, quantize: bool = False, **kwargs: Any):
@@ -742,17 +711,20 @@ class SwitchableModel(torch.nn.Module):
                     f"{', '.join(map(repr, kwargs))} does not apply to quantize=True, whose graph "
                     "is there already; leave it out"
                 )
-            self.__dict__["_active"] = self._quantized
-        else:
-            if self._plain is None or input_sample is not None or kwargs:
-                self.__dict__["_plain"] = self._traced(input_sample, kwargs)
-            self.__dict__["_active"] = self._plain
+        elif "plain" not in self._runtimes or input_sample is not None or kwargs:
+            if input_sample is None and self._sample is not None:
+                input_sample, named = self._sample
+                kwargs = {"example_kwarg_inputs": named or None, **kwargs}
+            self._runtimes["plain"] = InferenceOptimizer.trace(
+                self.model, input_sample, accelerator="onnxruntime", **kwargs
+            )
+        self._active = "quantized" if quantize else "plain"
         super().train(False)
         return self
 
     def exit_onnx(self):
         """Evaluate in PyTorch again; returns itself."""
-        self.__dict__["_active"] = None
+        self._active = None
         return self
 
     def train(self, mode: bool = True):
@@ -763,13 +735,7 @@ class SwitchableModel(torch.nn.Module):
 
     def forward(self, *args, **kwargs):
         """The model's output in the runtime that was chosen last."""
-        return (self._active or self.model)(*args, **kwargs)
-
-    def _traced(self, sample, kwargs) -> torch.nn.Module:
-        if sample is None and self._sample is not None:
-            sample, named = self._sample
-            kwargs = {"example_kwarg_inputs": named or None, **kwargs}
-        return InferenceOptimizer.trace(self.model, sample, accelerator="onnxruntime", **kwargs)
+        return (self._runtimes[self._active] if self._active else self.model)(*args, **kwargs)
 
     def __getattr__(self, name: str):
         try:

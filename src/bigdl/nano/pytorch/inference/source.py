@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,10 +14,11 @@ import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError, one_line
-from bigdl.nano.acceleration.options import BuildOptions
-from bigdl.nano.acceleration.structure import Structure, flatten
+from bigdl.nano.acceleration.method import BuildOptions
+from bigdl.nano.acceleration.structure import CallInputs, Structure, flatten
 
 __all__ = [
+    "ONE_BATCH",
     "Batch",
     "FlatModule",
     "ForwardInputs",
@@ -29,9 +31,13 @@ __all__ = [
     "split_batch",
 ]
 
+ONE_BATCH = (torch.Tensor, np.ndarray, tuple, Mapping)
+"""Types of data that are one batch."""
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 
 def forward_parameters(model: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a model's forward.
+    """Return the parameters of a model's forward.
 
     A model in another runtime has a forward that takes anything; its parameters are those of the
     module that it was made from.
@@ -43,7 +49,7 @@ def forward_parameters(model: torch.nn.Module) -> Mapping[str, inspect.Parameter
 
 
 def sample_arguments(model: torch.nn.Module, sample: Any, extra: Mapping | None = None):
-    """The arguments with which a sample is given to a model.
+    """Return the arguments with which a sample is given to a model.
 
     Parameters
     ----------
@@ -61,66 +67,33 @@ def sample_arguments(model: torch.nn.Module, sample: Any, extra: Mapping | None 
     kwargs : dict
     """
     parameters = forward_parameters(model)
-    names = list(parameters)
+    names, named = list(parameters), dict(extra or {})
+    kinds = {parameter.kind for parameter in parameters.values()}
     if isinstance(sample, Mapping):
-        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        if sample and (open_ended or all(key in parameters for key in sample)):
-            return (), {**sample, **(extra or {})}
-        return (dict(sample),), dict(extra or {})
-    if isinstance(sample, (tuple, list)):
-        takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
-        if len(sample) <= 1 or takes_any or len(sample) <= len(names) - len(extra or {}):
-            return tuple(sample), dict(extra or {})
-        if len(names) == 1:
-            return (sample,), dict(extra or {})
-        raise UsageError(
-            f"The sample has {len(sample)} inputs, but forward of {type(model).__name__} takes "
-            f"{len(names)}: {', '.join(names)}"
-        )
-    return (sample,), dict(extra or {})
+        known = inspect.Parameter.VAR_KEYWORD in kinds or all(key in parameters for key in sample)
+        return ((), {**sample, **named}) if sample and known else ((dict(sample),), named)
+    if not isinstance(sample, (tuple, list)):
+        return (sample,), named
+    takes_any = inspect.Parameter.VAR_POSITIONAL in kinds
+    if len(sample) <= 1 or takes_any or len(sample) <= len(names) - len(named):
+        return tuple(sample), named
+    if len(names) == 1:
+        return (sample,), named
+    raise UsageError(
+        f"The sample has {len(sample)} inputs, but forward of {type(model).__name__} takes "
+        f"{len(names)}: {', '.join(names)}"
+    )
 
 
 @dataclass(frozen=True)
-class ForwardInputs:
-    """The inputs of a network and the parameters of ``forward`` that they come from.
+class ForwardInputs(CallInputs):
+    """The inputs of a network and the parameters of ``forward`` that they come from."""
 
-    Values that are no tensors were fixed when the network was made: a call that gives another
-    value is refused.
-
-    Attributes
-    ----------
-    parameters : tuple of str
-        Names of forward's named parameters, in order.
-    keyword_only : frozenset of str
-        Those that are given by name only.
-    structures : dict of str to Structure
-        What each argument looks like; ``*args`` is a tuple, ``**kwargs`` a dict.
-    names : tuple of str
-        Names of the network's inputs, in the order of the flat list.
-    star, double_star : str or None
-        Names of ``*args`` and ``**kwargs`` if forward has them.
-    """
-
-    parameters: tuple[str, ...]
-    structures: dict[str, Structure]
-    keyword_only: frozenset[str] = frozenset()
-    star: str | None = None
-    double_star: str | None = None
-    names: tuple[str, ...] = field(init=False)
-    _fast: int | None = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self):
-        names = [n for name, structure in self.structures.items() for n in structure.paths(name)]
-        object.__setattr__(self, "names", tuple(names))
-        # The most frequent call, tensors by position, needs no walk through structures.
-        plain = [self.structures[name].kind == "tensor" for name in self.parameters]
-        fixed = plain.index(False) if False in plain else len(plain)
-        only_tensors = fixed == len(self.names) and not self.keyword_only
-        object.__setattr__(self, "_fast", fixed if only_tensors else None)
+    tensor_types = (torch.Tensor, np.ndarray)
 
     @classmethod
     def of(cls, model: torch.nn.Module, args: tuple, kwargs: Mapping) -> ForwardInputs:
-        """From a model and the arguments of one call of it.
+        """Return the inputs of a model from the arguments of one call of it.
 
         Raises
         ------
@@ -128,7 +101,6 @@ class ForwardInputs:
             If the arguments do not fit forward, or hold no tensor.
         """
         signature = inspect.signature(model.forward)
-        parameters = signature.parameters
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -136,16 +108,15 @@ class ForwardInputs:
                 f"The sample does not fit forward of {type(model).__name__}: {error}"
             ) from None
         bound.apply_defaults()
-        star = next((n for n, p in parameters.items() if p.kind is p.VAR_POSITIONAL), None)
-        double_star = next((n for n, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
-        named = tuple(n for n in parameters if n not in (star, double_star))
-        structures = {name: flatten(value)[1] for name, value in bound.arguments.items()}
+        names: dict[Any, list[str]] = defaultdict(list)  # by the kind of parameter
+        for name, parameter in signature.parameters.items():
+            names[parameter.kind].append(name)
+        variadic = [names.pop(kind, [None])[0] for kind in _VARIADIC]
         inputs = cls(
-            named,
-            structures,
-            frozenset(n for n in named if parameters[n].kind is inspect.Parameter.KEYWORD_ONLY),
-            star,
-            double_star,
+            tuple(name for each in names.values() for name in each),
+            {name: flatten(value)[1] for name, value in bound.arguments.items()},
+            frozenset(names[inspect.Parameter.KEYWORD_ONLY]),
+            *variadic,
         )
         if not inputs.names:
             raise UsageError(
@@ -154,7 +125,7 @@ class ForwardInputs:
         return inputs
 
     def describe(self) -> dict[str, inspect.Parameter]:
-        """The parameters by name; what was no tensor has its value as its default."""
+        """Return the parameters by name; what was no tensor has its value as its default."""
         kinds = inspect.Parameter
         described = {}
         for name in self.parameters:
@@ -164,114 +135,10 @@ class ForwardInputs:
                 kinds.KEYWORD_ONLY if name in self.keyword_only else kinds.POSITIONAL_OR_KEYWORD,
                 default=kinds.empty if structure.paths(name) else structure.rebuild(()),
             )
-        for rest, kind in (
-            (self.star, kinds.VAR_POSITIONAL),
-            (self.double_star, kinds.VAR_KEYWORD),
-        ):
+        for rest, kind in zip((self.star, self.double_star), _VARIADIC, strict=True):
             if rest is not None:
                 described[rest] = kinds(rest, kind)
         return described
-
-    def flatten(self, args: tuple, kwargs: Mapping) -> list:
-        """The flat list of tensors of a call.
-
-        Raises
-        ------
-        UsageError
-            If an argument is given twice, is unknown, is missing, is nested in another way than in
-            the sample, or is another value than the one that was fixed.
-        """
-        if (
-            len(args) == self._fast
-            and not kwargs
-            and all(isinstance(value, (torch.Tensor, np.ndarray)) for value in args)
-        ):
-            return list(args)
-        leaves: list = []
-        for name, value in self._bind(args, kwargs).items():
-            self.structures[name].take(value, name, leaves)
-        return leaves
-
-    @property
-    def star_count(self) -> int:
-        """Number of arguments that ``*args`` had in the sample."""
-        return len(self.structures[self.star].children) if self.star is not None else 0
-
-    def unflatten(self, leaves) -> tuple[tuple, dict]:
-        """Arguments of a call of ``forward`` from the flat list."""
-        leaves = iter(leaves)
-        values: dict[str | None, Any] = {
-            name: s._rebuild(leaves) for name, s in self.structures.items()
-        }
-        args, kwargs = [], {}
-        for name in self.parameters:
-            if name in self.keyword_only:
-                kwargs[name] = values[name]
-            else:
-                args.append(values[name])
-        args += values.get(self.star, ())
-        kwargs.update(values.get(self.double_star, {}))
-        return tuple(args), kwargs
-
-    def _bind(self, args, kwargs) -> dict:
-        """Each parameter's value; what is left out keeps the value of the sample."""
-        positional = [name for name in self.parameters if name not in self.keyword_only]
-        if len(args) > len(positional) and self.star is None:
-            raise UsageError(
-                f"The model takes {len(positional)} positional arguments "
-                f"({', '.join(positional)}), but {len(args)} were given"
-            )
-        given = dict(zip(positional, args, strict=False))
-        rest = {}
-        for name, value in kwargs.items():
-            if name in given:
-                # The spelling is the old interface's.
-                raise UsageError(
-                    f"You shouldn't pass arguement {name} as it has been passed as a positional "
-                    "arguement."
-                )
-            if name in self.parameters:
-                given[name] = value
-            elif self.double_star is not None:
-                rest[name] = value
-            else:
-                raise UsageError(
-                    f"The model has no argument {name!r}; it takes {', '.join(self.parameters)}"
-                )
-        if self.star is not None:
-            given[self.star] = tuple(args[len(positional) :])
-        if self.double_star is not None:
-            given[self.double_star] = rest
-        values = {}
-        for name, structure in self.structures.items():
-            if name in given:
-                values[name] = given[name]
-            elif not structure.paths(name):
-                values[name] = structure.rebuild(())
-            else:
-                raise UsageError(f"The model's argument {name!r} is missing; it was a tensor")
-        return values
-
-    def to_json(self) -> dict:
-        """As JSON."""
-        return {
-            "parameters": list(self.parameters),
-            "structures": {name: s.to_json() for name, s in self.structures.items()},
-            "keyword_only": sorted(self.keyword_only),
-            "star": self.star,
-            "double_star": self.double_star,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping) -> ForwardInputs:
-        """Read what :meth:`to_json` wrote."""
-        return cls(
-            tuple(data["parameters"]),
-            {name: Structure.from_json(s) for name, s in data["structures"].items()},
-            frozenset(data["keyword_only"]),
-            data["star"],
-            data["double_star"],
-        )
 
 
 class Batch(NamedTuple):
@@ -293,7 +160,7 @@ class Batch(NamedTuple):
 def batches_of(
     model: torch.nn.Module, data: Any, inputs: ForwardInputs | None = None
 ) -> Iterator[Batch]:
-    """Batches of whatever a user gives as data.
+    """Return batches of whatever a user gives as data.
 
     Parameters
     ----------
@@ -309,20 +176,18 @@ def batches_of(
     UsageError
         If it is none of these.
     """
-    if isinstance(data, (torch.Tensor, np.ndarray, tuple, Mapping)):
-        yield split_batch(model, data, inputs)
-    elif isinstance(data, Iterable):
-        for element in data:
-            yield split_batch(model, element, inputs)
-    else:
+    if isinstance(data, ONE_BATCH):
+        data = [data]
+    if not isinstance(data, Iterable):
         raise UsageError(
             "Data must be a DataLoader, a tensor, a tuple or a dict of tensors, not a "
             f"{type(data).__name__}"
         )
+    return (split_batch(model, element, inputs) for element in data)
 
 
 def split_batch(model: torch.nn.Module, element: Any, inputs: ForwardInputs | None = None) -> Batch:
-    """The arguments of a model in one element of a data loader.
+    """Return the arguments of a model in one element of a data loader.
 
     Parameters
     ----------
@@ -347,8 +212,10 @@ def split_batch(model: torch.nn.Module, element: Any, inputs: ForwardInputs | No
     if len(element) <= 2 and isinstance(first, Mapping):
         batch = _split_mapping(first, parameters)
         return batch._replace(targets=(*batch.targets, *element[1:]))
-    wanted = _positional_count(parameters) + (0 if inputs is None else inputs.star_count)
-    count = max(1, min(len(element), wanted))
+    count = _positional_count(parameters)
+    if inputs is not None and inputs.star is not None:
+        count += len(inputs.structures[inputs.star].children)
+    count = max(1, count)
     return Batch(tuple(element[:count]), {}, tuple(element[count:]))
 
 
@@ -359,7 +226,7 @@ def rows_of(batch: Batch) -> int:
 
 
 def _split_mapping(element, parameters) -> Batch:
-    names = {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    names = {p.name for p in parameters if p.kind not in _VARIADIC}
     known = {key: value for key, value in element.items() if key in names}
     if not known:  # the dict itself is what the model takes
         return Batch((dict(element),), {})
@@ -401,11 +268,6 @@ class FlatModule(torch.nn.Module):
         super().__init__()
         self.model = model
         self.inputs = inputs
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """Names of the tensors, in order."""
-        return self.inputs.names
 
     def forward(self, *tensors):
         args, kwargs = self.inputs.unflatten(tensors)
@@ -487,35 +349,28 @@ class TorchSource:
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"A torch.nn.Module is needed, but a {type(model).__name__} was given")
         self.model = model
-        self._sample = sample
-        self._example_kwargs = example_kwargs
-        self._data = data
+        self.data = data
+        self._sample = getattr(model, "example_input_array", None) if sample is None else sample
+        self._example_kwargs = dict(example_kwargs or {})
 
     @property
     def has_sample(self) -> bool:
         """True if there is anything that a sample can be taken from."""
-        return (
-            self._sample is not None
-            or self._data is not None
-            or getattr(self.model, "example_input_array", None) is not None
-        )
+        return self._sample is not None or self.data is not None
 
     @cached_property
     def arguments(self) -> tuple[tuple, dict]:
         """``args, kwargs`` of the sample."""
-        sample = self._sample
-        if sample is None:
-            sample = getattr(self.model, "example_input_array", None)
-        if sample is None and self._data is not None:
-            batch = next(batches_of(self.model, self._data), None)
-            if batch is None:
-                raise UsageError("The data hold no batch, so there is no sample of the input")
-            return batch.args, {**batch.kwargs, **(self._example_kwargs or {})}
-        if sample is None:
+        if self._sample is not None:
+            return sample_arguments(self.model, self._sample, self._example_kwargs)
+        if self.data is None:
             raise UsageError(
                 f"A sample of the input of {type(self.model).__name__} is needed; pass input_sample"
             )
-        return sample_arguments(self.model, sample, self._example_kwargs)
+        batch = next(iter(batches_of(self.model, self.data)), None)
+        if batch is None:
+            raise UsageError("The data hold no batch, so there is no sample of the input")
+        return batch.args, batch.kwargs | self._example_kwargs
 
     @cached_property
     def inputs(self) -> ForwardInputs:
@@ -538,28 +393,50 @@ class TorchSource:
         if isinstance(known, Structure):  # a model in another runtime
             return known
         args, kwargs = self.arguments
-        kind = type(self.model).__name__
+        name = type(self.model).__name__
         try:
             with evaluating(self.model):
                 leaves, structure = flatten(self.model(*args, **kwargs))
         except Exception as error:
             raise UsageError(
-                f"{kind} fails on the sample of its input: {one_line(error)}; pass another "
+                f"{name} fails on the sample of its input: {one_line(error)}; pass another "
                 "input_sample"
             ) from error
         if not leaves:
-            raise UsageError(f"{kind} returns no tensor for the sample, so it cannot be converted")
+            raise UsageError(f"{name} returns no tensor for the sample, so it cannot be converted")
         return structure
+
+    def try_out(self, model: torch.nn.Module) -> None:
+        if self.has_sample:
+            args, kwargs = self.arguments
+            model(*args, **kwargs)
 
     @cached_property
     def sample_tensors(self) -> list[torch.Tensor]:
         """The sample as a flat list of tensors."""
-        leaves = self.inputs.flatten(*self.arguments)
-        return [torch.as_tensor(leaf) for leaf in leaves]
+        return list(map(torch.as_tensor, self.inputs.flatten(*self.arguments)))
 
     def sample_arrays(self) -> list[np.ndarray]:
-        """The sample as a flat list of ndarrays."""
         return [tensor.detach().cpu().numpy() for tensor in self.sample_tensors]
+
+    def general_sample(self, axes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Return the sample with 2 in place of 1 in these dimensions, if the model takes that.
+
+        ``torch.export`` takes a size of 1 for a constant, since it broadcasts, and the sample's
+        strides for those of all inputs.
+        """
+        sample = [tensor.contiguous() for tensor in self.sample_tensors]
+        grown = list(sample)
+        for position, dimensions in enumerate(axes):
+            for dimension in dimensions:
+                if grown[position].shape[dimension] == 1:
+                    grown[position] = grown[position].repeat_interleave(2, dimension)
+        try:
+            with self.flat_module() as module:
+                module(*grown)
+        except Exception:
+            return sample
+        return grown
 
     @contextmanager
     def flat_module(self) -> Iterator[FlatModule]:
@@ -568,30 +445,27 @@ class TorchSource:
             yield FlatModule(self.model, self.inputs).eval()
 
     def calibration_tensors(self, options: BuildOptions) -> Iterator[list[torch.Tensor]]:
-        """Flat lists of tensors of the calibration data, as many batches as hold its sample size.
+        """Yield flat lists of tensors of as many batches of the data as hold the sample size.
 
         Raises
         ------
         UsageError
             If there are no calibration data.
         """
-        calibration = options.calibration
-        data = calibration.data if calibration.data is not None else self._data
-        if data is None:
+        if self.data is None:
             raise UsageError(
                 "Calibration data are needed to quantize to int8; pass calib_data, a DataLoader or "
                 "a batch of the model's input"
             )
         rows = 0
-        for batch in batches_of(self.model, data, self.inputs):
-            yield [torch.as_tensor(x) for x in self.inputs.flatten(batch.args, batch.kwargs)]
+        for batch in batches_of(self.model, self.data, self.inputs):
+            yield list(map(torch.as_tensor, self.inputs.flatten(batch.args, batch.kwargs)))
             rows += rows_of(batch)
-            if rows >= calibration.sample_size:
+            if rows >= options.sample_size:
                 break
         if not rows:
             raise UsageError("The calibration data hold no batch; give at least one")
 
     def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:
-        """:meth:`calibration_tensors` as ndarrays."""
         for tensors in self.calibration_tensors(options):
             yield [tensor.detach().cpu().numpy() for tensor in tensors]

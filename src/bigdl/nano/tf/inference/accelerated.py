@@ -23,9 +23,11 @@ import tensorflow as tf
 
 from bigdl.common.errors import UsageError, one_line
 from bigdl.common.stand_ins import actual
-from bigdl.nano.acceleration.saved import directory_of, read_meta, require_files, write_directory
-from bigdl.nano.acceleration.structure import flatten, is_tensor
-from bigdl.nano.tf.inference.source import CallInputs, CallOutputs
+from bigdl.nano.acceleration.keywords import check_threads
+from bigdl.nano.acceleration.method import BuildOptions
+from bigdl.nano.acceleration.saved import class_of, opened, write_directory
+from bigdl.nano.acceleration.structure import flatten
+from bigdl.nano.tf.inference.source import CallInputs, CallOutputs, KerasSource
 from bigdl.nano.tf.serialization import compiled_like
 
 __all__ = ["AcceleratedKerasModel", "load_model", "save_model"]
@@ -50,6 +52,9 @@ class AcceleratedKerasModel(keras.Model):
         Name of the method that built it.
     nano_source : keras.Model or None
         The user's model, whose layers are not this model's.
+    nano_network
+        What runs: its ``infer`` takes and returns flat lists of ndarrays. The results are the
+        caller's.
     nano_inputs : CallInputs
     nano_outputs : CallOutputs
     thread_num : int or None
@@ -65,6 +70,7 @@ class AcceleratedKerasModel(keras.Model):
 
     def __init__(
         self,
+        network: Any,
         inputs: CallInputs,
         outputs: CallOutputs,
         *,
@@ -74,6 +80,7 @@ class AcceleratedKerasModel(keras.Model):
         super().__init__()
         # Keras would take models and containers that are set as attributes for layers.
         self.__dict__.update(
+            nano_network=network,
             nano_method=method,
             nano_source=None,
             nano_inputs=inputs,
@@ -81,6 +88,13 @@ class AcceleratedKerasModel(keras.Model):
             thread_num=threads,
         )
         self.built = True
+
+    @classmethod
+    def of(cls, source: KerasSource, network: Any, method: str, options: BuildOptions) -> Self:
+        """Return the accelerated model of a source."""
+        threads = network.thread_num
+        model = cls(network, source.inputs, source.outputs, method=method, threads=threads)
+        return model.nano_attach(source.model)
 
     def nano_attach(self, source: keras.Model | None) -> Self:
         """Set the model to which unknown attributes are passed on; returns itself."""
@@ -92,11 +106,7 @@ class AcceleratedKerasModel(keras.Model):
     @property
     def forward_args(self) -> list[str]:
         """Names of the inputs."""
-        return self.nano_inputs.names
-
-    @abc.abstractmethod
-    def nano_infer(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """A flat list of ndarrays in, a flat list of ndarrays out, which are the caller's."""
+        return list(self.nano_inputs.names)
 
     @abc.abstractmethod
     def save_to(self, directory: Path) -> dict:
@@ -110,15 +120,13 @@ class AcceleratedKerasModel(keras.Model):
         Returns
         -------
         dict
-            What :meth:`load_from` needs to know, of JSON's types only.
+            What :meth:`load_network` needs to know, of JSON's types only.
         """
 
     @classmethod
     @abc.abstractmethod
-    def load_from(
-        cls, directory: Path, meta: Mapping, *, model: Any, device: str | None, threads: int | None
-    ) -> AcceleratedKerasModel:
-        """Read what :meth:`save_to` wrote."""
+    def load_network(cls, directory: Path, meta: Mapping, device: str | None) -> Any:
+        """Read what :meth:`save_to` wrote; return the network."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the user's model; ``training=True`` is refused."""
@@ -131,8 +139,8 @@ class AcceleratedKerasModel(keras.Model):
         leaves = self.nano_inputs.flatten(args, kwargs)
         if any(tf.is_symbolic_tensor(leaf) for leaf in leaves):
             return self._in_a_graph(leaves)
-        results = self.nano_infer(self.nano_inputs.arrays(args, kwargs))
-        return self.nano_outputs.structure.rebuild(self._tensors(results))
+        results = self.nano_network.infer(self.nano_inputs.arrays(args, kwargs))
+        return self._rebuilt(results, tf.convert_to_tensor)
 
     def call(self, *args: Any, training: bool | None = None, mask: Any = None) -> Any:
         """As ``__call__``."""
@@ -156,88 +164,79 @@ class AcceleratedKerasModel(keras.Model):
         leaves = self.nano_inputs.arrays([x])
         rows, size = len(leaves[0]), batch_size or 32
         starts = range(0, rows, size)[:steps]
+        batches = [[leaf[start : start + size] for leaf in leaves] for start in starts]
         if callbacks is None and verbose in (0, "auto"):
-            found = [self.nano_infer([leaf[i : i + size] for leaf in leaves]) for i in starts]
+            results = list(map(self.nano_network.infer, batches))
         else:
-            found = self._with_callbacks(leaves, starts, size, verbose, callbacks)
-        if not found:
+            results = self._with_callbacks(batches, verbose, callbacks)
+        if not results:
             raise UsageError("x holds no row; give at least one")
-        columns = [
-            column[0] if len(column) == 1 else np.concatenate(column)
-            for column in zip(*found, strict=True)
-        ]
-        return self.nano_outputs.structure.rebuild(map(self._as_declared, columns, self._dtypes))
+        return self._rebuilt(_joined(results))
 
     def predict_on_batch(self, x: Any) -> Any:
         """As ``keras.Model.predict_on_batch``."""
-        results = self.nano_infer(self.nano_inputs.arrays([x]))
-        return self.nano_outputs.structure.rebuild(map(self._as_declared, results, self._dtypes))
+        return self._rebuilt(self.nano_network.infer(self.nano_inputs.arrays([x])))
 
     def make_predict_function(self, force: bool = False) -> Any:
         """The function that ``predict`` calls with a list of batches of a dataset."""
 
         def predicted(batches: list) -> Any:
-            results = [self.nano_infer(self.nano_inputs.arrays([_features(b)])) for b in batches]
-            columns = [np.concatenate(column) for column in zip(*results, strict=True)]
-            return self.nano_outputs.structure.rebuild(self._tensors(columns))
+            inputs = (batch[0] if isinstance(batch, tuple) else batch for batch in batches)
+            results = [self.nano_network.infer(self.nano_inputs.arrays([x])) for x in inputs]
+            return self._rebuilt(_joined(results), tf.convert_to_tensor)
 
         self.predict_function = predicted
         return predicted
 
-    @property
-    def _dtypes(self) -> list[str]:
-        return [port.dtype for port in self.nano_outputs.ports]
-
-    @staticmethod
-    def _as_declared(result: np.ndarray, dtype: str) -> np.ndarray:
-        if str(result.dtype) == dtype:
-            return result
-        return result.astype(tf.as_dtype(dtype).as_numpy_dtype)
-
-    def _tensors(self, results: list[np.ndarray]) -> list:
+    def _declared(self, results: list[np.ndarray]) -> list[np.ndarray]:
+        """Return arrays of the types that the original's results have."""
         return [
-            tf.convert_to_tensor(self._as_declared(result, dtype))
-            for result, dtype in zip(results, self._dtypes, strict=True)
+            result
+            if str(result.dtype) == port.dtype
+            else result.astype(tf.as_dtype(port.dtype).as_numpy_dtype)
+            for result, port in zip(results, self.nano_outputs.ports, strict=True)
         ]
 
+    def _rebuilt(self, results: list[np.ndarray], convert: Any = None) -> Any:
+        """Return what the original would, of ndarrays or of what these are converted to."""
+        declared = self._declared(results)
+        return self.nano_outputs.structure.rebuild(map(convert, declared) if convert else declared)
+
     def _in_a_graph(self, leaves: list) -> Any:
-        """The call as one operation of a graph of TensorFlow, e.g. that of ``evaluate``."""
+        """Return the call as one operation of a graph of TensorFlow, e.g. that of ``evaluate``."""
         ports = self.nano_outputs.ports
 
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
-            given = self.nano_inputs.arrays(self.nano_inputs.pack(arrays))
-            results = self.nano_infer(given)
-            return [
-                self._as_declared(r, dtype) for r, dtype in zip(results, self._dtypes, strict=True)
-            ]
+            inputs = self.nano_inputs.arrays(self.nano_inputs.pack(arrays))
+            return self._declared(self.nano_network.infer(inputs))
 
         results = tf.numpy_function(run, leaves, [tf.as_dtype(port.dtype) for port in ports])
         for result, port in zip(results, ports, strict=True):
             result.set_shape((None, *port.shape[1:]) if port.shape else None)
         return self.nano_outputs.structure.rebuild(results)
 
-    def _with_callbacks(self, leaves, starts, size, verbose, callbacks) -> list:
+    def _with_callbacks(self, batches: list, verbose: Any, callbacks: Any) -> list:
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = keras.callbacks.CallbackList(
                 callbacks,
                 add_progbar=verbose != 0,
                 verbose=verbose,
                 epochs=1,
-                steps=len(starts),
+                steps=len(batches),
                 model=self,
             )
-        found = []
+        results = []
         self.stop_predicting = False
         callbacks.on_predict_begin()
-        for step, start in enumerate(starts):
+        for step, arrays in enumerate(batches):
             callbacks.on_predict_batch_begin(step)
-            found.append(self.nano_infer([leaf[start : start + size] for leaf in leaves]))
-            outputs = self.nano_outputs.structure.rebuild(found[-1])
+            results.append(self.nano_network.infer(arrays))
+            outputs = self.nano_outputs.structure.rebuild(results[-1])
             callbacks.on_predict_batch_end(step, {"outputs": outputs})
             if self.stop_predicting:
                 break
         callbacks.on_predict_end()
-        return found
+        return results
 
     def nano_describe(self) -> dict:
         """Facts of the wrapper for the saved directory."""
@@ -248,20 +247,21 @@ class AcceleratedKerasModel(keras.Model):
             "thread_num": self.thread_num,
         }
 
-    @staticmethod
-    def nano_facts_of(meta: Mapping, threads: int | None) -> dict:
-        """Keywords of the constructor from what :meth:`nano_describe` returned."""
+    @classmethod
+    def load_from(cls, directory: Path, meta: Mapping, model: Any, device: str | None) -> Self:
+        """Read a saved directory."""
         if "inputs" not in meta or "outputs" not in meta:
             raise UsageError(
                 "The directory does not say what the model's inputs and outputs are, as those of "
                 "BigDL 2 do not; save the model again from the original"
             )
-        return {
-            "inputs": CallInputs.from_json(meta["inputs"]),
-            "outputs": CallOutputs.from_json(meta["outputs"]),
-            "method": meta.get("method"),
-            "threads": threads or meta.get("thread_num"),
-        }
+        network = cls.load_network(directory, meta, device)
+        inputs, outputs = (
+            CallInputs.from_json(meta["inputs"]),
+            CallOutputs.from_json(meta["outputs"]),
+        )
+        facts = {"method": meta.get("method"), "threads": meta.get("thread_num")}
+        return cls(network, inputs, outputs, **facts).nano_attach(model)
 
     def __getattr__(self, name: str) -> Any:
         source = vars(self).get("nano_source")
@@ -274,7 +274,6 @@ class AcceleratedKerasModel(keras.Model):
 
     def __reduce__(self) -> tuple:
         """Pickle the files of its saved directory, without the original."""
-
         with tempfile.TemporaryDirectory(prefix="bigdl-nano-") as folder:
             save_model(self, Path(folder, "model"))
             files = {f.name: f.read_bytes() for f in Path(folder, "model").iterdir()}
@@ -301,17 +300,19 @@ def _unpickled(
     files: dict[str, bytes], model_class: type[AcceleratedKerasModel]
 ) -> AcceleratedKerasModel:
     """Return a model from its files; its class is given so that its module is imported."""
-
     return load_model({name: io.BytesIO(content) for name, content in files.items()})
 
 
-def _features(batch: Any) -> Any:
-    return batch[0] if isinstance(batch, tuple) else batch
+def _joined(results: list[list[np.ndarray]]) -> list[np.ndarray]:
+    """Return the rows of all batches, as one array for each output."""
+    return (
+        results[0] if len(results) == 1 else list(map(np.concatenate, zip(*results, strict=True)))
+    )
 
 
 def _is_nest_of_arrays(x: Any) -> bool:
     leaves, structure = flatten(x)
-    return bool(leaves) and all(map(is_tensor, leaves)) and "constant" not in _kinds(structure)
+    return bool(leaves) and "constant" not in _kinds(structure)
 
 
 def _kinds(structure: Any) -> set[str]:
@@ -379,21 +380,12 @@ def load_model(
         If the directory or a file of it is missing, or it holds something else.
     """
     model = actual(model)
-    with (
-        directory_of(path) as directory,
-        keras.saving.custom_object_scope(dict(custom_objects or {})),
-    ):
-        meta = read_meta(directory)
-        require_files(directory, meta)
+    scope = keras.saving.custom_object_scope(dict(custom_objects or {}))
+    with opened(path, check_threads(thread_num)) as (directory, meta), scope:
         if meta["ModelType"] == _PLAIN:
             return _load_plain(directory / meta["checkpoint"])
-        cls = AcceleratedKerasModel.nano_classes.get(meta["ModelType"])
-        if cls is None:
-            raise UsageError(
-                f"ModelType {meta['ModelType']} or argument 'model={type(model).__name__}' is not "
-                "acceptable for tensorflow loading."
-            )
-        loaded = cls.load_from(directory, meta, model=model, device=device, threads=thread_num)
+        cls = class_of(meta, AcceleratedKerasModel.nano_classes, model, "tensorflow")
+        loaded = cls.load_from(directory, meta, model, device)
         if model is None and meta.get("compile"):
             _compile(loaded, directory / meta["compile"])
         return loaded

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -18,17 +18,17 @@ import tensorflow as tf
 from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, one_line, require
 from bigdl.nano.acceleration.keywords import refuse_inapplicable
+from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.onnxruntime import (
-    OnnxFile,
     OnnxNetwork,
     OnnxRuntimeFacade,
     check_outputs,
-    threads_of,
+    saved_onnx_network,
 )
-from bigdl.nano.acceleration.options import BuildOptions
+from bigdl.nano.acceleration.openvino import preprocessed
 from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.acceleration.structure import flatten
-from bigdl.nano.openvino.model import OpenVINOFacade, saved_network, saved_properties
+from bigdl.nano.openvino.model import OpenVINOFacade, saved_network
 from bigdl.nano.tf.inference.accelerated import AcceleratedKerasModel
 from bigdl.nano.tf.inference.source import (
     CallInputs,
@@ -41,10 +41,12 @@ from bigdl.nano.tf.inference.source import (
 from bigdl.nano.tf.serialization import packed, unpacked
 
 __all__ = [
+    "BF16Graph",
     "KerasBF16Model",
     "KerasONNXRuntimeModel",
     "KerasOpenVINOModel",
     "KerasQuantizedModel",
+    "bf16_clone",
     "to_onnx",
     "to_openvino",
 ]
@@ -54,7 +56,7 @@ _OPSET = 18  # the newest that tf2onnx knows
 
 
 def to_openvino(source: KerasSource, options: BuildOptions) -> Any:
-    """A source's model as an ``openvino.Model`` with the source's flat inputs and outputs.
+    """Return a source's model as an ``openvino.Model`` with the source's flat inputs and outputs.
 
     Raises
     ------
@@ -62,11 +64,6 @@ def to_openvino(source: KerasSource, options: BuildOptions) -> Any:
         If OpenVINO cannot convert it, or a keyword of the conversion does not fit.
     """
     openvino = require("openvino", "nano")
-    from bigdl.nano.acceleration.openvino import preprocessed
-
-    known = getattr(source.model, "ov_model", None)
-    if known is not None:  # a model in OpenVINO already
-        return preprocessed(known.clone(), _keywords(source, options))
     with tempfile.TemporaryDirectory(prefix="bigdl-keras-", dir=scratch_home()) as folder:
         network = _converted(openvino, source, Path(folder))
     return preprocessed(network, _keywords(source, options))
@@ -81,7 +78,7 @@ def to_onnx(source: KerasSource, path: str, options: BuildOptions) -> list[str]:
         If it cannot be converted, or a keyword of the conversion does not fit.
     """
     tf2onnx = require("tf2onnx", "tf")
-    keywords = dict(options.onnx.export)
+    keywords = dict(options.conversion)
     opset = keywords.pop("opset", keywords.pop("opset_version", _OPSET))
     if keywords:
         raise UsageError(
@@ -106,7 +103,7 @@ def to_onnx(source: KerasSource, path: str, options: BuildOptions) -> list[str]:
 
 def _keywords(source: KerasSource, options: BuildOptions) -> dict[str, Any]:
     """Keywords of the conversion; images of Keras have their channels last."""
-    asked = dict(options.openvino.convert)
+    asked = dict(options.conversion)
     if asked and "layout" not in asked:
         pairs = zip(source.graph_names(), source.inputs.ports, strict=True)
         images = {name: "NHWC" for name, port in pairs if len(port.shape) == 4}
@@ -115,44 +112,35 @@ def _keywords(source: KerasSource, options: BuildOptions) -> dict[str, Any]:
 
 
 def _converted(openvino: Any, source: KerasSource, folder: Path) -> Any:
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
     try:
-        file, inputs, outputs = _frozen(source, folder)
-        return _in_order(openvino, _read(openvino, file), source, inputs, outputs)
+        frozen = convert_variables_to_constants_v2(source.concrete)
+        tf.io.write_graph(frozen.graph.as_graph_def(), str(folder), "model.pb", as_text=False)
+        with quiet():
+            network = openvino.convert_model(folder / "model.pb")
+        inputs, outputs = (
+            [tensor.name for tensor in ends] for ends in (frozen.inputs, frozen.outputs)
+        )
+        return _in_order(openvino, network, source, inputs, outputs)
     except Exception as error:
         file = folder / "model.onnx"
         try:
-            names = to_onnx(source, str(file), BuildOptions())
-            network = _read(openvino, file)
+            inputs = to_onnx(source, str(file), BuildOptions())
+            with quiet():
+                network = openvino.convert_model(file)
         except Exception:  # OpenVINO has errors of its own; the first one tells more
             raise UsageError(
                 f"OpenVINO cannot convert {type(source.model).__name__}: {one_line(error)}"
             ) from error
         outputs = [tensor.name for tensor in source.concrete.outputs]
-        return _in_order(openvino, network, source, names, outputs)
-
-
-def _frozen(source: KerasSource, folder: Path) -> tuple[Path, list[str], list[str]]:
-    """A file of the function with constants for variables, and the names of its ends."""
-    tf = require("tensorflow", "tf")
-    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-
-    function = convert_variables_to_constants_v2(source.concrete)
-    tf.io.write_graph(function.graph.as_graph_def(), str(folder), "model.pb", as_text=False)
-    inputs, outputs = (
-        [tensor.name for tensor in ends] for ends in (function.inputs, function.outputs)
-    )
-    return folder / "model.pb", inputs, outputs
-
-
-def _read(openvino: Any, file: Path) -> Any:
-    with quiet():
-        return openvino.convert_model(str(file))
+        return _in_order(openvino, network, source, inputs, outputs)
 
 
 def _in_order(
     openvino: Any, network: Any, source: KerasSource, inputs: list[str], outputs: list[str]
 ) -> Any:
-    """The network with the function's inputs and outputs in its order, and no others.
+    """Return the network with the function's inputs and outputs in its order, and no others.
 
     OpenVINO makes outputs of what nobody reads, and leaves out inputs that nobody reads.
     """
@@ -161,12 +149,12 @@ def _in_order(
         raise UsageError("an output was lost")
     begins = _named(network.inputs, inputs)
     parameters = []
-    for found, port, name in zip(begins, source.inputs.ports, source.graph_names(), strict=True):
+    for begin, port, name in zip(begins, source.inputs.ports, source.graph_names(), strict=True):
         shape = [-1 if size is None else size for size in port.shape]
-        if found is None:
+        if begin is None:
             parameter = openvino.opset13.parameter(shape, numpy_type(port.dtype))
         else:
-            parameter = found.get_node()
+            parameter = begin.get_node()
         parameter.set_friendly_name(name)
         parameter.output(0).set_names({name})
         parameters.append(parameter)
@@ -175,14 +163,13 @@ def _in_order(
 
 
 def _named(ports: list, names: list[str]) -> list:
-    """The port of each name, None where there is none."""
-    found = {name.removesuffix(":0"): port for port in ports for name in port.get_names()}
-    return [found.get(name.removesuffix(":0")) for name in names]
+    """Return the port of each name, None where there is none."""
+    by_name = {name.removesuffix(":0"): port for port in ports for name in port.get_names()}
+    return [by_name.get(name.removesuffix(":0")) for name in names]
 
 
 def _erfc(context: Any, node: Any, name: str, arguments: Any) -> None:
     """Write ``erfc(x)``, of which GELU is made and which ONNX lacks, as ``1 - erf(x)``."""
-    import numpy as np
     from tf2onnx import utils
 
     dtype, shape = context.get_dtype(node.output[0]), context.get_shape(node.output[0])
@@ -199,38 +186,18 @@ def _erfc(context: Any, node: Any, name: str, arguments: Any) -> None:
 class KerasOpenVINOModel(OpenVINOFacade, AcceleratedKerasModel):
     """A network of OpenVINO that is called as the user's model is; by any number of threads."""
 
-    @classmethod
-    def of(
-        cls, source: KerasSource, network: Any, method: str, options: BuildOptions
-    ) -> KerasOpenVINOModel:
-        """The accelerated model of a source."""
-        facts: dict[str, Any] = {"method": method, "threads": options.threads}
-        model = cls(source.inputs, source.outputs, **facts)
-        model.__dict__["ov_network"] = network
-        original = getattr(source.model, "nano_source", None) or source.model
-        return model.nano_attach(original)
-
     def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
         return self.nano_inputs.arrays([call])
 
     def nano_result_of(self, results: list[np.ndarray]) -> Any:
-        return self.nano_outputs.structure.rebuild(self._tensors(results))
+        return self._rebuilt(results, tf.convert_to_tensor)
 
     def save_to(self, directory: Path) -> dict:
-        facts = {**self.nano_describe(), **self.nano_network_facts()}
-        return {**facts, **self.nano_write_network(directory)}
+        return {**self.nano_describe(), **self.nano_write_network(directory)}
 
     @classmethod
-    def load_from(
-        cls, directory: Path, meta: Mapping, *, model: Any, device: str | None, threads: int | None
-    ) -> KerasOpenVINOModel:
-        facts = cls.nano_facts_of(meta, threads)
-        config, _ = saved_properties(meta)
-        loaded = cls(**facts)
-        loaded.__dict__["ov_network"] = saved_network(
-            directory, meta, device=device, threads=facts["threads"], config=config
-        )
-        return loaded.nano_attach(model)
+    def load_network(cls, directory: Path, meta: Mapping, device: str | None) -> Any:
+        return saved_network(directory, meta, device=device)
 
 
 class KerasQuantizedModel(KerasOpenVINOModel):
@@ -243,37 +210,19 @@ class KerasONNXRuntimeModel(OnnxRuntimeFacade, AcceleratedKerasModel):
     @classmethod
     def of(
         cls, source: KerasSource, network: OnnxNetwork, method: str, options: BuildOptions
-    ) -> KerasONNXRuntimeModel:
-        """The accelerated model of a source."""
+    ) -> Self:
         check_outputs(network, len(source.outputs.ports), source.model)
-        facts: dict[str, Any] = {"method": method, "threads": threads_of(network, options)}
-        model = cls(source.inputs, source.outputs, **facts)
-        model.__dict__["nano_network"] = network
-        return model.nano_attach(source.model)
+        return super().of(source, network, method, options)
 
     def save_to(self, directory: Path) -> dict:
-        self.nano_network.file.copy_to(directory)
-        return {
-            **self.nano_describe(),
-            "onnx_path": OnnxFile.NAME,
-            "onnx_inputs": self.nano_network.input_names,
-        }
+        return {**self.nano_describe(), **self.nano_write_network(directory)}
 
     @classmethod
-    def load_from(
-        cls, directory: Path, meta: Mapping, *, model: Any, device: str | None, threads: int | None
-    ) -> KerasONNXRuntimeModel:
+    def load_network(cls, directory: Path, meta: Mapping, device: str | None) -> Any:
         refuse_inapplicable(meta.get("method") or "onnxruntime_fp32", {"device": (device, None)})
-        facts = cls.nano_facts_of(meta, threads)
-        file = OnnxFile.read(directory / meta["onnx_path"])
-        loaded = cls(**facts)
-        loaded.__dict__["nano_network"] = OnnxNetwork(
-            file, meta.get("onnx_inputs"), threads=facts["threads"]
-        )
-        return loaded.nano_attach(model)
+        return saved_onnx_network(directory, meta)
 
 
-_POLICY = "mixed_bfloat16"
 _FILE = "saved_model.keras"
 
 
@@ -283,35 +232,57 @@ class KerasBF16Model(AcceleratedKerasModel):
     Weights are in float32, layers compute in bfloat16, and results have the original's types.
     """
 
-    def __init__(self, clone: Any, inputs: CallInputs, outputs: CallOutputs, **keywords: Any):
-        super().__init__(inputs, outputs, **keywords)
-        self.__dict__["nano_clone"] = clone
-        self.__dict__["nano_graph"] = _graph(clone, inputs, outputs)
-
-    @classmethod
-    def of(cls, source: KerasSource, method: str, options: BuildOptions) -> KerasBF16Model:
-        """The accelerated model of a source."""
-        clone = bf16_clone(source.model)
-        model = cls(clone, source.inputs, source.outputs, method=method, threads=options.threads)
-        return model.nano_attach(source.model)
-
-    def nano_infer(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        return [np.asarray(result) for result in self.nano_graph(*arrays)]
-
     def save_to(self, directory: Path) -> dict:
-        self.nano_clone.save(directory / _FILE)
+        self.nano_network.model.save(directory / _FILE)
         return {**self.nano_describe(), "checkpoint": _FILE}
 
     @classmethod
-    def load_from(
-        cls, directory: Path, meta: Mapping, *, model: Any, device: str | None, threads: int | None
-    ) -> KerasBF16Model:
+    def load_network(cls, directory: Path, meta: Mapping, device: str | None) -> BF16Graph:
         clone = keras.saving.load_model(directory / meta["checkpoint"], compile=False)
-        return cls(clone, **cls.nano_facts_of(meta, threads)).nano_attach(model)
+        inputs, outputs = meta["inputs"], meta["outputs"]
+        return BF16Graph(clone, CallInputs.from_json(inputs), CallOutputs.from_json(outputs))
+
+
+class BF16Graph:
+    """A model whose layers compute in bfloat16, as a graph of flat inputs and outputs.
+
+    Parameters
+    ----------
+    model : keras.Model
+        See :func:`bf16_clone`.
+    inputs : CallInputs
+    outputs : CallOutputs
+        The results of the model in float32.
+    threads : int, optional
+        Threads that were asked for; they are those of TensorFlow.
+    """
+
+    def __init__(
+        self, model: Any, inputs: CallInputs, outputs: CallOutputs, threads: int | None = None
+    ):
+        self.model = model
+        self.thread_num = threads
+        call = inference_call(model)
+
+        def flat(*tensors: Any) -> tuple:
+            leaves, structure = flatten(plain(call(*inputs.pack(tensors))))
+            if structure != outputs.structure:
+                raise UsageError(
+                    "The clone in bfloat16 gives a result that is nested in another way"
+                )
+            pairs = zip(leaves, outputs.ports, strict=True)
+            return tuple(tf.cast(leaf, port.dtype) for leaf, port in pairs)
+
+        specs = [tf.TensorSpec(port.shape, port.dtype) for port in inputs.ports]
+        self._graph = tf.function(flat, input_signature=specs, autograph=False)
+
+    def infer(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """Run the graph on a flat list of arrays."""
+        return [np.asarray(result) for result in self._graph(*arrays)]
 
 
 def bf16_clone(model: Any) -> Any:
-    """A copy of a model, with its weights, whose layers in float32 compute in bfloat16.
+    """Return a copy of a model, with its weights, whose float32 layers compute in bfloat16.
 
     Raises
     ------
@@ -319,22 +290,8 @@ def bf16_clone(model: Any) -> Any:
         If Keras cannot rebuild the model from its configuration.
     """
     clone = unpacked(packed(model, compiled=False))
-    policy = keras.dtype_policies.get(_POLICY)
+    policy = keras.dtype_policies.get("mixed_bfloat16")
     for layer in clone._flatten_layers():
         if getattr(layer.dtype_policy, "name", None) == "float32":
             layer.dtype_policy = policy
     return clone
-
-
-def _graph(clone: Any, inputs: CallInputs, outputs: CallOutputs) -> Any:
-    call = inference_call(clone)
-
-    def flat(*tensors: Any) -> tuple:
-        leaves, structure = flatten(plain(call(*inputs.pack(tensors))))
-        if structure != outputs.structure:
-            raise UsageError("The clone in bfloat16 gives a result that is nested in another way")
-        pairs = zip(leaves, outputs.ports, strict=True)
-        return tuple(tf.cast(leaf, port.dtype) for leaf, port in pairs)
-
-    specs = [tf.TensorSpec(port.shape, port.dtype) for port in inputs.ports]
-    return tf.function(flat, input_signature=specs, autograph=False)

@@ -2,33 +2,196 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import keras
+import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.cpu import core_count
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, require
 from bigdl.common.stand_ins import actual
-from bigdl.nano.acceleration.keywords import Keywords, MethodTable, check_threads, options_of
-from bigdl.nano.acceleration.method import Method, find_method
-from bigdl.nano.acceleration.search.cache import Cache
-from bigdl.nano.acceleration.search.isolation import Limits
-from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer, check_direction
-from bigdl.nano.acceleration.search.results import choose
-from bigdl.nano.acceleration.search.trial import Plan, Trial
+from bigdl.nano.acceleration.accuracy import StreamingMetric, score_function
+from bigdl.nano.acceleration.keywords import Keywords
+from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
+from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
+from bigdl.nano.acceleration.search.trial import Bench, Candidate, Trial
+from bigdl.nano.acceleration.structure import flatten
 from bigdl.nano.tf.inference.accelerated import AcceleratedKerasModel, load_model, save_model
-from bigdl.nano.tf.inference.bench import KerasBench, accuracy_goal
-from bigdl.nano.tf.inference.source import KerasSource
-from bigdl.nano.tf.methods import DEFAULT_METHODS, METHODS
-
-__all__ = ["InferenceOptimizer"]
-
-_TABLE = MethodTable(
-    accelerators=("openvino", "onnxruntime", None), int8={None: {None: "static_int8"}}
+from bigdl.nano.tf.inference.source import (
+    KerasSource,
+    batches_of,
+    first_rows,
+    inference_call,
 )
+from bigdl.nano.tf.methods import DEFAULT_METHODS, METHODS
+from bigdl.nano.tf.serialization import PackedModel, packed, unpacked
+
+__all__ = ["InferenceOptimizer", "KerasBench", "score_of"]
+
+
+_ROWS = 32
+
+
+def score_of(metric: Any, data: Any, source: KerasSource) -> Callable[[Any], float]:
+    """Return a function from a model to its score on data.
+
+    Parameters
+    ----------
+    metric : keras.metrics.Metric or callable
+        A Metric, or a callable with parameters for predictions and targets (one name contains
+        "pred", another "target", "true" or "label"), is computed on the model's predictions; any
+        other is called as ``metric(model, data)``, or as ``metric(model)`` without data.
+    data : Dataset, tuple or None
+        ``(x, y)`` or a dataset of such pairs.
+    source : KerasSource
+        Knows the model's inputs.
+
+    Raises
+    ------
+    UsageError
+        If the metric is no callable, or has to have targets and the data have none.
+    """
+    streaming = None
+    if isinstance(metric, keras.metrics.Metric):
+        streaming = StreamingMetric(
+            metric.reset_state,
+            lambda predicted, targets: metric.update_state(targets, predicted),
+            metric.result,
+        )
+    elif not callable(metric):
+        raise UsageError("metric should be a tf.keras.metrics.Metric or a Callable")
+    pair = data if isinstance(data, tuple) else (data, None)
+
+    def predictions(model: Any) -> Iterator[tuple[Any, Any, int]]:
+        inputs = source.inputs
+        for batch in batches_of(pair, inputs, _ROWS):
+            yield model(*inputs.pack(batch.arrays)), batch.targets, batch.rows
+
+    return score_function(
+        metric,
+        data,
+        predictions,
+        streaming=streaming,
+        target_words=("target", "true", "label"),
+    )
+
+
+_CALIBRATION_ROWS = 100
+
+
+class KerasBench(Bench[tuple]):
+    """A model on the bench.
+
+    What it keeps of the data are ndarrays, so that it can go to another process. There the threads
+    of TensorFlow are set before the model is made, which is the only time that they can be.
+
+    Parameters
+    ----------
+    methods : mapping of str to Method
+    arguments : mapping
+        Those of ``InferenceOptimizer.optimize``.
+    """
+
+    _of_the_model = ("_source", "_call_original")
+
+    def __init__(self, methods: Mapping[str, Method], arguments: Mapping[str, Any]):
+        super().__init__(methods, arguments)
+        self.library_threads = core_count()
+        rows = check_positive("batch_size", arguments["batch_size"])
+        self._input_spec = arguments["input_spec"]
+        data = (arguments["x"], arguments["y"])
+        source = KerasSource(self.model, self._input_spec, *data)
+        self._calibration = first_rows(data, source.inputs, _CALIBRATION_ROWS)
+        self._batches = [source.inputs.pack(first_rows(data, source.inputs, rows))]
+        self._inputs = source.inputs
+        validation_data = arguments["validation_data"]
+        if self.has_metric:
+            score_of(self._metric, validation_data, source)  # refuses what cannot be
+        self._validation_data = _picklable(validation_data)
+
+    @cached_property
+    def _source(self) -> KerasSource:
+        x = self._inputs.pack(self._calibration)
+        return KerasSource(self.model, self._input_spec, x[0] if len(x) == 1 else x)
+
+    @cached_property
+    def _call_original(self) -> Callable:
+        return inference_call(self.model)
+
+    def __getstate__(self) -> dict:
+        state = super().__getstate__() | {"model": packed(self.model)}
+        if isinstance(self._metric, keras.metrics.Metric):
+            state["_metric"] = (type(self._metric), self._metric.get_config())
+        return state
+
+    def __setstate__(self, state: dict) -> None:
+        _limit_threads(state["thread_num"])
+        self.__dict__.update(state)
+        if isinstance(state["model"], PackedModel):
+            self.model = unpacked(state["model"])
+        if isinstance(state["_metric"], tuple):
+            cls, config = state["_metric"]
+            self._metric = cls.from_config(config)
+
+    def build(self, method: Method, threads: int | None) -> Candidate:
+        if method.name == ORIGINAL:
+            return Candidate(self.model, nullcontext)
+        options = BuildOptions(thread_num=threads, sample_size=_CALIBRATION_ROWS)
+        return Candidate(method.build(self._source, options), nullcontext)
+
+    def call(self, model: Any, batch: tuple) -> Any:
+        if model is self.model:
+            return self._call_original(*batch)
+        return model(*batch)
+
+    def score(self, candidate: Candidate) -> float:
+        data = self._validation_data
+        if isinstance(data, _PickledDataset):
+            data = data.dataset()
+        return score_of(self._metric, data, self._source)(candidate.model)
+
+    def save(self, model: Any, directory: Path) -> None:
+        save_model(model, directory)
+
+    def load(self, directory: Path) -> Candidate:
+        return Candidate(load_model(directory), nullcontext)
+
+
+class _PickledDataset:
+    """The elements of a dataset, which can be pickled."""
+
+    def __init__(self, dataset: Any):
+        self._spec = dataset.element_spec
+        self._elements = list(dataset.as_numpy_iterator())
+
+    def dataset(self) -> Any:
+        tf = require("tensorflow", "tf")
+        return tf.data.Dataset.from_generator(
+            lambda: iter(self._elements), output_signature=self._spec
+        )
+
+
+def _picklable(data: Any) -> Any:
+    if hasattr(data, "as_numpy_iterator"):
+        return _PickledDataset(data)
+    if isinstance(data, tuple):
+        leaves, structure = flatten(data)
+        return structure.rebuild([np.asarray(leaf) for leaf in leaves])
+    return data
+
+
+def _limit_threads(threads: int | None) -> None:
+    """Set TensorFlow's threads in a process that has not used it yet."""
+    if threads is None:
+        return
+    tf = require("tensorflow", "tf")
+    with suppress(RuntimeError):  # it is the caller's process, where they stay as they are
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
 
 
 class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
@@ -58,9 +221,13 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
     ALL_INFERENCE_ACCELERATION_METHOD: ClassVar[Mapping[str, Method]] = DEFAULT_METHODS
     DEFAULT_INFERENCE_ACCELERATION_METHOD: ClassVar[Mapping[str, Method]] = DEFAULT_METHODS
 
+    _framework = "keras"
     _methods = METHODS
     _data_argument = "x"
-    _bench: KerasBench
+    _bench_class = KerasBench
+    _model_class, _accelerated_class = keras.Model, AcceleratedKerasModel
+    _nouns = ("Keras Model", "Keras Model")
+    _score_of = staticmethod(score_of)
 
     @staticmethod
     def trace(
@@ -105,8 +272,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
             If the arguments name no method, an argument does not apply to it, the method is not
             possible on this machine, or the model cannot be converted.
         """
-        name = _TABLE.traced(accelerator, device, kwargs)
-        return _build(find_method(name, "keras"), {**locals()})
+        return InferenceOptimizer._trace({**locals()})
 
     @staticmethod
     def quantize(
@@ -183,34 +349,9 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         UsageError
             As of :meth:`trace`; also if the accuracy criterion cannot be met.
         """
-        name = _TABLE.quantized(precision, accelerator, device, approach, method)
-        return _build(find_method(name, "keras"), {**locals()})
-
-    @staticmethod
-    def build(model: keras.Model, method: str, **arguments: Any) -> keras.Model:
-        """Apply one method of the registry by its name.
-
-        Parameters
-        ----------
-        model : keras.Model
-            Not changed.
-        method : str
-            A name of the registry, e.g. ``"openvino_int8_bf16"``.
-        **arguments
-            Those of :meth:`quantize` that apply to the method.
-
-        Returns
-        -------
-        keras.Model
-
-        Raises
-        ------
-        UsageError
-            As of :meth:`quantize`.
-        """
-        chosen = find_method(method, "keras")
-        conversion = {key: arguments.pop(key) for key in set(arguments) - set(_KEYWORDS.defaults)}
-        return _build(chosen, {**arguments, "model": model, "kwargs": conversion})
+        if approach != "static":
+            raise UsageError("Only 'static' approach is supported now.")
+        return InferenceOptimizer._quantize({**locals()})
 
     def optimize(
         self,
@@ -280,35 +421,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         UsageError
             If an argument makes no sense, or the original does not run on the data or the metric.
         """
-        model = actual(model)
-        _check_model(model)
-        check_direction(direction)
-        names = choose(METHODS, DEFAULT_METHODS, includes=includes, excludes=excludes)
-        threads = check_threads(thread_num)
-        plan = Plan(
-            runs=check_positive("latency_sample_num", latency_sample_num), threads=(threads,)
-        )
-        bench = KerasBench(
-            model,
-            {name: METHODS[name] for name in names},
-            x,
-            y,
-            input_spec=input_spec,
-            batch_size=check_positive("batch_size", batch_size),
-            validation_data=validation_data,
-            metric=metric,
-            thread_num=threads,
-        )
-        self._search(
-            bench,
-            plan,
-            direction,
-            limits=Limits(time_limit, memory_limit),
-            threads=core_count(),
-            logging=logging,
-            output_filename=output_filename,
-            cache=Cache(None),
-        )
+        self._optimize({**locals(), "model": actual(model)})
 
     def get_best_model(
         self,
@@ -341,60 +454,18 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         """
         return self._best(accelerator, precision, None, accuracy_criterion)
 
-    @staticmethod
-    def save(model: keras.Model, path: Any) -> None:
-        """Write a model, accelerated or not, to a directory.
+    save = staticmethod(save_model)
+    load = staticmethod(load_model)
 
-        Parameters
-        ----------
-        model : keras.Model
-        path : str or path
-            An earlier model there is replaced when the new one is complete.
-        """
-        save_model(model, path)
-
-    @staticmethod
-    def load(
-        path: Any,
-        model: keras.Model | None = None,
-        device: str | None = None,
-        custom_objects: Mapping[str, Any] | None = None,
-        thread_num: int | None = None,
-    ) -> keras.Model:
-        """Read a model from a directory that :meth:`save` wrote.
-
-        Parameters
-        ----------
-        path : str, path, or dict of str to binary file
-            The directory, or its files by name.
-        model : keras.Model, optional
-            The original: its attributes are found on the model again, and it is compiled alike.
-        device : str, optional
-            OpenVINO's device, instead of the saved one.
-        custom_objects : mapping, optional
-            Classes and functions by name that Keras does not know.
-        thread_num : int, optional
-            Threads of the model, instead of those that it was saved with.
-
-        Returns
-        -------
-        keras.Model
-
-        Raises
-        ------
-        UsageError
-            If a file is missing, or it holds something else.
-        """
-        return load_model(path, model, device, custom_objects, check_threads(thread_num))
+    @classmethod
+    def _source(cls, model: keras.Model, values: Mapping[str, Any]) -> KerasSource:
+        return KerasSource(model, *map(values.get, ("input_spec", "x", "y", "batch")))
 
     def _original(self, trial: Trial) -> keras.Model:
         return self._bench.model
 
-    def _read(self, directory: Path) -> keras.Model:
-        return load_model(directory, self._bench.model)
 
-
-_KEYWORDS = Keywords(
+InferenceOptimizer._keywords = Keywords(
     InferenceOptimizer.trace,
     InferenceOptimizer.quantize,
     # programs pass their data and its batch size whatever the precision is
@@ -403,28 +474,3 @@ _KEYWORDS = Keywords(
         *("custom_objects", "inputs", "outputs"),
     ),
 )
-
-
-def _build(method: Method, arguments: Mapping[str, Any]) -> keras.Model:
-    """Apply a method to ``arguments["model"]``; the other arguments are those of ``quantize``."""
-    model = actual(arguments["model"])
-    _check_model(model)
-    method.require()
-    values = _KEYWORDS.checked(method, arguments)
-    source = KerasSource(model, values["input_spec"], values["x"], values["y"], values["batch"])
-    goal = accuracy_goal(values, source)
-    built = method.build(source, options_of(method, values, arguments.get("kwargs"), goal))
-    if isinstance(built, AcceleratedKerasModel):
-        method.try_out(lambda: built(*source.inputs.pack(source.sample_arrays())))
-    return built
-
-
-def _check_model(model: Any) -> None:
-    """Refuse what is no Keras model, or not an original one."""
-    if not isinstance(model, keras.Model):
-        raise UsageError(f"model should be a Keras Model. A {type(model).__name__} was given.")
-    if isinstance(model, AcceleratedKerasModel):
-        raise UsageError(
-            "Expect a Keras Model that is not traced or quantized but got type "
-            f"{type(model).__name__}; pass the original model"
-        )

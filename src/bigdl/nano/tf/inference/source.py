@@ -6,19 +6,19 @@ the arguments of a call are nested, :class:`CallOutputs` the results.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from bigdl.common.errors import UsageError, one_line, require
-from bigdl.nano.acceleration.options import BuildOptions
+from bigdl.nano.acceleration import structure as nesting
+from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.structure import Structure, flatten, is_tensor
 
 __all__ = [
@@ -37,11 +37,9 @@ __all__ = [
 
 
 _OF_KERAS = ("training", "mask")
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-@dataclasses.dataclass(frozen=True)
-class Port:
+class Port(NamedTuple):
     """One tensor of a call.
 
     Attributes
@@ -57,27 +55,21 @@ class Port:
     dtype: str
 
 
-@dataclasses.dataclass(frozen=True)
-class CallInputs:
+@dataclass(frozen=True)
+class CallInputs(nesting.CallInputs):
     """The arguments of a model's calls.
 
     Attributes
     ----------
-    parameters : tuple of str
-        Of ``call``, as many as there are arguments.
-    structures : tuple of Structure
-        How each argument is nested.
     ports : tuple of Port
         The tensors in the order of the structures.
     """
 
-    parameters: tuple[str, ...]
-    structures: tuple[Structure, ...]
-    ports: tuple[Port, ...]
+    ports: tuple[Port, ...] = ()
 
     @classmethod
     def of_specs(cls, model: Any, arguments: Sequence[Any]) -> CallInputs:
-        """Inputs that are described by specs, one nest of them for each argument.
+        """Return inputs that are described by specs, one nest of them for each argument.
 
         Parameters
         ----------
@@ -86,27 +78,30 @@ class CallInputs:
             Nests of whatever has a shape and a dtype: ``tf.TensorSpec``, ``keras.KerasTensor``,
             ``keras.InputSpec``, tensors, ndarrays. The first dimension counts as the batch.
         """
-        parameters = tuple(_parameters(model)[: len(arguments)])
+        parameters = tuple(_parameters(model)[: len(arguments)]) or ("inputs",)
         if len(parameters) < len(arguments):
             raise UsageError(
                 f"{type(model).__name__}.call takes {len(parameters)} inputs, but {len(arguments)} "
                 "were given"
             )
-        specs, structures = [], []
-        for argument in arguments:
-            leaves, structure = flatten(_with_leaves(argument))
-            specs += [leaf.spec for leaf in leaves]
-            structures.append(structure)
-        names = [path for s, p in zip(structures, parameters, strict=True) for path in s.paths(p)]
-        return cls(parameters, tuple(structures), tuple(map(_port, specs, _unique(specs, names))))
+        specs: list[Any] = []
+        structures = {}
+        for name, argument in zip(parameters, arguments, strict=True):
+            leaves, structures[name] = flatten(plain(argument), _is_spec)
+            specs += leaves
+        paths = [path for name, each in structures.items() for path in each.paths(name)]
+        names: list[Any] = [getattr(spec, "name", None) for spec in specs]
+        if not all(names) or len(set(names)) < len(names):
+            names = [path.replace(".", "_") for path in paths]
+        return cls(parameters, structures, ports=tuple(map(_port, specs, names)))
 
-    @property
-    def names(self) -> list[str]:
+    @cached_property
+    def names(self) -> tuple[str, ...]:
         """Names of the tensors."""
-        return [port.name for port in self.ports]
+        return tuple(port.name for port in self.ports)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list:
-        """The tensors of a call in the order of :attr:`ports`.
+        """Return the tensors of a call in the order of :attr:`ports`.
 
         As in Keras, the first parameter takes several forms: names in place of a list, a list of
         one in place of a tensor, nested Python numbers.
@@ -116,9 +111,9 @@ class CallInputs:
         UsageError
             If an argument is missing, given twice, unknown or nested in another way.
         """
-        values = self._by_parameter(args, dict(kwargs or {}))
         leaves: list = []
-        for name, structure, value in zip(self.parameters, self.structures, values, strict=True):
+        for name, value in self._bind(args, kwargs or {}).items():
+            structure = self.structures[name]
             structure.take(self._conformed(structure, value), name, leaves)
         return leaves
 
@@ -127,49 +122,16 @@ class CallInputs:
         leaves = self.flatten(args, kwargs)
         return [as_array(leaf, port) for leaf, port in zip(leaves, self.ports, strict=True)]
 
-    def pack(self, leaves: Sequence[Any]) -> list:
-        """The positional arguments of a call from its tensors."""
-        rest = iter(leaves)
-        return [structure.rebuild(rest) for structure in self.structures]
+    def pack(self, leaves: Iterable[Any]) -> tuple:
+        """Return the positional arguments of a call from its tensors."""
+        return self.unflatten(leaves)[0]
 
     def to_json(self) -> dict:
-        """As JSON."""
-        return {
-            "parameters": list(self.parameters),
-            "structures": [structure.to_json() for structure in self.structures],
-            "ports": [[port.name, list(port.shape), port.dtype] for port in self.ports],
-        }
+        return {**super().to_json(), "ports": _ports_as_json(self.ports)}
 
     @classmethod
-    def from_json(cls, data: Mapping) -> CallInputs:
-        """Read what :meth:`to_json` wrote."""
-        return cls(
-            tuple(data["parameters"]),
-            tuple(map(Structure.from_json, data["structures"])),
-            tuple(Port(name, tuple(shape), dtype) for name, shape, dtype in data["ports"]),
-        )
-
-    def _by_parameter(self, args: Sequence[Any], kwargs: dict) -> list:
-        if len(args) > len(self.parameters):
-            raise UsageError(
-                f"The model takes {len(self.parameters)} arguments "
-                f"({', '.join(self.parameters)}), but {len(args)} were given"
-            )
-        for name in kwargs:
-            if name not in self.parameters:
-                raise UsageError(
-                    f"The model has no argument {name!r}; it takes {', '.join(self.parameters)}"
-                )
-            if name in self.parameters[: len(args)]:
-                # The spelling of this text is the old interface's.
-                raise UsageError(
-                    f"You shouldn't pass arguement {name} as it has been passed as a positional "
-                    "arguement."
-                )
-        missing = [name for name in self.parameters[len(args) :] if name not in kwargs]
-        if missing:
-            raise UsageError(f"The model's argument {missing[0]!r} is missing")
-        return [*args, *(kwargs[name] for name in self.parameters[len(args) :])]
+    def from_json(cls, data: Mapping, **others: Any) -> CallInputs:
+        return super().from_json(data, ports=_ports_from_json(data["ports"]))
 
     def _conformed(self, structure: Structure, value: Any) -> Any:
         """A value in the form of a structure, where Keras would take it too."""
@@ -188,7 +150,7 @@ class CallInputs:
         return value
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class CallOutputs:
     """The results of a model's calls.
 
@@ -203,22 +165,24 @@ class CallOutputs:
 
     def to_json(self) -> dict:
         """As JSON."""
-        return {
-            "structure": self.structure.to_json(),
-            "ports": [[port.name, list(port.shape), port.dtype] for port in self.ports],
-        }
+        return {"structure": self.structure.to_json(), "ports": _ports_as_json(self.ports)}
 
     @classmethod
     def from_json(cls, data: Mapping) -> CallOutputs:
         """Read what :meth:`to_json` wrote."""
-        return cls(
-            Structure.from_json(data["structure"]),
-            tuple(Port(name, tuple(shape), dtype) for name, shape, dtype in data["ports"]),
-        )
+        return cls(Structure.from_json(data["structure"]), _ports_from_json(data["ports"]))
+
+
+def _ports_as_json(ports: Iterable[Port]) -> list[list]:
+    return [[port.name, list(port.shape), port.dtype] for port in ports]
+
+
+def _ports_from_json(data: Iterable[Sequence[Any]]) -> tuple[Port, ...]:
+    return tuple(Port(name, tuple(shape), dtype) for name, shape, dtype in data)
 
 
 def as_array(value: Any, port: Port | None = None) -> np.ndarray:
-    """A tensor as an ndarray, without a copy where that is possible; of a port's type and rank."""
+    """Return a tensor as an ndarray of a port's type and rank, without a copy if possible."""
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if port is None or port.dtype == "string":
         return array
@@ -235,7 +199,7 @@ def as_array(value: Any, port: Port | None = None) -> np.ndarray:
 
 
 def plain(value: Any) -> Any:
-    """Nested tensors with builtin containers, as Keras wraps those that are attributes."""
+    """Return nested tensors with builtin containers, as Keras wraps those that are attributes."""
     if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -249,29 +213,15 @@ def numpy_type(name: str) -> np.dtype:
     return np.dtype(np.float32 if name == "bfloat16" else name)
 
 
-class _SpecLeaf:
-    """A spec as a leaf that :func:`flatten` takes for a tensor."""
-
-    shape = dtype = None
-
-    def __init__(self, spec: Any):
-        self.spec = spec
-
-    def __array__(self, *args: Any, **kwargs: Any):
-        raise TypeError("a spec has no values")
-
-
-def _with_leaves(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _with_leaves(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_with_leaves(each) for each in value]
-    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+def _is_spec(value: Any) -> bool:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return True
+    if not isinstance(value, (Mapping, list, tuple)):
         raise UsageError(
             "input_spec must be a tf.TensorSpec, or a list or dict of them, not "
             f"{type(value).__name__}"
         )
-    return _SpecLeaf(value)
+    return False
 
 
 def _port(spec: Any, name: str) -> Port:
@@ -280,21 +230,13 @@ def _port(spec: Any, name: str) -> Port:
     return Port(name, (None, *shape[1:]), dtype)
 
 
-def _unique(specs: list, paths: list[str]) -> list[str]:
-    """The specs' own names; those of their places unless all are there and different."""
-    own: list[Any] = [getattr(spec, "name", None) for spec in specs]
-    return own if all(own) and len(set(own)) == len(own) else [p.replace(".", "_") for p in paths]
-
-
 def _parameters(model: Any) -> list[str]:
-    """Positional parameters of ``call`` that hold inputs."""
-    signature = inspect.signature(model.call)
-    found = [
+    """Return the positional parameters of ``call`` that hold inputs."""
+    return [
         name
-        for name, parameter in signature.parameters.items()
-        if parameter.kind not in _VARIADIC and name not in _OF_KERAS
+        for name, each in inspect.signature(model.call).parameters.items()
+        if name not in _OF_KERAS and each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     ]
-    return found or ["inputs"]
 
 
 @dataclass(frozen=True)
@@ -337,16 +279,15 @@ def batches_of(data: tuple[Any, Any], inputs: CallInputs, size: int) -> Iterator
             rows = slice(start, start + size)
             yield Batch([leaf[rows] for leaf in leaves], _sliced(y, rows))
         return
-    elements = iter(x)
-    while chunk := list(itertools.islice(elements, 1)):
-        features, targets = _split(chunk[0])
+    elements = map(_split, x)
+    for features, targets in elements:
         if _is_batched(features, inputs):
-            yield Batch(_leaves(features, inputs), _plain_targets(targets))
+            yield Batch(_leaves(features, inputs), _sliced(targets, slice(None)))
             continue
-        rest = [_split(each) for each in itertools.islice(elements, size - 1)]
-        pairs = [(features, targets), *rest]
-        stacked = _leaves(_stacked([features for features, _ in pairs]), inputs)
-        yield Batch(stacked, None if targets is None else _stacked([t for _, t in pairs]))
+        rest = itertools.islice(elements, size - 1)
+        columns = zip((features, targets), *rest, strict=True)
+        features, targets = map(_stacked, columns)
+        yield Batch(_leaves(features, inputs), targets)
 
 
 def first_rows(data: tuple[Any, Any], inputs: CallInputs, count: int) -> list[np.ndarray]:
@@ -357,29 +298,16 @@ def first_rows(data: tuple[Any, Any], inputs: CallInputs, count: int) -> list[np
     UsageError
         If there is none.
     """
-    found: list[list[np.ndarray]] = []
+    batches = []
     rows = 0
     for batch in batches_of(data, inputs, count):
-        found.append(batch.arrays)
+        batches.append(batch.arrays)
         rows += batch.rows
         if rows >= count:
             break
     if not rows:
         raise UsageError("x holds no row; give at least one")
-    return [np.concatenate(column)[:count] for column in zip(*found, strict=True)]
-
-
-def first_element(x: Any, y: Any = None) -> Any:
-    """Inputs of one element of the data, with a batch as their first dimension.
-
-    A stream that yields single rows cannot be told from one of batches without a model's inputs;
-    it is taken for one of batches.
-    """
-    if not _is_stream(x):
-        return x
-    for element in x:
-        return _split(element)[0]
-    raise UsageError("x holds no row; give at least one")
+    return [np.concatenate(column)[:count] for column in zip(*batches, strict=True)]
 
 
 def _is_stream(x: Any) -> bool:
@@ -411,20 +339,12 @@ def _is_batched(features: Any, inputs: CallInputs) -> bool:
 
 
 def _sliced(y: Any, rows: slice) -> Any:
-    if y is None:
-        return None
+    """Return rows of nested targets as ndarrays."""
     leaves, structure = flatten(y)
     return structure.rebuild([np.asarray(leaf)[rows] for leaf in leaves])
 
 
-def _plain_targets(y: Any) -> Any:
-    if y is None:
-        return None
-    leaves, structure = flatten(y)
-    return structure.rebuild([np.asarray(leaf) for leaf in leaves])
-
-
-def _stacked(values: list) -> Any:
+def _stacked(values: Sequence[Any]) -> Any:
     columns = zip(*(flatten(each)[0] for each in values), strict=True)
     structure = flatten(values[0])[1]
     return structure.rebuild([np.stack([np.asarray(x) for x in column]) for column in columns])
@@ -452,8 +372,7 @@ class KerasSource:
     Raises
     ------
     UsageError
-        If something other than a model is given; later, where the input has to be known, if
-        nothing tells it.
+        Where the input has to be known, if nothing tells it.
     """
 
     def __init__(
@@ -464,34 +383,41 @@ class KerasSource:
         y: Any = None,
         batch: int | None = None,
     ):
-        if not isinstance(model, keras.Model):
-            raise UsageError(f"model should be a Keras Model. A {type(model).__name__} was given.")
         self.model = model
+        self.data = (x, y)
         self._input_spec = input_spec
-        self._data = (x, y)
         self._batch = batch
 
     @cached_property
     def inputs(self) -> CallInputs:
         """The arguments of the model's calls."""
-        if self._input_spec is not None:
-            return CallInputs.of_specs(self.model, self._specified())
-        if getattr(self.model, "inputs", None):
-            return CallInputs.of_specs(self.model, [_symbolic(self.model)])
-        if self._data[0] is not None:
-            return CallInputs.of_specs(self.model, _arguments_like(self.model, *self._data))
-        raise UsageError(
-            f"The input of {type(self.model).__name__} is not known, as it is a subclass of "
-            "keras.Model; pass input_spec, e.g. tf.TensorSpec((None, 224, 224, 3), tf.float32)"
-        )
+        return CallInputs.of_specs(self.model, self._arguments())
 
-    def _specified(self) -> list:
-        spec, model = self._input_spec, self.model
+    def _arguments(self) -> list:
+        """Return a nest of specs, or of tensors like them, for each argument of a call."""
+        model, spec = self.model, self._input_spec
         if getattr(model, "inputs", None):
-            return [_like(_symbolic(model), spec)]
-        if isinstance(spec, (list, tuple)) and len(_positional(model)) >= len(spec) > 1:
-            return list(spec)
-        return [spec[0] if isinstance(spec, (list, tuple)) and len(spec) == 1 else spec]
+            symbolic = plain(model.inputs if isinstance(model, keras.Sequential) else model.input)
+            if isinstance(symbolic, (list, tuple)) and len(symbolic) == 1:
+                symbolic = symbolic[0]
+            return [symbolic if spec is None else _like(symbolic, spec)]
+        if spec is None:
+            x = self.data[0]
+            if x is None:
+                raise UsageError(
+                    f"The input of {type(model).__name__} is not known, as it is a subclass of "
+                    "keras.Model; pass input_spec, e.g. tf.TensorSpec((None, 224, 224, 3), "
+                    "tf.float32)"
+                )
+            spec = x
+            if _is_stream(x):  # of batches: single rows cannot be told from them here
+                spec, _ = next(map(_split, x), (None, None))
+                if spec is None:
+                    raise UsageError("x holds no row; give at least one")
+        elif isinstance(spec, (list, tuple)) and len(spec) == 1:
+            spec = spec[0]
+        several = isinstance(spec, (list, tuple)) and len(_parameters(model)) >= len(spec) > 1
+        return list(spec) if several else [spec]
 
     @cached_property
     def _traced(self) -> tuple[Any, CallOutputs]:
@@ -509,7 +435,7 @@ class KerasSource:
             tf.TensorSpec(port.shape, port.dtype, name=_graph_name(port.name))
             for port in self.inputs.ports
         ]
-        kind = type(self.model).__name__
+        model_name = type(self.model).__name__
         try:
             if not self.model.built:
                 call(*self.inputs.pack(self.random_arrays(1)))
@@ -517,11 +443,11 @@ class KerasSource:
             concrete = graph.get_concrete_function()
         except Exception as error:
             raise UsageError(
-                f"{kind} cannot be called with its input in a graph: {one_line(error)}; pass "
+                f"{model_name} cannot be called with its input in a graph: {one_line(error)}; pass "
                 "another input_spec"
             ) from error
         if not concrete.outputs:
-            raise UsageError(f"{kind} returns no tensor, so it cannot be converted")
+            raise UsageError(f"{model_name} returns no tensor, so it cannot be converted")
         names = structures[-1].paths("")
         ports = [
             Port(
@@ -549,43 +475,41 @@ class KerasSource:
         """The model's results."""
         return self._traced[1]
 
-    @cached_property
-    def sample(self) -> list[np.ndarray]:
-        """One row of the data as a flat list, or random numbers where there are none."""
-        if self._data[0] is not None:
-            return first_rows(self._data, self.inputs, 1)
+    def try_out(self, model: Any) -> None:
+        model(*self.inputs.pack(self.sample_arrays()))
+
+    def sample_arrays(self) -> list[np.ndarray]:
+        """Return one row of the data as a flat list, or random numbers where there are none."""
+        if self.data[0] is not None:
+            return first_rows(self.data, self.inputs, 1)
         return self.random_arrays(1)
 
     def random_arrays(self, rows: int) -> list[np.ndarray]:
-        """Numbers from 0 to 1 (or zeros and ones) of the input's shapes."""
+        """Return numbers from 0 to 1 (or zeros and ones) of the input's shapes."""
         random = np.random.default_rng(0)
         arrays = []
         for port in self.inputs.ports:
             shape = [rows, *(size or _OPEN_SIZE for size in port.shape[1:])]
-            if np.issubdtype(numpy_type(port.dtype), np.floating):
-                arrays.append(random.random(shape).astype(numpy_type(port.dtype)))
-            else:
-                arrays.append(random.integers(0, 2, shape).astype(numpy_type(port.dtype)))
+            dtype = numpy_type(port.dtype)
+            real = np.issubdtype(dtype, np.floating)
+            numbers = random.random(shape) if real else random.integers(0, 2, shape)
+            arrays.append(numbers.astype(dtype))
         return arrays
 
-    def sample_arrays(self) -> list[np.ndarray]:
-        """The sample as a flat list of ndarrays."""
-        return self.sample
-
     def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:
-        """Flat lists of ndarrays of the calibration data, as many as hold its sample size.
+        """Yield flat lists of ndarrays of the data, as many as hold the sample size.
 
         Without data, random numbers are given.
         """
-        if self._data[0] is None:
+        if self.data[0] is None:
             for _ in range(2):
                 yield self.random_arrays(_RANDOM_ROWS)
             return
         rows = 0
-        for batch in batches_of(self._data, self.inputs, self._batch or _RANDOM_ROWS):
+        for batch in batches_of(self.data, self.inputs, self._batch or _RANDOM_ROWS):
             yield batch.arrays
             rows += batch.rows
-            if rows >= options.calibration.sample_size:
+            if rows >= options.sample_size:
                 break
         if not rows:
             raise UsageError("The calibration data x hold no batch; give at least one")
@@ -596,7 +520,7 @@ class KerasSource:
 
 
 def inference_call(model: Any) -> Any:
-    """The model as a function that never trains."""
+    """Return the model as a function that never trains."""
     parameters = inspect.signature(model.call).parameters
     knows = "training" in parameters or any(
         each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()
@@ -610,36 +534,16 @@ def _graph_name(name: str) -> str:
     return safe if safe[:1].isalnum() else f"x{safe}"
 
 
-def _positional(model: Any) -> list[str]:
-    return [
-        name
-        for name, each in inspect.signature(model.call).parameters.items()
-        if name not in ("training", "mask") and each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    ]
-
-
-def _symbolic(model: Any) -> Any:
-    """The inputs of a functional or sequential model; a list of one as that one."""
-    struct = plain(model.inputs if isinstance(model, keras.Sequential) else model.input)
-    return struct[0] if isinstance(struct, (list, tuple)) and len(struct) == 1 else struct
-
-
-def _like(struct: Any, spec: Any) -> Any:
-    """Specs in the nesting of a functional model's inputs."""
-    own, structure = flatten(struct)
-    given = list(spec.values()) if isinstance(spec, dict) else spec
-    given = list(given) if isinstance(given, (list, tuple)) else [given]
-    if isinstance(spec, dict) and structure.kind == "dict" and set(spec) == set(structure.keys):
-        return {key: spec[key] for key in structure.keys}
-    if len(given) != len(own):
-        raise UsageError(f"input_spec describes {len(given)} inputs, but the model has {len(own)}")
-    return structure.rebuild(given)
-
-
-def _arguments_like(model: Any, x: Any, y: Any) -> Sequence[Any]:
-    """The arguments of a call for the first row of the data."""
-
-    x = first_element(x, y)
-    if isinstance(x, (list, tuple)) and len(_positional(model)) >= len(x) > 1:
-        return list(x)
-    return [x]
+def _like(symbolic: Any, spec: Any) -> Any:
+    """Return specs in the nesting of a functional model's inputs."""
+    leaves, structure = flatten(symbolic, _is_spec)
+    if isinstance(spec, dict):
+        if structure.kind == "dict" and set(spec) == set(structure.keys):
+            return {key: spec[key] for key in structure.keys}
+        spec = list(spec.values())
+    specs = list(spec) if isinstance(spec, (list, tuple)) else [spec]
+    if len(specs) != len(leaves):
+        raise UsageError(
+            f"input_spec describes {len(specs)} inputs, but the model has {len(leaves)}"
+        )
+    return structure.rebuild(specs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from keras import Model as _Base
 else:
     _Base = object
+
+
+_ARGUMENTS_OF_FIT = tuple(inspect.signature(keras.Model.fit).parameters)[1:]
 
 
 class _NanoModel(_Base):
@@ -81,30 +85,14 @@ class _NanoModel(_Base):
         UsageError
             If an argument is wrong, or the model, the data or a callback cannot be sent.
         """
+        arguments = {**locals()}
         if (max_queue_size, workers, use_multiprocessing) != (10, 1, False):
             warnings.warn(
                 "max_queue_size, workers and use_multiprocessing have no effect; Keras 3 takes "
                 "them from a keras.utils.PyDataset",
                 stacklevel=2,
             )
-        of_keras = {
-            "x": x,
-            "y": y,
-            "batch_size": batch_size,
-            "epochs": epochs,
-            "verbose": verbose,
-            "callbacks": callbacks,
-            "validation_split": validation_split,
-            "validation_data": validation_data,
-            "shuffle": shuffle,
-            "class_weight": class_weight,
-            "sample_weight": sample_weight,
-            "initial_epoch": initial_epoch,
-            "steps_per_epoch": steps_per_epoch,
-            "validation_steps": validation_steps,
-            "validation_batch_size": validation_batch_size,
-            "validation_freq": validation_freq,
-        }
+        of_keras = {name: arguments[name] for name in _ARGUMENTS_OF_FIT}
         if num_processes is None and backend in ("multiprocessing", "ray"):
             return super().fit(**of_keras)
         from bigdl.nano.tf.training.fit import fit_in_processes, processes_of
@@ -116,23 +104,21 @@ class _NanoModel(_Base):
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Deprecated: ``InferenceOptimizer.trace``."""
-        warnings.warn(
-            "model.trace is deprecated; use InferenceOptimizer.trace", DeprecationWarning, 2
-        )
-        from bigdl.nano.tf.inference.optimizer import InferenceOptimizer
-
-        return InferenceOptimizer.trace(self, *args, **kwargs)
+        return _optimizer_instead("trace").trace(self, *args, **kwargs)
 
     def quantize(self, *args: Any, **kwargs: Any) -> Any:
         """Deprecated: ``InferenceOptimizer.quantize``; with a mode, that of ``keras.Model``."""
         if isinstance(kwargs.get("mode", args[0] if args else None), str):
             return super().quantize(*args, **kwargs)
-        warnings.warn(
-            "model.quantize is deprecated; use InferenceOptimizer.quantize", DeprecationWarning, 2
-        )
-        from bigdl.nano.tf.inference.optimizer import InferenceOptimizer
+        return _optimizer_instead("quantize").quantize(self, *args, **kwargs)
 
-        return InferenceOptimizer.quantize(self, *args, **kwargs)
+
+def _optimizer_instead(name: str) -> Any:
+    message = f"model.{name} is deprecated; use InferenceOptimizer.{name}"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
+    from bigdl.nano.tf.inference.optimizer import InferenceOptimizer
+
+    return InferenceOptimizer
 
 
 @keras.saving.register_keras_serializable(package="bigdl")
