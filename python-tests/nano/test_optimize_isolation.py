@@ -53,7 +53,7 @@ def _others():
 
 def workers():
     children = psutil.Process().children(recursive=True)
-    return [p for p in children if "_pool_main" in _command(p) and p not in OTHERS]
+    return [p for p in children if "_worker_main" in _command(p) and p not in OTHERS]
 
 
 def _command(process):

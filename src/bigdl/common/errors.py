@@ -47,16 +47,26 @@ class WorkerError(BigDLError, RuntimeError):
         Class name of the original exception.
     traceback : str
         The worker's own traceback, as text.
+    original : BaseException or None
+        The exception, where it is known.
     """
 
-    def __init__(self, rank: int, kind: str, traceback: str):
+    def __init__(self, rank: int, kind: str, traceback: str, original: BaseException | None = None):
         self.rank = rank
         self.kind = kind
         self.traceback = traceback
+        self.original = original
         super().__init__(f"{kind} in worker {rank}:\n{traceback.rstrip()}")
 
     def __reduce__(self):
         return type(self), (self.rank, self.kind, self.traceback)
+
+    def as_original(self, place: str) -> Exception:
+        """Return the user's own exception with a note of where it was raised, or else this one."""
+        if not isinstance(self.original, Exception):
+            return self
+        self.original.add_note(f"{place}:\n{self.traceback.rstrip()}")
+        return self.original
 
 
 class WorkerLost(BigDLError, RuntimeError):

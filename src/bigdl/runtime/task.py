@@ -23,6 +23,7 @@ from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
 from bigdl.runtime.channel import Address
 from bigdl.runtime.engine import PeerLost
+from bigdl.runtime.failure import user_frames
 from bigdl.runtime.worker import ChannelUplink, Watcher, Worker, captured, encode
 
 __all__ = [
@@ -167,8 +168,8 @@ class TaskSpec:
     active_jobs : tuple of int
         Jobs whose spools are in use.
     world_size, threads, timeout : see Worker
-    is_local : bool
-        Whether the output of a task is that of the driver.
+    drops_output : bool
+        Whether what a program prints is not written to the output of its process, too.
     log_to_driver : bool
     import_path : tuple of str
         The driver's own folders of modules; used where they exist.
@@ -190,7 +191,7 @@ class TaskSpec:
     world_size: int
     threads: int
     timeout: float
-    is_local: bool
+    drops_output: bool
     log_to_driver: bool
     import_path: tuple[str, ...]
     program: bytes
@@ -233,7 +234,7 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
             line.count("failed", 1)  # nobody shall wait for this task
             return place, "void", "Spark ran this task again"
         uplink = ChannelUplink(line)
-        with captured(spec.log_to_driver, spec.is_local) as log:
+        with captured(spec.log_to_driver, spec.drops_output) as log:
             watcher = Watcher(address.connect(attempt), place, uplink, log)
             watcher.start()
             try:
@@ -400,8 +401,7 @@ def describe(error: BaseException) -> dict:
 
     try:
         message = str(error)
-        frames = traceback.TracebackException.from_exception(error)
-        text = "".join(_without_engine(frames).format())
+        text = "".join(traceback.format_exception(type(error), error, user_frames(error)))
     except Exception as unprintable:
         message = f"<{type(error).__name__} that cannot be printed: {type(unprintable).__name__}>"
         text = "".join(traceback.format_tb(error.__traceback__)) + message
@@ -413,19 +413,10 @@ def describe(error: BaseException) -> dict:
     }
 
 
-def _without_engine(frames):
-    """Drop the engine's own frames from the top of a traceback."""
-    own = os.path.dirname(os.path.abspath(__file__))
-    while len(frames.stack) > 1 and frames.stack[0].filename.startswith(own):
-        frames.stack.pop(0)
-    return frames
-
-
 def own_address(address: Address) -> str:
     """The address that this machine uses towards another one."""
-    family, _, _, _, other = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)[
-        0
-    ]
+    addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
+    family, _, _, _, other = addresses[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(other)
         return probe.getsockname()[0]

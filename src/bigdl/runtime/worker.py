@@ -9,11 +9,13 @@ import os
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    from bigdl.runtime.channel import Line
 
 __all__ = ["RESULT_LIMIT", "ChannelUplink", "Log", "Uplink", "Watcher", "Worker", "captured"]
 
@@ -40,22 +42,33 @@ class Worker:
     timeout : float
         Seconds after which a collective that makes no progress fails.
     line : bigdl.runtime.channel.Line
-        Keys that all workers of this attempt share.
+        Keys that all workers of this attempt share; None in processes that no engine runs, which
+        are in a process group before the program begins.
     """
 
     def __init__(
-        self, rank, world_size, *, threads, shards, line, uplink, host, local_dir, timeout
+        self,
+        rank: int,
+        world_size: int,
+        *,
+        threads: int | None = None,
+        shards: Mapping[str, Any] | None = None,
+        line: Line | None = None,
+        uplink: Uplink | None = None,
+        host: str = "127.0.0.1",
+        local_dir: str = "",
+        timeout: float = 1800.0,
     ):
         self.rank = rank
         self.world_size = world_size
         self.threads = threads
-        self.shards = shards
-        self.options = uplink.options()
+        self.shards = shards or {}
         self.host = host
         self.local_dir = local_dir
         self.timeout = timeout
         self.line = line
-        self._uplink = uplink
+        self._uplink = uplink or Uplink()
+        self.options = self._uplink.options()
         self._cleanups: list[Callable[[], None]] = []
         self._cleaner: threading.Thread | None = None
 
@@ -70,7 +83,7 @@ class Worker:
 
     def progress(self, **values: Any) -> None:
         """Tell the driver how far this worker is; cheap, the heartbeat takes it along."""
-        self._uplink.progress = values
+        self._uplink.note_progress(values)
 
     def send(self, topic: str, doc: dict, data: bytes) -> None:
         """Send a message to the driver's ``on_event``; returns when it is on its way."""
@@ -108,45 +121,66 @@ class Worker:
 RESULT_LIMIT = 2 << 30  # bytes of one value that may go through the driver
 
 
-class Uplink(ABC):
-    """One worker's way to the driver, for one attempt."""
+class Uplink:
+    """One worker's way to the driver, for one attempt; this one keeps what the worker says.
 
-    #: the figures that the program reported last
-    progress: dict[str, Any] | None = None
+    Attributes
+    ----------
+    progress : dict or None
+        The figures that the program reported last.
+    messages : dict of str to tuple of (dict, bytes)
+        The last message of each topic, in the order in which these came.
+    result : tuple of (kind, bytes) or None
+    error : dict or None
+        The exception that the program raised; see :func:`~bigdl.runtime.task.describe`.
+    """
 
-    @abstractmethod
+    def __init__(self, options: dict | None = None, state: bytes | None = None):
+        self._options, self._state = options or {}, state
+        self.progress: dict[str, Any] | None = None
+        self.messages: dict[str, tuple[dict, bytes]] = {}
+        self.result: tuple[str, bytes] | None = None
+        self.error: dict | None = None
+
     def options(self) -> dict:
         """What the driver said of this attempt."""
+        return self._options
 
-    @abstractmethod
     def state(self) -> bytes | None:
         """The bytes that the driver gave for rank 0."""
+        return self._state
 
-    @abstractmethod
+    def note_progress(self, values: dict[str, Any]) -> None:
+        """Take figures of the program."""
+        self.progress = values
+
     def send(self, doc: dict, data: bytes) -> None:
-        """A message of the program."""
+        """Take a message of the program."""
+        self.messages.pop(doc["topic"], None)
+        self.messages[doc["topic"]] = doc, data
 
-    @abstractmethod
     def give(self, rank: int, kind: str, data: bytes) -> None:
-        """The result of the program."""
+        """Take the result of the program."""
+        self.result = kind, data
 
-    @abstractmethod
     def failing(self) -> int:
         """Say that this worker fails, before anything is cleaned up; returns its place.
 
         Cleaning up breaks the peers' collectives, which may then fail in user code: the first place
         is the cause.
         """
+        return 1
 
-    @abstractmethod
     def report(self, doc: dict) -> None:
-        """The exception that a program raised."""
+        """Take the exception that a program raised."""
+        self.error = doc
 
 
 class ChannelUplink(Uplink):
     """By the channel, while the program runs."""
 
-    def __init__(self, line):
+    def __init__(self, line: Line):
+        super().__init__()
         self._line = line
 
     def options(self):
@@ -327,13 +361,13 @@ class Log:
 
 
 @contextlib.contextmanager
-def captured(to_driver: bool, is_local: bool):
-    """Take what is written meanwhile, for the driver or, in local mode, to be dropped.
+def captured(to_driver: bool, drop: bool) -> Iterator[Log]:
+    """Take what is written meanwhile, for the driver or, with `drop`, for nobody.
 
     The log of an executor gets it in any case; that of local mode is the driver's own output.
     """
     out, err = sys.stdout, sys.stderr
-    log = Log(err, keep=to_driver, tee=not is_local)
+    log = Log(err, keep=to_driver, tee=not drop)
     sys.stdout = sys.stderr = log
     try:
         yield log

@@ -51,6 +51,9 @@ class TorchDistributedSync(CollectiveSync):
             return
         import torch.distributed as dist
 
+        if self._worker.line is None:  # they are in a process group already
+            self._started = True
+            return
         if dist.is_initialized():  # left by a task that was killed inside a reused process
             dist.destroy_process_group()
         self._worker.line.meet("group", self.world_size)

@@ -45,10 +45,11 @@ class Ingest:
     frame : object
         What the engine runs its tasks over; for Spark a DataFrame with exactly N partitions. None
         where the workers get at the rows by themselves.
-    reader : callable
-        ``reader(batches, open_spool) -> dict[str, Shard]``; picklable, runs in the worker, where
-        ``open_spool(name, specs)`` gives it a :class:`~bigdl.runtime.shards.shard.SpoolWriter`,
-        and ``open_spool.place`` and ``open_spool.world_size`` say which worker it is.
+    reader : callable or None
+        None without an input. ``reader(batches, open_spool) -> dict[str, Shard]``; picklable,
+        runs in the worker, where ``open_spool(name, specs)`` gives it a
+        :class:`~bigdl.runtime.shards.shard.SpoolWriter`, and ``open_spool.place`` and
+        ``open_spool.world_size`` say which worker it is.
     close : callable
         Frees what was persisted for the time of the call; safe to call twice.
     accept : callable, optional
@@ -60,7 +61,7 @@ class Ingest:
     """
 
     frame: Any
-    reader: Callable
+    reader: Callable | None
     close: Callable[[], None] = field(default=lambda: None)
     accept: Callable[[list[int]], bool] | None = None
     otherwise: Callable[[], Ingest] | None = None

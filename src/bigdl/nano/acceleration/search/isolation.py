@@ -94,7 +94,7 @@ class Isolated:
         show: bool,
     ):
         self._memory_limit = memory_limit
-        self._seats = [CpuSlot(tuple(usable_cores()), threads)]
+        self._slots = [CpuSlot(tuple(usable_cores()), threads)]
         self._bench_file = directory / "bench.pkl"
         self._stage_file = directory / "stage"
         self._log = None if show else directory / "output.log"
@@ -134,7 +134,7 @@ class Isolated:
         saved = directory if trial.saved else None
         make = partial(_make_scale, str(self._bench_file), self._log)
         try:
-            pool = WorkerPool([Stage("optimize", make, self._seats)])
+            pool = WorkerPool([Stage("optimize", make, self._slots)])
             with pool, _Watch(pool, time_limit, self._memory_limit):
                 trial.memory = pool.run([saved])[0]
         except BigDLError as error:
@@ -153,7 +153,7 @@ class Isolated:
         return not self._is_fresh
 
     def _open(self) -> WorkerPool:
-        return WorkerPool([Stage("optimize", self._make, self._seats)])
+        return WorkerPool([Stage("optimize", self._make, self._slots)])
 
     def _attempt(self, name, directory, time_limit) -> Trial:
         self._stage_file.write_text("convert")

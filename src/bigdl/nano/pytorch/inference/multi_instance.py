@@ -16,8 +16,8 @@ from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.inference.accelerated import context_of
 from bigdl.nano.pytorch.inference.serialization import ready_in_worker
 from bigdl.nano.utils.common import schedule_workers
-from bigdl.runtime.launch import worker_shares
-from bigdl.runtime.pool import CpuSlot, Stage, TaskError, WorkerPool
+from bigdl.runtime.pool import Stage, TaskError, WorkerPool
+from bigdl.runtime.process import CpuSlot, cpu_slots
 
 __all__ = ["ForwardError", "to_multi_instance"]
 
@@ -45,19 +45,19 @@ class MultiInstanceModel(torch.nn.Module):
     ----------
     model : Module
         The model.
-    seats : sequence of CpuSlot
+    slots : sequence of CpuSlot
         Cores of its processes; with one or none, the model runs in this process.
     """
 
-    def __init__(self, model: torch.nn.Module, seats: Sequence[CpuSlot]):
+    def __init__(self, model: torch.nn.Module, slots: Sequence[CpuSlot]):
         super().__init__()
         self.model = model
         self.training = False
         self._pool: WorkerPool | None = None
-        if len(seats) > 1:
-            make = ready_in_worker(model, min(seat.threads for seat in seats), self)
+        if len(slots) > 1:
+            make = ready_in_worker(model, min(slot.threads for slot in slots), self)
             self._pool = WorkerPool(
-                [Stage("the model", partial(_called, make), seats)], ForwardError
+                [Stage("the model", partial(_called, make), slots)], ForwardError
             )
 
     def forward(self, inputs: Iterable[Any]) -> list[Any]:
@@ -164,8 +164,7 @@ def to_multi_instance(
             f"cpu_for_each_process must list the cores of each of {num_processes} processes, "
             f"but it lists those of {len(cpu_for_each_process)}"
         )
-    shares = worker_shares(num_processes, cpu_for_each_process)
-    return MultiInstanceModel(model, [CpuSlot(tuple(cores), threads) for cores, threads in shares])
+    return MultiInstanceModel(model, cpu_slots(num_processes, cpu_for_each_process))
 
 
 def _called(make: Callable[[], torch.nn.Module]) -> Callable[[tuple], Any]:

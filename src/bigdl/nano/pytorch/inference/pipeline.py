@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,8 +13,8 @@ from bigdl.common.checks import check_positive
 from bigdl.common.cpu import topology
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.inference.serialization import ready_in_worker
-from bigdl.runtime.launch import worker_shares
-from bigdl.runtime.pool import CpuSlot, Stage, TaskError, WorkerPool
+from bigdl.runtime.pool import Stage, TaskError, WorkerPool
+from bigdl.runtime.process import CpuSlot, cpu_slots
 
 __all__ = ["Pipeline", "StageError"]
 
@@ -66,10 +67,10 @@ class Pipeline:
         checked = [_checked(stage) for stage in stages]
         if not checked:
             raise UsageError("A pipeline needs at least one stage, but stages is empty")
-        seats = _seats([options for _, _, options in checked])
+        slots = _slots([options for _, _, options in checked])
         made = [
             Stage(name, self._maker(stage, each), each)
-            for (name, stage, _), each in zip(checked, seats, strict=True)
+            for (name, stage, _), each in zip(checked, slots, strict=True)
         ]
         self._pool = WorkerPool(made, StageError)
 
@@ -107,9 +108,9 @@ class Pipeline:
     def __exit__(self, *exception) -> None:
         self.close()
 
-    def _maker(self, stage: Callable, seats: list[CpuSlot]) -> Callable[[], Callable]:
+    def _maker(self, stage: Callable, slots: list[CpuSlot]) -> Callable[[], Callable]:
         if isinstance(stage, torch.nn.Module):
-            return ready_in_worker(stage, min(seat.threads for seat in seats), self)
+            return ready_in_worker(stage, min(slot.threads for slot in slots), self)
         # A function of this module would make a worker that needs no torch import it.
         return lambda: stage
 
@@ -135,7 +136,7 @@ def _checked(stage: Any) -> tuple[str, Callable, Mapping[str, int]]:
     return str(name), function, options
 
 
-def _seats(options: Sequence[Mapping[str, int]]) -> list[list[CpuSlot]]:
+def _slots(options: Sequence[Mapping[str, int]]) -> list[list[CpuSlot]]:
     """Return the cores of each worker of each stage."""
     counts = [each.get("worker_num", 1) for each in options]
     wanted = [
@@ -143,11 +144,8 @@ def _seats(options: Sequence[Mapping[str, int]]) -> list[list[CpuSlot]]:
         for each, count in zip(options, counts, strict=True)
         for _ in range(count)
     ]
-    shares = iter(worker_shares(len(wanted), _cores(wanted)))
-    return [
-        [CpuSlot(tuple(cores), threads) for cores, threads in (next(shares) for _ in range(count))]
-        for count in counts
-    ]
+    slots = iter(cpu_slots(len(wanted), _cores(wanted)))
+    return [list(itertools.islice(slots, count)) for count in counts]
 
 
 def _cores(wanted: list[int | None]) -> list[list[int]]:
