@@ -98,7 +98,7 @@ def test_a_tuned_process_reuses_its_memory_until_it_is_undone():
 
 FITS = """
     import os, resource, threading, time
-    from bigdl.common.memory import memory_usage
+    import psutil
     from bigdl.nano import runtime
     from bigdl.nano.runtime import tuned_fit
     def fit():
@@ -107,9 +107,12 @@ FITS = """
             buffers = [bytearray(b"x") * (16 << 20) for _ in range(16)]
             del buffers
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    def anonymous():
+        memory = psutil.Process().memory_info()
+        return memory.rss - memory.shared
     def kept():
-        return memory_usage().anonymous - before > 200 << 20
-    before = memory_usage().anonymous
+        return anonymous() - before > 200 << 20
+    before = anonymous()
     first = fit()
 """
 

@@ -1,4 +1,4 @@
-"""Memory of the running process: what it uses, what it may use, and how glibc hands it out."""
+"""Memory of the running process: how much it may use, and how glibc hands it out."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import contextlib
 import ctypes
 import gc
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from bigdl.common.cpu import cgroup_directories, read_text
 from bigdl.common.errors import UsageError
 
 __all__ = [
-    "MemoryUsage",
     "available_memory",
     "freeze_modules",
     "glibc_tunables",
-    "memory_usage",
     "tune_allocator",
     "tuned_allocator",
 ]
@@ -181,69 +179,6 @@ def freeze_modules() -> None:
         gc.freeze()
 
 
-@dataclass(frozen=True)
-class MemoryUsage:
-    """Resident memory of one process, in bytes.
-
-    Attributes
-    ----------
-    rss : int
-        All resident memory; the sum of the next three.
-    anonymous : int
-        Heap, stacks and private mappings.
-    file : int
-        Resident pages of mapped files, which the kernel can drop (libraries, Arrow spools).
-    shared : int
-        Shared memory and tmpfs.
-    proportional : int or None
-        Resident memory where a page that k processes share counts as 1/k: the figure to add up
-        over processes. Only with ``rollup=True``.
-    """
-
-    rss: int
-    anonymous: int
-    file: int
-    shared: int
-    proportional: int | None = None
-
-
-def memory_usage(pid: int | None = None, *, rollup: bool = False) -> MemoryUsage:
-    """Measure the resident memory of a process.
-
-    Parameters
-    ----------
-    pid : int, optional
-        The process, this one by default.
-    rollup : bool
-        Also read ``smaps_rollup``, for `proportional`. The kernel walks all pages of the process
-        for it, which takes milliseconds per GB.
-
-    Returns
-    -------
-    MemoryUsage
-
-    Raises
-    ------
-    UsageError
-        If there is no such process, or it belongs to another user (only with `rollup`), or the
-        system has no ``/proc``.
-    """
-    process = Path("/proc", "self" if pid is None else str(pid))
-    try:
-        status = _kilobyte_fields((process / "status").read_text())
-        sums = _kilobyte_fields((process / "smaps_rollup").read_text()) if rollup else {}
-    except OSError as error:
-        raise UsageError(f"The memory of process {process.name} cannot be read: {error}") from error
-    return MemoryUsage(
-        # A zombie has no memory and none of these fields.
-        rss=status.get("VmRSS", 0),
-        anonymous=status.get("RssAnon", 0),
-        file=status.get("RssFile", 0),
-        shared=status.get("RssShmem", 0),
-        proportional=sums.get("Pss"),
-    )
-
-
 def available_memory(root: str | Path = "/") -> int:
     """Bytes that this process can still allocate without swapping or being killed.
 
@@ -258,10 +193,11 @@ def available_memory(root: str | Path = "/") -> int:
         ``MemAvailable`` of the machine, or what is left in the control group or one of its
         ancestors if that is less. The page cache that the kernel would drop counts as available.
     """
-    machine = _kilobyte_fields(read_text(Path(root, "proc/meminfo"))).get("MemAvailable")
-    if machine is None:
-        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    rooms = [machine]
+    kilobytes = re.search(r"^MemAvailable: *(\d+) kB$", read_text(Path(root, "proc/meminfo")), re.M)
+    if kilobytes is None:
+        rooms = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    else:
+        rooms = [int(kilobytes[1]) << 10]
     for directory in cgroup_directories("memory", root):
         limit = _group_limit(directory)
         if limit is None:
@@ -295,13 +231,3 @@ def _first_number(directory: Path, *names: str) -> int | None:
     """The number in the first of the files that holds one."""
     texts = (read_text(directory / name).strip() for name in names)
     return next((int(text) for text in texts if text.isdigit()), None)
-
-
-def _kilobyte_fields(text: str) -> dict[str, int]:
-    """Fields of the form ``VmRSS:  123 kB``, in bytes."""
-    lines = (line.split() for line in text.splitlines())
-    return {
-        words[0].rstrip(":"): int(words[1]) << 10
-        for words in lines
-        if len(words) == 3 and words[2] == "kB"
-    }

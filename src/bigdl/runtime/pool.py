@@ -239,6 +239,11 @@ class WorkerPool:
         """Process ids of the workers of each stage."""
         return [[worker.process.pid for worker in workers] for workers in self._manager.workers]
 
+    def kill(self) -> None:
+        """Kill all workers, from another thread; a run then ends with a WorkerLost."""
+        for worker in self._manager.all_workers():
+            worker.kill()
+
     def run(self, items: Iterable[Any]) -> list[Any]:
         """Send items through all stages.
 

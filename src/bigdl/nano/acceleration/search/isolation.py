@@ -8,25 +8,28 @@ new one, so that no row depends on what ran before it.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import pickle
+import re
 import shutil
-import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+
+import cloudpickle
+import psutil
 
 from bigdl.common.cpu import usable_cores
 from bigdl.common.environment import VARIABLE as SCRATCH
 from bigdl.common.errors import BigDLError, UsageError, WorkerLost, one_line
-from bigdl.common.memory import available_memory, memory_usage
+from bigdl.common.memory import available_memory
 from bigdl.nano.acceleration.method import ORIGINAL
 from bigdl.nano.acceleration.search.trial import Bench, Plan, Trial, try_method
 from bigdl.runtime.pool import CpuSlot, Stage, WorkerPool
@@ -98,7 +101,11 @@ class Isolated:
         self._bench_file = directory / "bench.pkl"
         self._stage_file = directory / "stage"
         self._log = None if show else directory / "output.log"
-        _write(bench, self._bench_file)
+        try:
+            with self._bench_file.open("wb") as file:
+                cloudpickle.dump(bench, file)
+        except Exception as error:
+            raise UsageError(f"they cannot be pickled: {one_line(error)}") from error
         self._make = partial(_make_trials, str(self._bench_file), plan, self._stage_file, self._log)
         try:
             self._pool = self._open()
@@ -135,7 +142,7 @@ class Isolated:
         make = partial(_make_scale, str(self._bench_file), self._log)
         try:
             pool = WorkerPool([Stage("optimize", make, self._slots)])
-            with pool, _Watch(pool, time_limit, self._memory_limit):
+            with pool, _limited(pool, time_limit, self._memory_limit):
                 trial.memory = pool.run([saved])[0]
         except BigDLError as error:
             trial.reason = trial.reason or f"its memory is not known: {one_line(error)}"
@@ -157,13 +164,14 @@ class Isolated:
 
     def _attempt(self, name, directory, time_limit) -> Trial:
         self._stage_file.write_text("convert")
-        with _Watch(self._pool, time_limit, self._memory_limit) as watch:
+        with _limited(self._pool, time_limit, self._memory_limit) as verdicts:
             try:
                 return self._pool.run([(name, directory)])[0]
             except BigDLError as error:
                 stage = self._stage_file.read_text() or "convert"
                 if isinstance(error, WorkerLost):
-                    status, reason = watch.verdict or ("crashed", self._last_words(error))
+                    crash = "crashed", self._last_words(error)
+                    status, reason = verdicts[0] if verdicts else crash
                 else:  # what was raised is no Exception but SystemExit, say
                     status = "fail to convert" if stage == "convert" else "fail to forward"
                     reason = one_line(error)
@@ -176,62 +184,46 @@ class Isolated:
         return f"{cause} ({fatal[-1].strip()})" if fatal else cause
 
 
-class _Watch:
-    """Kills the process of a pool that takes too long or too much memory; a context."""
+@contextmanager
+def _limited(
+    pool: WorkerPool, time_limit: float | None, memory_limit: int | None
+) -> Iterator[list[tuple[str, str]]]:
+    """Kill the process of a pool that takes too long or too much memory.
 
-    def __init__(self, pool: WorkerPool, time_limit: float | None, memory_limit: int | None):
-        self.verdict: tuple[str, str] | None = None
-        """Status and reason, if the process was killed."""
-        self._pool = pool
-        self._time_limit = time_limit
-        self._memory_limit = memory_limit
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="bigdl-watch", daemon=True)
+    Yields
+    ------
+    list of tuple of str
+        Gets the status and the reason if it was killed.
+    """
+    verdicts: list[tuple[str, str]] = []
+    begin = time.monotonic()
+    over = threading.Event()
 
-    def __enter__(self) -> _Watch:
-        self._begin = time.monotonic()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(_TICK):
-            self.verdict = self._look()
-            if self.verdict:
-                for pid in self._pool.pids[0]:
-                    _kill(pid)
-                return
-
-    def _look(self) -> tuple[str, str] | None:
-        seconds = time.monotonic() - self._begin
-        if self._time_limit is not None and seconds > self._time_limit:
-            return "timed out", f"it took more than {self._time_limit:g} s"
-        if self._memory_limit is None:
-            return None
-        with suppress(UsageError):  # it has just ended
-            used = max(memory_usage(pid).rss for pid in self._pool.pids[0])
-            if used > self._memory_limit:
-                limit = self._memory_limit // _MEGABYTE
-                return "out of memory", f"the process took more than {limit} MB"
+    def exceeded() -> tuple[str, str] | None:
+        if time_limit is not None and time.monotonic() - begin > time_limit:
+            return "timed out", f"it took more than {time_limit:g} s"
+        if memory_limit is not None:
+            with suppress(psutil.Error):  # it has just ended
+                used = max(psutil.Process(pid).memory_info().rss for pid in pool.pids[0])
+                if used > memory_limit:
+                    megabytes = memory_limit // _MEGABYTE
+                    return "out of memory", f"the process took more than {megabytes} MB"
         return None
 
+    def watch() -> None:
+        while not over.wait(_TICK):
+            if verdict := exceeded():
+                verdicts.append(verdict)
+                pool.kill()
+                return
 
-def _write(bench: Bench, file: Path) -> None:
-    import cloudpickle
-
+    thread = threading.Thread(target=watch, name="bigdl-watch", daemon=True)
+    thread.start()
     try:
-        with file.open("wb") as out:
-            cloudpickle.dump(bench, out)
-    except Exception as error:
-        raise UsageError(f"they cannot be pickled: {one_line(error)}") from error
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+        yield verdicts
+    finally:
+        over.set()
+        thread.join()
 
 
 # What follows runs in the other process.
@@ -251,7 +243,7 @@ def _make_trials(bench_file: str, plan: Plan, stage_file: Path, log: Path | None
     return run
 
 
-def _make_scale(bench_file: str, log: Path | None) -> Callable:
+def _make_scale(bench_file: str, log: Path | None) -> Callable[[Path | None], float]:
     _settle(log, Path(bench_file).parent)
     return partial(_weigh, bench_file)
 
@@ -260,7 +252,7 @@ def _weigh(bench_file: str, saved: Path | None) -> float:
     """Megabytes that loading and running a model adds to a process with its framework in it."""
     _read(bench_file)  # imports what it needs
     _give_memory_back()
-    before = memory_usage().rss
+    before = psutil.Process().memory_info().rss
     bench = _read(bench_file)
     with bench.session():
         if saved is None:
@@ -269,11 +261,14 @@ def _weigh(bench_file: str, saved: Path | None) -> float:
             candidate = bench.load(saved)
             bench.drop_original()
         _give_memory_back()
-        _reset_peak()
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # begins the peak anew
         for _ in range(_RUNS_TO_WEIGH):
             with candidate.context():
                 bench.call(candidate.model, bench.batches()[0])
-    return (_peak() - before) / _MEGABYTE
+    peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    rss = int(peak[1]) << 10 if peak else psutil.Process().memory_info().rss
+    return (rss - before) / _MEGABYTE
 
 
 def _settle(log: Path | None, directory: Path) -> None:
@@ -282,36 +277,20 @@ def _settle(log: Path | None, directory: Path) -> None:
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_MEMORY_KILLED_FIRST))
     if log is not None:
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for stream in (1, 2):
-            os.dup2(file, stream)
-        os.close(file)
+        with log.open("ab") as file:
+            for stream in (1, 2):
+                os.dup2(file.fileno(), stream)
 
 
-def _read(bench_file: str) -> Any:
+def _read(bench_file: str) -> Bench:
     with open(bench_file, "rb") as file:
         return pickle.load(file)
 
 
 def _give_memory_back() -> None:
-    import ctypes
-
     gc.collect()
     with suppress(AttributeError):  # another libc
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _reset_peak() -> None:
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak() -> int:
-    """Largest resident memory since :func:`_reset_peak`."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) << 10
-    return memory_usage().rss
 
 
 _LEAST_TIME = 300.0  # seconds
