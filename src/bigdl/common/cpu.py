@@ -1,4 +1,4 @@
-"""What this process may use of the machine's processors, and how many threads it starts on them.
+"""The processors that this process may use, and the number of threads on them.
 
 Three limits count, and none of them is the number of processors of the machine: the affinity mask
 (``taskset``, cpusets, Slurm), the CPU quota of the control group (Docker, Kubernetes), and
@@ -144,7 +144,7 @@ def cgroup_directories(controller: str, root: str | Path = "/") -> list[Path]:
 
 @dataclass(frozen=True)
 class Topology:
-    """How the usable logical cores lie in the machine.
+    """The places of the usable logical cores in the machine.
 
     Every usable logical core is in exactly one tuple of each attribute.
 

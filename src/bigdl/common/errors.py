@@ -74,7 +74,7 @@ class WorkerLost(BigDLError, RuntimeError):
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, in one line that begins with its class."""
+    """Return the text of an exception in one line that begins with its class."""
     if isinstance(error, WorkerError):  # the error of the other process
         return _shortened(error.traceback.rstrip().rpartition("\n")[2])
     text = " ".join(str(error).split())
@@ -82,7 +82,7 @@ def one_line(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text that says something; its class if none does."""
+    """Return the first line of an exception's text that is not empty, or else its class."""
     lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)[:_LONGEST_LINE]
 

@@ -131,7 +131,7 @@ def _reset_allocator() -> None:
 
 
 def glibc_tunables() -> dict[str, str]:
-    """What ``GLIBC_TUNABLES`` must hold for a process to start as :func:`tune_allocator` tunes it.
+    """Return the ``GLIBC_TUNABLES`` of a process that starts as :func:`tune_allocator` tunes it.
 
     Which thresholds glibc takes only shows when it is given one, so the first of these figures
     holds in the calling process afterwards.

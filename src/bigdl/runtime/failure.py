@@ -1,4 +1,4 @@
-"""What a worker tells of an exception, and the error that is raised for it."""
+"""Exceptions of workers, as they travel to the process that raises an error for them."""
 
 from __future__ import annotations
 

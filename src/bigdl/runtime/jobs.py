@@ -106,7 +106,7 @@ def user_error(doc: dict) -> BigDLError:
 
 
 def worker_lost(vanished: list[dict], reason: str, reason_of_several: str = "") -> WorkerLost:
-    """Who was lost, as far as it is known, and why."""
+    """Return an error that names the lost workers, as far as they are known, and the reason."""
     if not vanished:
         return WorkerLost(f"A worker was lost: {reason}")
     who = " and ".join(f"{w['rank']} (process {w['pid']} on {w['host']})" for w in vanished[:3])
@@ -151,7 +151,7 @@ class _Cancellable(Protocol):
 
 
 class Watch:
-    """What the driver sees of the workers of one attempt.
+    """The driver's view of the workers of one attempt.
 
     Attributes
     ----------

@@ -135,7 +135,7 @@ class LocalMachine:
         return max(1, self.cores_per_node // self._workers)
 
     def slots(self) -> int:
-        """How many processes predict at the same time."""
+        """Return the number of processes that predict at the same time."""
         return self._workers
 
     @property
@@ -145,7 +145,7 @@ class LocalMachine:
 
     @property
     def broadcaster(self) -> type[SharedFile]:
-        """What gives bytes to all processes."""
+        """The class that gives bytes to all processes."""
         return SharedFile
 
     def map_shards(self, func: Callable[[list], Sequence], shards: Sequence) -> list:

@@ -244,7 +244,7 @@ def _pickler() -> type:
 
 
 def _reduced_tensor(value: Any) -> Any:
-    """How to make a plain tensor on the CPU anew from its bytes, in the order of its memory."""
+    """Return what makes a plain CPU tensor anew from its bytes, in the order of its memory."""
     torch = sys.modules.get("torch")
     if torch is None or type(value) is not getattr(torch, "Tensor", None):
         return NotImplemented

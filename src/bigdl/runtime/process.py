@@ -32,7 +32,7 @@ _PINNING_VARIABLES = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 @dataclass(frozen=True)
 class CpuSlot:
-    """Where a worker runs.
+    """The cores and threads of a worker.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How the engine runs a program in a task: from the task's input to its outcome.
+"""One task of a job, from its input to its outcome.
 
 A task never raises because of what a program did.  It returns an *outcome*: ``"ok"``; ``"error"``,
 reported on the way to the driver; ``"peer"``, when another worker went away; ``"nospool"``, when
@@ -71,7 +71,7 @@ def read_input(spec, batches, place: int, local_dir: str) -> dict:
 
 
 def is_accepted(spec, shards: dict, place: int, line) -> bool:
-    """Whether the input goes on with the sizes that its shards turned out to have."""
+    """Return True if the input accepts the sizes that its shards turned out to have."""
     line.set_json(f"rows/{place}", sum(shard.rows for shard in shards.values()))
     line.meet("rows", spec.world_size)
     return spec.accept([line.get_json(f"rows/{p}") for p in range(spec.world_size)])
@@ -93,7 +93,7 @@ def remove_spools(shards: dict) -> None:
 
 
 def choose_rank(spec, place: int, line) -> int | None:
-    """Which shard this task takes, of those whose spools its machine sees; None if it cannot be.
+    """Choose the shard of this task, of those whose spools its machine sees; None if there is none.
 
     Every task says what it sees and computes the same assignment.
     """
@@ -157,7 +157,7 @@ _CLEAN_UP_S = 1.0  # seconds that the clean-up after an error may hold up its re
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What every task of a job is told; the same for all attempts that read the input.
+    """The order to every task of a job; the same for all attempts that read the input.
 
     Attributes
     ----------
@@ -385,7 +385,7 @@ _TRANSPORT = "gloo/transport/"
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether an exception says that another worker, or the line, went away.
+    """Return True if an exception says that another worker, or the line, went away.
 
     A program may use ``torch.distributed`` without our GradientSync, which says it by PeerLost.
     """

@@ -21,7 +21,7 @@ __all__ = ["RESULT_LIMIT", "ChannelUplink", "Log", "Uplink", "Watcher", "Worker"
 
 
 class Worker:
-    """What a program knows of the worker that it runs in.
+    """The worker that a program runs in.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Worker:
         return next(iter(self.shards.values()), None)
 
     def state(self) -> bytes | None:
-        """What the driver gave as `state` of the attempt; for rank 0 only."""
+        """Return the driver's `state` of the attempt; for rank 0 only."""
         return self._uplink.state()
 
     def progress(self, **values: Any) -> None:
@@ -143,11 +143,11 @@ class Uplink:
         self.error: dict | None = None
 
     def options(self) -> dict:
-        """What the driver said of this attempt."""
+        """Return the driver's options of this attempt."""
         return self._options
 
     def state(self) -> bytes | None:
-        """The bytes that the driver gave for rank 0."""
+        """Return the bytes that the driver has for rank 0."""
         return self._state
 
     def note_progress(self, values: dict[str, Any]) -> None:

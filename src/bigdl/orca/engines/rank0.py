@@ -93,13 +93,13 @@ def execute(spec: TaskSpec, context, batches, local_dir: str) -> Iterator[Row]:
 
 def _meet(spec, context, place):
     """A line to the store of rank 0."""
-    store, said = None, ""
+    store, text = None, ""
     try:
         if place == 0:
             host = context.getTaskInfos()[0].address.rpartition(":")[0] or os.uname().nodename
             store, port = listen(host)
-            said = json.dumps([host, port, secrets.token_hex(16)])
-        address = Address(*json.loads(context.allGather(said)[0]))
+            text = json.dumps([host, port, secrets.token_hex(16)])
+        address = Address(*json.loads(context.allGather(text)[0]))
         if store is not None:
             return Line(store, address.prefix, 0), address
         return address.connect(0), address
@@ -133,7 +133,7 @@ def _leave(spec, line, place, error):
 
 
 def read(rows: list[Row], on_event: Callable[[str, Any], None] | None):
-    """What the rows of a stage say.
+    """Read the rows of a stage.
 
     Returns
     -------

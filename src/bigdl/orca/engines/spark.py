@@ -111,7 +111,7 @@ class SparkEngine(Engine):
 
     @property
     def is_driver_reachable(self) -> bool:
-        """Whether workers meet at the driver, as far as it is known."""
+        """True if workers meet at the driver, as far as it is known."""
         if self._rendezvous == "auto":
             return self.cluster.sc.applicationId not in _unreachable
         return self._rendezvous == "driver"
@@ -261,7 +261,7 @@ class SparkJob(ChannelJob):
         return self._spark.range(0, self.num_workers, 1, self.num_workers)
 
     def _without_results(self, rows, outcomes, details, gone):
-        """What a stage that ended by itself, but not with a result of every rank, calls for."""
+        """Act on a stage that ended by itself, but not with a result of every rank."""
         if not rows and self._feed is not None:
             raise NoRows("The input has no rows")
         if "nospool" in outcomes:

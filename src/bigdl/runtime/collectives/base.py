@@ -1,4 +1,4 @@
-"""How the workers' gradients meet.
+"""Collectives among workers, above all the sum of their gradients.
 
 A **GradientSync** belongs to one program in one worker.  The Loop calls :meth:`~GradientSync.start`
 once, :meth:`~GradientSync.broadcast` for the initial state, :meth:`~GradientSync.reduce` in every
@@ -153,10 +153,10 @@ class CollectiveSync(GradientSync):
     def all_gather(self, values):
         import torch
 
-        own = torch.tensor(values, dtype=torch.float64)
+        tensor = torch.tensor(values, dtype=torch.float64)
         if self.world_size == 1:
-            return [own.tolist()]
-        return [each.tolist() for each in self._all_gather(own)]
+            return [tensor.tolist()]
+        return [each.tolist() for each in self._all_gather(tensor)]
 
     def gather(self, data):
         if self.world_size == 1:
@@ -185,16 +185,16 @@ class CollectiveSync(GradientSync):
 
     def _reduce_sparse(self, parameters, weight):
         """The ranks first tell each other what they have, so that they agree on the layout."""
-        own = [layout(p.grad) if weight else NONE for p in parameters]
-        for parameter, kinds in zip(
-            parameters, zip(*self.all_gather(own), strict=True), strict=True
+        layouts = [layout(p.grad) if weight else NONE for p in parameters]
+        for parameter, of_ranks in zip(
+            parameters, zip(*self.all_gather(layouts), strict=True), strict=True
         ):
-            kind = int(max(kinds))
-            if kind == NONE:
+            common = int(max(of_ranks))
+            if common == NONE:
                 parameter.grad = None
                 continue
-            gradient = weighted(parameter, weight, dense=kind == DENSE)
-            if kind == DENSE:
+            gradient = weighted(parameter, weight, dense=common == DENSE)
+            if common == DENSE:
                 self._all_reduce(gradient, "sum")
                 parameter.grad = gradient
             else:

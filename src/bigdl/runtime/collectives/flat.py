@@ -50,7 +50,7 @@ class GradientGroups:
         self.dense = [FlatBuckets(members, start) for members in kinds.values()]
 
     def are_of(self, parameters) -> bool:
-        """Whether it was made of these very parameters; an optimizer may be given more later."""
+        """Return True if it was made of these very parameters; an optimizer may get more later."""
         return tuple(map(id, parameters)) == self._ids
 
 
@@ -180,7 +180,7 @@ def _check_dense(gradient, parameter):
 
 
 def layout(gradient) -> int:
-    """What a rank has as gradient of a parameter."""
+    """Return the layout of a gradient on one rank."""
     if gradient is None:
         return NONE
     return SPARSE if gradient.is_sparse else DENSE

@@ -1,4 +1,4 @@
-"""What a Feed is, in prose.
+"""The contract of a Feed.
 
 A **Feed** is an input of any kind (a Spark DataFrame, XShards, a DataLoader, ...) seen as
 "N shards of columnar batches".  It is made on the driver by :func:`bigdl.orca.data.feeds.as_feed`
@@ -38,7 +38,7 @@ class SourceError(Exception):
 
 @dataclass
 class Ingest:
-    """How the N tasks of an engine get their rows.
+    """The way in which the N tasks of an engine get their rows.
 
     Attributes
     ----------
@@ -119,5 +119,5 @@ class PackedFeed(Feed):
         """
 
     def travels(self, cluster) -> bool:
-        """Whether the rows must travel in cells to reach the workers of a cluster."""
+        """Return True if the rows must travel in cells to reach the workers of a cluster."""
         return True

@@ -85,7 +85,7 @@ def fit_in_processes(
         feeds = _feeds(arguments, folder)
         feed = feeds["data"]
         if not model.built:  # all processes begin with the same weights
-            model(feed.first_row()[0])
+            model(feed.row[0])
         callbacks = _callbacks(arguments["callbacks"])
         settings = KerasFitSettings(
             goal=Goal(epochs=arguments["epochs"] - arguments["initial_epoch"]),
