@@ -10,12 +10,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import selectors
+import re
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from multiprocessing.connection import wait
+from typing import Any, cast
 
 from bigdl.common.checks import check_integer
 from bigdl.common.environment import scratch_home
@@ -34,7 +36,7 @@ from bigdl.runtime.jobs import (
 from bigdl.runtime.messages import encoded
 from bigdl.runtime.process import CpuSlot, WorkerProcess, cpu_slots
 from bigdl.runtime.shards.feed import Feed, Ingest
-from bigdl.runtime.task import attempt_task, execute
+from bigdl.runtime.task import Task, execute
 from bigdl.runtime.worker import Uplink, decode
 
 __all__ = ["LocalEngine", "LocalMachine", "LocalProcesses"]
@@ -226,21 +228,16 @@ class LocalCalls(WorkerCalls):
     def __init__(self, workers: list[LocalWorker], line: Line):
         super().__init__(len(workers), line)
         self._workers = workers
-        self._selector = selectors.DefaultSelector()
-
-    def run(self, spec, attempt, poll):
-        with self._selector:
-            super().run(spec, attempt, poll)
+        self._places = {worker.line: place for place, worker in enumerate(workers)}
 
     def _submit(self, spec, attempt):
         for place, worker in enumerate(self._workers):
-            self._selector.register(worker.line, selectors.EVENT_READ, place)
             worker.submit(execute, spec, attempt, iter(()), place, session_directory())
 
     def _ended(self, timeout):
-        for key, _ in self._selector.select(timeout):
-            place, worker = key.data, self._workers[key.data]
-            self._selector.unregister(worker.line)
+        for line in wait(list(self._places), timeout):
+            place = self._places.pop(cast("socket.socket", line))
+            worker = self._workers[place]
             try:
                 yield place, worker.result()
             except WorkerError as error:
@@ -261,8 +258,9 @@ class InProcessJob(PreparedJob):
 
         line = Line(HashStore(), "", self._attempts)
         uplink = InProcessUplink(options, state, on_event)
-        place = (0, session_directory(), line, Address(_LOOPBACK, 9, ""))
-        _, outcome, detail = attempt_task(self._next_spec(), *place, uplink, iter(()))
+        address = Address(_LOOPBACK, 9, "")
+        task = Task(self._next_spec(), 0, session_directory(), line, address, uplink)
+        _, outcome, detail = task.run(iter(()))
         if line.has("spool/0"):
             self._spools = [line.get_json("spool/0")]
         if uplink.error is not None:
@@ -426,12 +424,10 @@ def _remove_directory(owner: int, path: str) -> None:
 
 def _remove_stale(parent: str) -> None:
     """Remove what processes that were killed left."""
+    import psutil
+
     with contextlib.suppress(OSError):
         for name in os.listdir(parent):
-            words = name.split("-")
-            if words[:2] == ["bigdl", "local"] and len(words) > 3 and words[2].isdigit():
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(int(words[2]), 0)
-                    continue
-                if not os.path.exists(f"/proc/{words[2]}"):
-                    shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+            owner = re.fullmatch(r"bigdl-local-(\d+)-.+", name)
+            if owner and not psutil.pid_exists(int(owner[1])):
+                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)

@@ -15,20 +15,20 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
-from bigdl.runtime.channel import Address
+from bigdl.runtime.channel import Address, Line
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.failure import user_frames
-from bigdl.runtime.worker import ChannelUplink, Watcher, Worker, captured, encode
+from bigdl.runtime.worker import ChannelUplink, Uplink, Watcher, Worker, captured, encode
 
 __all__ = [
+    "Task",
     "TaskSpec",
-    "attempt_task",
     "choose_rank",
     "describe",
     "execute",
@@ -238,7 +238,7 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
             watcher = Watcher(address.connect(attempt), place, uplink, log)
             watcher.start()
             try:
-                task = _Task(spec, place, local_dir, line, address, uplink, watcher)
+                task = Task(spec, place, local_dir, line, address, uplink, watcher)
                 return task.run(batches)
             finally:
                 watcher.stop()
@@ -263,20 +263,19 @@ def task_environment(spec):
             os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
 
 
-def attempt_task(spec: TaskSpec, place: int, local_dir: str, line, address, uplink, batches):
-    """Run the program of a task whose way to the driver is `uplink`.
+class Task:
+    """One run of a program in one worker, whose way to the driver is `uplink`."""
 
-    Returns
-    -------
-    tuple of (rank, outcome, detail)
-    """
-    return _Task(spec, place, local_dir, line, address, uplink).run(batches)
-
-
-class _Task:
-    """One run of a program in one worker."""
-
-    def __init__(self, spec, place, local_dir, line, address, uplink, watcher=None):
+    def __init__(
+        self,
+        spec: TaskSpec,
+        place: int,
+        local_dir: str,
+        line: Line,
+        address: Address,
+        uplink: Uplink,
+        watcher: Watcher | None = None,
+    ):
         self._spec, self._place, self._local_dir = spec, place, local_dir
         self._line, self._uplink, self._watcher = line, uplink, watcher
         self._host = own_address(address)
@@ -290,7 +289,14 @@ class _Task:
         who = {"rank": rank, "pid": os.getpid(), "host": self._host}
         self._line.set_json(f"who/{self._place}", who)
 
-    def run(self, batches):
+    def run(self, batches: Iterator) -> tuple[int, str, str]:
+        """Return the rank, the outcome and its detail.
+
+        Parameters
+        ----------
+        batches : iterator of pyarrow.RecordBatch
+            The input.
+        """
         from bigdl.common.cpu import thread_scope
 
         try:

@@ -9,7 +9,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["RESULT_LIMIT", "ChannelUplink", "Log", "Uplink", "Watcher", "Worker", "captured"]
 
 
+@dataclass(eq=False)
 class Worker:
     """The worker that a program runs in.
 
@@ -39,6 +41,8 @@ class Worker:
         Address of this worker towards its rendezvous.
     local_dir : str
         A directory on this machine that goes with the application.
+    uplink : Uplink
+        Its way to the driver.
     timeout : float
         Seconds after which a collective that makes no progress fails.
     line : bigdl.runtime.channel.Line
@@ -46,29 +50,19 @@ class Worker:
         are in a process group before the program begins.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        *,
-        threads: int | None = None,
-        shards: Mapping[str, Any] | None = None,
-        line: Line | None = None,
-        uplink: Uplink | None = None,
-        host: str = "127.0.0.1",
-        local_dir: str = "",
-        timeout: float = 1800.0,
-    ):
-        self.rank = rank
-        self.world_size = world_size
-        self.threads = threads
-        self.shards = shards or {}
-        self.host = host
-        self.local_dir = local_dir
-        self.timeout = timeout
-        self.line = line
-        self._uplink = uplink or Uplink()
-        self.options = self._uplink.options()
+    rank: int
+    world_size: int
+    _: KW_ONLY
+    threads: int | None = None
+    shards: dict[str, Any] = field(default_factory=dict)
+    line: Any = None
+    uplink: Uplink = field(default_factory=lambda: Uplink(), repr=False)
+    host: str = "127.0.0.1"
+    local_dir: str = ""
+    timeout: float = 1800.0
+
+    def __post_init__(self) -> None:
+        self.options = self.uplink.options()
         self._cleanups: list[Callable[[], None]] = []
         self._cleaner: threading.Thread | None = None
 
@@ -79,15 +73,15 @@ class Worker:
 
     def state(self) -> bytes | None:
         """Return the driver's `state` of the attempt; for rank 0 only."""
-        return self._uplink.state()
+        return self.uplink.state()
 
     def progress(self, **values: Any) -> None:
         """Tell the driver how far this worker is; cheap, the heartbeat takes it along."""
-        self._uplink.note_progress(values)
+        self.uplink.note_progress(values)
 
     def send(self, topic: str, doc: dict, data: bytes) -> None:
         """Send a message to the driver's ``on_event``; returns when it is on its way."""
-        self._uplink.send({"topic": topic, "rank": self.rank, **doc}, data)
+        self.uplink.send({"topic": topic, "rank": self.rank, **doc}, data)
 
     def at_exit(self, cleanup: Callable[[], None]) -> None:
         """Run `cleanup` when the program ends, however it ends, before anything is reported.
@@ -366,10 +360,6 @@ def captured(to_driver: bool, drop: bool) -> Iterator[Log]:
 
     The log of an executor gets it in any case; that of local mode is the driver's own output.
     """
-    out, err = sys.stdout, sys.stderr
-    log = Log(err, keep=to_driver, tee=not drop)
-    sys.stdout = sys.stderr = log
-    try:
+    log = Log(sys.stderr, keep=to_driver, tee=not drop)
+    with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         yield log
-    finally:
-        sys.stdout, sys.stderr = out, err

@@ -20,7 +20,7 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import reported
 from bigdl.runtime.channel import Address, Line, Unreachable, listen
-from bigdl.runtime.task import TaskSpec, attempt_task, describe, task_environment
+from bigdl.runtime.task import Task, TaskSpec, describe, task_environment
 from bigdl.runtime.worker import Uplink, captured, decode
 
 __all__ = ["execute", "read"]
@@ -86,7 +86,7 @@ def execute(spec: TaskSpec, context, batches, local_dir: str) -> Iterator[Row]:
         line, address = _meet(spec, context, place)
         uplink = RowUplink(spec, line)
         with captured(False, spec.drops_output):
-            outcome = attempt_task(spec, place, local_dir, line, address, uplink, batches)
+            outcome = Task(spec, place, local_dir, line, address, uplink).run(batches)
         _leave(spec, line, place, uplink.error)
         yield from uplink.rows(*outcome)
 

@@ -106,7 +106,7 @@ class CollectiveSync(GradientSync):
         self._worker = worker
         self.rank = worker.rank
         self.world_size = worker.world_size
-        self._groups = GradientGroups([], [])
+        self._groups: GradientGroups | None = None
 
     # -- what a library brings ------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class CollectiveSync(GradientSync):
     def reduce(self, parameters, weight, may_be_sparse=()):
         if self.world_size == 1:
             return
-        if not self._groups.are_of(parameters):
+        if self._groups is None or not self._groups.are_of(parameters):
             self._groups = GradientGroups(parameters, may_be_sparse, self._start_sum)
         for buckets in self._groups.dense:
             buckets.reduce(weight)

@@ -17,7 +17,6 @@ from socketserver import TCPServer
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.runtime.collectives.base import CollectiveSync, bytes_tensor, interface_of
-from bigdl.runtime.collectives.flat import GradientGroups
 from bigdl.runtime.engine import PeerLost
 
 __all__ = ["HorovodSync", "Slot", "require_horovod", "slots_of"]
@@ -107,7 +106,7 @@ class HorovodSync(CollectiveSync):
         return EnvContext(values)
 
     def stop(self) -> None:
-        self._groups = GradientGroups([], [])
+        self._groups = None
         hvd, self._hvd = self._hvd, None
         if hvd is not None:
             hvd.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import shutil
 from collections.abc import Mapping
@@ -161,12 +162,9 @@ def _callbacks(callbacks: Any) -> list:
 
 
 def _pickled(callbacks: list) -> bytes:
-    copies = []
-    for callback in callbacks:
-        twin: Any = object.__new__(type(callback))
-        vars(twin).update({k: v for k, v in vars(callback).items() if k != "_model"})
-        vars(twin)["_model"] = None
-        copies.append(twin)
+    copies = [copy.copy(callback) for callback in callbacks]
+    for each in copies:
+        each._model = None
     try:
         return cloudpickle.dumps(copies)
     except Exception as error:
