@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bigdl.common.cpu import cgroup_directories, read_text
-from bigdl.common.errors import UsageError
 
 __all__ = [
     "available_memory",
@@ -28,7 +27,6 @@ _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 
-_LARGEST_INT = (1 << 31) - 1  # mallopt takes a C int
 _LARGEST_THRESHOLD_OF_OLD_GLIBC = 32 << 20
 _TOP_PAD_OF_GLIBC = 128 << 10
 _MMAP_THRESHOLD = 1 << 30
@@ -36,11 +34,7 @@ _TOP_PAD = 64 << 20
 _NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with the largest multiple of a page
 
 
-def tune_allocator(
-    mmap_threshold: int = _MMAP_THRESHOLD,
-    trim_threshold: int | None = None,
-    top_pad: int = _TOP_PAD,
-) -> bool:
+def tune_allocator(trim_threshold: int | None = None) -> bool:
     """Make glibc keep freed memory in this process instead of returning it to the kernel.
 
     By default glibc maps every large buffer anew and unmaps it when it is freed. A model that
@@ -50,13 +44,8 @@ def tune_allocator(
 
     Parameters
     ----------
-    mmap_threshold : int
-        Bytes from which on a buffer is mapped on its own. Versions of glibc that refuse more than
-        32 MiB get 32 MiB.
     trim_threshold : int, optional
         Free bytes at the top of the heap from which on they are returned; never by default.
-    top_pad : int
-        Bytes by which the heap grows beyond each request.
 
     Returns
     -------
@@ -64,26 +53,18 @@ def tune_allocator(
         Whether the allocator was tuned. False, and nothing was done, where the allocator is not
         glibc's (another libc, or jemalloc, tcmalloc or mimalloc in ``LD_PRELOAD``) and where
         ``GLIBC_TUNABLES`` has set its threshold.
-
-    Raises
-    ------
-    UsageError
-        If a value is negative or does not fit a C int.
     """
-    values = {
-        "mmap_threshold": mmap_threshold,
-        "trim_threshold": _LARGEST_INT if trim_threshold is None else trim_threshold,
-        "top_pad": top_pad,
-    }
-    for name, value in values.items():
-        if not 0 <= value <= _LARGEST_INT:
-            raise UsageError(f"{name} must be between 0 and {_LARGEST_INT} bytes, not {value}")
+    # -1 becomes the largest size_t: no trimming at all, which no C int can say otherwise.
+    trim = -1 if trim_threshold is None else trim_threshold
+    return _set_thresholds(_MMAP_THRESHOLD, trim, _TOP_PAD)
+
+
+def _set_thresholds(mmap_threshold: int, trim_threshold: int, top_pad: int) -> bool:
     mallopt = _glibc_mallopt()
     if mallopt is None:
         return False
     tuned = _set_mmap_threshold(mallopt, mmap_threshold) is not None
-    # -1 becomes the largest size_t: no trimming at all, which no C int can say otherwise.
-    tuned &= mallopt(_M_TRIM_THRESHOLD, -1 if trim_threshold is None else trim_threshold)
+    tuned &= mallopt(_M_TRIM_THRESHOLD, trim_threshold)
     tuned &= mallopt(_M_TOP_PAD, top_pad)
     return bool(tuned)
 
@@ -126,7 +107,7 @@ def tuned_allocator(trim_threshold: int | None = None) -> Iterator[bool]:
 
 def _reset_allocator() -> None:
     largest = _LARGEST_THRESHOLD_OF_OLD_GLIBC
-    tune_allocator(largest, 2 * largest, _TOP_PAD_OF_GLIBC)
+    _set_thresholds(largest, 2 * largest, _TOP_PAD_OF_GLIBC)
     ctypes.CDLL(None).malloc_trim(0)
 
 
