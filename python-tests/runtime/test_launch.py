@@ -10,7 +10,7 @@ import pytest
 
 from bigdl.common.cpu import THREAD_VARIABLES, split_cores, usable_cores
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
-from bigdl.runtime.launch import launch
+from bigdl.runtime.launch import LaunchTimeout, launch
 
 PATH = {"PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -134,7 +134,7 @@ def test_a_launch_works_after_an_openmp_region_in_the_parent():
         torch.mm(weights, weights).sum().backward()
         return float(weights.grad[0, 0])
 
-    assert launch(step, 2) == [600.0, 600.0]
+    assert launch(step, 2, timeout=120) == [600.0, 600.0]
 
 
 # --- cores and environment
@@ -215,6 +215,16 @@ def test_lines_of_workers_appear_with_their_rank(capsys):
         assert f"[{rank}] err of {rank}\n" in printed.err
 
 
+def test_lines_of_workers_can_go_to_files_only(capsys, tmp_path):
+    launch(speak, 2, log_dir=tmp_path / "logs", stream_output=False)
+    assert capsys.readouterr() == ("", "")
+    for rank in (0, 1):
+        log = (tmp_path / "logs" / f"worker-{rank}.log").read_bytes().decode()
+        assert f"out of {rank}\n" in log
+        assert f"err of {rank}\n" in log
+        assert "one\rtwo\r\nthe end" in log
+
+
 def test_lines_appear_while_workers_run(capsys, tmp_path):
     def print_and_wait(rank, sign):
         print("started")
@@ -230,7 +240,7 @@ def test_lines_appear_while_workers_run(capsys, tmp_path):
 
     thread = threading.Thread(target=answer)
     thread.start()
-    launch(print_and_wait, 1, (sign,))
+    launch(print_and_wait, 1, (sign,), timeout=30)
     thread.join()
 
 
@@ -363,8 +373,23 @@ def test_processes_that_a_worker_started_end_with_it():
     def leave_one_behind(rank):
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
 
-    (pid,) = launch(leave_one_behind, 1)
+    (pid,) = launch(leave_one_behind, 1, timeout=30)
     wait_for(lambda: gone(pid))
+
+
+def test_a_timeout_says_who_was_late_in_one_sentence(tmp_path):
+    def late(rank, folder):
+        if rank == 1:
+            sleep_noted(rank, folder)
+
+    with pytest.raises(LaunchTimeout) as caught:
+        launch(late, 2, (tmp_path,), timeout=1.5)
+    assert str(caught.value) == (
+        "1 of 2 workers (rank 1) had not ended after 1.5 s and were stopped; "
+        "raise timeout if they need longer"
+    )
+    assert isinstance(caught.value, TimeoutError)
+    assert all(gone(pid) for pid in noted_pids(tmp_path))
 
 
 # --- the parent's end
@@ -481,6 +506,7 @@ def test_a_launch_leaves_no_descriptor_file_or_child_behind(monkeypatch, tmp_pat
         ({"nprocs": 0}, "nprocs should be a positive integer, got 0"),
         ({"nprocs": "2"}, "nprocs"),
         ({"fn": 5}, "fn is 5"),
+        ({"timeout": 0}, "timeout"),
         ({"cores": [usable_cores()]}, "each of 2 workers"),
         ({"cores": [usable_cores(), []]}, r"cores \[\]"),
         ({"cores": [usable_cores(), [100000]]}, r"cores \[100000\]"),

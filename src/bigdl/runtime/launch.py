@@ -1,8 +1,8 @@
 """Run a function in several fresh Python processes of this machine and collect what it returns.
 
 A launch starts a :class:`~bigdl.runtime.process.WorkerProcess` for each rank, passes on what they
-print while it waits for their results, and stops all that are left when the first of them fails
-or the user interrupts. Nothing stays behind.
+print while it waits for their results, and stops all that are left when the first of them fails,
+when the time is up, or when the user interrupts. Nothing stays behind.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from bigdl.common.checks import check_positive
+from bigdl.common.checks import check_number, check_positive
 from bigdl.common.errors import BigDLError, UsageError, WorkerLost
 from bigdl.runtime.messages import Message, encode, encoded, opened
 from bigdl.runtime.process import CpuSlot, WorkerProcess, cpu_slots
 
-__all__ = ["launch"]
+__all__ = ["LaunchTimeout", "launch"]
 
 _GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL
 _TICK_S = 0.1  # seconds between two looks at workers that say nothing
@@ -38,6 +39,10 @@ _LONGEST_LINE = 1 << 20
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\n|\Z)")
 
 
+class LaunchTimeout(BigDLError, TimeoutError):
+    """Workers were still running when the time given to :func:`launch` was up."""
+
+
 def launch(
     fn: Callable[..., Any],
     nprocs: int,
@@ -45,6 +50,9 @@ def launch(
     *,
     cores: Sequence[Iterable[int]] | None = None,
     env: Mapping[str, str | None] | None = None,
+    timeout: float | None = None,
+    log_dir: str | Path | None = None,
+    stream_output: bool = True,
 ) -> list[Any]:
     """Run ``fn(rank, *args)`` in `nprocs` new processes and return the results in rank order.
 
@@ -67,6 +75,14 @@ def launch(
     env : mapping of str to str, optional
         Additions to the workers' environment; None removes a variable.
 
+    timeout : float, optional
+        Seconds for the whole launch, the start of the interpreters included.
+    log_dir : str or Path, optional
+        Directory for a file ``worker-<rank>.log`` with what each worker printed. It is created if
+        it does not exist.
+    stream_output : bool
+        Whether the workers' lines appear on the caller's stdout and stderr after ``[rank]``.
+
     Returns
     -------
     list
@@ -77,24 +93,27 @@ def launch(
         If `fn` raised in a worker: the first failure, with that worker's traceback.
     WorkerLost
         If a worker was killed or exited before `fn` returned.
+    LaunchTimeout
+        If a worker was still running after `timeout` seconds.
     UsageError
         If an argument makes no sense, or `fn` or `args` cannot be pickled.
 
     Notes
     -----
-    The workers' lines appear on the caller's stdout and stderr after ``[rank]``.
-
-    When one worker fails and on Ctrl-C, the others get SIGTERM and 5 seconds
+    When one worker fails, when the time is up and on Ctrl-C, the others get SIGTERM and 5 seconds
     later SIGKILL. Processes that a worker started end with it, unless they left its process group.
     """
     if not callable(fn):
         raise UsageError(f"launch runs a function, but fn is {fn!r}")
     check_positive("nprocs", nprocs)
+    if timeout is not None:
+        check_number("timeout", timeout, above=0)
     slots = cpu_slots(nprocs, cores)
     make = encoded(partial(_of_rank, fn, tuple(args)), "The function or its arguments")
     with closing(make), _Launch() as running:
-        running.start(slots, make, env)
-        return running.results()
+        for rank, slot in enumerate(slots):
+            running.start(rank, slot, env, log_dir, stream_output)
+        return running.results(make, timeout)
 
 
 def _of_rank(fn: Callable[..., Any], args: tuple) -> Callable[[int], Any]:
@@ -112,10 +131,17 @@ class _LaunchedWorker(WorkerProcess):
     failure : tuple of (time, rank, error), or None
     """
 
-    def __init__(self, rank: int, slot: CpuSlot, env: Mapping[str, str | None] | None):
+    def __init__(
+        self,
+        rank: int,
+        slot: CpuSlot,
+        env: Mapping[str, str | None] | None,
+        log: BinaryIO | None,
+        show: bool,
+    ):
         super().__init__(rank, slot, env=env, captured=True, tied=True)
         self.streams = [
-            OutputStream(cast("BinaryIO", pipe), name, f"[{rank}] ")
+            OutputStream(cast("BinaryIO", pipe), name, f"[{rank}] ", log, show)
             for name, pipe in (("stdout", self.process.stdout), ("stderr", self.process.stderr))
         ]
         self.is_done = False
@@ -186,33 +212,49 @@ class _Launch:
             self._stop()
 
     def start(
-        self, slots: Sequence[CpuSlot], make: Message, env: Mapping[str, str | None] | None
+        self,
+        rank: int,
+        slot: CpuSlot,
+        env: Mapping[str, str | None] | None,
+        log_dir: str | Path | None,
+        show: bool,
     ) -> None:
-        """Start a worker on each slot, with the function that makes theirs."""
-        for rank, slot in enumerate(slots):
-            worker = _LaunchedWorker(rank, slot, env)
-            self._workers.append(worker)
-            self._selector.register(worker.line, selectors.EVENT_READ, worker.read)
-            for stream in worker.streams:
-                self._resources.enter_context(stream.pipe)
-                self._selector.register(stream.pipe, selectors.EVENT_READ, stream.read)
+        """Start a worker."""
+        log = None
+        if log_dir is not None:
+            path = Path(log_dir, f"worker-{rank}.log")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            log = self._resources.enter_context(path.open("wb", buffering=0))
+        worker = _LaunchedWorker(rank, slot, env, log, show)
+        self._workers.append(worker)
+        self._selector.register(worker.line, selectors.EVENT_READ, worker.read)
+        for stream in worker.streams:
+            self._resources.enter_context(stream.pipe)
+            self._selector.register(stream.pipe, selectors.EVENT_READ, stream.read)
+
+    def results(self, make: Message, timeout: float | None) -> list[Any]:
+        """Let all workers make and call their function; raise what went wrong first."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         for worker in self._workers:
             worker.start_call(make)
             worker.start_call(encode(worker.rank))
-
-    def results(self) -> list[Any]:
-        """Wait for all workers; raise what went wrong first."""
         while True:
             self._pump()
             # In this order: one that ends in between is seen the next time.
-            have_ended = all(worker.has_ended() for worker in self._workers)
+            running = [worker.rank for worker in self._workers if not worker.has_ended()]
             if self._first_failure() is not None:
                 # a worker whose loss caused the error is seen now, if it was not yet
                 for worker in self._workers:
                     worker.settle()
                 raise cast("BigDLError", self._first_failure())
-            if have_ended:
+            if not running:
                 return [worker.returned for worker in self._workers]
+            if deadline is not None and time.monotonic() > deadline:
+                ranks = ", ".join(map(str, running))
+                raise LaunchTimeout(
+                    f"{len(running)} of {len(self._workers)} workers (rank {ranks}) had not ended "
+                    f"after {timeout:g} s and were stopped; raise timeout if they need longer"
+                )
 
     def _first_failure(self) -> BigDLError | None:
         for worker in self._workers:
@@ -255,12 +297,18 @@ class OutputStream:
         ``sys`` at each write, as notebooks and test runners replace it.
     prefix : str
         Put before each line in the parent's stream.
+    log : BinaryIO or None
+        Gets the bytes as they are; unbuffered.
+    show : bool
+        Whether the parent's stream gets the lines.
     """
 
-    def __init__(self, pipe: BinaryIO, name: str, prefix: str):
+    def __init__(self, pipe: BinaryIO, name: str, prefix: str, log: BinaryIO | None, show: bool):
         self.pipe = pipe
         self._name = name
         self._prefix = prefix
+        self._log = log
+        self._show = show
         self._rest = b""
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         os.set_blocking(pipe.fileno(), False)
@@ -284,6 +332,8 @@ class OutputStream:
         return "\n".join(self._tail)
 
     def _take(self, chunk: bytes) -> None:
+        if self._log is not None:
+            self._log.write(chunk)
         self._rest += chunk
         ends = [0, *(match.end() for match in _LINE_END.finditer(self._rest))]
         lines = [self._rest[start:stop] for start, stop in pairwise(ends)]
@@ -297,6 +347,6 @@ class OutputStream:
         texts = [line.decode("utf-8", errors="replace") for line in lines]
         self._tail.extend(text.rstrip("\r\n")[:_LONGEST_TAIL_LINE] for text in texts)
         target = getattr(sys, self._name)
-        if texts and target is not None:
+        if self._show and texts and target is not None:
             target.write("".join(self._prefix + text for text in texts))
             target.flush()
