@@ -53,7 +53,7 @@ class Worker:
     rank: int
     world_size: int
     _: KW_ONLY
-    threads: int | None = None
+    threads: int = 1
     shards: dict[str, Any] = field(default_factory=dict)
     line: Any = None
     uplink: Uplink = field(default_factory=lambda: Uplink(), repr=False)

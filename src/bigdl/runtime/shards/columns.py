@@ -25,6 +25,7 @@ the user knows what they mean.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -118,7 +119,7 @@ def column_spec(name: str, spark_type, floats: str, *, texts: bool = False) -> C
 
     if type(spark_type).__name__ == "VectorUDT":
         return ColumnSpec(name, "plain", floats, 1, "vector")
-    conversions = [
+    conversions: list[tuple[Any, str, str]] = [
         (T.BooleanType, "bool", "boolean"),
         ((T.ByteType, T.ShortType, T.IntegerType), "int32", "int"),
         (T.LongType, "int64", "bigint"),
