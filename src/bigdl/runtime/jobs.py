@@ -30,17 +30,17 @@ __all__ = [
     "PROCESS_ENDED",
     "CalledJob",
     "ChannelJob",
+    "DriverUnreachable",
     "NoRows",
-    "NoWay",
     "PreparedJob",
     "Watch",
     "WorkerCalls",
     "active_jobs",
+    "await_survivors",
     "interruptible",
     "job_number",
     "lost_workers",
     "pickled",
-    "settle",
     "user_error",
     "vanished",
     "worker_lost",
@@ -94,7 +94,7 @@ class NoRows(UsageError):
     """The input of a job has no rows at all."""
 
 
-class NoWay(UsageError):
+class DriverUnreachable(UsageError):
     """Workers cannot open a connection to the driver."""
 
 
@@ -120,6 +120,7 @@ def worker_lost(vanished: list[dict], reason: str, reason_of_several: str = "") 
 logger = logging.getLogger("bigdl.orca")
 
 LOOK_S = 0.05  # seconds between two looks of the driver
+_LEAVE_S = 3.0  # seconds that survivors of a failed stage get to leave
 _GRACE_S = 1.0  # seconds that workers get to end by themselves after the first error
 
 
@@ -203,9 +204,9 @@ class Watch:
         return min(self.errors, key=lambda doc: doc["place"], default=None)
 
 
-def settle(line: Line, world_size: int, patience: float = 3.0) -> None:
+def await_survivors(line: Line, world_size: int) -> None:
     """Wait for the survivors of a failed stage to leave, all but those that died."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + _LEAVE_S
     while (left := vanished(line, world_size)) and time.monotonic() < end:
         if len(left) == 1:
             end = min(end, time.monotonic() + 0.3)

@@ -181,7 +181,7 @@ class _LaunchedWorker(WorkerProcess):
         # A loss goes before all errors: it is what makes its peers raise.
         self.failure = 0.0, self.rank, loss
 
-    def settle(self) -> None:
+    def await_end(self) -> None:
         """Wait for a process that is dying: peers notice before its last thread is gone."""
         import psutil
 
@@ -245,7 +245,7 @@ class _Launch:
             if self._first_failure() is not None:
                 # a worker whose loss caused the error is seen now, if it was not yet
                 for worker in self._workers:
-                    worker.settle()
+                    worker.await_end()
                 raise cast("BigDLError", self._first_failure())
             if not running:
                 return [worker.returned for worker in self._workers]

@@ -13,7 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 from bigdl.common.errors import BigDLError, WorkerError
-from bigdl.runtime.jobs import LOOK_S, PROCESS_ENDED, NoWay, interruptible, user_error, worker_lost
+from bigdl.runtime.jobs import (
+    LOOK_S,
+    PROCESS_ENDED,
+    DriverUnreachable,
+    interruptible,
+    user_error,
+    worker_lost,
+)
 
 __all__ = ["JobCancelled", "SparkCall", "job_error", "reported", "unreachable"]
 
@@ -149,7 +156,7 @@ def job_error(error: BaseException, vanished: list[dict]) -> BaseException:
         return user_error(_marked(text, _REPORT))
     if _UNREACHABLE in text:
         host, reason = _marked(text, _UNREACHABLE)
-        return NoWay(
+        return DriverUnreachable(
             f"The worker on {host} cannot connect to the driver at {reason}; open that port for "
             "the workers (channel_port= makes it a fixed one), set spark.driver.host to an "
             'address of the driver that they can reach, or pass rendezvous="rank0"'

@@ -26,10 +26,10 @@ from bigdl.runtime.channel import Unreachable
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
     ChannelJob,
+    DriverUnreachable,
     NoRows,
-    NoWay,
     Watch,
-    settle,
+    await_survivors,
     user_error,
     vanished,
     worker_lost,
@@ -116,7 +116,7 @@ class SparkEngine(Engine):
             return self.cluster.sc.applicationId not in _unreachable
         return self._rendezvous == "driver"
 
-    def give_up_driver(self, error: NoWay) -> bool:
+    def give_up_driver(self, error: DriverUnreachable) -> bool:
         """Let workers meet elsewhere from now on, if they may."""
         if self._rendezvous != "auto" or self.cluster.is_local:
             return False
@@ -176,7 +176,7 @@ class SparkJob(ChannelJob):
         try:
             attempt = self._attempt_at_driver if at_driver else self._attempt_at_rank_0
             return attempt(options, state, on_event)
-        except NoWay as error:
+        except DriverUnreachable as error:
             if not self._engine.give_up_driver(error):
                 raise
             return None
@@ -235,7 +235,7 @@ class SparkJob(ChannelJob):
                 with contextlib.suppress(Exception):
                     if line is not None:
                         line.set("abort", "another worker failed")
-                        settle(line, self.num_workers)
+                        await_survivors(line, self.num_workers)
                     time.sleep(_QUIET_S)
                 raise
 

@@ -37,7 +37,7 @@ from bigdl.runtime.pool import CpuSlot, Stage, WorkerPool
 __all__ = ["Limits", "search"]
 
 
-_OF_THE_PROCESS = ("crashed", "out of memory", "timed out")
+_ENDING_PROCESS = ("crashed", "out of memory", "timed out")
 """Statuses after which the process is gone, or had better go."""
 _TICK = 0.1  # seconds between two looks at the process
 _MEMORY_KILLED_FIRST = 1000  # of oom_score_adj, from -1000 to 1000
@@ -45,7 +45,7 @@ _RUNS_TO_WEIGH = 3
 _MEGABYTE = 1 << 20
 
 
-class InProcessHost:
+class TrialsInProcess:
     """Runs trials where it is called, without limits: for models that cannot be pickled."""
 
     def __init__(self, bench: Bench, plan: Plan):
@@ -65,7 +65,7 @@ class InProcessHost:
         """Nothing."""
 
 
-class Isolated:
+class TrialProcess:
     """Runs trials in another process.
 
     Parameters
@@ -130,9 +130,9 @@ class Isolated:
         begin = time.monotonic()
         was_fresh = self._is_fresh
         trial = self._attempt(name, directory, time_limit)
-        if not self._keeps_process(trial) and not was_fresh and trial.status != "timed out":
+        if not self._keep_process(trial) and not was_fresh and trial.status != "timed out":
             trial = self._attempt(name, directory, time_limit)
-            self._keeps_process(trial)
+            self._keep_process(trial)
         trial.seconds = time.monotonic() - begin
         return trial
 
@@ -151,9 +151,9 @@ class Isolated:
         """End the process."""
         self._pool.close()
 
-    def _keeps_process(self, trial: Trial) -> bool:
+    def _keep_process(self, trial: Trial) -> bool:
         """Return True if the process goes on; else start another before the next clock starts."""
-        self._is_fresh = trial.status in _OF_THE_PROCESS
+        self._is_fresh = trial.status in _ENDING_PROCESS
         if self._is_fresh:
             self._pool.close()
             self._pool = self._open()
@@ -170,17 +170,17 @@ class Isolated:
             except BigDLError as error:
                 stage = self._stage_file.read_text() or "convert"
                 if isinstance(error, WorkerLost):
-                    crash = "crashed", self._last_words(error)
+                    crash = "crashed", self._exit_message(error)
                     status, reason = verdicts[0] if verdicts else crash
                 else:  # what was raised is no Exception but SystemExit, say
                     status = "fail to convert" if stage == "convert" else "fail to forward"
                     reason = one_line(error)
                 return Trial(name, status, f"{reason}, at stage {stage!r}", stage)
 
-    def _last_words(self, loss: WorkerLost) -> str:
+    def _exit_message(self, loss: WorkerLost) -> str:
         cause = str(loss).partition(";")[0].replace("worker 0 of optimize", "the process")
-        said = self._log.read_text(errors="replace") if self._log and self._log.exists() else ""
-        fatal = [line for line in said.splitlines() if line.startswith(("Fatal", "terminate"))]
+        output = self._log.read_text(errors="replace") if self._log and self._log.exists() else ""
+        fatal = [line for line in output.splitlines() if line.startswith(("Fatal", "terminate"))]
         return f"{cause} ({fatal[-1].strip()})" if fatal else cause
 
 
@@ -230,7 +230,7 @@ def _limited(
 
 
 def _make_trials(bench_file: str, plan: Plan, stage_file: Path, log: Path | None) -> Callable:
-    _settle(log, Path(bench_file).parent)
+    _set_up(log, Path(bench_file).parent)
     bench = _read(bench_file)
 
     def run(order: tuple[str, Path]) -> Trial:
@@ -244,7 +244,7 @@ def _make_trials(bench_file: str, plan: Plan, stage_file: Path, log: Path | None
 
 
 def _make_scale(bench_file: str, log: Path | None) -> Callable[[Path | None], float]:
-    _settle(log, Path(bench_file).parent)
+    _set_up(log, Path(bench_file).parent)
     return partial(_weigh, bench_file)
 
 
@@ -271,7 +271,7 @@ def _weigh(bench_file: str, saved: Path | None) -> float:
     return (rss - before) / _MEGABYTE
 
 
-def _settle(log: Path | None, directory: Path) -> None:
+def _set_up(log: Path | None, directory: Path) -> None:
     """Be the first to go when the machine runs out of memory, leave no file, print to one."""
     os.environ[SCRATCH] = str(directory)
     with suppress(OSError):
@@ -386,13 +386,13 @@ def search(
     return trials
 
 
-def _runner(bench, plan, files, threads, limits, show) -> Isolated | InProcessHost:
+def _runner(bench, plan, files, threads, limits, show) -> TrialProcess | TrialsInProcess:
     try:
-        return Isolated(bench, plan, files, threads, limits.bytes, show)
+        return TrialProcess(bench, plan, files, threads, limits.bytes, show)
     except UsageError as error:
         warnings.warn(
             "Methods are tried in this process, where a crash or a hang of one ends the whole "
             f"search, as the model, the data and the metric have to go to another one and {error}",
             stacklevel=4,
         )
-        return InProcessHost(bench, plan)
+        return TrialsInProcess(bench, plan)
