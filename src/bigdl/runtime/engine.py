@@ -99,7 +99,6 @@ class Engine(ABC):
     def __init__(
         self,
         cluster: Any,
-        *,
         workers_per_node: int,
         channel_port: int,
         timeout: float,

@@ -78,13 +78,8 @@ class LocalEngine(Engine):
         log_to_driver: bool = True,
         in_process: bool = False,
     ):
-        super().__init__(
-            LocalMachine(workers_per_node),
-            workers_per_node=workers_per_node,
-            channel_port=channel_port,
-            timeout=timeout,
-            log_to_driver=log_to_driver,
-        )
+        cluster = LocalMachine(workers_per_node)
+        super().__init__(cluster, workers_per_node, channel_port, timeout, log_to_driver)
         if in_process:
             check_integer("workers_per_node of a worker in this process", workers_per_node, 1, 1)
         self.in_process = in_process

@@ -370,13 +370,8 @@ class RayEngine(Engine):
         patience: float = 120.0,
         log_to_driver: bool = True,
     ):
-        super().__init__(
-            cluster or RayCluster.from_active(),
-            workers_per_node=workers_per_node,
-            channel_port=channel_port,
-            timeout=timeout,
-            log_to_driver=log_to_driver,
-        )
+        cluster = cluster or RayCluster.from_active()
+        super().__init__(cluster, workers_per_node, channel_port, timeout, log_to_driver)
         if min_workers is not None:
             check_integer("min_workers", min_workers, 1)
         self.min_workers = min_workers

@@ -91,13 +91,8 @@ class SparkEngine(Engine):
         rendezvous: str = "auto",
     ):
         self._rendezvous = check_choice("rendezvous", rendezvous, _RENDEZVOUS)
-        super().__init__(
-            cluster or SparkCluster.from_active(),
-            workers_per_node=workers_per_node,
-            channel_port=channel_port,
-            timeout=timeout,
-            log_to_driver=log_to_driver,
-        )
+        cluster = cluster or SparkCluster.from_active()
+        super().__init__(cluster, workers_per_node, channel_port, timeout, log_to_driver)
 
     @property
     def import_path(self) -> list[str]:
