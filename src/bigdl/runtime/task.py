@@ -233,12 +233,11 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
         if line.count(f"enter/{place}", 1) > 1:
             line.count("failed", 1)  # nobody shall wait for this task
             return place, "void", "Spark ran this task again"
-        uplink = ChannelUplink(line)
         with captured(spec.log_to_driver, spec.drops_output) as log:
-            watcher = Watcher(address.connect(attempt), place, uplink, log)
+            task = Task(spec, place, local_dir, line, address, ChannelUplink(line))
+            watcher = Watcher(address.connect(attempt), place, task.worker, log)
             watcher.start()
             try:
-                task = Task(spec, place, local_dir, line, address, uplink, watcher)
                 return task.run(batches)
             finally:
                 watcher.stop()
@@ -274,19 +273,23 @@ class Task:
         line: Line,
         address: Address,
         uplink: Uplink,
-        watcher: Watcher | None = None,
     ):
-        self._spec, self._place, self._local_dir = spec, place, local_dir
-        self._line, self._uplink, self._watcher = line, uplink, watcher
-        self._host = own_address(address)
-        self._worker: Worker | None = None
+        self._spec, self._place, self._line = spec, place, line
+        self.worker = Worker(
+            place,
+            spec.world_size,
+            threads=spec.threads,
+            line=line,
+            uplink=uplink,
+            host=own_address(address),
+            local_dir=local_dir,
+            timeout=spec.timeout,
+        )
         self._take_rank(place)
 
-    def _take_rank(self, rank):
-        self._rank = rank
-        if self._watcher is not None:
-            self._watcher.rank = rank
-        who = {"rank": rank, "pid": os.getpid(), "host": self._host}
+    def _take_rank(self, rank: int) -> None:
+        self.worker.rank = rank
+        who = {"rank": rank, "pid": os.getpid(), "host": self.worker.host}
         self._line.set_json(f"who/{self._place}", who)
 
     def run(self, batches: Iterator) -> tuple[int, str, str]:
@@ -299,31 +302,27 @@ class Task:
         """
         from bigdl.common.cpu import thread_scope
 
+        worker = self.worker
         try:
             with thread_scope(self._spec.threads):
                 outcome = self._attempt(batches)
-            return self._rank, outcome, ""
+            return worker.rank, outcome, ""
         except BaseException as error:  # whatever user code raises is an outcome
             if is_peer_failure(error):
                 self._await_cause()
-                return self._rank, "peer", str(error).split("\n")[0]
+                return worker.rank, "peer", str(error).split("\n")[0]
             self._fail(error)
             for _ in batches:  # Spark ends a task quietly only when its input was read
                 pass
-            return self._rank, "error", ""
+            return worker.rank, "error", ""
         finally:
-            self._clean_up()
-            if self._worker is not None:
-                self._worker.shards.clear()
-
-    def _clean_up(self, patience=None):
-        if self._worker is not None:
-            self._worker.clean_up(patience)
+            worker.clean_up()
+            worker.shards.clear()
 
     def _attempt(self, batches):
         import cloudpickle
 
-        spec, line = self._spec, self._line
+        spec, line, worker = self._spec, self._line, self.worker
         if spec.spools is not None:
             for _ in batches:  # of an empty frame: Spark re-uses a process that has read its input
                 pass
@@ -331,33 +330,22 @@ class Task:
             if rank is None:
                 return "nospool"
             self._take_rank(rank)
-            shards = reopen(spec.spools[rank])
+            worker.shards = reopen(spec.spools[rank])
         else:
-            shards = read_input(spec, batches, self._place, self._local_dir)
+            shards = read_input(spec, batches, self._place, worker.local_dir)
             if spec.accept is not None and not is_accepted(spec, shards, self._place, line):
                 remove_spools(shards)
                 return "refused"
             docs = {name: shard.spool.to_json() for name, shard in shards.items()}
             line.set_json(f"spool/{self._place}", docs)
-        self._worker = Worker(
-            self._rank,
-            spec.world_size,
-            threads=spec.threads,
-            shards=shards,
-            line=line,
-            uplink=self._uplink,
-            host=self._host,
-            local_dir=self._local_dir,
-            timeout=spec.timeout,
-        )
-        result = cloudpickle.loads(spec.program)(self._worker)
-        kind, data = encode(result)
-        self._worker.clean_up()
-        self._uplink.give(self._rank, kind, data)
-        if shards and not spec.keep_spools:
+            worker.shards = shards
+        kind, data = encode(cloudpickle.loads(spec.program)(worker))
+        worker.clean_up()
+        worker.uplink.give(worker.rank, kind, data)
+        if worker.shards and not spec.keep_spools:
             # nobody can need them any more once all results are on their way
             line.meet("results", spec.world_size, longest=0.5)
-            remove_spools(shards)
+            remove_spools(worker.shards)
         return "ok"
 
     def _await_cause(self):
@@ -366,25 +354,22 @@ class Task:
         When a process was lost, Spark is about to close our connection; it is quieter to be ended
         by the driver than by that.
         """
-        self._clean_up(_CLEAN_UP_S)
+        self.worker.clean_up(_CLEAN_UP_S)
         end = time.monotonic() + _CAUSE_S
         with contextlib.suppress(RuntimeError):  # it may be the line that went away
             while time.monotonic() < end:
                 if self._line.count("failed"):  # an error ends the job, so no attempt will follow
-                    self._drop_spools()
+                    remove_spools(self.worker.shards)
                     break
                 time.sleep(0.05)
 
     def _fail(self, error):
         """Free the peers, then report; what hangs is ended by the driver's answer."""
-        place = self._uplink.failing()
-        self._clean_up(_CLEAN_UP_S)
-        self._uplink.report({"place": place, "rank": self._rank, **describe(error)})
-        self._drop_spools()
-
-    def _drop_spools(self):
-        if self._worker is not None:
-            remove_spools(self._worker.shards)
+        worker = self.worker
+        place = worker.uplink.failing()
+        worker.clean_up(_CLEAN_UP_S)
+        worker.uplink.report({"place": place, "rank": worker.rank, **describe(error)})
+        remove_spools(worker.shards)
 
 
 _TRANSPORT = "gloo/transport/"

@@ -245,15 +245,14 @@ class Watcher(threading.Thread):
         A connection of its own.
     place : int
         Number of the task.
-    uplink : Uplink
-        Where the program leaves its progress.
+    worker : Worker
+        Its uplink has the progress.
     log : Log
     """
 
-    def __init__(self, line, place: int, uplink, log: Log):
+    def __init__(self, line: Line, place: int, worker: Worker, log: Log):
         super().__init__(name="bigdl-watcher", daemon=True)
-        self.rank = place  # until the worker knows better
-        self._line, self._place, self._uplink, self._log = line, place, uplink, log
+        self._line, self._place, self._worker, self._log = line, place, worker, log
         self._stopping = threading.Event()
 
     def run(self):
@@ -272,11 +271,11 @@ class Watcher(threading.Thread):
                     self._exit()
 
     def flush(self):
-        progress = self._uplink.progress
+        progress = self._worker.uplink.progress
         if progress is not None:
-            self._line.set_json(f"progress/{self.rank}", progress)
+            self._line.set_json(f"progress/{self._worker.rank}", progress)
         while lines := self._log.take():
-            self._line.push("logs", {"rank": self.rank, "lines": lines})
+            self._line.push("logs", {"rank": self._worker.rank, "lines": lines})
 
     def stop(self):
         self._stopping.set()
