@@ -275,16 +275,14 @@ def _decode_list(specs, array):
     decoded = []
     for members in _matrices(specs):
         columns = [place[spec.name] for spec in members]
-        if len(members) == len(specs):
-            part = values
-        elif columns == list(range(columns[0], columns[-1] + 1)):
+        if columns == list(range(columns[0], columns[-1] + 1)):
             part = values[:, columns[0] : columns[-1] + 1]  # no copy before the conversion
         else:
             part = values[:, columns]
-        if len(members) > 1:
-            decoded.append((tuple(s.name for s in members), None, _in_dtype(members, part)))
-        else:
-            decoded.append((members[0].name, None, _in_dtype(members, part[:, 0])))
+        names: str | tuple[str, ...] = tuple(spec.name for spec in members)
+        if len(members) == 1:
+            names, part = members[0].name, part[:, 0]
+        decoded.append((names, None, _in_dtype(members, part)))
     return decoded
 
 

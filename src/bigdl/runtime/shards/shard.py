@@ -180,13 +180,12 @@ class SpoolWriter:
         if rows == 0:
             return
         ours, checksum = cast("list[Leaf]", self._leaves), 0
-        for i, array in enumerate(arrays):
-            own, given = ours[i].dtype, leaves[i].dtype
+        for file, array, leaf, chunk_leaf in zip(self._files, arrays, ours, leaves, strict=True):
             view = _bytes_of(array)
             checksum = zlib.crc32(view[:_SAMPLE], checksum)  # the same whatever else is here
-            if own != given:
-                view = _bytes_of(widened(array, given, own))
-            self._write(self._files[i], view)
+            if leaf.dtype != chunk_leaf.dtype:
+                view = _bytes_of(widened(array, chunk_leaf.dtype, leaf.dtype))
+            self._write(file, view)
         self._chunks.append((source, sequence, rows, checksum))
         self.rows += rows
 

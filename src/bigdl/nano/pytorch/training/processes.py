@@ -328,18 +328,16 @@ def _run_on_ray(count: int, order: tuple, cores: Sequence[Sequence[int]] | None)
         task = ray.remote(num_cpus=1, max_retries=0, max_calls=1)(_ray_task)
         for rank, slot in enumerate(cpu_slots(count, cores)):
             references.append(task.remote(content, rank, slot, sys.path, _environment()))
-        results: dict[int, Any] = {}
-        waiting = list(references)
-        while waiting:
-            done, waiting = ray.wait(waiting)
-            for reference in done:
-                rank = references.index(reference)
-                try:
-                    outcome = ray.get(reference)
-                except ray.exceptions.RayError as error:
-                    raise WorkerLost(f"worker {rank} was lost by Ray: {error}") from error
-                results[rank] = _result(rank, outcome)
-        return [results[rank] for rank in range(count)]
+        results: dict[Any, Any] = {}
+        while len(results) < count:
+            (done, *_), _ = ray.wait([each for each in references if each not in results])
+            rank = references.index(done)
+            try:
+                outcome = ray.get(done)
+            except ray.exceptions.RayError as error:
+                raise WorkerLost(f"worker {rank} was lost by Ray: {error}") from error
+            results[done] = _result(rank, outcome)
+        return [results[reference] for reference in references]
     finally:
         for reference in references:
             ray.cancel(reference, force=True)
