@@ -30,8 +30,8 @@ __all__ = [
     "PROCESS_ENDED",
     "CalledJob",
     "ChannelJob",
-    "DriverUnreachable",
     "NoRows",
+    "NoWay",
     "PreparedJob",
     "Watch",
     "WorkerCalls",
@@ -94,7 +94,7 @@ class NoRows(UsageError):
     """The input of a job has no rows at all."""
 
 
-class DriverUnreachable(UsageError):
+class NoWay(UsageError):
     """Workers cannot open a connection to the driver."""
 
 

@@ -16,7 +16,7 @@ from bigdl.common.errors import BigDLError, WorkerError
 from bigdl.runtime.jobs import (
     LOOK_S,
     PROCESS_ENDED,
-    DriverUnreachable,
+    NoWay,
     interruptible,
     user_error,
     worker_lost,
@@ -156,7 +156,7 @@ def job_error(error: BaseException, vanished: list[dict]) -> BaseException:
         return user_error(_marked(text, _REPORT))
     if _UNREACHABLE in text:
         host, reason = _marked(text, _UNREACHABLE)
-        return DriverUnreachable(
+        return NoWay(
             f"The worker on {host} cannot connect to the driver at {reason}; open that port for "
             "the workers (channel_port= makes it a fixed one), set spark.driver.host to an "
             'address of the driver that they can reach, or pass rendezvous="rank0"'

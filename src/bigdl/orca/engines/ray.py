@@ -29,7 +29,7 @@ from bigdl.runtime.channel import Line
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
     CalledJob,
-    DriverUnreachable,
+    NoWay,
     WorkerCalls,
     interruptible,
     lost_workers,
@@ -292,7 +292,7 @@ class RayJob(CalledJob):
 
     def _failure(self, line, calls, outcomes):
         if "unreachable" in outcomes:
-            return DriverUnreachable(
+            return NoWay(
                 f"The worker on {outcomes['unreachable']}; open that port of the driver for the "
                 "workers (channel_port= makes it a fixed one)"
             )

@@ -26,8 +26,8 @@ from bigdl.runtime.channel import Unreachable
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
     ChannelJob,
-    DriverUnreachable,
     NoRows,
+    NoWay,
     Watch,
     await_survivors,
     user_error,
@@ -111,7 +111,7 @@ class SparkEngine(Engine):
             return self.cluster.sc.applicationId not in _unreachable
         return self._rendezvous == "driver"
 
-    def give_up_driver(self, error: DriverUnreachable) -> bool:
+    def give_up_driver(self, error: NoWay) -> bool:
         """Let workers meet elsewhere from now on, if they may."""
         if self._rendezvous != "auto" or self.cluster.is_local:
             return False
@@ -171,7 +171,7 @@ class SparkJob(ChannelJob):
         try:
             attempt = self._attempt_at_driver if at_driver else self._attempt_at_rank_0
             return attempt(options, state, on_event)
-        except DriverUnreachable as error:
+        except NoWay as error:
             if not self._engine.give_up_driver(error):
                 raise
             return None
