@@ -233,7 +233,7 @@ class _ProcessLoop(KerasLoop):
 
 def _fit(rank: int, count: int, job: _FitJob) -> dict[str, Any] | None:
     uplink = Uplink()
-    worker = Worker(rank, count, shards=job.feeds, uplink=uplink)
+    worker = Worker(rank, count, shards=dict(job.feeds), uplink=uplink)
     callbacks = pickle.loads(job.callbacks)
     loop = _ProcessLoop(worker, TorchDistributedSync(worker), job, job.settings, callbacks, {})
     loop.fit()
