@@ -34,6 +34,13 @@ _CLEAN_UP_S = 1.0  # seconds that the end of a process group may hold up its rep
 _GRACE_S = 30.0  # seconds in which a failure of one worker must reach the others
 
 
+class _NoDriver:
+    """There is nobody to report to but rank 0, who hears results of calls."""
+
+    def options(self) -> dict:
+        return {}
+
+
 class _Member:
     """One worker of the trial, in its own process.
 
@@ -60,6 +67,7 @@ class _Member:
             threads=1,
             shards={},
             line=self._address.connect(number),
+            uplink=_NoDriver(),
             host=ray.util.get_node_ip_address(),
             local_dir="",
             timeout=_TIMEOUT_S,
