@@ -234,7 +234,7 @@ def test_denormals_are_flushed_inside_only():
 
 
 def hyperthreads_of(*cores):
-    return lambda: Topology(sockets=(cores,), numa_nodes=(cores,), cores=(cores,))
+    return lambda: Topology(numa_nodes=(cores,), cores=(cores,))
 
 
 def test_all_threads_stay_off_second_hyperthreads_until_it_is_undone(monkeypatch):
@@ -275,7 +275,7 @@ def test_all_threads_stay_off_second_hyperthreads_until_it_is_undone(monkeypatch
 
 def test_a_machine_without_hyperthreads_needs_no_pinning(monkeypatch):
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    machine = Topology((cores,), (cores,), tuple((core,) for core in cores))
+    machine = Topology((cores,), tuple((core,) for core in cores))
     monkeypatch.setattr(runtime, "topology", lambda: machine)
     with tune(**NOTHING, pin=True) as report:
         assert report.skipped == {"pin": "there are no hyperthreads"}
