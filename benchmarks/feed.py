@@ -65,20 +65,21 @@ def _epochs_program(columns):
     def program(worker):
         import time
 
+        import psutil
         import torch
 
-        from bigdl.common.memory import memory_usage
         from bigdl.runtime.shards.batches import permutation
         from bigdl.training.batches import TensorShard
 
         model = torch.nn.Linear(8, 1)  # memory is counted from here on
-        before = memory_usage()
+        before = psutil.Process().memory_info()
         peak = {"anonymous": 0, "mapped": 0}
 
         def look():
-            now = memory_usage()
-            peak["anonymous"] = max(peak["anonymous"], now.anonymous - before.anonymous)
-            peak["mapped"] = max(peak["mapped"], now.file - before.file)
+            now = psutil.Process().memory_info()
+            mapped = now.shared - before.shared
+            peak["anonymous"] = max(peak["anonymous"], now.rss - before.rss - mapped)
+            peak["mapped"] = max(peak["mapped"], mapped)
 
         data = TensorShard(worker.shard, columns[:-1], columns[-1:])
 

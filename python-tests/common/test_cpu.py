@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from bigdl.common import cpu
-from bigdl.common.cpu import ThreadScope, Topology, thread_scope, topology
+from bigdl.common.cpu import Topology, thread_scope, topology
 from bigdl.common.errors import UsageError
 
 V2_MOUNT = "35 24 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -135,9 +135,8 @@ def test_core_count_rounds_the_quota_down_but_not_to_zero(machine, monkeypatch, 
 # --- topology
 
 
-def test_topology_finds_sockets_nodes_and_siblings(machine):
+def test_topology_finds_nodes_and_siblings(machine):
     found = topology(machine(hyperthreaded(sockets=2, cores_per_socket=2)), usable=range(8))
-    assert found.sockets == ((0, 1, 4, 5), (2, 3, 6, 7))
     assert found.numa_nodes == ((0, 1, 4, 5), (2, 3, 6, 7))
     assert found.cores == ((0, 4), (1, 5), (2, 6), (3, 7))
 
@@ -145,19 +144,17 @@ def test_topology_finds_sockets_nodes_and_siblings(machine):
 def test_topology_shows_only_usable_cores(machine):
     root = machine(hyperthreaded(sockets=2, cores_per_socket=2))
     assert topology(root, usable=[4, 2, 6]) == Topology(
-        sockets=((2, 6), (4,)), numa_nodes=((2, 6), (4,)), cores=((4,), (2, 6))
+        numa_nodes=((2, 6), (4,)), cores=((4,), (2, 6))
     )
 
 
 def test_topology_without_system_files_is_one_socket_without_hyperthreads(tmp_path):
-    assert topology(tmp_path, usable=[0, 1]) == Topology(
-        sockets=((0, 1),), numa_nodes=((0, 1),), cores=((0,), (1,))
-    )
+    assert topology(tmp_path, usable=[0, 1]) == Topology(numa_nodes=((0, 1),), cores=((0,), (1,)))
 
 
 def test_topology_of_this_machine_has_each_usable_core_once():
     found = topology()
-    for groups in (found.sockets, found.numa_nodes, found.cores):
+    for groups in (found.numa_nodes, found.cores):
         assert sorted(core for group in groups for core in group) == cpu.usable_cores()
 
 
@@ -168,7 +165,7 @@ def test_topology_keeps_each_core_once_when_files_contradict_each_other(machine)
 
 
 def test_physical_count_counts_siblings_once():
-    found = Topology(sockets=(), numa_nodes=(), cores=((0, 4), (1, 5)))
+    found = Topology(numa_nodes=(), cores=((0, 4), (1, 5)))
     assert found.physical_count([0, 4]) == 1
     assert found.physical_count([4, 5]) == 2
 
@@ -196,7 +193,7 @@ def test_split_is_disjoint_and_uses_every_core(machine, n):
 
 
 def test_more_processes_than_cores_share_them_in_turn():
-    found = Topology(sockets=(), numa_nodes=(), cores=((3,), (5,)))
+    found = Topology(numa_nodes=(), cores=((3,), (5,)))
     assert cpu.split_cores(5, found) == [[3], [5], [3], [5], [3]]
 
 
@@ -276,18 +273,6 @@ def test_thread_scope_restores_after_an_exception():
     with pytest.raises(KeyError), thread_scope(3):
         raise KeyError
     assert (torch.get_num_threads(), environment()) == before
-
-
-def test_one_thread_scope_can_be_entered_again_inside_itself():
-    import torch
-
-    before = torch.get_num_threads()
-    scope = ThreadScope(3)
-    with scope, thread_scope(2):
-        with scope:
-            assert torch.get_num_threads() == 3
-        assert torch.get_num_threads() == 2
-    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize(("outside", "expected"), [({"OMP_NUM_THREADS": "3"}, 3), ({}, None)])

@@ -26,7 +26,8 @@ from bigdl.nano.tf.keras.layers import Dense, Embedding, Flatten
 from bigdl.nano.tf.optimizers import SparseAdam
 from bigdl.nano.tf.training import feeds
 from bigdl.nano.tf.training.feeds import feed_of
-from bigdl.nano.tf.training.fit import ProcessSync, ProcessWorker
+from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+from bigdl.runtime.worker import Worker
 
 pytestmark = pytest.mark.timeout(900)  # processes import two frameworks each
 
@@ -300,7 +301,7 @@ class Endless(keras.utils.PyDataset):
 
 def test_a_pydataset_may_have_no_end(tmp_path):
     feed = feed_of(Endless(), steps=2, epochs=2, folder=tmp_path)
-    rows = feed.open(ProcessSync(ProcessWorker(0, 1)), 0)
+    rows = feed.open(TorchDistributedSync(Worker(0, 1)), 0)
     rows.seek(0, 0)
     assert [int(rows.next(wrap=False).batch[0][0, 0]) for _ in range(4)] == [0, 1, 2, 3]
     assert not rows.next(wrap=False).total

@@ -117,7 +117,7 @@ def test_no_process_is_left(searched):
     ours = [
         p
         for p in psutil.Process().children()
-        if p.status() != psutil.STATUS_ZOMBIE and "_pool_main" in " ".join(p.cmdline())
+        if p.status() != psutil.STATUS_ZOMBIE and "_worker_main" in " ".join(p.cmdline())
     ]
     assert not ours
 

@@ -44,7 +44,7 @@ def search(model, includes=("bf16", "onnxruntime_fp32"), **keywords):
 
 def workers():
     children = psutil.Process().children(recursive=True)
-    return [p for p in children if "_pool_main" in _command(p)]
+    return [p for p in children if "_worker_main" in _command(p)]
 
 
 def _command(process):

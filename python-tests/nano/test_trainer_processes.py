@@ -254,13 +254,13 @@ def test_rates_that_were_multiplied_are_not_multiplied_again():
 def test_arguments_that_cannot_travel_are_refused_in_one_sentence():
     module = Regression()
     module.lock = threading.Lock()
-    with pytest.raises(UsageError, match="cannot be sent to the workers"):
+    with pytest.raises(UsageError, match="cannot be sent to a worker"):
         trainer(num_processes=2, max_epochs=1).fit(module, DataLoader(ROWS))
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
     children = psutil.Process(pid).children(recursive=True)
-    return [child for child in children if "_launch_main" in _command(child)]
+    return [child for child in children if "_worker_main" in _command(child)]
 
 
 def _command(process: psutil.Process) -> str:

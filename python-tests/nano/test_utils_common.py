@@ -149,7 +149,6 @@ def test_ipex_counts_only_beside_its_own_torch(monkeypatch, ipex, torch, fits):
 # --- cores
 
 MACHINE = Topology(
-    sockets=((0, 1, 4, 5), (2, 3, 6, 7)),
     numa_nodes=((0, 1, 4, 5), (2, 3, 6, 7)),
     cores=((0, 4), (1, 5), (2, 6), (3, 7)),
 )

@@ -271,7 +271,7 @@ def test_the_first_exception_is_reported_once_and_the_others_are_stopped(capsys,
     assert (error.rank, error.kind) == (1, "KeyError")
     assert error.traceback.startswith("Traceback (most recent call last):\n")
     assert 'raise KeyError("a name to look for")' in error.traceback
-    assert "_launch_main" not in error.traceback
+    assert "_worker_main" not in error.traceback
     assert "a name to look for" not in "".join(capsys.readouterr())
     assert [gone(pid) for pid in noted_pids(tmp_path)] == [True, True]
 
@@ -355,7 +355,7 @@ def test_a_result_counts_though_the_worker_crashes_when_it_shuts_down():
 
 @pytest.mark.fault
 def test_a_worker_that_ignores_sigterm_is_killed(monkeypatch, tmp_path):
-    monkeypatch.setattr("bigdl.runtime.launch._GRACE", 0.3)
+    monkeypatch.setattr("bigdl.runtime.launch._GRACE_S", 0.3)
 
     def ignore(rank, folder):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -503,14 +503,14 @@ def test_a_launch_leaves_no_descriptor_file_or_child_behind(monkeypatch, tmp_pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"nprocs": 0}, "nprocs must be an int of at least 1, but it is 0"),
+        ({"nprocs": 0}, "nprocs should be a positive integer, got 0"),
         ({"nprocs": "2"}, "nprocs"),
         ({"fn": 5}, "fn is 5"),
         ({"timeout": 0}, "timeout"),
         ({"cores": [usable_cores()]}, "each of 2 workers"),
         ({"cores": [usable_cores(), []]}, r"cores \[\]"),
         ({"cores": [usable_cores(), [100000]]}, r"cores \[100000\]"),
-        ({"args": (threading.Lock(),)}, "cannot be sent to the workers"),
+        ({"args": (threading.Lock(),)}, "cannot be sent to a worker"),
     ],
 )
 def test_what_cannot_be_launched_is_refused_in_a_sentence(options, message):

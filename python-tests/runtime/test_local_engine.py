@@ -66,7 +66,7 @@ def estimator(workers=2, model=of_columns, **options):
 def _no_process_is_left():
     yield
     LocalEngine().shutdown()
-    assert [p for p in psutil.Process().children() if "_pool_main" in " ".join(p.cmdline())] == []
+    assert [p for p in psutil.Process().children() if "_worker_main" in " ".join(p.cmdline())] == []
 
 
 def loader_creator(config, batch_size):

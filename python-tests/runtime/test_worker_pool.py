@@ -179,7 +179,7 @@ def test_an_exception_is_raised_with_its_place_and_the_pool_goes_on(two):
     assert (error.stage, error.item, error.kind) == ("work", 2, "KeyError")
     assert isinstance(error.original, KeyError)
     assert "tricky" in error.traceback
-    assert "_pool_main" not in error.traceback
+    assert "_worker_main" not in error.traceback
     assert two.run([1, 2, 3]) == [1, 2, 3]
 
 

@@ -458,18 +458,19 @@ def test_an_epoch_over_a_shard_takes_the_memory_of_its_batches(orca_spark, engin
     frame = orca_spark.range(0, 20_000, 1, 4).select(wide)  # 80 MB
 
     def epoch(worker):
-        from bigdl.common.memory import memory_usage
+        import psutil
 
         x = worker.shard.column("x")
-        before = memory_usage()
+        before = psutil.Process().memory_info()
         order = np.random.default_rng(0).permutation(len(x))
         total = 0.0
         for start in range(0, len(x), 500):
             batch = x[order[start : start + 500]]
             total += float(batch[:, 0].sum(dtype=np.float64))
             batch[:] = 0
-        after = memory_usage()
-        return [total, int(x[order[0], 0] == order[0]), after.anonymous - before.anonymous]
+        after = psutil.Process().memory_info()
+        anonymous = after.rss - before.rss - (after.shared - before.shared)
+        return [total, int(x[order[0], 0] == order[0]), anonymous]
 
     ((total, unchanged, growth),) = engine.run(epoch, as_feed(frame, "x"), 1)
     assert total == sum(range(20_000))

@@ -363,7 +363,7 @@ def test_a_driver_that_workers_cannot_reach_is_named(engine, monkeypatch):
                 port = probe.getsockname()[1]
             self.address = self.address.__class__("127.0.0.1", port, self.address.prefix)
 
-    monkeypatch.setattr(spark, "Channel", Elsewhere)
+    monkeypatch.setattr("bigdl.runtime.jobs.Channel", Elsewhere)
     expected = r"^The worker on \S+ cannot connect to the driver at 127.0.0.1:\d+ .*channel_port="
     with pytest.raises(UsageError, match=expected) as error:
         engine.run(lambda worker: 0, num_workers=2)

@@ -133,7 +133,7 @@ def test_workers_meet_at_rank_0(local_cluster, monkeypatch, rendezvous):
         total = sync.all_gather([float(worker.shard.column("x").sum())])
         return [worker.rank, sum(t[0] for t in total)]
 
-    monkeypatch.setattr(spark, "Channel", Elsewhere)
+    monkeypatch.setattr("bigdl.runtime.jobs.Channel", Elsewhere)
     monkeypatch.setattr(spark, "_unreachable", set())
     frame = local_cluster.range(0, 40, 1, 4).selectExpr("double(id) as x")
     engine = SparkEngine(rendezvous=rendezvous)

@@ -1,4 +1,4 @@
-"""What this process may use of the machine's processors, and how many threads it starts on them.
+"""The processors that this process may use, and the number of threads on them.
 
 Three limits count, and none of them is the number of processors of the machine: the affinity mask
 (``taskset``, cpusets, Slurm), the CPU quota of the control group (Docker, Kubernetes), and
@@ -12,18 +12,17 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from bigdl.common.checks import check_positive
 from bigdl.common.environment import EnvContext
-from bigdl.common.errors import UsageError
 
 __all__ = [
     "THREAD_VARIABLES",
-    "ThreadScope",
     "Topology",
     "core_count",
     "cpu_quota",
@@ -145,21 +144,18 @@ def cgroup_directories(controller: str, root: str | Path = "/") -> list[Path]:
 
 @dataclass(frozen=True)
 class Topology:
-    """How the usable logical cores lie in the machine.
+    """The places of the usable logical cores in the machine.
 
     Every usable logical core is in exactly one tuple of each attribute.
 
     Attributes
     ----------
-    sockets : tuple of tuple of int
-        Logical cores of each socket.
     numa_nodes : tuple of tuple of int
         Logical cores of each NUMA node.
     cores : tuple of tuple of int
         Hyperthread siblings of each physical core, ordered by socket and NUMA node.
     """
 
-    sockets: tuple[tuple[int, ...], ...]
     numa_nodes: tuple[tuple[int, ...], ...]
     cores: tuple[tuple[int, ...], ...]
 
@@ -207,9 +203,11 @@ def topology(root: str | Path = "/", usable: Iterable[int] | None = None) -> Top
         socket = socket_of[siblings[0]]
         return int(socket) if socket.isdigit() else 0, node_of.get(siblings[0], 0), siblings
 
+    nodes: dict[int, list[int]] = {}
+    for core in usable:
+        nodes.setdefault(node_of.get(core, 0), []).append(core)
     return Topology(
-        sockets=_group(usable, socket_of),
-        numa_nodes=_group(usable, {core: node_of.get(core, 0) for core in usable}),
+        numa_nodes=tuple(sorted(map(tuple, nodes.values()))),
         cores=tuple(sorted(set(siblings_of.values()), key=place)),
     )
 
@@ -237,8 +235,7 @@ def split_cores(n: int, machine: Topology | None = None) -> list[list[int]]:
     UsageError
         If `n` is less than 1.
     """
-    if n < 1:
-        raise UsageError(f"Cores were to be split among {n} processes; give at least 1.")
+    check_positive("The number of processes that share cores", n)
     units = [list(siblings) for siblings in (machine or topology()).cores]
     if n > len(units):
         units = [[core] for siblings in units for core in siblings]
@@ -271,13 +268,13 @@ def isa_flags(root: str | Path = "/") -> frozenset[str]:
     return frozenset.intersection(*sets) if sets else frozenset()
 
 
-class ThreadScope:
-    """A context in which numeric libraries use a given number of threads.
+def thread_scope(num_threads: int) -> AbstractContextManager[None]:
+    """Return a context in which numeric libraries use a given number of threads.
 
     Inside, the count holds for torch if it is imported, for every OpenMP and BLAS library that is
     loaded if ``threadpoolctl`` is installed, and through the environment for libraries that load
     later and for child processes. On exit everything is as it was, after an exception too.
-    Scopes nest, and one scope may be entered again.
+    Scopes nest.
 
     The environment and BLAS pools belong to the process, OpenMP's count to the calling thread, so
     two threads must not hold scopes that overlap in time. Entering costs about a millisecond.
@@ -292,58 +289,26 @@ class ThreadScope:
     UsageError
         If `num_threads` is not a positive int.
     """
+    return _limited_threads(check_positive("num_threads", num_threads))
 
-    def __init__(self, num_threads: int):
-        if not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1:
-            raise UsageError(f"num_threads must be an int of at least 1, but it is {num_threads!r}")
-        self.num_threads = num_threads
-        self._entered: list[ExitStack] = []
 
-    def __enter__(self) -> ThreadScope:
-        with ExitStack() as stack:
-            had_torch = "torch" in sys.modules
-            if not had_torch:
-                stack.callback(_settle_torch)
-            self._limit_environment(stack)
-            self._limit_pools(stack)
-            if had_torch:
-                self._limit_torch(stack)
-            self._entered.append(stack.pop_all())
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._entered.pop().close()
-
-    def _limit_environment(self, stack: ExitStack) -> None:
-        stack.enter_context(EnvContext(dict.fromkeys(THREAD_VARIABLES, self.num_threads)))
-
-    def _limit_pools(self, stack: ExitStack) -> None:
-        try:
+@contextmanager
+def _limited_threads(num_threads: int) -> Iterator[None]:
+    with ExitStack() as stack:
+        had_torch = "torch" in sys.modules
+        if not had_torch:
+            stack.callback(_settle_torch)
+        stack.enter_context(EnvContext(dict.fromkeys(THREAD_VARIABLES, num_threads)))
+        with suppress(ImportError):
             from threadpoolctl import threadpool_limits
-        except ImportError:
-            return
-        stack.enter_context(threadpool_limits(self.num_threads))
 
-    def _limit_torch(self, stack: ExitStack) -> None:
-        import torch
+            stack.enter_context(threadpool_limits(num_threads))
+        if had_torch:
+            import torch
 
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(self.num_threads)
-
-
-def thread_scope(num_threads: int) -> ThreadScope:
-    """A :class:`ThreadScope`, to be read as a verb: ``with thread_scope(4): model(x)``.
-
-    Parameters
-    ----------
-    num_threads : int
-        Threads of each library's pool, at least 1.
-
-    Returns
-    -------
-    ThreadScope
-    """
-    return ThreadScope(num_threads)
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(num_threads)
+        yield
 
 
 def _settle_torch() -> None:
@@ -354,13 +319,6 @@ def _settle_torch() -> None:
         machine = topology()
         default = min(machine.physical_count(usable_cores()), core_count())
         torch.set_num_threads(int(wanted) if wanted.isdigit() and int(wanted) else default)
-
-
-def _group(cores: list[int], key: dict) -> tuple[tuple[int, ...], ...]:
-    groups: dict = {}
-    for core in cores:
-        groups.setdefault(key[core], []).append(core)
-    return tuple(sorted(tuple(group) for group in groups.values()))
 
 
 def _parse_ids(text: str) -> list[int]:

@@ -47,16 +47,26 @@ class WorkerError(BigDLError, RuntimeError):
         Class name of the original exception.
     traceback : str
         The worker's own traceback, as text.
+    original : BaseException or None
+        The exception, where it is known.
     """
 
-    def __init__(self, rank: int, kind: str, traceback: str):
+    def __init__(self, rank: int, kind: str, traceback: str, original: BaseException | None = None):
         self.rank = rank
         self.kind = kind
         self.traceback = traceback
+        self.original = original
         super().__init__(f"{kind} in worker {rank}:\n{traceback.rstrip()}")
 
     def __reduce__(self):
         return type(self), (self.rank, self.kind, self.traceback)
+
+    def as_original(self, place: str) -> Exception:
+        """Return the user's own exception with a note of where it was raised, or else this one."""
+        if not isinstance(self.original, Exception):
+            return self
+        self.original.add_note(f"{place}:\n{self.traceback.rstrip()}")
+        return self.original
 
 
 class WorkerLost(BigDLError, RuntimeError):
@@ -64,7 +74,7 @@ class WorkerLost(BigDLError, RuntimeError):
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, in one line that begins with its class."""
+    """Return the text of an exception in one line that begins with its class."""
     if isinstance(error, WorkerError):  # the error of the other process
         return _shortened(error.traceback.rstrip().rpartition("\n")[2])
     text = " ".join(str(error).split())
@@ -72,7 +82,7 @@ def one_line(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text that says something; its class if none does."""
+    """Return the first line of an exception's text that is not empty, or else its class."""
     lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)[:_LONGEST_LINE]
 

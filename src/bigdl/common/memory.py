@@ -1,4 +1,4 @@
-"""Memory of the running process: what it uses, what it may use, and how glibc hands it out."""
+"""Memory of the running process: how much it may use, and how glibc hands it out."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import contextlib
 import ctypes
 import gc
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from bigdl.common.cpu import cgroup_directories, read_text
-from bigdl.common.errors import UsageError
 
 __all__ = [
-    "MemoryUsage",
     "available_memory",
     "freeze_modules",
     "glibc_tunables",
-    "memory_usage",
     "tune_allocator",
     "tuned_allocator",
 ]
@@ -30,7 +27,6 @@ _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 
-_LARGEST_INT = (1 << 31) - 1  # mallopt takes a C int
 _LARGEST_THRESHOLD_OF_OLD_GLIBC = 32 << 20
 _TOP_PAD_OF_GLIBC = 128 << 10
 _MMAP_THRESHOLD = 1 << 30
@@ -38,11 +34,7 @@ _TOP_PAD = 64 << 20
 _NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with the largest multiple of a page
 
 
-def tune_allocator(
-    mmap_threshold: int = _MMAP_THRESHOLD,
-    trim_threshold: int | None = None,
-    top_pad: int = _TOP_PAD,
-) -> bool:
+def tune_allocator(trim_threshold: int | None = None) -> bool:
     """Make glibc keep freed memory in this process instead of returning it to the kernel.
 
     By default glibc maps every large buffer anew and unmaps it when it is freed. A model that
@@ -52,13 +44,8 @@ def tune_allocator(
 
     Parameters
     ----------
-    mmap_threshold : int
-        Bytes from which on a buffer is mapped on its own. Versions of glibc that refuse more than
-        32 MiB get 32 MiB.
     trim_threshold : int, optional
         Free bytes at the top of the heap from which on they are returned; never by default.
-    top_pad : int
-        Bytes by which the heap grows beyond each request.
 
     Returns
     -------
@@ -66,26 +53,18 @@ def tune_allocator(
         Whether the allocator was tuned. False, and nothing was done, where the allocator is not
         glibc's (another libc, or jemalloc, tcmalloc or mimalloc in ``LD_PRELOAD``) and where
         ``GLIBC_TUNABLES`` has set its threshold.
-
-    Raises
-    ------
-    UsageError
-        If a value is negative or does not fit a C int.
     """
-    values = {
-        "mmap_threshold": mmap_threshold,
-        "trim_threshold": _LARGEST_INT if trim_threshold is None else trim_threshold,
-        "top_pad": top_pad,
-    }
-    for name, value in values.items():
-        if not 0 <= value <= _LARGEST_INT:
-            raise UsageError(f"{name} must be between 0 and {_LARGEST_INT} bytes, not {value}")
+    # -1 becomes the largest size_t: no trimming at all, which no C int can say otherwise.
+    trim = -1 if trim_threshold is None else trim_threshold
+    return _set_thresholds(_MMAP_THRESHOLD, trim, _TOP_PAD)
+
+
+def _set_thresholds(mmap_threshold: int, trim_threshold: int, top_pad: int) -> bool:
     mallopt = _glibc_mallopt()
     if mallopt is None:
         return False
     tuned = _set_mmap_threshold(mallopt, mmap_threshold) is not None
-    # -1 becomes the largest size_t: no trimming at all, which no C int can say otherwise.
-    tuned &= mallopt(_M_TRIM_THRESHOLD, -1 if trim_threshold is None else trim_threshold)
+    tuned &= mallopt(_M_TRIM_THRESHOLD, trim_threshold)
     tuned &= mallopt(_M_TOP_PAD, top_pad)
     return bool(tuned)
 
@@ -128,12 +107,12 @@ def tuned_allocator(trim_threshold: int | None = None) -> Iterator[bool]:
 
 def _reset_allocator() -> None:
     largest = _LARGEST_THRESHOLD_OF_OLD_GLIBC
-    tune_allocator(largest, 2 * largest, _TOP_PAD_OF_GLIBC)
+    _set_thresholds(largest, 2 * largest, _TOP_PAD_OF_GLIBC)
     ctypes.CDLL(None).malloc_trim(0)
 
 
 def glibc_tunables() -> dict[str, str]:
-    """What ``GLIBC_TUNABLES`` must hold for a process to start as :func:`tune_allocator` tunes it.
+    """Return the ``GLIBC_TUNABLES`` of a process that starts as :func:`tune_allocator` tunes it.
 
     Which thresholds glibc takes only shows when it is given one, so the first of these figures
     holds in the calling process afterwards.
@@ -181,69 +160,6 @@ def freeze_modules() -> None:
         gc.freeze()
 
 
-@dataclass(frozen=True)
-class MemoryUsage:
-    """Resident memory of one process, in bytes.
-
-    Attributes
-    ----------
-    rss : int
-        All resident memory; the sum of the next three.
-    anonymous : int
-        Heap, stacks and private mappings.
-    file : int
-        Resident pages of mapped files, which the kernel can drop (libraries, Arrow spools).
-    shared : int
-        Shared memory and tmpfs.
-    proportional : int or None
-        Resident memory where a page that k processes share counts as 1/k: the figure to add up
-        over processes. Only with ``rollup=True``.
-    """
-
-    rss: int
-    anonymous: int
-    file: int
-    shared: int
-    proportional: int | None = None
-
-
-def memory_usage(pid: int | None = None, *, rollup: bool = False) -> MemoryUsage:
-    """Measure the resident memory of a process.
-
-    Parameters
-    ----------
-    pid : int, optional
-        The process, this one by default.
-    rollup : bool
-        Also read ``smaps_rollup``, for `proportional`. The kernel walks all pages of the process
-        for it, which takes milliseconds per GB.
-
-    Returns
-    -------
-    MemoryUsage
-
-    Raises
-    ------
-    UsageError
-        If there is no such process, or it belongs to another user (only with `rollup`), or the
-        system has no ``/proc``.
-    """
-    process = Path("/proc", "self" if pid is None else str(pid))
-    try:
-        status = _kilobyte_fields((process / "status").read_text())
-        sums = _kilobyte_fields((process / "smaps_rollup").read_text()) if rollup else {}
-    except OSError as error:
-        raise UsageError(f"The memory of process {process.name} cannot be read: {error}") from error
-    return MemoryUsage(
-        # A zombie has no memory and none of these fields.
-        rss=status.get("VmRSS", 0),
-        anonymous=status.get("RssAnon", 0),
-        file=status.get("RssFile", 0),
-        shared=status.get("RssShmem", 0),
-        proportional=sums.get("Pss"),
-    )
-
-
 def available_memory(root: str | Path = "/") -> int:
     """Bytes that this process can still allocate without swapping or being killed.
 
@@ -258,10 +174,11 @@ def available_memory(root: str | Path = "/") -> int:
         ``MemAvailable`` of the machine, or what is left in the control group or one of its
         ancestors if that is less. The page cache that the kernel would drop counts as available.
     """
-    machine = _kilobyte_fields(read_text(Path(root, "proc/meminfo"))).get("MemAvailable")
-    if machine is None:
-        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    rooms = [machine]
+    kilobytes = re.search(r"^MemAvailable: *(\d+) kB$", read_text(Path(root, "proc/meminfo")), re.M)
+    if kilobytes is None:
+        rooms = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    else:
+        rooms = [int(kilobytes[1]) << 10]
     for directory in cgroup_directories("memory", root):
         limit = _group_limit(directory)
         if limit is None:
@@ -295,13 +212,3 @@ def _first_number(directory: Path, *names: str) -> int | None:
     """The number in the first of the files that holds one."""
     texts = (read_text(directory / name).strip() for name in names)
     return next((int(text) for text in texts if text.isdigit()), None)
-
-
-def _kilobyte_fields(text: str) -> dict[str, int]:
-    """Fields of the form ``VmRSS:  123 kB``, in bytes."""
-    lines = (line.split() for line in text.splitlines())
-    return {
-        words[0].rstrip(":"): int(words[1]) << 10
-        for words in lines
-        if len(words) == 3 and words[2] == "kB"
-    }

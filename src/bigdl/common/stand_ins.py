@@ -20,5 +20,5 @@ class StandIn(abc.ABC):
 
 
 def actual(value: Any) -> Any:
-    """What an object stands for; all else as it is."""
+    """Return the object that a stand-in stands for, or `value` itself."""
     return value._actual() if isinstance(value, StandIn) else value

@@ -36,7 +36,7 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a channel listens and under which prefix its job's keys stand."""
+    """Host and port of a channel, and the prefix of its job's keys."""
 
     host: str
     port: int
@@ -150,7 +150,7 @@ class Line:
         self.set(key, json.dumps(value))
 
     def has(self, *keys: str) -> bool:
-        """Whether all `keys` are there."""
+        """Return True if all `keys` are there."""
         return self.store.check([self._prefix + key for key in keys])
 
     def get(self, key: str) -> bytes:
@@ -227,7 +227,7 @@ class Inbox:
         self._next = 0
 
     def take(self, *, final: bool = False) -> Iterator[tuple[dict, bytes | None]]:
-        """What has come, as far as it is complete, in order.
+        """Yield the entries that have come, as far as they are complete, in order.
 
         With `final` nobody writes any more: what a worker left half written is passed over.
         """

@@ -1,4 +1,4 @@
-"""What an Engine is, in prose.
+"""The contract of an Engine.
 
 An **Engine** runs one program on N workers of a cluster at the same time, each with its shard of
 the input.  ``fit`` and ``evaluate`` of every Estimator go through it, and ``Engine.run`` is public:
@@ -24,9 +24,17 @@ A worker never raises into the engine: it returns an *outcome*.
 
 from __future__ import annotations
 
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from bigdl.common.checks import check_integer, check_number
+from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    from bigdl.runtime.shards.feed import Feed, Ingest
 
 __all__ = ["Engine", "Job", "PeerLost"]
 
@@ -79,21 +87,100 @@ class Job(ABC):
 
 
 class Engine(ABC):
-    """Runs programs on the workers of a cluster."""
+    """Runs programs on the workers of a cluster.
 
-    @abstractmethod
+    Parameters
+    ----------
+    cluster : SparkCluster, RayCluster or LocalMachine
+    workers_per_node, channel_port, timeout, log_to_driver
+        As each engine describes them.
+    """
+
+    def __init__(
+        self,
+        cluster: Any,
+        workers_per_node: int,
+        channel_port: int,
+        timeout: float,
+        log_to_driver: bool,
+    ):
+        self.cluster = cluster
+        self.workers_per_node = check_integer("workers_per_node", workers_per_node, 1)
+        self.port = check_integer("channel_port", channel_port, 0, 65535)
+        self.timeout = check_number("timeout", timeout, above=0)
+        self.log_to_driver = log_to_driver
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of a job that does not say otherwise: nodes times workers per node."""
+        return self.cluster.nodes * self.workers_per_node
+
+    @property
+    def import_path(self) -> list[str]:
+        """Folders of the driver from which workers import, too."""
+        return [os.path.abspath(path) for path in sys.path]
+
+    @property
+    def drops_output(self) -> bool:
+        """True if what a worker prints reaches the driver by the channel only."""
+        return True
+
     def open(
         self,
         fn: Callable,
-        feed=None,
+        feed: Feed | None = None,
         num_workers: int | None = None,
         *,
         threads: int | None = None,
         keep_spools: bool = False,
     ) -> Job:
-        """Check, prepare the input, and return the job (nothing runs yet)."""
+        """Check, prepare the input, and return the job (no worker runs yet).
 
-    def run(self, fn: Callable, feed=None, num_workers: int | None = None, **options) -> list:
+        Parameters
+        ----------
+        fn, feed, num_workers
+            See :meth:`run`.
+        threads : int, optional
+            Threads of each worker, on Ray also the CPUs that it takes while it works; default its
+            share of the node's cores.
+        keep_spools : bool
+            Whether attempts will follow one that succeeded; spools stay until the job is closed.
+        """
+        if num_workers is None:
+            num_workers = self.num_workers
+        check_integer("num_workers", num_workers, 1)
+        slots = self._slots(num_workers)
+        if num_workers > slots:
+            raise UsageError(
+                f"{num_workers} workers were asked for but the cluster can run {slots} tasks at "
+                "once; ask for fewer workers (workers_per_node) or for more cores or nodes in "
+                "init_orca_context"
+            )
+        if threads is None:
+            per_node = -(-num_workers // max(self.cluster.nodes, 1))
+            threads = max(1, self.cluster.cores_per_node // per_node)
+        check_integer("threads", threads, 1)
+        return self._job(fn, feed, num_workers, threads, keep_spools)
+
+    def _slots(self, num_workers: int) -> int:
+        """Return how many workers can run at once, where `num_workers` are asked for."""
+        return self.cluster.slots()
+
+    def prepare(self, feed: Feed, num_workers: int) -> Ingest:
+        """Describe how the workers get the rows of a feed."""
+        return feed.prepare(self.cluster, num_workers)
+
+    @abstractmethod
+    def _job(self, *order: Any) -> Job:
+        """Make a job of what :meth:`open` was given."""
+
+    def run(
+        self,
+        fn: Callable,
+        feed: Feed | None = None,
+        num_workers: int | None = None,
+        **options: Any,
+    ) -> list:
         """Run ``fn(worker)`` once on every worker and return the results in rank order.
 
         Parameters

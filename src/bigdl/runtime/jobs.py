@@ -16,33 +16,31 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol
 
 from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost, require
-from bigdl.runtime.channel import Channel, Inbox, Line
-from bigdl.runtime.engine import Job
+from bigdl.runtime.channel import Address, Channel, Inbox, Line
+from bigdl.runtime.engine import Engine, Job
+from bigdl.runtime.shards.feed import Feed, Ingest
 from bigdl.runtime.task import TaskSpec
 from bigdl.runtime.worker import decode
-
-if TYPE_CHECKING:
-    from bigdl.runtime.shards.feed import Ingest
 
 __all__ = [
     "LOOK_S",
     "PROCESS_ENDED",
     "CalledJob",
-    "Cancellable",
     "ChannelJob",
     "NoRows",
     "NoWay",
+    "PreparedJob",
     "Watch",
     "WorkerCalls",
     "active_jobs",
+    "await_survivors",
     "interruptible",
     "job_number",
     "lost_workers",
     "pickled",
-    "settle",
     "user_error",
     "vanished",
     "worker_lost",
@@ -108,7 +106,7 @@ def user_error(doc: dict) -> BigDLError:
 
 
 def worker_lost(vanished: list[dict], reason: str, reason_of_several: str = "") -> WorkerLost:
-    """Who was lost, as far as it is known, and why."""
+    """Return an error that names the lost workers, as far as they are known, and the reason."""
     if not vanished:
         return WorkerLost(f"A worker was lost: {reason}")
     who = " and ".join(f"{w['rank']} (process {w['pid']} on {w['host']})" for w in vanished[:3])
@@ -122,6 +120,7 @@ def worker_lost(vanished: list[dict], reason: str, reason_of_several: str = "") 
 logger = logging.getLogger("bigdl.orca")
 
 LOOK_S = 0.05  # seconds between two looks of the driver
+_LEAVE_S = 3.0  # seconds that survivors of a failed stage get to leave
 _GRACE_S = 1.0  # seconds that workers get to end by themselves after the first error
 
 
@@ -145,15 +144,15 @@ def interruptible():
         signal.signal(signal.SIGINT, handler)
 
 
-class Cancellable(Protocol):
-    """What runs the workers of an attempt."""
+class _Cancellable(Protocol):
+    """The calls or the Spark job of an attempt."""
 
     def cancel(self) -> None:
         """End the workers that still run."""
 
 
 class Watch:
-    """What the driver sees of the workers of one attempt.
+    """The driver's view of the workers of one attempt.
 
     Attributes
     ----------
@@ -161,7 +160,7 @@ class Watch:
         What the workers reported.
     """
 
-    def __init__(self, line: Line, call: Cancellable, on_event: Callable[[str, Any], None] | None):
+    def __init__(self, line: Line, call: _Cancellable, on_event: Callable[[str, Any], None] | None):
         self._line, self._call = line, call
         self._on_event = on_event or (lambda kind, value: None)
         self.errors: list[dict] = []
@@ -205,9 +204,9 @@ class Watch:
         return min(self.errors, key=lambda doc: doc["place"], default=None)
 
 
-def settle(line: Line, world_size: int, patience: float = 3.0) -> None:
+def await_survivors(line: Line, world_size: int) -> None:
     """Wait for the survivors of a failed stage to leave, all but those that died."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + _LEAVE_S
     while (left := vanished(line, world_size)) and time.monotonic() < end:
         if len(left) == 1:
             end = min(end, time.monotonic() + 0.3)
@@ -233,25 +232,122 @@ PROCESS_ENDED = (
 """Why one worker was lost, and why several were."""
 
 
-class ChannelJob(Job):
+class PreparedJob(Job):
+    """A job whose program and input are ready for its workers.
+
+    Parameters
+    ----------
+    engine : Engine
+    fn, feed, num_workers, threads, keep_spools
+        See :meth:`~bigdl.runtime.engine.Engine.open`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        fn: Callable,
+        feed: Feed | None,
+        num_workers: int,
+        threads: int,
+        keep_spools: bool,
+    ):
+        self.num_workers = num_workers
+        self._engine: Any = engine
+        self._feed = feed
+        self._attempts = 0
+        self._spools: list[dict] | None = None  # by rank, once all are known
+        self._resources = contextlib.ExitStack()
+        self._ingest = Ingest(None, None)
+        program = pickled(fn)
+        try:
+            number = self._resources.enter_context(job_number())
+            self._resources.callback(lambda: self._ingest.close())
+            self._ingest = self._input()
+            self._spec = TaskSpec(
+                address=self._open_channel(),
+                job=number,
+                active_jobs=active_jobs(),
+                world_size=num_workers,
+                threads=threads,
+                timeout=engine.timeout,
+                drops_output=engine.drops_output,
+                log_to_driver=engine.log_to_driver,
+                import_path=tuple(engine.import_path),
+                program=program,
+                keep_spools=keep_spools,
+                reader=self._ingest.reader,
+                accept=self._ingest.accept,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_channel(self) -> Address | None:
+        """Return the address of the job's channel, if it has one."""
+        return None
+
+    def _input(self) -> Ingest:
+        """Describe how the workers get their rows."""
+        if self._feed is None:
+            return Ingest(None, None)
+        return self._engine.prepare(self._feed, self.num_workers)
+
+    def _read_again(self, prepare: Callable[[], Ingest] | None = None) -> None:
+        """Let the next attempt read the input, prepared anew by `prepare`."""
+        self._spools = None
+        if prepare is not None:
+            self._ingest.close()
+            self._ingest = prepare()
+            reader, accept = self._ingest.reader, self._ingest.accept
+            self._spec = replace(
+                self._spec, world_size=self.num_workers, reader=reader, accept=accept
+            )
+
+    def _next_spec(self) -> TaskSpec:
+        """Return what the workers are told: to read the input, or its spools if these are known."""
+        if self._spools is None:
+            return self._spec
+        return replace(self._spec, reader=None, accept=None, spools=tuple(self._spools))
+
+    def attempt(
+        self,
+        options: dict | None = None,
+        state: bytes | None = None,
+        on_event: Callable[[str, Any], None] | None = None,
+    ) -> list:
+        while True:
+            self._attempts += 1
+            results = self._attempt(options or {}, state, on_event)
+            if results is not None:
+                return results
+
+    @abstractmethod
+    def _attempt(
+        self, options: dict, state: bytes | None, on_event: Callable[[str, Any], None] | None
+    ) -> list | None:
+        """Results in rank order, or None when the input must be read again."""
+
+    def close(self) -> None:
+        self._resources.close()
+
+
+class ChannelJob(PreparedJob):
     """A job whose attempts each have a line of the channel, and whose spools outlive an attempt.
 
     An engine's job calls :meth:`_open_line` before its workers start, :meth:`_note_end` when none
     is left, then :meth:`_answers`; what it means that there are none, the engine knows.
     """
 
-    def __init__(self, num_workers: int):
-        self.num_workers = num_workers
-        self._channel: Channel | None = None
-        self._ingest: Ingest | None = None
-        self._attempts = 0
-        self._spools: list[dict] | None = None  # by rank, once all are known
+    def _open_channel(self) -> Address:
         self._lines: list[Line] = []
+        self._channel = Channel(self._engine.cluster.driver_host, self._engine.port)
+        self._resources.callback(self._channel.close)
+        self._resources.callback(self._remove_spools)
+        return self._channel.address
 
     def _open_line(self, options: dict, state: bytes | None) -> Line:
-        """The line of the next attempt, with what the workers are told."""
-        self._attempts += 1
-        line = cast("Channel", self._channel).line(self._attempts)
+        """The line of an attempt, with what the workers are told."""
+        line = self._channel.line(self._attempts)
         self._lines.append(line)
         line.set_json("options", options)
         if state is not None:
@@ -262,7 +358,7 @@ class ChannelJob(Job):
         """Take what the workers of an attempt have left."""
         watch.poll(final=True)
         line.delete_bytes("state")
-        if self._spools is None and self._ingest is not None:
+        if self._spools is None and self._feed is not None:
             made = self._spools_of(line)
             if len(made) == self.num_workers:
                 self._spools = [made[rank] for rank in range(self.num_workers)]
@@ -294,9 +390,8 @@ class ChannelJob(Job):
         """Remove what is left of them on this machine; workers on others removed theirs."""
         from bigdl.runtime.shards.shard import remove_spool
 
-        lines, self._lines = self._lines, []
         with contextlib.suppress(Exception):
-            for doc in (d for line in lines for d in self._spools_of(line).values()):
+            for doc in (d for line in self._lines for d in self._spools_of(line).values()):
                 for spool in doc.values():
                     remove_spool(spool["path"])
 
@@ -379,32 +474,15 @@ class WorkerCalls(ABC):
 class CalledJob(ChannelJob):
     """A job whose workers are processes that are called by :class:`WorkerCalls`."""
 
-    _spec: TaskSpec
-
     @abstractmethod
     def _calls(self, line: Line) -> contextlib.AbstractContextManager[WorkerCalls]:
         """The calls of an attempt; the workers are there for the time of the block."""
 
-    def attempt(
-        self,
-        options: dict | None = None,
-        state: bytes | None = None,
-        on_event: Callable[[str, Any], None] | None = None,
-    ) -> list:
-        while True:
-            results = self._attempt(options or {}, state, on_event)
-            if results is not None:
-                return results
-
-    def _attempt(self, options, state, on_event) -> list | None:
-        """Results in rank order, or None when the input must be read again."""
+    def _attempt(self, options, state, on_event):
         line = self._open_line(options, state)
         with interruptible(), self._calls(line) as calls:
-            spec = self._spec
-            if self._spools is not None:
-                spec = replace(spec, reader=None, spools=tuple(self._spools))
             watch = Watch(line, calls, on_event)
-            calls.run(spec, self._attempts, watch.poll)
+            calls.run(self._next_spec(), self._attempts, watch.poll)
         self._note_end(line, watch)
         results = self._answers(line, watch)
         if results is not None:
@@ -412,7 +490,7 @@ class CalledJob(ChannelJob):
         outcomes = {kind: detail for _, kind, detail in calls.outcomes.values()}
         if "nospool" in outcomes and not calls.lost:
             logger.info("The spooled input is gone; it is read again")
-            self._spools = None
+            self._read_again()
             return None
         raise self._failure(line, calls, outcomes)
 

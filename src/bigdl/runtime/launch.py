@@ -1,40 +1,42 @@
 """Run a function in several fresh Python processes of this machine and collect what it returns.
 
-Each worker is a new interpreter that gets the function by ``cloudpickle``. It is not a fork, which
-hangs once the parent has run an OpenMP region, nor ``multiprocessing``'s spawn, which cannot find
-what a notebook has defined. A worker never outlives its parent, however the parent ends.
-
-The life of a launch: a :class:`_Crew` starts its workers, passes on what they print while it waits
-for their outcomes, and stops all that are left when the first of them fails, when the time is up,
-or when the user interrupts. Payload and outcomes travel in unlinked files, so nothing stays behind.
+A launch starts a :class:`~bigdl.runtime.process.WorkerProcess` for each rank, passes on what they
+print while it waits for their results, and stops all that are left when the first of them fails,
+when the time is up, or when the user interrupts. Nothing stays behind.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
+import re
 import selectors
-import signal
 import subprocess
 import sys
-import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from itertools import pairwise
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from bigdl.common.cpu import THREAD_VARIABLES, cpu_quota, split_cores, topology, usable_cores
-from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost
-from bigdl.runtime._launch_output import WorkerStream
+from bigdl.common.checks import check_number, check_positive
+from bigdl.common.errors import BigDLError, UsageError, WorkerLost
+from bigdl.runtime.messages import Message, encode, encoded, opened
+from bigdl.runtime.process import CpuSlot, WorkerProcess, cpu_slots
 
 __all__ = ["LaunchTimeout", "launch"]
 
-_GRACE = 5.0  # seconds from SIGTERM to SIGKILL
-_TICK = 0.1  # seconds between two looks at workers that say nothing
-# A parent's pinning to cores that are not the worker's defeats the worker's own.
-_PINNING_VARIABLES = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+_GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL
+_TICK_S = 0.1  # seconds between two looks at workers that say nothing
+_TAIL_LINES = 20
+_LONGEST_TAIL_LINE = 2000
+_LONGEST_LINE = 1 << 20
+# A progress bar ends its lines with a carriage return. One at the end of what was read may be the
+# first half of "\r\n" and waits for more.
+_LINE_END = re.compile(rb"\r\n|\n|\r(?!\n|\Z)")
 
 
 class LaunchTimeout(BigDLError, TimeoutError):
@@ -72,6 +74,7 @@ def launch(
         less.
     env : mapping of str to str, optional
         Additions to the workers' environment; None removes a variable.
+
     timeout : float, optional
         Seconds for the whole launch, the start of the interpreters included.
     log_dir : str or Path, optional
@@ -102,155 +105,150 @@ def launch(
     """
     if not callable(fn):
         raise UsageError(f"launch runs a function, but fn is {fn!r}")
-    if not isinstance(nprocs, int) or nprocs < 1:
-        raise UsageError(f"nprocs must be an int of at least 1, but it is {nprocs!r}")
-    if timeout is not None and timeout <= 0:
-        raise UsageError(f"timeout must be a positive number of seconds, but it is {timeout!r}")
-    shares = worker_shares(nprocs, cores)
-    with _Crew(log_dir, stream_output) as crew:
-        crew.start(fn, tuple(args), shares, dict(env or {}))
-        return crew.results(timeout)
+    check_positive("nprocs", nprocs)
+    if timeout is not None:
+        check_number("timeout", timeout, above=0)
+    slots = cpu_slots(nprocs, cores)
+    make = encoded(partial(_of_rank, fn, tuple(args)), "The function or its arguments")
+    with closing(make), _Launch() as running:
+        for rank, slot in enumerate(slots):
+            running.start(rank, slot, env, log_dir, stream_output)
+        return running.results(make, timeout)
 
 
-class _Worker:
-    """The parent's view of one worker."""
+def _of_rank(fn: Callable[..., Any], args: tuple) -> Callable[[int], Any]:
+    return lambda rank: fn(rank, *args)
+
+
+class _LaunchedWorker(WorkerProcess):
+    """A worker with its output, and what became of its function.
+
+    Attributes
+    ----------
+    is_done : bool
+    returned : object
+        What the function returned, once `is_done`.
+    failure : tuple of (time, rank, error), or None
+    """
 
     def __init__(
         self,
         rank: int,
-        process: subprocess.Popen,
-        status: int,
-        outcome: BinaryIO,
-        streams: list[WorkerStream],
+        slot: CpuSlot,
+        env: Mapping[str, str | None] | None,
+        log: BinaryIO | None,
+        show: bool,
     ):
-        self.rank = rank
-        self.process = process
-        self.status = status
-        self.streams = streams
-        self.outcome: tuple[bool, Any] | None = None
-        self._outcome_file = outcome
-        self._cleared = False
+        super().__init__(rank, slot, env=env, captured=True, tied=True)
+        self.streams = [
+            OutputStream(cast("BinaryIO", pipe), name, f"[{rank}] ", log, show)
+            for name, pipe in (("stdout", self.process.stdout), ("stderr", self.process.stderr))
+        ]
+        self.is_done = False
+        self.returned: Any = None
+        self.failure: tuple[float, int, BigDLError] | None = None
 
-    def read_status(self) -> bool:
-        """Load the outcome once it is complete; False when the worker's end of the pipe closes."""
+    def read(self) -> bool:
+        """Take an answer; False when the worker has nothing more to say."""
         try:
-            said = os.read(self.status, 1)
-        except BlockingIOError:
-            return True
-        if said:
-            self._outcome_file.seek(0)
-            self.outcome = pickle.load(self._outcome_file)
-        return bool(said)
-
-    def ended(self) -> bool:
-        """Whether the process is gone, and then its own children too."""
-        if self.process.poll() is None:
+            succeeded, message = self.answer()
+        except EOFError:
             return False
-        if not self._cleared:
-            self._kill_group()
-            self._cleared = True
-        return True
+        content = opened(message)
+        if not succeeded:
+            self.failure = content.time, self.rank, content.error(self.rank)
+        elif self.pending == 0:
+            self.is_done, self.returned = True, content
+        else:
+            return True
+        self.hang_up()
+        return False
 
-    def settle(self) -> None:
-        """Wait for a process that is dying: peers notice before its last thread is gone."""
-        if not self.ended() and _is_dying(self.process.pid):
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(_GRACE)
-
-    def failure(self) -> tuple[float, int, BigDLError] | None:
-        """When, where and how the worker failed, if it did."""
-        ended = self.ended()
-        self.read_status()  # after the line above: one that has ended says nothing more
-        if self.outcome is not None:
-            succeeded, content = self.outcome
-            if succeeded:
-                return None
-            when, kind, traceback = content
-            return when, self.rank, WorkerError(self.rank, kind, traceback)
-        if not ended:
-            return None
-        self.drain()
-        # A loss goes before all errors: it is what makes its peers raise.
-        return 0.0, self.rank, WorkerLost(self._obituary())
-
-    def interrupt(self) -> None:
-        """Ask the worker to end, unless it is ending by itself."""
-        if self.outcome is None and not self.ended():
-            self.process.terminate()
-
-    def kill(self) -> None:
-        """End the worker and its own children now."""
-        if not self.ended():
-            self._kill_group()
-            self.process.kill()  # it may have left its group
-            with suppress(subprocess.TimeoutExpired):  # it may hang in the kernel, on a dead disk
-                self.process.wait(_GRACE)
-
-    def drain(self) -> None:
+    def note_loss(self) -> None:
+        """Set the failure of a worker that has ended before its function returned."""
+        if not self.has_ended():
+            return
+        while not self.is_done and not self.failure and wait([self.line], 0):
+            if not self.read():
+                break
+        if self.is_done or self.failure:
+            return
         for stream in self.streams:
             stream.drain()
-
-    def _kill_group(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    def _obituary(self) -> str:
-        cause = cause_of_end(self.process.returncode)
         tail = self.streams[1].tail()
         last = f"the last lines of its stderr:\n{tail}" if tail else "its stderr was empty"
-        return f"worker {self.rank} {cause}; {last}"
+        loss = WorkerLost(f"worker {self.rank} {self.exit_message()}; {last}")
+        # A loss goes before all errors: it is what makes its peers raise.
+        self.failure = 0.0, self.rank, loss
+
+    def await_end(self) -> None:
+        """Wait for a process that is dying: peers notice before its last thread is gone."""
+        import psutil
+
+        with suppress(psutil.NoSuchProcess, subprocess.TimeoutExpired):
+            status = None if self.has_ended() else psutil.Process(self.process.pid).status()
+            if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                self.process.wait(_GRACE_S)
+
+    def terminate(self) -> None:
+        """Ask the worker to end, unless it is ending by itself."""
+        if not self.is_done and not self.failure and not self.has_ended():
+            self.process.terminate()
 
 
-def _is_dying(pid: int) -> bool:
-    with suppress(OSError), open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] in "ZX"
-    return False
-
-
-class _Crew:
+class _Launch:
     """The workers of one launch; a context that none of them and no descriptor leaves."""
 
-    def __init__(self, log_dir: str | Path | None, stream_output: bool):
-        self._log_dir = None if log_dir is None else Path(log_dir)
-        self._stream_output = stream_output
-        self._workers: list[_Worker] = []
+    def __init__(self) -> None:
+        self._workers: list[_LaunchedWorker] = []
         self._resources = ExitStack()
-        self._selector = selectors.DefaultSelector()
-        self._resources.callback(self._selector.close)
+        self._selector = self._resources.enter_context(selectors.DefaultSelector())
 
-    def __enter__(self) -> _Crew:
+    def __enter__(self) -> _Launch:
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         with self._resources:
             self._stop()
 
-    def start(self, fn: Callable, args: tuple, shares: list, env: dict) -> None:
-        """Start one worker for each (cores, threads) in `shares`."""
-        if self._log_dir is not None:
-            self._log_dir.mkdir(parents=True, exist_ok=True)
-        environ, header = worker_environ(env)
-        payload = self._resources.enter_context(_payload(header, fn, args))
-        lifeline = self._lifeline()
-        for rank, (cores, threads) in enumerate(shares):
-            limits = {name: str(threads) for name in THREAD_VARIABLES if name not in env}
-            order = {"payload": payload.fileno(), "lifeline": lifeline, "cores": cores}
-            self._start_worker(rank, order, environ | limits)
+    def start(
+        self,
+        rank: int,
+        slot: CpuSlot,
+        env: Mapping[str, str | None] | None,
+        log_dir: str | Path | None,
+        show: bool,
+    ) -> None:
+        """Start a worker."""
+        log = None
+        if log_dir is not None:
+            path = Path(log_dir, f"worker-{rank}.log")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            log = self._resources.enter_context(path.open("wb", buffering=0))
+        worker = _LaunchedWorker(rank, slot, env, log, show)
+        self._workers.append(worker)
+        self._selector.register(worker.line, selectors.EVENT_READ, worker.read)
+        for stream in worker.streams:
+            self._resources.enter_context(stream.pipe)
+            self._selector.register(stream.pipe, selectors.EVENT_READ, stream.read)
 
-    def results(self, timeout: float | None) -> list[Any]:
-        """Wait for all workers; raise what went wrong first."""
+    def results(self, make: Message, timeout: float | None) -> list[Any]:
+        """Let all workers make and call their function; raise what went wrong first."""
         deadline = None if timeout is None else time.monotonic() + timeout
+        for worker in self._workers:
+            worker.start_call(make)
+            worker.start_call(encode(worker.rank))
         while True:
             self._pump()
             # In this order: one that ends in between is seen the next time.
-            running = [worker.rank for worker in self._workers if not worker.ended()]
+            running = [worker.rank for worker in self._workers if not worker.has_ended()]
             if self._first_failure() is not None:
                 # a worker whose loss caused the error is seen now, if it was not yet
                 for worker in self._workers:
-                    worker.settle()
-                raise cast("tuple", self._first_failure())[-1]
+                    worker.await_end()
+                raise cast("BigDLError", self._first_failure())
             if not running:
-                return [cast("tuple", worker.outcome)[1] for worker in self._workers]
+                return [worker.returned for worker in self._workers]
             if deadline is not None and time.monotonic() > deadline:
                 ranks = ", ".join(map(str, running))
                 raise LaunchTimeout(
@@ -258,151 +256,97 @@ class _Crew:
                     f"after {timeout:g} s and were stopped; raise timeout if they need longer"
                 )
 
-    def _first_failure(self) -> tuple | None:
-        failures = [worker.failure() for worker in self._workers]
-        return min((failure for failure in failures if failure), default=None)
-
-    def _start_worker(self, rank: int, order: dict, environ: dict) -> None:
-        outcome = self._resources.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        log = None
-        if self._log_dir is not None:
-            path = self._log_dir / f"worker-{rank}.log"
-            log = self._resources.enter_context(path.open("wb", buffering=0))
-        status, status_of_worker = os.pipe()
-        self._resources.callback(os.close, status)
-        os.set_blocking(status, False)
-        order = order | {
-            "rank": rank,
-            "parent": os.getpid(),
-            "outcome": outcome.fileno(),
-            "status": status_of_worker,
-        }
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "bigdl.runtime._launch_main", json.dumps(order)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                pass_fds=[order[name] for name in ("payload", "lifeline", "outcome", "status")],
-                env=environ,
-                # The terminal's Ctrl-C is for the parent, which then stops its workers in order.
-                process_group=0,
-            )
-        finally:
-            os.close(status_of_worker)
-        streams = []
-        pipes = cast("tuple[BinaryIO, BinaryIO]", (process.stdout, process.stderr))
-        for name, pipe in zip(("stdout", "stderr"), pipes, strict=True):
-            self._resources.enter_context(pipe)
-            streams.append(WorkerStream(pipe, name, f"[{rank}] ", log, self._stream_output))
-            self._selector.register(pipe, selectors.EVENT_READ, streams[-1].read)
-        worker = _Worker(rank, process, status, outcome, streams)
-        self._workers.append(worker)
-        self._selector.register(status, selectors.EVENT_READ, worker.read_status)
-
-    def _lifeline(self) -> int:
-        """The workers' end of a pipe that the kernel closes when this process is gone."""
-        ends = os.pipe()
-        for end in ends:
-            self._resources.callback(os.close, end)
-        return ends[0]
+    def _first_failure(self) -> BigDLError | None:
+        for worker in self._workers:
+            worker.note_loss()
+        failures = [worker.failure for worker in self._workers if worker.failure]
+        return min(failures, key=lambda failure: failure[:2])[2] if failures else None
 
     def _pump(self) -> None:
         """Pass on what workers print and say, for at most one tick."""
-        for key, _ in self._selector.select(_TICK):
+        for key, _ in self._selector.select(_TICK_S):
             if not key.data():
                 self._selector.unregister(key.fileobj)
 
     def _stop(self) -> None:
         try:
             for worker in self._workers:
-                worker.interrupt()
-            deadline = time.monotonic() + _GRACE
+                worker.terminate()
+            deadline = time.monotonic() + _GRACE_S
             while time.monotonic() < deadline:
-                if all(worker.ended() for worker in self._workers):
+                if all(worker.has_ended() for worker in self._workers):
                     break
                 self._pump()
         finally:  # also when the user interrupts again
             for worker in self._workers:
-                worker.kill()
+                worker.end()
         for worker in self._workers:
-            worker.drain()
+            for stream in worker.streams:
+                stream.drain()
 
 
-def worker_environ(changes: Mapping[str, str | None]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Environment in which a fresh interpreter finds what this one finds.
+class OutputStream:
+    """One output stream of one worker.
 
     Parameters
     ----------
-    changes : mapping of str to str
-        Additions to the environment of this process; None removes a variable.
-
-    Returns
-    -------
-    environ : dict
-        Without the pinning of this process.
-    header : dict
-        What :func:`bigdl.runtime._launch_main.restore` takes to undo in the worker what only its
-        start needed.
+    pipe : BinaryIO
+        The parent's end, unbuffered.
+    name : str
+        ``"stdout"`` or ``"stderr"``: the stream of the parent that gets the lines, looked up in
+        ``sys`` at each write, as notebooks and test runners replace it.
+    prefix : str
+        Put before each line in the parent's stream.
+    log : BinaryIO or None
+        Gets the bytes as they are; unbuffered.
+    show : bool
+        Whether the parent's stream gets the lines.
     """
-    environ = {name: os.environ[name] for name in os.environ if name not in _PINNING_VARIABLES}
-    environ = _updated(environ, changes)
-    header = {"argv": sys.argv, "pythonpath": environ.get("PYTHONPATH")}
-    # The worker finds this package where the caller found it, then restores the variable.
-    paths = [changes.get("PYTHONPATH"), *sys.path]
-    environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if isinstance(path, str))
-    return environ, header
 
+    def __init__(self, pipe: BinaryIO, name: str, prefix: str, log: BinaryIO | None, show: bool):
+        self.pipe = pipe
+        self._name = name
+        self._prefix = prefix
+        self._log = log
+        self._show = show
+        self._rest = b""
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        os.set_blocking(pipe.fileno(), False)
 
-def cause_of_end(code: int) -> str:
-    """What the exit code of a worker that ended too early tells, to follow "the worker"."""
-    if code >= 0:
-        return f"ended with exit code {code} before its function returned"
-    names = {number.value: number.name for number in signal.Signals}
-    cause = f"was killed by {names.get(-code, f'signal {-code}')}"
-    if -code == signal.SIGKILL:
-        cause += " (as the kernel does when memory runs out)"
-    return cause
+    def read(self) -> bool:
+        """Pass on what is there; False when the worker has closed the stream."""
+        chunk = self.pipe.read(1 << 16)  # None if there is nothing at the moment
+        self._take(chunk or b"")
+        return chunk != b""
 
+    def drain(self) -> None:
+        """Pass on all that a worker which has ended left behind."""
+        while chunk := self.pipe.read(1 << 16):
+            self._take(chunk)
+        if self._rest:
+            self._write([self._rest.rstrip(b"\r") + b"\n"])
+            self._rest = b""
 
-def worker_shares(
-    nprocs: int, cores: Sequence[Iterable[int]] | None
-) -> list[tuple[list[int], int]]:
-    """Cores and thread count of each worker."""
-    machine = topology()
-    if cores is None:
-        shares = split_cores(nprocs, machine)
-    else:
-        shares = [sorted(set(share)) for share in cores]
-    if len(shares) != nprocs:
-        raise UsageError(f"cores must name the cores of each of {nprocs} workers, not {shares}")
-    usable = usable_cores()
-    for share in shares:
-        if not share or not set(share) <= set(usable):
-            raise UsageError(f"A worker cannot run on cores {share}; choose from {usable}")
-    quota = cpu_quota()
-    most = len(usable) if quota is None else max(1, int(quota / nprocs))
-    return [(share, min(machine.physical_count(share), most)) for share in shares]
+    def tail(self) -> str:
+        """Return the last lines."""
+        return "\n".join(self._tail)
 
+    def _take(self, chunk: bytes) -> None:
+        if self._log is not None:
+            self._log.write(chunk)
+        self._rest += chunk
+        ends = [0, *(match.end() for match in _LINE_END.finditer(self._rest))]
+        lines = [self._rest[start:stop] for start, stop in pairwise(ends)]
+        self._rest = self._rest[ends[-1] :]
+        if len(self._rest) > _LONGEST_LINE:
+            lines.append(self._rest + b"\n")
+            self._rest = b""
+        self._write(lines)
 
-def _payload(header: dict, fn: Callable, args: tuple) -> BinaryIO:
-    """An unlinked file for the workers to map, which is all gone when the last of them is."""
-    import cloudpickle
-
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - it is the result
-    try:
-        pickle.dump(header, file)
-        cloudpickle.dump((fn, args), file)
-        file.flush()
-    except Exception as error:
-        file.close()
-        raise UsageError(
-            f"The function or its arguments cannot be sent to the workers: {error}"
-        ) from error
-    return file
-
-
-def _updated(environ: dict[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    merged: dict[str, str | None] = {**environ, **changes}
-    return {name: str(value) for name, value in merged.items() if value is not None}
+    def _write(self, lines: list[bytes]) -> None:
+        texts = [line.decode("utf-8", errors="replace") for line in lines]
+        self._tail.extend(text.rstrip("\r\n")[:_LONGEST_TAIL_LINE] for text in texts)
+        target = getattr(sys, self._name)
+        if self._show and texts and target is not None:
+            target.write("".join(self._prefix + text for text in texts))
+            target.flush()

@@ -1,10 +1,10 @@
 """Python objects on their way between two processes of one machine, through a Unix socket.
 
-Arrays and tensors do not go through the socket. Their bytes lie in a memory file that has no name
-(``memfd_create``), and the socket carries its descriptor: the sender copies once, the receiver
-maps the file and works on it in place. Nothing of it can stay behind in ``/dev/shm``, whose size,
-64 MB in most containers, does not matter either. Small arrays, and all where there are no memory
-files, travel in the message itself.
+Large objects do not go through the socket. Their bytes, with arrays and tensors apart, lie in a
+memory file that has no name (``memfd_create``), and the socket carries its descriptor: the sender
+copies once, the receiver maps the file and works on arrays in place. Nothing of it can stay behind
+in ``/dev/shm``, whose size, 64 MB in most containers, does not matter either. Small objects, and
+all where there are no memory files, travel in the message itself.
 
 A :class:`Message` can be passed on without being opened.
 """
@@ -24,12 +24,28 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-__all__ = ["Message", "decode", "encode", "receive", "send"]
+from bigdl.common.errors import UsageError
 
-_IN_MEMORY_FILE = 1 << 18  # bytes of arrays from which on they are worth one
-_ALIGNMENT = 64  # of an array in the blob: a cache line, and what AVX512 likes
-# kind, bytes of the pickle, number of arrays, bytes of the blob, whether it is in a memory file
-_HEADER = struct.Struct("=BQQQ?")
+__all__ = [
+    "FAILURE",
+    "RESULT",
+    "Message",
+    "decode",
+    "encode",
+    "encoded",
+    "opened",
+    "receive",
+    "send",
+]
+
+RESULT = 1
+"""Kind of an answer with what a function returned."""
+FAILURE = 2
+"""Kind of an answer with a :class:`~bigdl.runtime.failure.Failure`."""
+
+_IN_MEMORY_FILE = 1 << 18  # bytes from which on they are worth one
+_ALIGNMENT = 64  # of an array in the content: a cache line, and what AVX512 likes
+_HEADER = struct.Struct("=BQQ")  # kind, number of parts, bytes that follow in the socket
 
 
 @dataclass
@@ -38,19 +54,16 @@ class Message:
 
     Attributes
     ----------
-    pickled : bytes
-        The object without its arrays (protocol 5).
     sizes : list of int
-        Bytes of each array.
-    blob : bytearray
-        The arrays, if they are not in a memory file.
+        Bytes of the pickle (protocol 5) without the arrays, and of each array.
+    content : bytearray
+        All of these, if they are not in a memory file.
     memory : int or None
         Descriptor of the memory file, to be closed.
     """
 
-    pickled: bytes
     sizes: list[int]
-    blob: bytearray
+    content: bytearray
     memory: int | None = None
 
     def close(self) -> None:
@@ -79,29 +92,45 @@ def encode(value: Any) -> Message:
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     _pickler()(file, protocol=5, buffer_callback=buffers.append).dump(value)
-    arrays = [buffer.raw() for buffer in buffers]
-    sizes = [len(each) for each in arrays]
+    parts = [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    sizes = [len(part) for part in parts]
     places = _places(sizes)
-    memory = _memory_file(arrays, places) if places[-1] >= _IN_MEMORY_FILE else None
-    blob = bytearray(places[-1] if memory is None else 0)
+    memory = _memory_file(parts, places) if places[-1] >= _IN_MEMORY_FILE else None
+    content = bytearray(places[-1] if memory is None else 0)
     if memory is None:
-        for content, start in zip(arrays, places, strict=False):
-            blob[start : start + len(content)] = content
-    return Message(file.getvalue(), sizes, blob, memory)
+        for part, start in zip(parts, places, strict=False):
+            content[start : start + len(part)] = part
+    return Message(sizes, content, memory)
+
+
+def encoded(value: Any, what: str) -> Message:
+    """Turn an object into a message, or raise a UsageError that calls it `what`."""
+    try:
+        return encode(value)
+    except Exception as error:
+        raise UsageError(f"{what} cannot be sent to a worker: {error}") from error
 
 
 def decode(message: Message) -> Any:
     """The object in a message. Its arrays are its own to write to, and lie in the message."""
     places = _places(message.sizes)
-    content: Any = message.blob
+    content: Any = message.content
     if message.memory is not None:
         # Private: a message may be decoded by several processes.
         content = mmap.mmap(message.memory, places[-1], flags=mmap.MAP_PRIVATE)
     view = memoryview(content)
-    arrays = [
+    pickled, *arrays = [
         view[start : start + size] for size, start in zip(message.sizes, places, strict=False)
     ]
-    return pickle.loads(message.pickled, buffers=arrays)
+    return pickle.loads(pickled, buffers=arrays)
+
+
+def opened(message: Message) -> Any:
+    """The object in a message that is not needed any more."""
+    try:
+        return decode(message)
+    finally:
+        message.close()
 
 
 def send(line: socket.socket, kind: int, message: Message) -> None:
@@ -116,17 +145,12 @@ def send(line: socket.socket, kind: int, message: Message) -> None:
     message : Message
         What to send.
     """
-    in_file = message.memory is not None
-    header = _HEADER.pack(
-        kind, len(message.pickled), len(message.sizes), len(message.blob), in_file
-    )
+    header = _HEADER.pack(kind, len(message.sizes), len(message.content))
     if message.memory is not None:
         socket.send_fds(line, [header], [message.memory])
     else:
         line.sendall(header)
-    line.sendall(array.array("Q", message.sizes).tobytes() + message.pickled)
-    if message.blob:
-        line.sendall(message.blob)
+    line.sendall(array.array("Q", message.sizes).tobytes() + message.content)
 
 
 def receive(line: socket.socket) -> tuple[int, Message]:
@@ -156,15 +180,13 @@ def receive(line: socket.socket) -> tuple[int, Message]:
         raise EOFError from error
     memory = descriptors[0] if descriptors else None
     try:
-        header = start + bytes(_exactly(line, _HEADER.size - len(start)))
-        kind, pickled, count, blob, _ = _HEADER.unpack(header)
+        kind, count, size = _HEADER.unpack(start + _exactly(line, _HEADER.size - len(start)))
         sizes = array.array("Q", bytes(_exactly(line, 8 * count))).tolist()
-        message = Message(bytes(_exactly(line, pickled)), sizes, _exactly(line, blob), memory)
+        return kind, Message(sizes, _exactly(line, size), memory)
     except BaseException:
         if memory is not None:
             os.close(memory)
         raise
-    return kind, message
 
 
 def _exactly(line: socket.socket, size: int) -> bytearray:
@@ -183,13 +205,13 @@ def _exactly(line: socket.socket, size: int) -> bytearray:
 
 
 def _places(sizes: list[int]) -> list[int]:
-    """Where each array begins, and at last where the blob ends."""
+    """Return where each part begins, and at last where the content ends."""
     rounded = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
     return list(accumulate(rounded, initial=0))
 
 
-def _memory_file(arrays: list[memoryview], places: list[int]) -> int | None:
-    """A memory file with the arrays; None where there can be none."""
+def _memory_file(parts: list[memoryview], places: list[int]) -> int | None:
+    """Return a memory file with the parts; None where there can be none."""
     if not hasattr(os, "memfd_create"):
         return None
     try:
@@ -199,7 +221,7 @@ def _memory_file(arrays: list[memoryview], places: list[int]) -> int | None:
     try:
         os.truncate(memory, places[-1])
         # Written, not mapped: memory that is not there is an error here and not a bus error.
-        for content, start in zip(arrays, places, strict=False):
+        for content, start in zip(parts, places, strict=False):
             done = 0
             while done < len(content):
                 done += os.pwrite(memory, content[done:], start + done)
@@ -222,7 +244,7 @@ def _pickler() -> type:
 
 
 def _reduced_tensor(value: Any) -> Any:
-    """How to make a plain tensor on the CPU anew from its bytes, in the order of its memory."""
+    """Return what makes a plain CPU tensor anew from its bytes, in the order of its memory."""
     torch = sys.modules.get("torch")
     if torch is None or type(value) is not getattr(torch, "Tensor", None):
         return NotImplemented

@@ -1,8 +1,7 @@
 """Processes that stay: each holds a function, and items flow through them.
 
-Like :mod:`bigdl.runtime.launch` this starts fresh interpreters, pinned to their cores before they
-load anything, and none outlives its parent. Unlike there they are kept: a model is loaded once and
-called many times.
+Unlike those of :mod:`bigdl.runtime.launch` its workers are kept: a model is loaded once and called
+many times.
 
 A :class:`WorkerPool` has one or several stages, each with workers that hold the same function.
 :meth:`WorkerPool.run` feeds items to the first stage, passes each result on to the next stage
@@ -15,15 +14,8 @@ worker that is lost is replaced at the next run.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import pickle
 import selectors
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -32,40 +24,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bigdl.common.cpu import THREAD_VARIABLES
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
-from bigdl.runtime._pool_main import RESULT
-from bigdl.runtime.launch import cause_of_end, worker_environ
-from bigdl.runtime.messages import Message, decode, encode, receive, send
+from bigdl.runtime.failure import Failure
+from bigdl.runtime.messages import Message, encoded, opened
+from bigdl.runtime.process import CpuSlot, WorkerProcess
 
-__all__ = [
-    "CpuSlot",
-    "Stage",
-    "TaskError",
-    "Worker",
-    "WorkerManager",
-    "WorkerPool",
-    "encoded",
-    "opened",
-]
+__all__ = ["CpuSlot", "PoolWorker", "Stage", "TaskError", "WorkerManager", "WorkerPool"]
 
-_GRACE = 2.0  # seconds that a worker has to end by itself
-
-
-@dataclass(frozen=True)
-class CpuSlot:
-    """Where a worker runs.
-
-    Attributes
-    ----------
-    cores : tuple of int
-        Logical cores that it is pinned to.
-    threads : int
-        Threads of its OpenMP and BLAS libraries.
-    """
-
-    cores: tuple[int, ...]
-    threads: int
+_GRACE_S = 2.0  # seconds that a worker has to end by itself
 
 
 @dataclass(frozen=True)
@@ -103,7 +69,7 @@ class TaskError(WorkerError):
     kind, traceback : str
         Class name and the worker's own traceback of the exception.
     original : Exception or None
-        The exception, if it could travel.
+        The exception, if it could be pickled.
     """
 
     def __init__(
@@ -115,143 +81,78 @@ class TaskError(WorkerError):
         traceback: str,
         original: BaseException | None = None,
     ):
-        super().__init__(rank, kind, traceback)
+        super().__init__(rank, kind, traceback, original)
         self.stage = stage
         self.item = item
-        self.original = original
 
     def __reduce__(self):
         content = (self.stage, self.item, self.rank, self.kind, self.traceback)
         return type(self), content
 
 
-class Worker:
-    """The parent's view of one worker."""
+class PoolWorker(WorkerProcess):
+    """A worker of a stage, by the stage's number."""
 
-    def __init__(self, stage: int, rank: int, slot: CpuSlot, lifeline: int):
+    def __init__(self, stage: int, rank: int, slot: CpuSlot):
+        super().__init__(rank, slot)
         self.stage = stage
-        self.rank = rank
-        self.pending = 0  # messages that it has not answered
-        self._ended = False
-        self.line, theirs = socket.socketpair()
-        environ, header = worker_environ({})
-        environ |= dict.fromkeys(THREAD_VARIABLES, str(slot.threads))
-        order = {
-            "parent": os.getpid(),
-            "line": theirs.fileno(),
-            "lifeline": lifeline,
-            "cores": list(slot.cores),
-            "header": header,
-        }
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "bigdl.runtime._pool_main", json.dumps(order)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), lifeline],
-                env=environ,
-                # The terminal's Ctrl-C is for the parent.
-                process_group=0,
-            )
-
-    def ask(self, message: Message) -> None:
-        self.pending += 1
-        send(self.line, 0, message)
-
-    def hear(self) -> tuple[bool, Message]:
-        """Whether the call succeeded, and what came of it; EOFError if the worker is gone."""
-        kind, message = receive(self.line)
-        self.pending -= 1
-        return kind == RESULT, message
-
-    def hang_up(self) -> None:
-        """Let the worker end by itself."""
-        # Also where a forked process holds the socket too, which close() alone would not reach.
-        with contextlib.suppress(OSError):
-            self.line.shutdown(socket.SHUT_RDWR)
-        self.line.close()
-
-    def end(self, grace: float = 0.0) -> None:
-        """End the worker and its own children; again does nothing."""
-        self.hang_up()
-        if self._ended:
-            return  # its process id may be another's by now
-        self._ended = True
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(grace)
-        self.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in the kernel
-            self.process.wait(_GRACE)
-
-    def kill(self) -> None:
-        """Kill the worker and its own children; the line then says that it is gone."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()  # it may have left its group
 
     def loss(self, stage: str) -> WorkerLost:
-        """Why a worker that has hung up is gone; it is ended for sure."""
-        self.end(_GRACE)
-        cause = cause_of_end(self.process.returncode or 0)
+        """Return the error of a worker that has hung up; it is ended for sure."""
+        self.end(_GRACE_S)
+        cause = self.exit_message()
         return WorkerLost(f"worker {self.rank} of {stage} {cause}; the next call starts a new one")
 
 
 class WorkerManager:
-    """All workers of a pool, and what it takes to replace them."""
+    """All workers of a pool, and what it takes to replace them.
+
+    Attributes
+    ----------
+    names : list of str
+        Of the stages.
+    workers : list of list of PoolWorker
+        Of each stage.
+    """
 
     def __init__(self, stages: Sequence[Stage], error: type[TaskError]):
         self._error = error
-        self.names = [stage.name for stage in stages]
-        self._slots = [list(stage.slots) for stage in stages]
         self._owner = os.getpid()
-        self.workers: list[list[Worker]] = [[] for _ in stages]
         self._functions: list[Message] = []
+        self._slots = [list(stage.slots) for stage in stages]
+        self.names = [stage.name for stage in stages]
+        self.workers: list[list[PoolWorker]] = [[] for _ in stages]
         try:
             for stage in stages:
                 self._functions.append(encoded(stage.make, f"The function of {stage.name}"))
         except BaseException:
-            self._close_functions()
+            self.end()
             raise
-        self._lifeline = os.pipe()
 
-    def everyone(self) -> Iterator[Worker]:
-        return (worker for rank in self.workers for worker in rank)
+    def all_workers(self) -> Iterator[PoolWorker]:
+        """Yield the workers of all stages."""
+        return (worker for workers in self.workers for worker in workers)
 
     def fill(self) -> None:
         """Start the workers that are missing, and wait until they are ready."""
-        fresh = []
-        try:
-            # Their interpreters start at the same time, and load their functions so.
-            for stage, slots in enumerate(self._slots):
-                for rank in range(len(slots)):
-                    if self._is_missing(stage, rank):
-                        fresh.append(self._start(stage, rank))
-            for worker in fresh:
-                self._await(worker)
-        except BaseException:
-            for worker in fresh:
-                worker.end()
-            raise
+        self._start(
+            [
+                (stage, rank)
+                for stage, slots in enumerate(self._slots)
+                for rank in range(len(slots))
+                if rank >= len(self.workers[stage]) or self.workers[stage][rank].has_ended()
+            ]
+        )
 
-    def replace(self, worker: Worker) -> Worker:
-        """Another worker in the place of one that is gone."""
-        worker.end()
-        worker = self._start(worker.stage, worker.rank)
-        try:
-            self._await(worker)
-        except BaseException:
-            worker.end()
-            raise
-        return worker
+    def replace(self, worker: PoolWorker) -> PoolWorker:
+        """Return another worker in the place of one that is gone."""
+        return self._start([(worker.stage, worker.rank)])[0]
 
-    def task_error(self, worker: Worker, item: int | None, content: tuple) -> TaskError:
-        """The exception for what a worker said of its failure."""
-        kind, text, pickled = content
-        original = None
-        if pickled is not None:
-            with contextlib.suppress(Exception):  # its class may be found in the worker only
-                original = pickle.loads(pickled)
-        stage = self.names[worker.stage]
-        error = self._error(stage, item, worker.rank, kind, text, original)
+    def task_error(self, worker: PoolWorker, item: int | None, failure: Failure) -> TaskError:
+        """Return the exception for a failure of a worker."""
+        original = failure.original()
+        place = self.names[worker.stage], item, worker.rank
+        error = self._error(*place, failure.kind, failure.traceback, original)
         error.__cause__ = original
         return error
 
@@ -259,58 +160,41 @@ class WorkerManager:
         """End all workers."""
         if os.getpid() != self._owner:
             return  # a forked child has no say here
-        for worker in self.everyone():
+        for worker in self.all_workers():
             worker.hang_up()
-        deadline = time.monotonic() + _GRACE
-        for worker in self.everyone():
+        deadline = time.monotonic() + _GRACE_S
+        for worker in self.all_workers():
             worker.end(max(0.0, deadline - time.monotonic()))
-        for end in self._lifeline:
-            os.close(end)
-        self._close_functions()
-
-    def _close_functions(self) -> None:
         for function in self._functions:
             function.close()
 
-    def _is_missing(self, stage: int, rank: int) -> bool:
-        worker = self.workers[stage][rank] if rank < len(self.workers[stage]) else None
-        if worker is not None and worker.process.poll() is not None:
-            worker.end()
-            worker = None
-        return worker is None
-
-    def _start(self, stage: int, rank: int) -> Worker:
-        worker = Worker(stage, rank, self._slots[stage][rank], self._lifeline[0])
-        self.workers[stage][rank : rank + 1] = [worker]
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `_await` will say why
-            worker.ask(self._functions[stage])
-        return worker
-
-    def _await(self, worker: Worker) -> None:
-        stage = self.names[worker.stage]
+    def _start(self, places: Sequence[tuple[int, int]]) -> list[PoolWorker]:
+        """Start workers by (stage, rank), all at the same time, and wait until they are ready."""
+        workers: list[PoolWorker] = []
         try:
-            succeeded, message = worker.hear()
+            for stage, rank in places:
+                for former in self.workers[stage][rank : rank + 1]:
+                    former.end()
+                worker = PoolWorker(stage, rank, self._slots[stage][rank])
+                self.workers[stage][rank : rank + 1] = [worker]
+                workers.append(worker)
+                worker.start_call(self._functions[stage])
+            for worker in workers:
+                self._await(worker)
+        except BaseException:
+            for worker in workers:
+                worker.end()
+            raise
+        return workers
+
+    def _await(self, worker: PoolWorker) -> None:
+        try:
+            succeeded, message = worker.answer()
         except EOFError:
-            raise worker.loss(stage) from None
+            raise worker.loss(self.names[worker.stage]) from None
         content = opened(message)
         if not succeeded:
             raise self.task_error(worker, None, content)
-
-
-def encoded(value: Any, what: str) -> Message:
-    """A message, or an error that says what could not be sent."""
-    try:
-        return encode(value)
-    except Exception as error:
-        raise UsageError(f"{what} cannot be sent to a worker: {error}") from error
-
-
-def opened(message: Message) -> Any:
-    """The object in a message that is not needed any more."""
-    try:
-        return decode(message)
-    finally:
-        message.close()
 
 
 _AHEAD = 2  # items per worker that may wait before a stage
@@ -353,7 +237,12 @@ class WorkerPool:
     @property
     def pids(self) -> list[list[int]]:
         """Process ids of the workers of each stage."""
-        return [[worker.process.pid for worker in rank] for rank in self._manager.workers]
+        return [[worker.process.pid for worker in workers] for workers in self._manager.workers]
+
+    def kill(self) -> None:
+        """Kill all workers, from another thread; a run then ends with a WorkerLost."""
+        for worker in self._manager.all_workers():
+            worker.kill()
 
     def run(self, items: Iterable[Any]) -> list[Any]:
         """Send items through all stages.
@@ -408,11 +297,11 @@ class _Run:
         self._manager = manager
         self._waiting: list[deque[tuple[int, Message]]] = [deque() for _ in manager.workers]
         self._idle = [deque(workers) for workers in manager.workers]
-        self._busy: dict[Worker, int] = {}
+        self._busy: dict[PoolWorker, int] = {}
         self._done: dict[int, Any] = {}
         self._failures: list[tuple[int, BaseException]] = []
         self._selector = selectors.DefaultSelector()
-        for worker in manager.everyone():
+        for worker in manager.all_workers():
             self._selector.register(worker.line, selectors.EVENT_READ, worker)
 
     def results(self, items: Iterator[Any]) -> list[Any]:
@@ -465,18 +354,18 @@ class _Run:
             return True
         return len(self._waiting[stage]) < _AHEAD * len(self._manager.workers[stage])
 
-    def _give(self, worker: Worker, item: int, message: Message) -> None:
+    def _give(self, worker: PoolWorker, item: int, message: Message) -> None:
         self._busy[worker] = item
         try:
-            worker.ask(message)
+            worker.call(message)
         except (BrokenPipeError, ConnectionResetError):  # it was lost while it had nothing to do
             del self._busy[worker]
             replacement = self._replaced(worker)
             if replacement is not None:
                 self._busy[replacement] = item
-                replacement.ask(message)
+                replacement.call(message)
 
-    def _replaced(self, worker: Worker) -> Worker | None:
+    def _replaced(self, worker: PoolWorker) -> PoolWorker | None:
         self._selector.unregister(worker.line)
         try:
             worker = self._manager.replace(worker)
@@ -498,7 +387,7 @@ class _Run:
                     self._idle[worker.stage].append(replacement)
                 continue
             try:
-                succeeded, message = worker.hear()
+                succeeded, message = worker.answer()
             except EOFError:
                 del self._busy[worker]
                 self._selector.unregister(worker.line)
@@ -509,7 +398,7 @@ class _Run:
             self._idle[worker.stage].append(worker)
             self._take(worker, item, succeeded, message)
 
-    def _take(self, worker: Worker, item: int, succeeded: bool, message: Message) -> None:
+    def _take(self, worker: PoolWorker, item: int, succeeded: bool, message: Message) -> None:
         if not succeeded:
             self._fail(item, self._manager.task_error(worker, item, opened(message)))
         elif self._failures:

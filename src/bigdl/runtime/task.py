@@ -1,4 +1,4 @@
-"""How the engine runs a program in a task: from the task's input to its outcome.
+"""One task of a job, from its input to its outcome.
 
 A task never raises because of what a program did.  It returns an *outcome*: ``"ok"``; ``"error"``,
 reported on the way to the driver; ``"peer"``, when another worker went away; ``"nospool"``, when
@@ -15,19 +15,20 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
-from bigdl.runtime.channel import Address
+from bigdl.runtime.channel import Address, Line
 from bigdl.runtime.engine import PeerLost
-from bigdl.runtime.worker import ChannelUplink, Watcher, Worker, captured, encode
+from bigdl.runtime.failure import user_frames
+from bigdl.runtime.worker import ChannelUplink, Uplink, Watcher, Worker, captured, encode
 
 __all__ = [
+    "Task",
     "TaskSpec",
-    "attempt_task",
     "choose_rank",
     "describe",
     "execute",
@@ -70,7 +71,7 @@ def read_input(spec, batches, place: int, local_dir: str) -> dict:
 
 
 def is_accepted(spec, shards: dict, place: int, line) -> bool:
-    """Whether the input goes on with the sizes that its shards turned out to have."""
+    """Return True if the input accepts the sizes that its shards turned out to have."""
     line.set_json(f"rows/{place}", sum(shard.rows for shard in shards.values()))
     line.meet("rows", spec.world_size)
     return spec.accept([line.get_json(f"rows/{p}") for p in range(spec.world_size)])
@@ -92,7 +93,7 @@ def remove_spools(shards: dict) -> None:
 
 
 def choose_rank(spec, place: int, line) -> int | None:
-    """Which shard this task takes, of those whose spools its machine sees; None if it cannot be.
+    """Choose the shard of this task, of those whose spools its machine sees; None if there is none.
 
     Every task says what it sees and computes the same assignment.
     """
@@ -156,7 +157,7 @@ _CLEAN_UP_S = 1.0  # seconds that the clean-up after an error may hold up its re
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What every task of a job is told; the same for all attempts that read the input.
+    """The order to every task of a job; the same for all attempts that read the input.
 
     Attributes
     ----------
@@ -167,8 +168,8 @@ class TaskSpec:
     active_jobs : tuple of int
         Jobs whose spools are in use.
     world_size, threads, timeout : see Worker
-    is_local : bool
-        Whether the output of a task is that of the driver.
+    drops_output : bool
+        Whether what a program prints is not written to the output of its process, too.
     log_to_driver : bool
     import_path : tuple of str
         The driver's own folders of modules; used where they exist.
@@ -190,7 +191,7 @@ class TaskSpec:
     world_size: int
     threads: int
     timeout: float
-    is_local: bool
+    drops_output: bool
     log_to_driver: bool
     import_path: tuple[str, ...]
     program: bytes
@@ -232,12 +233,11 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
         if line.count(f"enter/{place}", 1) > 1:
             line.count("failed", 1)  # nobody shall wait for this task
             return place, "void", "Spark ran this task again"
-        uplink = ChannelUplink(line)
-        with captured(spec.log_to_driver, spec.is_local) as log:
-            watcher = Watcher(address.connect(attempt), place, uplink, log)
+        with captured(spec.log_to_driver, spec.drops_output) as log:
+            task = Task(spec, place, local_dir, line, address, ChannelUplink(line))
+            watcher = Watcher(address.connect(attempt), place, task.worker, log)
             watcher.start()
             try:
-                task = _Task(spec, place, local_dir, line, address, uplink, watcher)
                 return task.run(batches)
             finally:
                 watcher.stop()
@@ -262,61 +262,67 @@ def task_environment(spec):
             os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
 
 
-def attempt_task(spec: TaskSpec, place: int, local_dir: str, line, address, uplink, batches):
-    """Run the program of a task whose way to the driver is `uplink`.
+class Task:
+    """One run of a program in one worker, whose way to the driver is `uplink`."""
 
-    Returns
-    -------
-    tuple of (rank, outcome, detail)
-    """
-    return _Task(spec, place, local_dir, line, address, uplink).run(batches)
-
-
-class _Task:
-    """One run of a program in one worker."""
-
-    def __init__(self, spec, place, local_dir, line, address, uplink, watcher=None):
-        self._spec, self._place, self._local_dir = spec, place, local_dir
-        self._line, self._uplink, self._watcher = line, uplink, watcher
-        self._host = own_address(address)
-        self._worker: Worker | None = None
+    def __init__(
+        self,
+        spec: TaskSpec,
+        place: int,
+        local_dir: str,
+        line: Line,
+        address: Address,
+        uplink: Uplink,
+    ):
+        self._spec, self._place, self._line = spec, place, line
+        self.worker = Worker(
+            place,
+            spec.world_size,
+            threads=spec.threads,
+            line=line,
+            uplink=uplink,
+            host=own_address(address),
+            local_dir=local_dir,
+            timeout=spec.timeout,
+        )
         self._take_rank(place)
 
-    def _take_rank(self, rank):
-        self._rank = rank
-        if self._watcher is not None:
-            self._watcher.rank = rank
-        who = {"rank": rank, "pid": os.getpid(), "host": self._host}
+    def _take_rank(self, rank: int) -> None:
+        self.worker.rank = rank
+        who = {"rank": rank, "pid": os.getpid(), "host": self.worker.host}
         self._line.set_json(f"who/{self._place}", who)
 
-    def run(self, batches):
+    def run(self, batches: Iterator) -> tuple[int, str, str]:
+        """Return the rank, the outcome and its detail.
+
+        Parameters
+        ----------
+        batches : iterator of pyarrow.RecordBatch
+            The input.
+        """
         from bigdl.common.cpu import thread_scope
 
+        worker = self.worker
         try:
             with thread_scope(self._spec.threads):
                 outcome = self._attempt(batches)
-            return self._rank, outcome, ""
+            return worker.rank, outcome, ""
         except BaseException as error:  # whatever user code raises is an outcome
             if is_peer_failure(error):
                 self._await_cause()
-                return self._rank, "peer", str(error).split("\n")[0]
+                return worker.rank, "peer", str(error).split("\n")[0]
             self._fail(error)
             for _ in batches:  # Spark ends a task quietly only when its input was read
                 pass
-            return self._rank, "error", ""
+            return worker.rank, "error", ""
         finally:
-            self._clean_up()
-            if self._worker is not None:
-                self._worker.shards.clear()
-
-    def _clean_up(self, patience=None):
-        if self._worker is not None:
-            self._worker.clean_up(patience)
+            worker.clean_up()
+            worker.shards.clear()
 
     def _attempt(self, batches):
         import cloudpickle
 
-        spec, line = self._spec, self._line
+        spec, line, worker = self._spec, self._line, self.worker
         if spec.spools is not None:
             for _ in batches:  # of an empty frame: Spark re-uses a process that has read its input
                 pass
@@ -324,33 +330,22 @@ class _Task:
             if rank is None:
                 return "nospool"
             self._take_rank(rank)
-            shards = reopen(spec.spools[rank])
+            worker.shards = reopen(spec.spools[rank])
         else:
-            shards = read_input(spec, batches, self._place, self._local_dir)
+            shards = read_input(spec, batches, self._place, worker.local_dir)
             if spec.accept is not None and not is_accepted(spec, shards, self._place, line):
                 remove_spools(shards)
                 return "refused"
             docs = {name: shard.spool.to_json() for name, shard in shards.items()}
             line.set_json(f"spool/{self._place}", docs)
-        self._worker = Worker(
-            self._rank,
-            spec.world_size,
-            threads=spec.threads,
-            shards=shards,
-            line=line,
-            uplink=self._uplink,
-            host=self._host,
-            local_dir=self._local_dir,
-            timeout=spec.timeout,
-        )
-        result = cloudpickle.loads(spec.program)(self._worker)
-        kind, data = encode(result)
-        self._worker.clean_up()
-        self._uplink.give(self._rank, kind, data)
-        if shards and not spec.keep_spools:
+            worker.shards = shards
+        kind, data = encode(cloudpickle.loads(spec.program)(worker))
+        worker.clean_up()
+        worker.uplink.give(worker.rank, kind, data)
+        if worker.shards and not spec.keep_spools:
             # nobody can need them any more once all results are on their way
             line.meet("results", spec.world_size, longest=0.5)
-            remove_spools(shards)
+            remove_spools(worker.shards)
         return "ok"
 
     def _await_cause(self):
@@ -359,32 +354,29 @@ class _Task:
         When a process was lost, Spark is about to close our connection; it is quieter to be ended
         by the driver than by that.
         """
-        self._clean_up(_CLEAN_UP_S)
+        self.worker.clean_up(_CLEAN_UP_S)
         end = time.monotonic() + _CAUSE_S
         with contextlib.suppress(RuntimeError):  # it may be the line that went away
             while time.monotonic() < end:
                 if self._line.count("failed"):  # an error ends the job, so no attempt will follow
-                    self._drop_spools()
+                    remove_spools(self.worker.shards)
                     break
                 time.sleep(0.05)
 
     def _fail(self, error):
         """Free the peers, then report; what hangs is ended by the driver's answer."""
-        place = self._uplink.failing()
-        self._clean_up(_CLEAN_UP_S)
-        self._uplink.report({"place": place, "rank": self._rank, **describe(error)})
-        self._drop_spools()
-
-    def _drop_spools(self):
-        if self._worker is not None:
-            remove_spools(self._worker.shards)
+        worker = self.worker
+        place = worker.uplink.failing()
+        worker.clean_up(_CLEAN_UP_S)
+        worker.uplink.report({"place": place, "rank": worker.rank, **describe(error)})
+        remove_spools(worker.shards)
 
 
 _TRANSPORT = "gloo/transport/"
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether an exception says that another worker, or the line, went away.
+    """Return True if an exception says that another worker, or the line, went away.
 
     A program may use ``torch.distributed`` without our GradientSync, which says it by PeerLost.
     """
@@ -400,8 +392,7 @@ def describe(error: BaseException) -> dict:
 
     try:
         message = str(error)
-        frames = traceback.TracebackException.from_exception(error)
-        text = "".join(_without_engine(frames).format())
+        text = "".join(traceback.format_exception(type(error), error, user_frames(error)))
     except Exception as unprintable:
         message = f"<{type(error).__name__} that cannot be printed: {type(unprintable).__name__}>"
         text = "".join(traceback.format_tb(error.__traceback__)) + message
@@ -413,19 +404,10 @@ def describe(error: BaseException) -> dict:
     }
 
 
-def _without_engine(frames):
-    """Drop the engine's own frames from the top of a traceback."""
-    own = os.path.dirname(os.path.abspath(__file__))
-    while len(frames.stack) > 1 and frames.stack[0].filename.startswith(own):
-        frames.stack.pop(0)
-    return frames
-
-
 def own_address(address: Address) -> str:
     """The address that this machine uses towards another one."""
-    family, _, _, _, other = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)[
-        0
-    ]
+    addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
+    family, _, _, _, other = addresses[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(other)
         return probe.getsockname()[0]

@@ -9,17 +9,21 @@ import os
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    from bigdl.runtime.channel import Line
 
 __all__ = ["RESULT_LIMIT", "ChannelUplink", "Log", "Uplink", "Watcher", "Worker", "captured"]
 
 
+@dataclass(eq=False)
 class Worker:
-    """What a program knows of the worker that it runs in.
+    """The worker that a program runs in.
 
     Attributes
     ----------
@@ -37,25 +41,28 @@ class Worker:
         Address of this worker towards its rendezvous.
     local_dir : str
         A directory on this machine that goes with the application.
+    uplink : Uplink
+        Its way to the driver.
     timeout : float
         Seconds after which a collective that makes no progress fails.
     line : bigdl.runtime.channel.Line
-        Keys that all workers of this attempt share.
+        Keys that all workers of this attempt share; None in processes that no engine runs, which
+        are in a process group before the program begins.
     """
 
-    def __init__(
-        self, rank, world_size, *, threads, shards, line, uplink, host, local_dir, timeout
-    ):
-        self.rank = rank
-        self.world_size = world_size
-        self.threads = threads
-        self.shards = shards
-        self.options = uplink.options()
-        self.host = host
-        self.local_dir = local_dir
-        self.timeout = timeout
-        self.line = line
-        self._uplink = uplink
+    rank: int
+    world_size: int
+    _: KW_ONLY
+    threads: int = 1
+    shards: dict[str, Any] = field(default_factory=dict)
+    line: Any = None
+    uplink: Uplink = field(default_factory=lambda: Uplink(), repr=False)
+    host: str = "127.0.0.1"
+    local_dir: str = ""
+    timeout: float = 1800.0
+
+    def __post_init__(self) -> None:
+        self.options = self.uplink.options()
         self._cleanups: list[Callable[[], None]] = []
         self._cleaner: threading.Thread | None = None
 
@@ -65,16 +72,16 @@ class Worker:
         return next(iter(self.shards.values()), None)
 
     def state(self) -> bytes | None:
-        """What the driver gave as `state` of the attempt; for rank 0 only."""
-        return self._uplink.state()
+        """Return the driver's `state` of the attempt; for rank 0 only."""
+        return self.uplink.state()
 
     def progress(self, **values: Any) -> None:
         """Tell the driver how far this worker is; cheap, the heartbeat takes it along."""
-        self._uplink.progress = values
+        self.uplink.note_progress(values)
 
     def send(self, topic: str, doc: dict, data: bytes) -> None:
         """Send a message to the driver's ``on_event``; returns when it is on its way."""
-        self._uplink.send({"topic": topic, "rank": self.rank, **doc}, data)
+        self.uplink.send({"topic": topic, "rank": self.rank, **doc}, data)
 
     def at_exit(self, cleanup: Callable[[], None]) -> None:
         """Run `cleanup` when the program ends, however it ends, before anything is reported.
@@ -108,45 +115,66 @@ class Worker:
 RESULT_LIMIT = 2 << 30  # bytes of one value that may go through the driver
 
 
-class Uplink(ABC):
-    """One worker's way to the driver, for one attempt."""
+class Uplink:
+    """One worker's way to the driver, for one attempt; this one keeps what the worker says.
 
-    #: the figures that the program reported last
-    progress: dict[str, Any] | None = None
+    Attributes
+    ----------
+    progress : dict or None
+        The figures that the program reported last.
+    messages : dict of str to tuple of (dict, bytes)
+        The last message of each topic, in the order in which these came.
+    result : tuple of (kind, bytes) or None
+    error : dict or None
+        The exception that the program raised; see :func:`~bigdl.runtime.task.describe`.
+    """
 
-    @abstractmethod
+    def __init__(self, options: dict | None = None, state: bytes | None = None):
+        self._options, self._state = options or {}, state
+        self.progress: dict[str, Any] | None = None
+        self.messages: dict[str, tuple[dict, bytes]] = {}
+        self.result: tuple[str, bytes] | None = None
+        self.error: dict | None = None
+
     def options(self) -> dict:
-        """What the driver said of this attempt."""
+        """Return the driver's options of this attempt."""
+        return self._options
 
-    @abstractmethod
     def state(self) -> bytes | None:
-        """The bytes that the driver gave for rank 0."""
+        """Return the bytes that the driver has for rank 0."""
+        return self._state
 
-    @abstractmethod
+    def note_progress(self, values: dict[str, Any]) -> None:
+        """Take figures of the program."""
+        self.progress = values
+
     def send(self, doc: dict, data: bytes) -> None:
-        """A message of the program."""
+        """Take a message of the program."""
+        self.messages.pop(doc["topic"], None)
+        self.messages[doc["topic"]] = doc, data
 
-    @abstractmethod
     def give(self, rank: int, kind: str, data: bytes) -> None:
-        """The result of the program."""
+        """Take the result of the program."""
+        self.result = kind, data
 
-    @abstractmethod
     def failing(self) -> int:
         """Say that this worker fails, before anything is cleaned up; returns its place.
 
         Cleaning up breaks the peers' collectives, which may then fail in user code: the first place
         is the cause.
         """
+        return 1
 
-    @abstractmethod
     def report(self, doc: dict) -> None:
-        """The exception that a program raised."""
+        """Take the exception that a program raised."""
+        self.error = doc
 
 
 class ChannelUplink(Uplink):
     """By the channel, while the program runs."""
 
-    def __init__(self, line):
+    def __init__(self, line: Line):
+        super().__init__()
         self._line = line
 
     def options(self):
@@ -217,15 +245,14 @@ class Watcher(threading.Thread):
         A connection of its own.
     place : int
         Number of the task.
-    uplink : Uplink
-        Where the program leaves its progress.
+    worker : Worker
+        Its uplink has the progress.
     log : Log
     """
 
-    def __init__(self, line, place: int, uplink, log: Log):
+    def __init__(self, line: Line, place: int, worker: Worker, log: Log):
         super().__init__(name="bigdl-watcher", daemon=True)
-        self.rank = place  # until the worker knows better
-        self._line, self._place, self._uplink, self._log = line, place, uplink, log
+        self._line, self._place, self._worker, self._log = line, place, worker, log
         self._stopping = threading.Event()
 
     def run(self):
@@ -244,11 +271,11 @@ class Watcher(threading.Thread):
                     self._exit()
 
     def flush(self):
-        progress = self._uplink.progress
+        progress = self._worker.uplink.progress
         if progress is not None:
-            self._line.set_json(f"progress/{self.rank}", progress)
+            self._line.set_json(f"progress/{self._worker.rank}", progress)
         while lines := self._log.take():
-            self._line.push("logs", {"rank": self.rank, "lines": lines})
+            self._line.push("logs", {"rank": self._worker.rank, "lines": lines})
 
     def stop(self):
         self._stopping.set()
@@ -327,15 +354,11 @@ class Log:
 
 
 @contextlib.contextmanager
-def captured(to_driver: bool, is_local: bool):
-    """Take what is written meanwhile, for the driver or, in local mode, to be dropped.
+def captured(to_driver: bool, drop: bool) -> Iterator[Log]:
+    """Take what is written meanwhile, for the driver or, with `drop`, for nobody.
 
     The log of an executor gets it in any case; that of local mode is the driver's own output.
     """
-    out, err = sys.stdout, sys.stderr
-    log = Log(err, keep=to_driver, tee=not is_local)
-    sys.stdout = sys.stderr = log
-    try:
+    log = Log(sys.stderr, keep=to_driver, tee=not drop)
+    with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         yield log
-    finally:
-        sys.stdout, sys.stderr = out, err

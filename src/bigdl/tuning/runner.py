@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, WorkerLost, require
-from bigdl.runtime.launch import worker_shares
-from bigdl.runtime.messages import Message
-from bigdl.runtime.pool import CpuSlot, Stage, TaskError, Worker, WorkerManager, encoded, opened
+from bigdl.runtime.messages import Message, encode, opened
+from bigdl.runtime.pool import PoolWorker, Stage, TaskError, WorkerManager
+from bigdl.runtime.process import cpu_slots
 from bigdl.tuning.study import is_in_memory, propose_again, record_process
 
 if TYPE_CHECKING:
@@ -186,11 +186,11 @@ class TrialPool:
         count: int,
         cores: Sequence[Iterable[int]] | None = None,
     ):
-        seats = [CpuSlot(tuple(share), threads) for share, threads in worker_shares(count, cores)]
         make = functools.partial(_TrialProcess, study, objective)
         self._study = study
-        self._staff = WorkerManager([Stage("the search", make, seats)], TaskError)
-        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        stage = Stage("the search", make, cpu_slots(count, cores))
+        self._manager = WorkerManager([stage], TaskError)
+        self._idle: queue.SimpleQueue[PoolWorker] = queue.SimpleQueue()
         self._interrupted = threading.Event()
         self._retries: list[int] = []
         self.lost: TrialLost | None = None
@@ -198,16 +198,16 @@ class TrialPool:
 
     def __enter__(self) -> TrialPool:
         try:
-            self._staff.fill()
+            self._manager.fill()
         except BaseException:
-            self._staff.end()
+            self._manager.end()
             raise
-        for worker in self._staff.everyone():
+        for worker in self._manager.all_workers():
             self._idle.put(worker)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._staff.end()
+        self._manager.end()
 
     def __call__(self, trial: Trial) -> float | Sequence[float]:
         """Run one trial in a free process; Optuna calls this in several threads."""
@@ -215,8 +215,8 @@ class TrialPool:
         record_process(trial)
         worker = self._idle.get()
         try:
-            if worker.process.poll() is not None:
-                worker = self._staff.replace(worker)
+            if worker.has_ended():
+                worker = self._manager.replace(worker)
             succeeded, answer = _exchange(worker, trial.number)
         except (EOFError, OSError):
             self._check_not_interrupted()
@@ -244,17 +244,14 @@ class TrialPool:
     def interrupt(self) -> None:
         """End all trials under way, from another thread."""
         self._interrupted.set()
-        for worker in self._staff.everyone():
+        for worker in self._manager.all_workers():
             worker.end()
 
-    def _error(self, worker: Worker, number: int, content: Any) -> BaseException:
-        error = self._staff.task_error(worker, number, content)
-        if error.original is None:
-            return error
-        error.original.add_note(f"In the process of trial {number}:\n{error.traceback}")
-        return error.original
+    def _error(self, worker: PoolWorker, number: int, content: Any) -> Exception:
+        error = self._manager.task_error(worker, number, content)
+        return error.as_original(f"In the process of trial {number}")
 
-    def _mark_lost(self, worker: Worker, trial: Trial) -> TrialLost:
+    def _mark_lost(self, worker: PoolWorker, trial: Trial) -> TrialLost:
         if propose_again(self._study, self._frozen(trial)):
             self._retries.append(trial.number)
         cause = str(worker.loss("the search")).partition(";")[0]
@@ -268,14 +265,10 @@ class TrialPool:
             raise _SearchInterrupted("the search was interrupted")
 
 
-def _exchange(worker: Worker, number: int) -> tuple[bool, Message]:
+def _exchange(worker: PoolWorker, number: int) -> tuple[bool, Message]:
     """Let a process run a trial; an EOFError or OSError means that the process is gone."""
-    message = encoded(number, "The number of a trial")
-    try:
-        worker.ask(message)
-        return worker.hear()
-    finally:
-        message.close()
+    worker.call(encode(number))
+    return worker.answer()
 
 
 class TrialLost(WorkerLost):

@@ -13,7 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 from bigdl.common.errors import BigDLError, WorkerError
-from bigdl.runtime.jobs import LOOK_S, PROCESS_ENDED, NoWay, interruptible, user_error, worker_lost
+from bigdl.runtime.jobs import (
+    LOOK_S,
+    PROCESS_ENDED,
+    NoWay,
+    interruptible,
+    user_error,
+    worker_lost,
+)
 
 __all__ = ["JobCancelled", "SparkCall", "job_error", "reported", "unreachable"]
 

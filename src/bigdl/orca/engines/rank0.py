@@ -20,7 +20,7 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import reported
 from bigdl.runtime.channel import Address, Line, Unreachable, listen
-from bigdl.runtime.task import TaskSpec, attempt_task, describe, task_environment
+from bigdl.runtime.task import Task, TaskSpec, describe, task_environment
 from bigdl.runtime.worker import Uplink, captured, decode
 
 __all__ = ["execute", "read"]
@@ -35,39 +35,21 @@ class RowUplink(Uplink):
     """Keeps what there is to say until the task ends."""
 
     def __init__(self, spec: TaskSpec, line: Line):
-        self._spec, self._line = spec, line
-        self._messages: dict[str, tuple[dict, bytes]] = {}
-        self._result: tuple[str, bytes] | None = None
-        self.error: dict | None = None
-
-    def options(self):
-        return self._spec.options
-
-    def state(self):
-        return self._spec.state
-
-    def send(self, doc, data):
-        self._messages.pop(doc["topic"], None)  # the order is that of the last ones
-        self._messages[doc["topic"]] = doc, data
-
-    def give(self, rank, kind, data):
-        self._result = kind, data
+        super().__init__(spec.options, spec.state)
+        self._line, self._world_size = line, spec.world_size
 
     def failing(self):
         try:
             return self._line.count("failed", 1)
         except RuntimeError:  # rank 0 and its store are gone
-            return self._spec.world_size + 1
-
-    def report(self, doc):
-        self.error = doc
+            return self._world_size + 1
 
     def rows(self, rank: int, outcome: str, detail: str) -> Iterator[Row]:
         """Everything, and the outcome as the last row."""
-        for doc, data in self._messages.values():
+        for doc, data in self.messages.values():
             yield from _cut(rank, "message", json.dumps(doc), data)
-        if self._result is not None:
-            yield from _cut(rank, "result", *self._result)
+        if self.result is not None:
+            yield from _cut(rank, "result", *self.result)
         if self.error is not None:
             yield rank, "report", json.dumps(self.error), None
         yield rank, outcome, detail, None
@@ -103,21 +85,21 @@ def execute(spec: TaskSpec, context, batches, local_dir: str) -> Iterator[Row]:
     with task_environment(spec):
         line, address = _meet(spec, context, place)
         uplink = RowUplink(spec, line)
-        with captured(False, spec.is_local):
-            outcome = attempt_task(spec, place, local_dir, line, address, uplink, batches)
+        with captured(False, spec.drops_output):
+            outcome = Task(spec, place, local_dir, line, address, uplink).run(batches)
         _leave(spec, line, place, uplink.error)
         yield from uplink.rows(*outcome)
 
 
 def _meet(spec, context, place):
     """A line to the store of rank 0."""
-    store, said = None, ""
+    store, text = None, ""
     try:
         if place == 0:
             host = context.getTaskInfos()[0].address.rpartition(":")[0] or os.uname().nodename
             store, port = listen(host)
-            said = json.dumps([host, port, secrets.token_hex(16)])
-        address = Address(*json.loads(context.allGather(said)[0]))
+            text = json.dumps([host, port, secrets.token_hex(16)])
+        address = Address(*json.loads(context.allGather(text)[0]))
         if store is not None:
             return Line(store, address.prefix, 0), address
         return address.connect(0), address
@@ -151,7 +133,7 @@ def _leave(spec, line, place, error):
 
 
 def read(rows: list[Row], on_event: Callable[[str, Any], None] | None):
-    """What the rows of a stage say.
+    """Read the rows of a stage.
 
     Returns
     -------

@@ -19,27 +19,25 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.spark import user_import_path
-from bigdl.runtime.channel import Channel, Line
+from bigdl.runtime.channel import Line
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
     CalledJob,
     NoWay,
     WorkerCalls,
-    active_jobs,
     interruptible,
-    job_number,
     lost_workers,
-    pickled,
     worker_lost,
 )
-from bigdl.runtime.task import TaskSpec
+
+if TYPE_CHECKING:
+    from bigdl.runtime.shards.feed import Feed, Ingest
 
 __all__ = ["NoRoom", "RayEngine", "RayJob", "RayPool", "RayWorker"]
 
@@ -259,46 +257,6 @@ def _release(group):
 class RayJob(CalledJob):
     """One program on actors; made by :meth:`RayEngine.open`."""
 
-    def __init__(
-        self, engine: RayEngine, fn, feed, num_workers: int, threads: int, keep_spools: bool
-    ):
-        super().__init__(num_workers)
-        program = pickled(fn)
-        self._engine = engine
-        self._feed = feed
-        self._resources = contextlib.ExitStack()
-        try:
-            number = self._resources.enter_context(job_number())
-            self._prepare()
-            self._channel = Channel(engine.cluster.driver_host, engine.port)
-            self._resources.callback(self._channel.close)
-        except BaseException:
-            self.close()
-            raise
-        self._spec = TaskSpec(
-            address=self._channel.address,
-            job=number,
-            active_jobs=active_jobs(),
-            world_size=num_workers,
-            threads=threads,
-            timeout=engine.timeout,
-            is_local=True,  # what a program prints comes by the channel, not by Ray's logs too
-            log_to_driver=engine.log_to_driver,
-            import_path=tuple(user_import_path()),
-            program=program,
-            keep_spools=keep_spools,
-            reader=self._ingest.reader if self._ingest else None,
-        )
-
-    def _prepare(self):
-        if self._feed is None:
-            return
-        from bigdl.orca.data.feeds.on_ray import prepare_on_ray
-
-        with interruptible():
-            self._ingest = prepare_on_ray(self._feed, self._engine.cluster, self.num_workers)
-        self._resources.callback(self._ingest.close)
-
     def _attempt(self, options, state, on_event):
         try:
             return super()._attempt(options, state, on_event)
@@ -306,7 +264,7 @@ class RayJob(CalledJob):
             self._shrink(error.room)
             return None
 
-    def _shrink(self, room: int):
+    def _shrink(self, room: int) -> None:
         """Go on with as many workers as there is room for, if that is enough."""
         least = self._engine.min_workers
         if least is None or room < least:
@@ -315,17 +273,13 @@ class RayJob(CalledJob):
                 f"cluster can only run {room} tasks at once since nodes were lost"
             ) from None
         logger.warning("Nodes were lost: %d of %d workers go on", room, self.num_workers)
-        self.num_workers, self._spools = room, None
-        self._prepare()
-        reader = self._ingest.reader if self._ingest else None
-        self._spec = replace(self._spec, world_size=room, reader=reader)
+        self.num_workers = room
+        self._read_again(self._input)
 
     def close(self) -> None:
-        self._remove_spools()
+        super().close()
         # the input in Ray's object store is freed with the last reference
-        self._spec = cast("TaskSpec", None)
-        self._ingest = None
-        self._resources.close()
+        self._spec = self._ingest = cast("Any", None)
 
     @contextlib.contextmanager
     def _calls(self, line):
@@ -416,59 +370,32 @@ class RayEngine(Engine):
         patience: float = 120.0,
         log_to_driver: bool = True,
     ):
-        check_integer("workers_per_node", workers_per_node, 1)
-        check_integer("channel_port", channel_port, 0, 65535)
+        cluster = cluster or RayCluster.from_active()
+        super().__init__(cluster, workers_per_node, channel_port, timeout, log_to_driver)
         if min_workers is not None:
             check_integer("min_workers", min_workers, 1)
-        check_number("timeout", timeout, above=0)
-        check_number("patience", patience, above=0)
-        self.cluster = cluster or RayCluster.from_active()
-        self.workers_per_node = workers_per_node
         self.min_workers = min_workers
-        self.port = channel_port
-        self.timeout = timeout
-        self.patience = patience
-        self.log_to_driver = log_to_driver
+        self.patience = check_number("patience", patience, above=0)
 
     @property
-    def num_workers(self) -> int:
-        """Workers of a job that does not say otherwise: nodes times workers per node."""
-        return self.cluster.nodes * self.workers_per_node
+    def import_path(self) -> list[str]:
+        """Folders of the user's own modules."""
+        return user_import_path()
 
     @property
     def pool(self) -> RayPool:
         """The actors of this driver."""
         return RayPool.of(self.cluster)
 
-    def open(  # type: ignore[override]  # each engine has options of its own
-        self, fn, feed=None, num_workers=None, *, threads=None, keep_spools=False
-    ) -> RayJob:
-        """Check, prepare the input, and return the job (no worker runs yet).
+    def prepare(self, feed: Feed, num_workers: int) -> Ingest:
+        """Describe how the workers get the rows of a feed."""
+        from bigdl.orca.data.feeds.on_ray import prepare_on_ray
 
-        Parameters
-        ----------
-        fn, feed, num_workers
-            See :meth:`run`.
-        threads : int, optional
-            Threads of each worker, and CPUs of Ray's that it takes while it works; default its
-            share of the node's cores.
-        keep_spools : bool
-            Whether attempts will follow one that succeeded; spools stay until the job is closed.
-        """
-        num_workers = self.num_workers if num_workers is None else num_workers
-        check_integer("num_workers", num_workers, 1)
-        slots = self.cluster.slots()
-        if num_workers > slots:
-            raise UsageError(
-                f"{num_workers} workers were asked for but the cluster can run {slots} tasks at "
-                "once; ask for fewer workers (workers_per_node) or for more cores or nodes in "
-                "init_orca_context"
-            )
-        if threads is None:
-            per_node = -(-num_workers // max(self.cluster.nodes, 1))
-            threads = max(1, self.cluster.cores_per_node // per_node)
-        check_integer("threads", threads, 1)
-        return RayJob(self, fn, feed, num_workers, threads, keep_spools)
+        with interruptible():
+            return prepare_on_ray(feed, self.cluster, num_workers)
+
+    def _job(self, *order: Any) -> RayJob:
+        return RayJob(self, *order)
 
     def shutdown(self) -> None:
         """End the workers that wait for programs; another program starts new ones."""

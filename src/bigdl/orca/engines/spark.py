@@ -13,30 +13,31 @@ import logging
 import os
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from bigdl.common.checks import check_choice, check_integer, check_number
+from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import SparkCluster, user_import_path
 from bigdl.orca.cluster.spark_calls import SparkCall, job_error, unreachable
 from bigdl.orca.engines import rank0
-from bigdl.runtime.channel import Channel, Unreachable
+from bigdl.runtime.channel import Unreachable
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
     ChannelJob,
     NoRows,
     NoWay,
     Watch,
-    active_jobs,
-    job_number,
-    pickled,
-    settle,
+    await_survivors,
     user_error,
     vanished,
     worker_lost,
 )
 from bigdl.runtime.task import TaskSpec
+
+if TYPE_CHECKING:
+    from bigdl.runtime.shards.feed import Feed, Ingest
 
 __all__ = ["NoRows", "SparkEngine", "SparkJob"]
 
@@ -89,20 +90,23 @@ class SparkEngine(Engine):
         log_to_driver: bool = True,
         rendezvous: str = "auto",
     ):
-        check_integer("workers_per_node", workers_per_node, 1)
-        check_integer("channel_port", channel_port, 0, 65535)
-        check_number("timeout", timeout, above=0)
-        check_choice("rendezvous", rendezvous, _RENDEZVOUS)
-        self.cluster = cluster or SparkCluster.from_active()
-        self.workers_per_node = workers_per_node
-        self._port = channel_port
-        self._timeout = timeout
-        self._log_to_driver = log_to_driver
-        self._rendezvous = rendezvous
+        self._rendezvous = check_choice("rendezvous", rendezvous, _RENDEZVOUS)
+        cluster = cluster or SparkCluster.from_active()
+        super().__init__(cluster, workers_per_node, channel_port, timeout, log_to_driver)
+
+    @property
+    def import_path(self) -> list[str]:
+        """Folders of the user's own modules."""
+        return user_import_path()
+
+    @property
+    def drops_output(self) -> bool:
+        """True in local mode, where the output of a task is that of the driver."""
+        return self.cluster.is_local
 
     @property
     def is_driver_reachable(self) -> bool:
-        """Whether workers meet at the driver, as far as it is known."""
+        """True if workers meet at the driver, as far as it is known."""
         if self._rendezvous == "auto":
             return self.cluster.sc.applicationId not in _unreachable
         return self._rendezvous == "driver"
@@ -115,40 +119,12 @@ class SparkEngine(Engine):
         _unreachable.add(self.cluster.sc.applicationId)
         return True
 
-    @property
-    def num_workers(self) -> int:
-        """Workers of a job that does not say otherwise: nodes times workers per node."""
-        return self.cluster.nodes * self.workers_per_node
-
-    def open(  # type: ignore[override]  # each engine has options of its own
-        self, fn, feed=None, num_workers=None, *, threads=None, keep_spools=False
-    ) -> SparkJob:
-        """Check, prepare the input, and return the job (no worker runs yet).
-
-        Parameters
-        ----------
-        fn, feed, num_workers
-            See :meth:`run`.
-        threads : int, optional
-            Threads of each worker; default its share of the node's cores.
-        keep_spools : bool
-            Whether attempts will follow one that succeeded; spools stay until the job is closed.
-        """
-        num_workers = self.num_workers if num_workers is None else num_workers
-        check_integer("num_workers", num_workers, 1)
+    def _slots(self, num_workers: int) -> int:
         if self.cluster.dynamic_allocation:
             raise UsageError(
                 "Distributed training needs all its workers at once, which Spark refuses with "
                 "dynamic allocation; set spark.dynamicAllocation.enabled=false"
             )
-        self._check_slots(num_workers)
-        if threads is None:
-            per_node = -(-num_workers // max(self.cluster.nodes, 1))
-            threads = max(1, self.cluster.cores_per_node // per_node)
-        check_integer("threads", threads, 1)
-        return SparkJob(self, fn, feed, num_workers, threads, keep_spools)
-
-    def _check_slots(self, num_workers):
         cluster = self.cluster
         slots = cluster.slots()
         if num_workers > slots and not cluster.is_local:
@@ -157,12 +133,14 @@ class SparkEngine(Engine):
                 # asked for, but not all executors have registered yet
                 call = SparkCall(cluster.sc, lambda: self.await_slots(num_workers, call))
                 slots = call.wait()
-        if num_workers > slots:
-            raise UsageError(
-                f"{num_workers} workers were asked for but the cluster can run {slots} tasks at "
-                "once; ask for fewer workers (workers_per_node) or for more cores or nodes in "
-                "init_orca_context"
-            )
+        return slots
+
+    def prepare(self, feed: Feed, num_workers: int) -> Ingest:
+        """Describe how the workers get the rows of a feed."""
+        return SparkCall(self.cluster.sc, lambda: feed.prepare(self.cluster, num_workers)).wait()
+
+    def _job(self, *order: Any) -> SparkJob:
+        return SparkJob(self, *order)
 
     def await_slots(self, num_workers: int, call: SparkCall) -> int:
         """Wait until so many tasks can run at once, but not for ever; returns how many can.
@@ -179,70 +157,26 @@ class SparkEngine(Engine):
 class SparkJob(ChannelJob):
     """One program on the tasks of barrier stages; made by :meth:`SparkEngine.open`."""
 
-    def __init__(
-        self, engine: SparkEngine, fn, feed, num_workers: int, threads: int, keep_spools: bool
-    ):
-        super().__init__(num_workers)
-        program = pickled(fn)
-        self._engine = engine
+    def __init__(self, engine: SparkEngine, *order: Any):
         self._sc, self._spark = engine.cluster.sc, engine.cluster.spark
         self._rdd = None
-        self._closed = False
-        self._numbered = contextlib.ExitStack()
-        number = self._numbered.enter_context(job_number())
-        try:
-            if feed is not None:
-                prepare = SparkCall(self._sc, lambda: feed.prepare(engine.cluster, num_workers))
-                self._ingest = prepare.wait()
-            self._channel = Channel(engine.cluster.driver_host, engine._port)
-            ship_modules(self._sc)
-        except BaseException:
-            self.close()
-            raise
-        self._spec = TaskSpec(
-            address=self._channel.address,
-            job=number,
-            active_jobs=active_jobs(),
-            world_size=num_workers,
-            threads=threads,
-            timeout=engine._timeout,
-            is_local=engine.cluster.is_local,
-            log_to_driver=engine._log_to_driver,
-            import_path=tuple(user_import_path()),
-            program=program,
-            keep_spools=keep_spools,
-            reader=self._ingest.reader if self._ingest else None,
-            accept=self._ingest.accept if self._ingest else None,
-        )
+        super().__init__(engine, *order)
 
-    def attempt(self, options=None, state=None, on_event=None) -> list:
-        while True:
-            try:
-                at_driver = self._engine.is_driver_reachable
-                attempt = self._attempt if at_driver else self._attempt_at_rank_0
-                results = attempt(options or {}, state, on_event)
-            except NoWay as error:
-                if not self._engine.give_up_driver(error):
-                    raise
-            else:
-                if results is not None:
-                    return results
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._numbered.close()
-        if self._ingest:
-            self._remove_spools()
-            self._ingest.close()
-        if self._channel:
-            self._channel.close()
-
-    # -- one attempt ---------------------------------------------------------------------------
+    def _open_channel(self):
+        ship_modules(self._sc)
+        return super()._open_channel()
 
     def _attempt(self, options, state, on_event):
-        """Results in rank order, or None when the input must be read again."""
+        at_driver = self._engine.is_driver_reachable
+        try:
+            attempt = self._attempt_at_driver if at_driver else self._attempt_at_rank_0
+            return attempt(options, state, on_event)
+        except NoWay as error:
+            if not self._engine.give_up_driver(error):
+                raise
+            return None
+
+    def _attempt_at_driver(self, options, state, on_event):
         line = self._open_line(options, state)
         call = SparkCall(self._sc, lambda: self._collect(call, self._stage, line))
         watch = Watch(line, call, on_event)
@@ -296,15 +230,14 @@ class SparkJob(ChannelJob):
                 with contextlib.suppress(Exception):
                     if line is not None:
                         line.set("abort", "another worker failed")
-                        settle(line, self.num_workers)
+                        await_survivors(line, self.num_workers)
                     time.sleep(_QUIET_S)
                 raise
 
     def _stage(self):
         """The stage of an attempt: with the input, or without where its spools are known."""
         if self._spools is not None:
-            spec = replace(self._spec, reader=None, accept=None, spools=tuple(self._spools))
-            return self._empty().mapInArrow(_task(spec), _ROWS, barrier=True)
+            return self._empty().mapInArrow(_task(self._next_spec()), _ROWS, barrier=True)
         if self._rdd is None:
             # The same object in each attempt, so that Spark finds its shuffle files again. Not the
             # frame: adaptive execution remembers that its result failed and would not run it again.
@@ -313,33 +246,25 @@ class SparkJob(ChannelJob):
 
     def _planned(self, spec):
         """The stage over the input, planned under the settings that the input asks for."""
-        frame = self._ingest.frame if self._ingest else None
+        frame = self._ingest.frame
         source = self._empty() if frame is None else frame
         stage = source.mapInArrow(_task(spec), _ROWS, barrier=True)
-        with sql_settings(self._spark, self._ingest.settings if self._ingest else {}):
+        with sql_settings(self._spark, self._ingest.settings):
             return stage.rdd  # plans it
 
     def _empty(self):
         return self._spark.range(0, self.num_workers, 1, self.num_workers)
 
-    def _read_otherwise(self):
-        """Prepare the input in the other way, after the workers refused its shards."""
-        self._ingest.close()
-        self._ingest = SparkCall(self._sc, self._ingest.otherwise).wait()
-        self._spec = replace(self._spec, reader=self._ingest.reader, accept=self._ingest.accept)
-        self._rdd = self._spools = None
-
     def _without_results(self, rows, outcomes, details, gone):
-        """What a stage that ended by itself, but not with a result of every rank, calls for."""
-        if not rows and self._ingest is not None:
+        """Act on a stage that ended by itself, but not with a result of every rank."""
+        if not rows and self._feed is not None:
             raise NoRows("The input has no rows")
         if "nospool" in outcomes:
             logger.info("The spooled input is gone; it is read again")
-            self._spools = None
-            return None
+            return self._read_again()
         if "refused" in outcomes:
-            self._read_otherwise()
-            return None
+            self._rdd = None
+            return self._read_again(lambda: SparkCall(self._sc, self._ingest.otherwise).wait())
         raise worker_lost(gone, *(details[:1] or ("it left no result", "they left no result")))
 
 

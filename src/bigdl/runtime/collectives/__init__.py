@@ -1,1 +1,1 @@
-"""How the gradients of the workers meet."""
+"""Collectives among the workers of a job."""

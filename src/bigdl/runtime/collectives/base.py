@@ -1,4 +1,4 @@
-"""How the workers' gradients meet.
+"""Collectives among workers, above all the sum of their gradients.
 
 A **GradientSync** belongs to one program in one worker.  The Loop calls :meth:`~GradientSync.start`
 once, :meth:`~GradientSync.broadcast` for the initial state, :meth:`~GradientSync.reduce` in every
@@ -106,7 +106,7 @@ class CollectiveSync(GradientSync):
         self._worker = worker
         self.rank = worker.rank
         self.world_size = worker.world_size
-        self._groups = GradientGroups([], [])
+        self._groups: GradientGroups | None = None
 
     # -- what a library brings ------------------------------------------------------------------
 
@@ -153,10 +153,10 @@ class CollectiveSync(GradientSync):
     def all_gather(self, values):
         import torch
 
-        own = torch.tensor(values, dtype=torch.float64)
+        tensor = torch.tensor(values, dtype=torch.float64)
         if self.world_size == 1:
-            return [own.tolist()]
-        return [each.tolist() for each in self._all_gather(own)]
+            return [tensor.tolist()]
+        return [each.tolist() for each in self._all_gather(tensor)]
 
     def gather(self, data):
         if self.world_size == 1:
@@ -171,7 +171,7 @@ class CollectiveSync(GradientSync):
     def reduce(self, parameters, weight, may_be_sparse=()):
         if self.world_size == 1:
             return
-        if not self._groups.are_of(parameters):
+        if self._groups is None or not self._groups.are_of(parameters):
             self._groups = GradientGroups(parameters, may_be_sparse, self._start_sum)
         for buckets in self._groups.dense:
             buckets.reduce(weight)
@@ -185,16 +185,16 @@ class CollectiveSync(GradientSync):
 
     def _reduce_sparse(self, parameters, weight):
         """The ranks first tell each other what they have, so that they agree on the layout."""
-        own = [layout(p.grad) if weight else NONE for p in parameters]
-        for parameter, kinds in zip(
-            parameters, zip(*self.all_gather(own), strict=True), strict=True
+        layouts = [layout(p.grad) if weight else NONE for p in parameters]
+        for parameter, of_ranks in zip(
+            parameters, zip(*self.all_gather(layouts), strict=True), strict=True
         ):
-            kind = int(max(kinds))
-            if kind == NONE:
+            common = int(max(of_ranks))
+            if common == NONE:
                 parameter.grad = None
                 continue
-            gradient = weighted(parameter, weight, dense=kind == DENSE)
-            if kind == DENSE:
+            gradient = weighted(parameter, weight, dense=common == DENSE)
+            if common == DENSE:
                 self._all_reduce(gradient, "sum")
                 parameter.grad = gradient
             else:

@@ -10,7 +10,6 @@ instead.)  How a bucket is summed over the ranks is somebody else's: see
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 from bigdl.common.errors import UsageError
 
@@ -38,7 +37,7 @@ class GradientGroups:
     sparse : list of torch.nn.Parameter
     """
 
-    def __init__(self, parameters, may_be_sparse, start_sum: Callable | None = None):
+    def __init__(self, parameters, may_be_sparse, start_sum: Callable):
         sparse = {id(p) for p in may_be_sparse}
         self._ids = tuple(map(id, parameters))
         self.sparse = [p for p in parameters if id(p) in sparse]
@@ -46,11 +45,10 @@ class GradientGroups:
         for parameter in parameters:
             if id(parameter) not in sparse:
                 kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-        start = cast("Callable", start_sum)  # None only without parameters
-        self.dense = [FlatBuckets(members, start) for members in kinds.values()]
+        self.dense = [FlatBuckets(members, start_sum) for members in kinds.values()]
 
     def are_of(self, parameters) -> bool:
-        """Whether it was made of these very parameters; an optimizer may be given more later."""
+        """Return True if it was made of these very parameters; an optimizer may get more later."""
         return tuple(map(id, parameters)) == self._ids
 
 
@@ -180,7 +178,7 @@ def _check_dense(gradient, parameter):
 
 
 def layout(gradient) -> int:
-    """What a rank has as gradient of a parameter."""
+    """Return the layout of a gradient on one rank."""
     if gradient is None:
         return NONE
     return SPARSE if gradient.is_sparse else DENSE

@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from socketserver import TCPServer
+from typing import NamedTuple
 
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.runtime.collectives.base import CollectiveSync, bytes_tensor, interface_of
-from bigdl.runtime.collectives.flat import GradientGroups
 from bigdl.runtime.engine import PeerLost
 
 __all__ = ["HorovodSync", "Slot", "require_horovod", "slots_of"]
@@ -107,7 +106,7 @@ class HorovodSync(CollectiveSync):
         return EnvContext(values)
 
     def stop(self) -> None:
-        self._groups = GradientGroups([], [])
+        self._groups = None
         hvd, self._hvd = self._hvd, None
         if hvd is not None:
             hvd.shutdown()
@@ -202,8 +201,7 @@ def _peers():
 # -- who is where -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """The place of a worker in Horovod's view of the job.
 
     Attributes
@@ -226,22 +224,25 @@ class Slot:
     cross_size: int
 
     def variables(self) -> dict[str, str]:
-        """The environment variables that tell Horovod."""
-        names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-        numbers = {f"HOROVOD_{name.upper()}": str(getattr(self, name)) for name in names}
-        return {"HOROVOD_HOSTNAME": self.hostname, **numbers}
+        """Return the environment variables that tell Horovod."""
+        return {f"HOROVOD_{name.upper()}": str(value) for name, value in self._asdict().items()}
 
 
 def slots_of(hosts: Sequence[str]) -> list[Slot]:
     """The slots of workers, of which the one of rank r is on ``hosts[r]``."""
     local_ranks = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
-    slots = []
-    for rank, (host, local_rank) in enumerate(zip(hosts, local_ranks, strict=True)):
-        alike = [r for r, other in enumerate(local_ranks) if other == local_rank]
-        local_size = hosts.count(host)
-        numbers = local_rank, local_size, alike.index(rank), len(alike)
-        slots.append(Slot(host, rank, len(hosts), *numbers))
-    return slots
+    return [
+        Slot(
+            host,
+            rank,
+            len(hosts),
+            local_rank,
+            hosts.count(host),
+            local_ranks[:rank].count(local_rank),
+            local_ranks.count(local_rank),
+        )
+        for rank, (host, local_rank) in enumerate(zip(hosts, local_ranks, strict=True))
+    ]
 
 
 @contextlib.contextmanager

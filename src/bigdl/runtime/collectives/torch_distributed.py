@@ -8,7 +8,6 @@ from datetime import timedelta
 
 from bigdl.common.environment import EnvContext
 from bigdl.runtime.collectives.base import CollectiveSync, bytes_tensor, interface_of
-from bigdl.runtime.collectives.flat import GradientGroups
 from bigdl.runtime.engine import PeerLost
 
 __all__ = ["TorchDistributedSync"]
@@ -51,6 +50,9 @@ class TorchDistributedSync(CollectiveSync):
             return
         import torch.distributed as dist
 
+        if self._worker.line is None:  # they are in a process group already
+            self._started = True
+            return
         if dist.is_initialized():  # left by a task that was killed inside a reused process
             dist.destroy_process_group()
         self._worker.line.meet("group", self.world_size)
@@ -69,7 +71,7 @@ class TorchDistributedSync(CollectiveSync):
         self._worker.at_exit(self.stop)
 
     def stop(self) -> None:
-        self._groups, self._gpus = GradientGroups([], []), None
+        self._groups = self._gpus = None
         if self._started:
             self._started = False
             import torch.distributed as dist

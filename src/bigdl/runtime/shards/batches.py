@@ -1,4 +1,4 @@
-"""Which rows of which shard form which batch.
+"""Cuts of shards into batches: the rows of each shard that form each batch.
 
 The rows of all shards are interleaved in proportion to the shards' sizes and cut into batches of
 exactly `batch_size` rows.  So the number of steps is that of a single process,

@@ -25,6 +25,7 @@ the user knows what they mean.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -49,20 +50,19 @@ _FLOATS = {"float32": "float", "float64": "double"}
 
 def float_dtype(config: dict | None) -> str:
     """Name of the floating dtype that ``config["dtype"]`` asks for (default ``"float32"``)."""
-    given = (config or {}).get("dtype")
-    if given is None:
+    dtype = (config or {}).get("dtype")
+    if dtype is None:
         return "float32"
-    name = str(given).removeprefix("torch.")
-    if isinstance(given, type | np.dtype):
-        name = np.dtype(given).name
+    is_numpy = isinstance(dtype, type | np.dtype)
+    name = np.dtype(dtype).name if is_numpy else str(dtype).removeprefix("torch.")
     if name not in _FLOATS:
-        raise UsageError(f'config["dtype"] must be "float32" or "float64", got {given!r}')
+        raise UsageError(f'config["dtype"] must be "float32" or "float64", got {dtype!r}')
     return name
 
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """How one column of a DataFrame reaches the model.
+    """The conversion of one column of a DataFrame.
 
     Attributes
     ----------
@@ -117,35 +117,29 @@ def column_spec(name: str, spark_type, floats: str, *, texts: bool = False) -> C
     """The conversion of one column, with `texts` also of such, or a UsageError that names it."""
     from pyspark.sql import types as T
 
-    def inner(t, depth):
-        while isinstance(t, T.ArrayType):
-            t, depth = t.elementType, depth + 1
-        if isinstance(t, T.BooleanType):
-            return "bool", "boolean", depth
-        if isinstance(t, (T.ByteType, T.ShortType, T.IntegerType)):
-            return "int32", "int", depth
-        if isinstance(t, T.LongType):
-            return "int64", "bigint", depth
-        if isinstance(t, (T.FloatType, T.DoubleType, T.DecimalType)):
-            return floats, _FLOATS[floats], depth
-        if texts and isinstance(t, T.StringType):
-            return TEXT, "string", depth
-        return None
-
     if type(spark_type).__name__ == "VectorUDT":
         return ColumnSpec(name, "plain", floats, 1, "vector")
-    if isinstance(spark_type, T.MapType):
-        found = inner(spark_type.valueType, 0)
-        if found and isinstance(spark_type.keyType, (T.StringType, T.IntegerType, T.LongType)):
-            dtype, base, depth = found
-            value = "array<" * depth + base + ">" * depth
+    conversions: list[tuple[Any, str, str]] = [
+        (T.BooleanType, "bool", "boolean"),
+        ((T.ByteType, T.ShortType, T.IntegerType), "int32", "int"),
+        (T.LongType, "int64", "bigint"),
+        ((T.FloatType, T.DoubleType, T.DecimalType), floats, _FLOATS[floats]),
+        (T.StringType if texts else (), TEXT, "string"),
+    ]
+    is_map = isinstance(spark_type, T.MapType)
+    inner, depth = spark_type.valueType if is_map else spark_type, 0
+    while isinstance(inner, T.ArrayType):
+        inner, depth = inner.elementType, depth + 1
+    has_key = not is_map or isinstance(
+        spark_type.keyType, (T.StringType, T.IntegerType, T.LongType)
+    )
+    for spark_types, dtype, base in conversions:
+        if has_key and isinstance(inner, spark_types):
+            cast = "array<" * depth + base + ">" * depth
+            if not is_map:
+                return ColumnSpec(name, "plain", dtype, depth, cast)
             key = spark_type.keyType.simpleString()
-            return ColumnSpec(name, "map", dtype, depth, f"map<{key},{value}>")
-    else:
-        found = inner(spark_type, 0)
-        if found:
-            dtype, base, depth = found
-            return ColumnSpec(name, "plain", dtype, depth, "array<" * depth + base + ">" * depth)
+            return ColumnSpec(name, "map", dtype, depth, f"map<{key},{cast}>")
     advice = "encode it as numbers first"
     if isinstance(spark_type, T.StringType):
         advice = "encode it as numbers first, e.g. with StringIndexer"
@@ -261,10 +255,10 @@ def decode_batch(specs, batch) -> tuple[list[Leaf], list[np.ndarray]]:
     leaves, arrays = [], []
     for members, column in zip(_lists(specs), batch.columns, strict=True):
         if len(members) == 1:
-            found = [(members[0].name, *pair) for pair in decode(members[0], column)]
+            decoded = [(members[0].name, *pair) for pair in decode(members[0], column)]
         else:
-            found = _decode_list(members, column)
-        for name, key, array in found:
+            decoded = _decode_list(members, column)
+        for name, key, array in decoded:
             leaves.append(Leaf(name, key, name_of_dtype(array), array.shape[1:]))
             arrays.append(np.ascontiguousarray(array))
     return leaves, arrays
@@ -278,20 +272,18 @@ def _decode_list(specs, array):
         raise _nulls(first, int((missing == missing[0]).sum()))
     values = values.to_numpy(zero_copy_only=False).reshape(len(array), len(specs))
     place = {spec.name: i for i, spec in enumerate(specs)}
-    found = []
+    decoded = []
     for members in _matrices(specs):
         columns = [place[spec.name] for spec in members]
-        if len(members) == len(specs):
-            part = values
-        elif columns == list(range(columns[0], columns[-1] + 1)):
+        if columns == list(range(columns[0], columns[-1] + 1)):
             part = values[:, columns[0] : columns[-1] + 1]  # no copy before the conversion
         else:
             part = values[:, columns]
-        if len(members) > 1:
-            found.append((tuple(s.name for s in members), None, _in_dtype(members, part)))
-        else:
-            found.append((members[0].name, None, _in_dtype(members, part[:, 0])))
-    return found
+        names: str | tuple[str, ...] = tuple(spec.name for spec in members)
+        if len(members) == 1:
+            names, part = members[0].name, part[:, 0]
+        decoded.append((names, None, _in_dtype(members, part)))
+    return decoded
 
 
 def decode(spec: ColumnSpec, array) -> list[tuple[str | None, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""What a Feed is, in prose.
+"""The contract of a Feed.
 
 A **Feed** is an input of any kind (a Spark DataFrame, XShards, a DataLoader, ...) seen as
 "N shards of columnar batches".  It is made on the driver by :func:`bigdl.orca.data.feeds.as_feed`
@@ -38,17 +38,18 @@ class SourceError(Exception):
 
 @dataclass
 class Ingest:
-    """How the N tasks of an engine get their rows.
+    """The way in which the N tasks of an engine get their rows.
 
     Attributes
     ----------
     frame : object
         What the engine runs its tasks over; for Spark a DataFrame with exactly N partitions. None
         where the workers get at the rows by themselves.
-    reader : callable
-        ``reader(batches, open_spool) -> dict[str, Shard]``; picklable, runs in the worker, where
-        ``open_spool(name, specs)`` gives it a :class:`~bigdl.runtime.shards.shard.SpoolWriter`,
-        and ``open_spool.place`` and ``open_spool.world_size`` say which worker it is.
+    reader : callable or None
+        None without an input. ``reader(batches, open_spool) -> dict[str, Shard]``; picklable,
+        runs in the worker, where ``open_spool(name, specs)`` gives it a
+        :class:`~bigdl.runtime.shards.shard.SpoolWriter`, and ``open_spool.place`` and
+        ``open_spool.world_size`` say which worker it is.
     close : callable
         Frees what was persisted for the time of the call; safe to call twice.
     accept : callable, optional
@@ -60,7 +61,7 @@ class Ingest:
     """
 
     frame: Any
-    reader: Callable
+    reader: Callable | None
     close: Callable[[], None] = field(default=lambda: None)
     accept: Callable[[list[int]], bool] | None = None
     otherwise: Callable[[], Ingest] | None = None
@@ -118,5 +119,5 @@ class PackedFeed(Feed):
         """
 
     def travels(self, cluster) -> bool:
-        """Whether the rows must travel in cells to reach the workers of a cluster."""
+        """Return True if the rows must travel in cells to reach the workers of a cluster."""
         return True

@@ -59,7 +59,7 @@ _SPARE_FILES = 256  # for everything that a process opens besides its spools
 
 @dataclass
 class Spool:
-    """What is known of a finished spool; travels as JSON.
+    """The description of a finished spool; travels as JSON.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Spool:
         return cls(**{**doc, "leaves": leaves})
 
     def is_here(self) -> bool:
-        """Whether this machine sees the spool, complete."""
+        """Return True if this machine sees the spool, complete."""
         try:
             with open(os.path.join(self.path, _META)) as file:
                 return json.load(file)["nonce"] == self.nonce
@@ -180,13 +180,12 @@ class SpoolWriter:
         if rows == 0:
             return
         ours, checksum = cast("list[Leaf]", self._leaves), 0
-        for i, array in enumerate(arrays):
-            own, given = ours[i].dtype, leaves[i].dtype
+        for file, array, leaf, chunk_leaf in zip(self._files, arrays, ours, leaves, strict=True):
             view = _bytes_of(array)
             checksum = zlib.crc32(view[:_SAMPLE], checksum)  # the same whatever else is here
-            if own != given:
-                view = _bytes_of(widened(array, given, own))
-            self._write(self._files[i], view)
+            if leaf.dtype != chunk_leaf.dtype:
+                view = _bytes_of(widened(array, chunk_leaf.dtype, leaf.dtype))
+            self._write(file, view)
         self._chunks.append((source, sequence, rows, checksum))
         self.rows += rows
 
@@ -203,12 +202,12 @@ class SpoolWriter:
         self._leaves, self.rows = list(leaves), rows
         checksum = 0
         for i, path in enumerate(paths):
-            own = os.path.join(self.path, f"{i}.bin")
+            copy = os.path.join(self.path, f"{i}.bin")
             try:
-                os.link(path, own)
+                os.link(path, copy)
             except OSError:  # another file system, or one without links
-                shutil.copyfile(path, own)
-            with open(own, "rb") as file:
+                shutil.copyfile(path, copy)
+            with open(copy, "rb") as file:
                 checksum = zlib.crc32(file.read(_SAMPLE), checksum)
         self._chunks.append((0, 0, rows, checksum))
 
@@ -386,8 +385,8 @@ def remove_stale_spools(root: str, job: int, active: set[int]) -> None:
     except OSError:
         return
     for name in names:
-        found = _NAME.fullmatch(name)
-        if found and int(found["job"]) < job and int(found["job"]) not in active:
+        spool = _NAME.fullmatch(name)
+        if spool and int(spool["job"]) < job and int(spool["job"]) not in active:
             shutil.rmtree(os.path.join(root, name), ignore_errors=True)
 
 
@@ -418,17 +417,19 @@ class Shard:
         self.arrays = spool.arrays()
 
     def places(self, name: str) -> dict[str | None, tuple[int, int | None]]:
-        """Where a column is: by map key (None for other columns), the number of the array and the
-        column within it (None for all of it)."""
-        found: dict[str | None, tuple[int, int | None]] = {}
+        """Return the places of a column by map key (None for other columns).
+
+        A place is the number of the array, and the column within it (None for all of it).
+        """
+        places: dict[str | None, tuple[int, int | None]] = {}
         for i, leaf in enumerate(self.spool.leaves):
             if leaf.column == name:
-                found[leaf.key] = (i, None)
+                places[leaf.key] = (i, None)
             elif isinstance(leaf.column, tuple) and name in leaf.column:
-                found[None] = (i, leaf.column.index(name))
-        if not found and name not in self.spool.columns:
+                places[None] = (i, leaf.column.index(name))
+        if not places and name not in self.spool.columns:
             raise UsageError(f"The shard has no column '{name}'; it has {self.names}")
-        return found
+        return places
 
     @property
     def names(self) -> list[str]:
@@ -441,11 +442,11 @@ class Shard:
         The array is a private view of the page cache: do not write to it.  Without rows the
         lengths of arrays and the keys of maps may be unknown: they are 0 and none then.
         """
-        found = {
+        arrays = {
             key: self.arrays[i] if j is None else self.arrays[i][:, j]
             for key, (i, j) in self.places(name).items()
         }
-        return found.get(None, cast("dict[str, np.ndarray]", found))
+        return arrays.get(None, cast("dict[str, np.ndarray]", arrays))
 
     def __len__(self) -> int:
         return self.rows

@@ -41,12 +41,12 @@ def with_texts(config: dict | None) -> dict:
 
 
 def takes_texts(config: dict | None) -> bool:
-    """Whether texts were asked for."""
+    """Return True if texts were asked for."""
     return bool((config or {}).get(_ASKED))
 
 
 def is_text(dtype: str) -> bool:
-    """Whether a leaf of that dtype holds texts."""
+    """Return True if a leaf of that dtype holds texts."""
     return dtype.startswith(TEXT)
 
 
@@ -92,7 +92,7 @@ def encoded(texts, name: str) -> np.ndarray:
 
 
 def are_texts(values: np.ndarray) -> bool:
-    """Whether an array holds texts; of an array of objects the first that is there decides."""
+    """Return True for an array of texts; of objects the first that is not missing decides."""
     if values.dtype.kind == "O":
         first = next((each for each in values.flat if not _is_missing(each)), None)
         return isinstance(first, str | bytes)

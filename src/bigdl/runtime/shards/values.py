@@ -38,14 +38,14 @@ Column = tuple[str, str | None, np.ndarray]  # name, key of a dict, values
 
 def named_by_shard(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Of the columns of structured data, those of the model and the targets."""
-    found = [m for name in names if (m := _ROLE.fullmatch(name))]
-    found.sort(key=lambda m: int(m["place"]))
-    x, y = ([m[0] for m in found if m["role"] == role] for role in "xy")
+    matches = [m for name in names if (m := _ROLE.fullmatch(name))]
+    matches.sort(key=lambda m: int(m["place"]))
+    x, y = ([m[0] for m in matches if m["role"] == role] for role in "xy")
     return x, y
 
 
 def is_frame(data: Any) -> bool:
-    """Whether `data` is a pandas DataFrame; does not import pandas."""
+    """Return True for a pandas DataFrame; does not import pandas."""
     return any(
         c.__name__ == "DataFrame" and c.__module__.split(".")[0] == "pandas"
         for c in type(data).__mro__
@@ -80,17 +80,17 @@ def columns_of(
     SourceError
     """
     if is_frame(data) or feature_cols:
-        found = _named(data, [*(feature_cols or ()), *(label_cols or ())])
+        entries = _named(data, [*(feature_cols or ()), *(label_cols or ())])
     else:
-        found = _structured(data, with_labels)
+        entries = _structured(data, with_labels)
     columns = [
         (name, key, as_array(values, _spoken(name, key), floats, texts=texts))
-        for name, key, values in found
+        for name, key, values in entries
     ]
     sizes = {len(values) for _, _, values in columns}
     if len(sizes) > 1:
-        given = ", ".join(f"{_spoken(n, k)}: {len(v)}" for n, k, v in columns)
-        raise SourceError(f"The arrays must be of equal numbers of rows, they have {given}")
+        rows = ", ".join(f"{_spoken(n, k)}: {len(v)}" for n, k, v in columns)
+        raise SourceError(f"The arrays must be of equal numbers of rows, they have {rows}")
     return columns
 
 

@@ -8,25 +8,28 @@ new one, so that no row depends on what ran before it.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import pickle
+import re
 import shutil
-import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+
+import cloudpickle
+import psutil
 
 from bigdl.common.cpu import usable_cores
 from bigdl.common.environment import VARIABLE as SCRATCH
 from bigdl.common.errors import BigDLError, UsageError, WorkerLost, one_line
-from bigdl.common.memory import available_memory, memory_usage
+from bigdl.common.memory import available_memory
 from bigdl.nano.acceleration.method import ORIGINAL
 from bigdl.nano.acceleration.search.trial import Bench, Plan, Trial, try_method
 from bigdl.runtime.pool import CpuSlot, Stage, WorkerPool
@@ -34,7 +37,7 @@ from bigdl.runtime.pool import CpuSlot, Stage, WorkerPool
 __all__ = ["Limits", "search"]
 
 
-_OF_THE_PROCESS = ("crashed", "out of memory", "timed out")
+_ENDING_PROCESS = ("crashed", "out of memory", "timed out")
 """Statuses after which the process is gone, or had better go."""
 _TICK = 0.1  # seconds between two looks at the process
 _MEMORY_KILLED_FIRST = 1000  # of oom_score_adj, from -1000 to 1000
@@ -42,7 +45,7 @@ _RUNS_TO_WEIGH = 3
 _MEGABYTE = 1 << 20
 
 
-class InProcessHost:
+class TrialsInProcess:
     """Runs trials where it is called, without limits: for models that cannot be pickled."""
 
     def __init__(self, bench: Bench, plan: Plan):
@@ -62,7 +65,7 @@ class InProcessHost:
         """Nothing."""
 
 
-class Isolated:
+class TrialProcess:
     """Runs trials in another process.
 
     Parameters
@@ -94,11 +97,15 @@ class Isolated:
         show: bool,
     ):
         self._memory_limit = memory_limit
-        self._seats = [CpuSlot(tuple(usable_cores()), threads)]
+        self._slots = [CpuSlot(tuple(usable_cores()), threads)]
         self._bench_file = directory / "bench.pkl"
         self._stage_file = directory / "stage"
         self._log = None if show else directory / "output.log"
-        _write(bench, self._bench_file)
+        try:
+            with self._bench_file.open("wb") as file:
+                cloudpickle.dump(bench, file)
+        except Exception as error:
+            raise UsageError(f"they cannot be pickled: {one_line(error)}") from error
         self._make = partial(_make_trials, str(self._bench_file), plan, self._stage_file, self._log)
         try:
             self._pool = self._open()
@@ -123,9 +130,9 @@ class Isolated:
         begin = time.monotonic()
         was_fresh = self._is_fresh
         trial = self._attempt(name, directory, time_limit)
-        if not self._keeps_process(trial) and not was_fresh and trial.status != "timed out":
+        if not self._keep_process(trial) and not was_fresh and trial.status != "timed out":
             trial = self._attempt(name, directory, time_limit)
-            self._keeps_process(trial)
+            self._keep_process(trial)
         trial.seconds = time.monotonic() - begin
         return trial
 
@@ -134,8 +141,8 @@ class Isolated:
         saved = directory if trial.saved else None
         make = partial(_make_scale, str(self._bench_file), self._log)
         try:
-            pool = WorkerPool([Stage("optimize", make, self._seats)])
-            with pool, _Watch(pool, time_limit, self._memory_limit):
+            pool = WorkerPool([Stage("optimize", make, self._slots)])
+            with pool, _limited(pool, time_limit, self._memory_limit):
                 trial.memory = pool.run([saved])[0]
         except BigDLError as error:
             trial.reason = trial.reason or f"its memory is not known: {one_line(error)}"
@@ -144,101 +151,86 @@ class Isolated:
         """End the process."""
         self._pool.close()
 
-    def _keeps_process(self, trial: Trial) -> bool:
+    def _keep_process(self, trial: Trial) -> bool:
         """Return True if the process goes on; else start another before the next clock starts."""
-        self._is_fresh = trial.status in _OF_THE_PROCESS
+        self._is_fresh = trial.status in _ENDING_PROCESS
         if self._is_fresh:
             self._pool.close()
             self._pool = self._open()
         return not self._is_fresh
 
     def _open(self) -> WorkerPool:
-        return WorkerPool([Stage("optimize", self._make, self._seats)])
+        return WorkerPool([Stage("optimize", self._make, self._slots)])
 
     def _attempt(self, name, directory, time_limit) -> Trial:
         self._stage_file.write_text("convert")
-        with _Watch(self._pool, time_limit, self._memory_limit) as watch:
+        with _limited(self._pool, time_limit, self._memory_limit) as verdicts:
             try:
                 return self._pool.run([(name, directory)])[0]
             except BigDLError as error:
                 stage = self._stage_file.read_text() or "convert"
                 if isinstance(error, WorkerLost):
-                    status, reason = watch.verdict or ("crashed", self._last_words(error))
+                    crash = "crashed", self._exit_message(error)
+                    status, reason = verdicts[0] if verdicts else crash
                 else:  # what was raised is no Exception but SystemExit, say
                     status = "fail to convert" if stage == "convert" else "fail to forward"
                     reason = one_line(error)
                 return Trial(name, status, f"{reason}, at stage {stage!r}", stage)
 
-    def _last_words(self, loss: WorkerLost) -> str:
+    def _exit_message(self, loss: WorkerLost) -> str:
         cause = str(loss).partition(";")[0].replace("worker 0 of optimize", "the process")
-        said = self._log.read_text(errors="replace") if self._log and self._log.exists() else ""
-        fatal = [line for line in said.splitlines() if line.startswith(("Fatal", "terminate"))]
+        output = self._log.read_text(errors="replace") if self._log and self._log.exists() else ""
+        fatal = [line for line in output.splitlines() if line.startswith(("Fatal", "terminate"))]
         return f"{cause} ({fatal[-1].strip()})" if fatal else cause
 
 
-class _Watch:
-    """Kills the process of a pool that takes too long or too much memory; a context."""
+@contextmanager
+def _limited(
+    pool: WorkerPool, time_limit: float | None, memory_limit: int | None
+) -> Iterator[list[tuple[str, str]]]:
+    """Kill the process of a pool that takes too long or too much memory.
 
-    def __init__(self, pool: WorkerPool, time_limit: float | None, memory_limit: int | None):
-        self.verdict: tuple[str, str] | None = None
-        """Status and reason, if the process was killed."""
-        self._pool = pool
-        self._time_limit = time_limit
-        self._memory_limit = memory_limit
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="bigdl-watch", daemon=True)
+    Yields
+    ------
+    list of tuple of str
+        Gets the status and the reason if it was killed.
+    """
+    verdicts: list[tuple[str, str]] = []
+    begin = time.monotonic()
+    over = threading.Event()
 
-    def __enter__(self) -> _Watch:
-        self._begin = time.monotonic()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(_TICK):
-            self.verdict = self._look()
-            if self.verdict:
-                for pid in self._pool.pids[0]:
-                    _kill(pid)
-                return
-
-    def _look(self) -> tuple[str, str] | None:
-        seconds = time.monotonic() - self._begin
-        if self._time_limit is not None and seconds > self._time_limit:
-            return "timed out", f"it took more than {self._time_limit:g} s"
-        if self._memory_limit is None:
-            return None
-        with suppress(UsageError):  # it has just ended
-            used = max(memory_usage(pid).rss for pid in self._pool.pids[0])
-            if used > self._memory_limit:
-                limit = self._memory_limit // _MEGABYTE
-                return "out of memory", f"the process took more than {limit} MB"
+    def exceeded() -> tuple[str, str] | None:
+        if time_limit is not None and time.monotonic() - begin > time_limit:
+            return "timed out", f"it took more than {time_limit:g} s"
+        if memory_limit is not None:
+            with suppress(psutil.Error):  # it has just ended
+                used = max(psutil.Process(pid).memory_info().rss for pid in pool.pids[0])
+                if used > memory_limit:
+                    megabytes = memory_limit // _MEGABYTE
+                    return "out of memory", f"the process took more than {megabytes} MB"
         return None
 
+    def watch() -> None:
+        while not over.wait(_TICK):
+            if verdict := exceeded():
+                verdicts.append(verdict)
+                pool.kill()
+                return
 
-def _write(bench: Bench, file: Path) -> None:
-    import cloudpickle
-
+    thread = threading.Thread(target=watch, name="bigdl-watch", daemon=True)
+    thread.start()
     try:
-        with file.open("wb") as out:
-            cloudpickle.dump(bench, out)
-    except Exception as error:
-        raise UsageError(f"they cannot be pickled: {one_line(error)}") from error
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+        yield verdicts
+    finally:
+        over.set()
+        thread.join()
 
 
 # What follows runs in the other process.
 
 
 def _make_trials(bench_file: str, plan: Plan, stage_file: Path, log: Path | None) -> Callable:
-    _settle(log, Path(bench_file).parent)
+    _set_up(log, Path(bench_file).parent)
     bench = _read(bench_file)
 
     def run(order: tuple[str, Path]) -> Trial:
@@ -251,8 +243,8 @@ def _make_trials(bench_file: str, plan: Plan, stage_file: Path, log: Path | None
     return run
 
 
-def _make_scale(bench_file: str, log: Path | None) -> Callable:
-    _settle(log, Path(bench_file).parent)
+def _make_scale(bench_file: str, log: Path | None) -> Callable[[Path | None], float]:
+    _set_up(log, Path(bench_file).parent)
     return partial(_weigh, bench_file)
 
 
@@ -260,7 +252,7 @@ def _weigh(bench_file: str, saved: Path | None) -> float:
     """Megabytes that loading and running a model adds to a process with its framework in it."""
     _read(bench_file)  # imports what it needs
     _give_memory_back()
-    before = memory_usage().rss
+    before = psutil.Process().memory_info().rss
     bench = _read(bench_file)
     with bench.session():
         if saved is None:
@@ -269,49 +261,36 @@ def _weigh(bench_file: str, saved: Path | None) -> float:
             candidate = bench.load(saved)
             bench.drop_original()
         _give_memory_back()
-        _reset_peak()
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # begins the peak anew
         for _ in range(_RUNS_TO_WEIGH):
             with candidate.context():
                 bench.call(candidate.model, bench.batches()[0])
-    return (_peak() - before) / _MEGABYTE
+    peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    rss = int(peak[1]) << 10 if peak else psutil.Process().memory_info().rss
+    return (rss - before) / _MEGABYTE
 
 
-def _settle(log: Path | None, directory: Path) -> None:
+def _set_up(log: Path | None, directory: Path) -> None:
     """Be the first to go when the machine runs out of memory, leave no file, print to one."""
     os.environ[SCRATCH] = str(directory)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_MEMORY_KILLED_FIRST))
     if log is not None:
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for stream in (1, 2):
-            os.dup2(file, stream)
-        os.close(file)
+        with log.open("ab") as file:
+            for stream in (1, 2):
+                os.dup2(file.fileno(), stream)
 
 
-def _read(bench_file: str) -> Any:
+def _read(bench_file: str) -> Bench:
     with open(bench_file, "rb") as file:
         return pickle.load(file)
 
 
 def _give_memory_back() -> None:
-    import ctypes
-
     gc.collect()
     with suppress(AttributeError):  # another libc
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _reset_peak() -> None:
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak() -> int:
-    """Largest resident memory since :func:`_reset_peak`."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) << 10
-    return memory_usage().rss
 
 
 _LEAST_TIME = 300.0  # seconds
@@ -407,13 +386,13 @@ def search(
     return trials
 
 
-def _runner(bench, plan, files, threads, limits, show) -> Isolated | InProcessHost:
+def _runner(bench, plan, files, threads, limits, show) -> TrialProcess | TrialsInProcess:
     try:
-        return Isolated(bench, plan, files, threads, limits.bytes, show)
+        return TrialProcess(bench, plan, files, threads, limits.bytes, show)
     except UsageError as error:
         warnings.warn(
             "Methods are tried in this process, where a crash or a hang of one ends the whole "
             f"search, as the model, the data and the metric have to go to another one and {error}",
             stacklevel=4,
         )
-        return InProcessHost(bench, plan)
+        return TrialsInProcess(bench, plan)

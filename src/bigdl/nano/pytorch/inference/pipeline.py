@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import shutil
 import warnings
 import weakref
@@ -29,9 +30,9 @@ from bigdl.nano.pytorch.inference.accelerated import (
 )
 from bigdl.nano.pytorch.inference.serialization import load_model, save_model
 from bigdl.nano.utils.common import schedule_workers
-from bigdl.runtime.launch import worker_shares
 from bigdl.runtime.messages import encode
-from bigdl.runtime.pool import CpuSlot, Stage, TaskError, WorkerPool
+from bigdl.runtime.pool import Stage, TaskError, WorkerPool
+from bigdl.runtime.process import CpuSlot, cpu_slots
 
 __all__ = ["ForwardError", "Pipeline", "StageError", "ready_in_worker", "to_multi_instance"]
 
@@ -152,11 +153,8 @@ def _slots(options: Sequence[Mapping[str, int]]) -> list[list[CpuSlot]]:
         for each, count in zip(options, counts, strict=True)
         for _ in range(count)
     ]
-    shares = iter(worker_shares(len(wanted), _cores(wanted)))
-    return [
-        [CpuSlot(tuple(cores), threads) for cores, threads in (next(shares) for _ in range(count))]
-        for count in counts
-    ]
+    slots = iter(cpu_slots(len(wanted), _cores(wanted)))
+    return [list(itertools.islice(slots, count)) for count in counts]
 
 
 def _cores(wanted: list[int | None]) -> list[list[int]]:
@@ -317,8 +315,7 @@ def to_multi_instance(
             f"cpu_for_each_process must list the cores of each of {num_processes} processes, "
             f"but it lists those of {len(cpu_for_each_process)}"
         )
-    shares = worker_shares(num_processes, cpu_for_each_process)
-    return MultiInstanceModel(model, [CpuSlot(tuple(cores), threads) for cores, threads in shares])
+    return MultiInstanceModel(model, cpu_slots(num_processes, cpu_for_each_process))
 
 
 def _called(make: Callable[[], torch.nn.Module]) -> Callable[[tuple], Any]:

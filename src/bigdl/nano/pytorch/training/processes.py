@@ -15,12 +15,10 @@ import pickle
 import shutil
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
@@ -34,16 +32,16 @@ from bigdl.common.errors import UsageError, WorkerError, WorkerLost, require
 from bigdl.common.memory import glibc_tunables, tune_allocator
 from bigdl.nano.pytorch.training.options import check_bool
 from bigdl.nano.runtime import release_memory, tuned_fit
-from bigdl.runtime.launch import cause_of_end, launch, worker_shares
+from bigdl.runtime.failure import Failure
+from bigdl.runtime.launch import launch
+from bigdl.runtime.process import CpuSlot, cpu_slots, exit_message
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from types import TracebackType
 
 __all__ = ["BACKENDS", "Processes", "inherit"]
 
 BACKENDS = ("subprocess", "spawn", "fork", "ray")
-_MEETING_POINT = "meeting-point"
 
 
 class _DefaultType:
@@ -72,7 +70,7 @@ def _state_of_this_process() -> list[Any]:
     return [state() for state in reversed(_inherited)]
 
 
-_GRACE = 5.0  # seconds from SIGTERM to SIGKILL
+_GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL
 
 
 @dataclass(frozen=True)
@@ -164,10 +162,7 @@ class Processes:
                 return _run_on_ray(self.count, order, self.cores)
             return launch(_work, self.count, order, cores=self.cores, env=_environment())
         except WorkerError as error:
-            original = _saved_error(room, error)
-            if original is None:
-                raise
-            raise original from None
+            raise error.as_original(f"In process {error.rank} of the training") from None
         finally:
             shutil.rmtree(room, ignore_errors=True)
 
@@ -232,13 +227,12 @@ def _work(
     if tuned:
         tune_allocator()
     _set_rank_of_lightning(rank)
-    try:
-        _join_group(rank, count, Path(room))
-        result = fn(rank, *args)
-    except Exception as error:
-        _save_error(Path(room), rank, error)
-        raise
-    _leave_group()
+    # They meet through a file, so no port is guessed.
+    store = dist.FileStore(os.path.join(room, "meeting-point"), count)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+    result = fn(rank, *args)
+    dist.barrier()  # gloo's sockets must not close while a peer still reads
+    dist.destroy_process_group()
     return result
 
 
@@ -252,56 +246,20 @@ def _set_rank_of_lightning(rank: int) -> None:
     rank_zero_only.rank = of_fabric.rank = rank  # type: ignore[attr-defined]  # its stubs know the call only
 
 
-def _join_group(rank: int, count: int, room: Path) -> None:
-    store = dist.FileStore(str(room / _MEETING_POINT), count)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
-
-
-def _leave_group() -> None:
-    """Leave the group together: gloo's sockets must not close while a peer still reads."""
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def _save_error(room: Path, rank: int, error: Exception) -> None:
-    """Keep an exception for the parent, which is told only its text."""
-    frames = cast("TracebackType", error.__traceback__).tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
-    with suppress(Exception):  # what cannot be pickled is told as text
-        content = cloudpickle.dumps((error, text))
-        pickle.loads(content)
-        (room / f"error-{rank}").write_bytes(content)
-
-
-def _saved_error(room: Path, error: WorkerError) -> Exception | None:
-    try:
-        original, text = pickle.loads((room / f"error-{error.rank}").read_bytes())
-    except Exception:
-        return None
-    if type(original).__name__ != error.kind:
-        return None
-    original.add_note(f"In process {error.rank} of the training:\n{text}")
-    return original
-
-
-def _outcome(
-    cores: Sequence[int], threads: int, work: Callable[..., Any], rank: int, order: tuple
-) -> bytes:
-    """Run one worker; return the pickle of (True, result) or (False, (class, traceback))."""
-    os.sched_setaffinity(0, cores)
-    torch.set_num_threads(threads)
+def _outcome(slot: CpuSlot, work: Callable[..., Any], rank: int, order: tuple) -> bytes:
+    """Run one worker; return the pickle of (True, result) or (False, Failure)."""
+    os.sched_setaffinity(0, slot.cores)
+    torch.set_num_threads(slot.threads)
     try:
         return cloudpickle.dumps((True, work(rank, *order)))
     except BaseException as error:
-        frames = cast("TracebackType", error.__traceback__).tb_next
-        text = "".join(traceback.format_exception(type(error), error, frames))
-        return pickle.dumps((False, (type(error).__name__, text)))
+        return pickle.dumps((False, Failure.of(error)))
 
 
 def _result(rank: int, outcome: bytes) -> Any:
     succeeded, content = pickle.loads(outcome)
     if not succeeded:
-        raise WorkerError(rank, *content)
+        raise content.error(rank)
     return content
 
 
@@ -322,11 +280,11 @@ def _run_forked(count: int, order: tuple, cores: Sequence[Sequence[int]] | None)
     context = multiprocessing.get_context("fork")
     copies, pipes = [], []
     try:
-        for rank, share in enumerate(worker_shares(count, cores)):
+        for rank, slot in enumerate(cpu_slots(count, cores)):
             pipe, far_end = context.Pipe(duplex=False)
             copy = context.Process(
                 target=lambda end, *args: end.send_bytes(_outcome(*args)),
-                args=(far_end, *share, _work, rank, order),
+                args=(far_end, slot, _work, rank, order),
                 daemon=True,
             )
             copy.start()
@@ -341,15 +299,15 @@ def _run_forked(count: int, order: tuple, cores: Sequence[Sequence[int]] | None)
                 try:
                     results[rank] = _result(rank, pipe.recv_bytes())
                 except EOFError:
-                    copies[rank].join(_GRACE)
-                    cause = cause_of_end(copies[rank].exitcode or 0)
+                    copies[rank].join(_GRACE_S)
+                    cause = exit_message(copies[rank].exitcode or 0)
                     raise WorkerLost(f"worker {rank} {cause}") from None
         return [results[rank] for rank in range(count)]
     finally:
         for copy in copies:
             copy.terminate()
         for copy in copies:
-            copy.join(_GRACE)
+            copy.join(_GRACE_S)
             copy.kill()
             copy.join()
         for pipe in pipes:
@@ -368,20 +326,18 @@ def _run_on_ray(count: int, order: tuple, cores: Sequence[Sequence[int]] | None)
         content = ray.put(cloudpickle.dumps((_work, order)))
         # A process that has trained ends: another may not take over its group and its cores.
         task = ray.remote(num_cpus=1, max_retries=0, max_calls=1)(_ray_task)
-        for rank, share in enumerate(worker_shares(count, cores)):
-            references.append(task.remote(content, rank, share, sys.path, _environment()))
-        results: dict[int, Any] = {}
-        waiting = list(references)
-        while waiting:
-            done, waiting = ray.wait(waiting)
-            for reference in done:
-                rank = references.index(reference)
-                try:
-                    outcome = ray.get(reference)
-                except ray.exceptions.RayError as error:
-                    raise WorkerLost(f"worker {rank} was lost by Ray: {error}") from error
-                results[rank] = _result(rank, outcome)
-        return [results[rank] for rank in range(count)]
+        for rank, slot in enumerate(cpu_slots(count, cores)):
+            references.append(task.remote(content, rank, slot, sys.path, _environment()))
+        results: dict[Any, Any] = {}
+        while len(results) < count:
+            (done, *_), _ = ray.wait([each for each in references if each not in results])
+            rank = references.index(done)
+            try:
+                outcome = ray.get(done)
+            except ray.exceptions.RayError as error:
+                raise WorkerLost(f"worker {rank} was lost by Ray: {error}") from error
+            results[done] = _result(rank, outcome)
+        return [results[reference] for reference in references]
     finally:
         for reference in references:
             ray.cancel(reference, force=True)
@@ -392,11 +348,11 @@ def _run_on_ray(count: int, order: tuple, cores: Sequence[Sequence[int]] | None)
 def _ray_task(
     content: bytes,
     rank: int,
-    share: tuple[list[int], int],
+    slot: CpuSlot,
     path: list[str],
     environment: dict[str, str],
 ) -> bytes:
     os.environ.update(environment)
     sys.path[:] = [*dict.fromkeys([*path, *sys.path])]
     work, order = pickle.loads(content)
-    return _outcome(*share, work, rank, order)
+    return _outcome(slot, work, rank, order)

@@ -9,7 +9,6 @@ interrupted.
 
 from __future__ import annotations
 
-import abc
 import itertools
 import math
 import os
@@ -39,26 +38,6 @@ MAX_BATCHES = 65_536
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
-class Feed(abc.ABC):
-    """Rows in batches.
-
-    Attributes
-    ----------
-    steps : int or None
-        ``steps_per_epoch`` for ``fit``; None where a dataset ends with an epoch.
-    """
-
-    steps: int | None
-
-    @abc.abstractmethod
-    def open(self, sync: GradientSync, seed: int) -> FeedRows:
-        """Return the batches of one process."""
-
-    @abc.abstractmethod
-    def first_row(self) -> tuple:
-        """Return a batch of one row, as a train step takes it."""
-
-
 class FeedRows(DatasetRows):
     """The batches of a feed in one process.
 
@@ -66,22 +45,21 @@ class FeedRows(DatasetRows):
     ----------
     dataset : tf.data.Dataset
     sync : GradientSync
-    first_row : tuple
+    row : tuple
+        A batch of one row.
     arrays : tuple, optional
         Nested arrays whose row numbers the dataset gives.
     """
 
-    def __init__(
-        self, dataset: Any, sync: GradientSync, first_row: tuple, arrays: tuple | None = None
-    ):
+    def __init__(self, dataset: Any, sync: GradientSync, row: tuple, arrays: tuple | None = None):
         super().__init__(dataset, sync)
-        self._first_row, self._arrays = first_row, arrays
+        self._row, self._arrays = row, arrays
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def example(self, types, assembly):
-        return self._first_row
+        return self._row
 
     def _check_equal(self, batch):
         """Accept rows that differ: random operations of a pipeline draw in each process."""
@@ -95,8 +73,8 @@ class FeedRows(DatasetRows):
 
 
 @dataclass
-class ArrayFeed(Feed):
-    """Arrays.
+class ArrayFeed:
+    """Rows of arrays.
 
     Attributes
     ----------
@@ -106,6 +84,7 @@ class ArrayFeed(Feed):
         Rows of a batch of all processes.
     shuffle : bool
     steps : int or None
+        ``steps_per_epoch`` for ``fit``.
     """
 
     arrays: tuple
@@ -113,7 +92,14 @@ class ArrayFeed(Feed):
     shuffle: bool
     steps: int | None = None
 
-    def open(self, sync, seed):
+    @property
+    def row(self) -> tuple:
+        """A batch of one row, as a train step takes it."""
+        leaves, structure = flatten(self.arrays)
+        return structure.rebuild([leaf[:1] for leaf in leaves])
+
+    def open(self, sync: GradientSync, seed: int) -> FeedRows:
+        """Return the batches of one process."""
         rows = len(flatten(self.arrays)[0][0])
         dataset = tf.data.Dataset.range(rows)
         if self.shuffle:
@@ -121,18 +107,14 @@ class ArrayFeed(Feed):
             dataset = dataset.shuffle(rows, seed=seed)
         if self.steps is not None:
             dataset = dataset.repeat()
-        opened = FeedRows(dataset.batch(self.batch_size), sync, self.first_row(), self.arrays)
+        opened = FeedRows(dataset.batch(self.batch_size), sync, self.row, self.arrays)
         opened.steps = math.ceil(rows / self.batch_size)
         return opened
 
-    def first_row(self):
-        leaves, structure = flatten(self.arrays)
-        return structure.rebuild([leaf[:1] for leaf in leaves])
-
 
 @dataclass
-class DatasetFeed(Feed):
-    """A ``tf.data.Dataset`` of batches, as a graph or as a file of them.
+class DatasetFeed:
+    """Batches of a ``tf.data.Dataset``, which travels as a graph or as a file of them.
 
     Attributes
     ----------
@@ -141,8 +123,9 @@ class DatasetFeed(Feed):
     spec
         Of the elements.
     row : tuple
-        A batch of one row.
+        A batch of one row, as a train step takes it.
     steps : int or None
+        ``steps_per_epoch`` for ``fit``; None where the dataset ends with an epoch.
     """
 
     content: bytes | str
@@ -150,15 +133,17 @@ class DatasetFeed(Feed):
     row: tuple
     steps: int | None = None
 
-    def open(self, sync, seed):
+    def open(self, sync: GradientSync, seed: int) -> FeedRows:
+        """Return the batches of one process."""
         if isinstance(self.content, str):
             dataset = read_batches(self.content, self.spec)
         else:
             dataset = DatasetGraph(with_seeds(self.content, seed), self.spec, False)(None, None)
         return FeedRows(dataset, sync, self.row)
 
-    def first_row(self):
-        return self.row
+
+Feed = ArrayFeed | DatasetFeed
+"""Rows in batches."""
 
 
 def feed_of(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import keras
@@ -20,6 +21,7 @@ from bigdl.nano.acceleration.structure import flatten
 from bigdl.nano.tf.serialization import PackedModel, packed, unpacked
 from bigdl.nano.tf.training.feeds import Feed, feed_of
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+from bigdl.runtime.worker import Uplink, Worker
 from bigdl.training.checkpoint import Snapshot
 from bigdl.training.keras.callbacks import Rank0CallbackBridge, as_callbacks
 from bigdl.training.keras.data import EvaluationSettings
@@ -30,9 +32,8 @@ from bigdl.training.position import Goal
 
 if TYPE_CHECKING:
     from bigdl.nano.pytorch.training.processes import Processes
-    from bigdl.runtime.worker import Worker
 
-__all__ = ["ProcessSync", "ProcessWorker", "fit_in_processes", "processes_of"]
+__all__ = ["fit_in_processes", "processes_of"]
 
 _BACKENDS = {"multiprocessing": "subprocess", "ray": "ray"}
 
@@ -85,7 +86,7 @@ def fit_in_processes(
         feeds = _feeds(arguments, folder)
         feed = feeds["data"]
         if not model.built:  # all processes begin with the same weights
-            model(feed.first_row()[0])
+            model(feed.row[0])
         callbacks = _callbacks(arguments["callbacks"])
         settings = KerasFitSettings(
             goal=Goal(epochs=arguments["epochs"] - arguments["initial_epoch"]),
@@ -161,12 +162,9 @@ def _callbacks(callbacks: Any) -> list:
 
 
 def _pickled(callbacks: list) -> bytes:
-    copies = []
-    for callback in callbacks:
-        twin: Any = object.__new__(type(callback))
-        vars(twin).update({k: v for k, v in vars(callback).items() if k != "_model"})
-        vars(twin)["_model"] = None
-        copies.append(twin)
+    copies = [copy.copy(callback) for callback in callbacks]
+    for each in copies:
+        each._model = None
     try:
         return cloudpickle.dumps(copies)
     except Exception as error:
@@ -223,38 +221,6 @@ class _FitJob:
         return unpacked(self.model)
 
 
-class ProcessWorker:
-    """One of the processes, with the face of a :class:`~bigdl.runtime.worker.Worker`."""
-
-    host = "127.0.0.1"
-    threads = None
-    timeout = 1800.0
-
-    def __init__(self, rank: int, count: int, shards: Mapping[str, Feed] | None = None):
-        self.rank, self.world_size, self.shards = rank, count, shards or {}
-        self.snapshot: Snapshot | None = None
-
-    def state(self) -> None:
-        """Return the state to start from: there is none but the model's own."""
-
-    def send(self, topic: str, doc: dict, data: bytes) -> None:
-        """Keep the final state."""
-        self.snapshot = Snapshot.unpack(doc, data)
-
-    def at_exit(self, cleanup: Callable[[], None]) -> None:
-        """Nothing outlives the process."""
-
-    def progress(self, **values: Any) -> None:
-        """Progress is shown by the process of rank 0 itself."""
-
-
-class ProcessSync(TorchDistributedSync):
-    """The process group that the processes are in already."""
-
-    def start(self) -> None:
-        self._started = True
-
-
 class _ProcessLoop(KerasLoop):
     """The loop of one process; callbacks run in that of rank 0 for all."""
 
@@ -266,15 +232,15 @@ class _ProcessLoop(KerasLoop):
 
 
 def _fit(rank: int, count: int, job: _FitJob) -> dict[str, Any] | None:
-    worker = ProcessWorker(rank, count, job.feeds)
+    uplink = Uplink()
+    worker = Worker(rank, count, shards=dict(job.feeds), uplink=uplink)
     callbacks = pickle.loads(job.callbacks)
-    face = cast("Worker", worker)
-    loop = _ProcessLoop(face, ProcessSync(face), job, job.settings, callbacks, {})
+    loop = _ProcessLoop(worker, TorchDistributedSync(worker), job, job.settings, callbacks, {})
     loop.fit()
     if rank:
         return None
     return {
-        "snapshot": worker.snapshot,
+        "snapshot": Snapshot.unpack(*uplink.messages["final"]),
         "stopped": bool(loop.model.stop_training),
         "callbacks": [_attributes_of(callback) for callback in callbacks],
     }

@@ -20,7 +20,10 @@ from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.structure import flatten, is_tensor
 from bigdl.nano.tf.serialization import PackedModel, dumps, packed, unpacked
 from bigdl.nano.tf.training.feeds import Feed, FeedRows, feed_of
-from bigdl.nano.tf.training.fit import ProcessSync, ProcessWorker, processes_of
+from bigdl.nano.tf.training.fit import processes_of
+from bigdl.runtime.collectives.base import GradientSync
+from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+from bigdl.runtime.worker import Worker
 from bigdl.training.keras.reducer import GradientReducer
 from bigdl.training.keras.state import array_of, dump_weights, put_weights
 
@@ -234,7 +237,7 @@ def _packed_call(func: Callable, args: tuple, kwargs: Mapping[str, Any], folder:
 def _work(rank: int, count: int, call: bytes, seed: int) -> dict[str, Any] | None:
     global _session
     keras.utils.set_random_seed(seed)
-    _session = _Session(ProcessSync(ProcessWorker(rank, count)), seed)
+    _session = _Session(TorchDistributedSync(Worker(rank, count)), seed)
     func, sent, kwargs = cloudpickle.loads(call)
     model = next(unpacked(each) for each in sent if isinstance(each, PackedModel))
     args = tuple(_session.received(each, model) for each in sent)
@@ -250,7 +253,7 @@ def _work(rank: int, count: int, call: bytes, seed: int) -> dict[str, Any] | Non
 class _Session:
     """This process's part of the training: its batches, gradients and results."""
 
-    def __init__(self, sync: ProcessSync, seed: int):
+    def __init__(self, sync: GradientSync, seed: int):
         sync.start()
         self._sync, self._seed = sync, seed
         self.reducer = GradientReducer(sync, 0)

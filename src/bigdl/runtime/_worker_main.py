@@ -1,0 +1,92 @@
+"""The program of a :class:`bigdl.runtime.process.WorkerProcess`.
+
+Order matters here. First the worker is tied to the life of its parent and to its cores; only then
+is anything loaded that might start threads. After that it answers each message on its socket: the
+first, with the function that makes its function, and one for each call.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bigdl.runtime.failure import Failure
+from bigdl.runtime.messages import FAILURE, RESULT, Message, encode, opened, receive, send
+
+_PR_SET_PDEATHSIG = 1
+_PARENT_CHECK_S = 0.2  # seconds between two looks at the parent
+
+
+def main(line: int, parent: int) -> None:
+    """Serve on a socket until the parent closes it."""
+    os.set_inheritable(line, False)
+    threading.Thread(target=_die_with, args=(parent,), name="bigdl-parent", daemon=True).start()
+    faulthandler.enable()
+    with socket.socket(fileno=line) as connection:
+        try:
+            _set_up(*opened(receive(connection)[1]))
+            _serve(connection)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return  # the parent needs no more
+
+
+def _set_up(
+    cores: tuple[int, ...], argv: list[str], python_path: str | None, captured: bool, tied: bool
+) -> None:
+    """Pin this process, and undo what the parent changed to let this module be found."""
+    if tied and sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    encoding = {"encoding": "utf-8", "errors": "backslashreplace"} if captured else {}
+    for stream in (sys.stdout, sys.stderr):
+        # typeshed: a TextIO, not a TextIOWrapper
+        stream.reconfigure(line_buffering=True, **encoding)  # type: ignore[union-attr]
+    sys.argv = argv
+    if python_path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = python_path
+
+
+def _serve(line: socket.socket) -> None:
+    function: Callable[[Any], Any] | None = None
+
+    def call(item: Any) -> Any:
+        nonlocal function
+        if function is not None:
+            return function(item)
+        function = item()
+        return None
+
+    while True:
+        kind, answer = _answer(call, receive(line)[1])
+        send(line, kind, answer)
+        answer.close()
+
+
+def _answer(call: Callable[[Any], Any], message: Message) -> tuple[int, Message]:
+    try:
+        return RESULT, encode(call(opened(message)))
+    except BaseException as error:
+        return FAILURE, encode(Failure.of(error))
+
+
+def _die_with(parent: int) -> None:
+    """End this process and what it has started when the parent is gone."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_S)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,242 @@
+"""Fresh Python interpreters of this machine that call functions for this process.
+
+Workers of :mod:`~bigdl.runtime.launch`, of :mod:`~bigdl.runtime.pool` and of the local engine are a
+:class:`WorkerProcess` each. It is a new interpreter that gets functions
+by ``cloudpickle``. It is not a fork, which hangs once the parent has run an OpenMP region, nor
+``multiprocessing``'s spawn, which cannot find what a notebook has defined. A worker is pinned to
+its cores before it loads anything, and never outlives its parent, however the parent ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bigdl.common.cpu import THREAD_VARIABLES, cpu_quota, split_cores, topology, usable_cores
+from bigdl.common.errors import UsageError
+from bigdl.runtime.messages import RESULT, Message, encode, opened, receive, send
+
+__all__ = ["CpuSlot", "WorkerProcess", "cpu_slots"]
+
+_KILL_S = 2.0  # seconds that the kernel has to end a process
+# A parent's pinning to cores that are not the worker's defeats the worker's own.
+_PINNING_VARIABLES = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+@dataclass(frozen=True)
+class CpuSlot:
+    """The cores and threads of a worker.
+
+    Attributes
+    ----------
+    cores : tuple of int
+        Logical cores that it is pinned to.
+    threads : int
+        Threads of its OpenMP and BLAS libraries.
+    """
+
+    cores: tuple[int, ...]
+    threads: int
+
+
+def cpu_slots(count: int, cores: Sequence[Iterable[int]] | None = None) -> list[CpuSlot]:
+    """Return the slots of `count` workers.
+
+    Parameters
+    ----------
+    count : int
+    cores : sequence of iterable of int, optional
+        Logical cores of each worker, :func:`bigdl.common.cpu.split_cores` by default. A worker has
+        as many threads as these have physical cores, or its share of the CPU quota if that is less.
+
+    Raises
+    ------
+    UsageError
+        If there are not cores for each worker, or this process may not use them.
+    """
+    machine = topology()
+    if cores is None:
+        shares = split_cores(count, machine)
+    else:
+        shares = [sorted(set(share)) for share in cores]
+    if len(shares) != count:
+        raise UsageError(f"cores must name the cores of each of {count} workers, not {shares}")
+    usable = usable_cores()
+    for share in shares:
+        if not share or not set(share) <= set(usable):
+            raise UsageError(f"A worker cannot run on cores {share}; choose from {usable}")
+    quota = cpu_quota()
+    most = len(usable) if quota is None else max(1, int(quota / count))
+    return [CpuSlot(tuple(share), min(machine.physical_count(share), most)) for share in shares]
+
+
+class WorkerProcess:
+    """The parent's view of one worker.
+
+    Its first call is with a function without arguments, which makes the function of all others.
+
+    Parameters
+    ----------
+    rank : int
+        Number of the worker, for messages.
+    slot : CpuSlot
+    env : mapping of str to str or None, optional
+        Additions to the environment of this process; None removes a variable.
+    captured : bool
+        Whether its output comes by pipes, in UTF-8, and not on this process's streams.
+    tied : bool
+        Whether it also ends with the thread that starts it. That ends even a worker that never lets
+        go of the interpreter lock.
+
+    Attributes
+    ----------
+    process : subprocess.Popen
+    line : socket.socket
+        Readable when there is an answer, or the worker is gone.
+    pending : int
+        Calls that it has not answered.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        slot: CpuSlot,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        captured: bool = False,
+        tied: bool = False,
+    ):
+        self.rank = rank
+        self.pending = 0
+        self._children_ended = False
+        environ, python_path = _environment(slot.threads, env or {})
+        self.line, worker_end = socket.socketpair()
+        stream = subprocess.PIPE if captured else None
+        program = [sys.executable, "-P", "-m", "bigdl.runtime._worker_main"]
+        with worker_end:
+            self.process = subprocess.Popen(
+                [*program, str(worker_end.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                bufsize=0,
+                pass_fds=[worker_end.fileno()],
+                env=environ,
+                # The terminal's Ctrl-C is for the parent, which then stops its workers in order.
+                process_group=0,
+            )
+        settings = (slot.cores, sys.argv, python_path, captured, tied)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # said by the answer
+            send(self.line, 0, encode(settings))
+
+    def call(self, message: Message) -> None:
+        """Send the argument of a call; a BrokenPipeError or ConnectionResetError if it is gone."""
+        self.pending += 1
+        send(self.line, 0, message)
+
+    def start_call(self, message: Message) -> None:
+        """Send the argument of a call; who waits for the answer is told if the worker is gone."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.call(message)
+
+    def answer(self) -> tuple[bool, Message]:
+        """Wait for an answer: True with the result, or False with the :class:`Failure`.
+
+        Raises
+        ------
+        EOFError
+            If the worker is gone.
+        """
+        kind, message = receive(self.line)
+        self.pending -= 1
+        return kind == RESULT, message
+
+    def result(self) -> Any:
+        """Wait for the result of a call.
+
+        Raises
+        ------
+        WorkerError
+            If the function raised.
+        EOFError
+            If the worker is gone.
+        """
+        succeeded, message = self.answer()
+        content = opened(message)
+        if not succeeded:
+            raise content.error(self.rank)
+        return content
+
+    def has_ended(self) -> bool:
+        """Return True if the process is gone; what it has started is ended then, too."""
+        if self.process.poll() is None:
+            return False
+        if not self._children_ended:  # later its process id may be another's
+            self._children_ended = True
+            self._kill_group()
+        return True
+
+    def hang_up(self) -> None:
+        """Let the worker end by itself after the call that it is at."""
+        # Also where a forked process holds the socket too, which close() alone would not reach.
+        with contextlib.suppress(OSError):
+            self.line.shutdown(socket.SHUT_RDWR)
+        self.line.close()
+
+    def kill(self) -> None:
+        """Kill the worker and its own children; the line then says that it is gone."""
+        if not self.has_ended():
+            self._kill_group()
+            self.process.kill()  # it may have left its group
+
+    def end(self, grace: float = 0.0) -> None:
+        """Hang up, and kill the worker if it goes on for more than `grace` seconds."""
+        self.hang_up()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(grace)
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in the kernel
+            self.process.wait(_KILL_S)
+
+    def exit_message(self) -> str:
+        """Return how the process ended, to follow "the worker"."""
+        return exit_message(self.process.returncode or 0)
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def exit_message(code: int) -> str:
+    """Return what the exit code of a worker that ended too early tells, to follow "the worker"."""
+    if code >= 0:
+        return f"ended with exit code {code} before its function returned"
+    names = {number.value: number.name for number in signal.Signals}
+    cause = f"was killed by {names.get(-code, f'signal {-code}')}"
+    if -code == signal.SIGKILL:
+        cause += " (as the kernel does when memory runs out)"
+    return cause
+
+
+def _environment(
+    threads: int, changes: Mapping[str, str | None]
+) -> tuple[dict[str, str], str | None]:
+    """Return variables with which an interpreter finds what this one does, and its PYTHONPATH."""
+    merged: dict[str, str | None] = {
+        **{name: os.environ[name] for name in os.environ if name not in _PINNING_VARIABLES},
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+        **changes,
+    }
+    environ = {name: str(value) for name, value in merged.items() if value is not None}
+    python_path = environ.get("PYTHONPATH")
+    # The worker finds this package where the caller found it, then restores the variable.
+    paths = [changes.get("PYTHONPATH"), *sys.path]
+    environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if isinstance(path, str))
+    return environ, python_path
