@@ -556,6 +556,9 @@ _ALIASES = {
     "meanabsoluteerror": "mae",
     "meansquarederror": "mse",
 }
+NAMED: dict[str, type[Metric]] = {}
+"""The metrics of this package by their names in lower case, which :mod:`.named` enters."""
+
 _CONTRACT = ("__call__", "compute", "reset", "state", "load_state", "merge", "reductions")
 
 
@@ -596,13 +599,9 @@ def _to_state(metric: Any, backend: str | None) -> TorchMetric:
 
 
 def _by_name(name: str) -> Metric:
-    from bigdl.orca.learn.metrics import named
-
     key = name.lower().replace("_", "").replace("-", "").replace(" ", "")
-    classes = {each.lower(): getattr(named, each) for each in named.__all__}
-    cls = classes.get(_ALIASES.get(key, key))
+    cls = NAMED.get(_ALIASES.get(key, key))
     if cls is None:
-        raise UsageError(
-            f"there is no metric of the name {name!r}; known names are: {', '.join(named.__all__)}"
-        )
+        known = ", ".join(each.__name__ for each in NAMED.values())
+        raise UsageError(f"there is no metric of the name {name!r}; known names are: {known}")
     return cls()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.metrics.metric import MergedMetric
+from bigdl.orca.learn.metrics.metric import NAMED, MergedMetric
 
 if TYPE_CHECKING:
     import torch
@@ -610,3 +610,6 @@ def labels_below(classes: int, name: str, labels: torch.Tensor, role="targets") 
             f"got {labels[wrong][0].item()}"
         )
     return integers
+
+
+NAMED.update({name.lower(): globals()[name] for name in __all__})
