@@ -9,15 +9,6 @@ from typing import Any, NoReturn, TypeVar
 
 from bigdl.common.errors import UsageError
 
-__all__ = [
-    "check_choice",
-    "check_integer",
-    "check_number",
-    "check_positive",
-    "invalidInputError",
-    "invalidOperationError",
-]
-
 T = TypeVar("T")
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from bigdl.common.errors import MissingExtraError, UsageError
 
-__all__ = ["Chart", "Scale", "svg", "text", "write_drawing"]
-
 _OWN = (".html", ".htm", ".svg")
 _TICKS = 5
 _ALIGNMENT = {"start": "left", "middle": "center", "end": "right"}

@@ -12,8 +12,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["VARIABLE", "EnvContext", "scratch_directory", "scratch_home", "set_variables"]
-
 
 class EnvContext:
     """A context in which environment variables have given values; it nests.

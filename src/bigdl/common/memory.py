@@ -14,14 +14,6 @@ from pathlib import Path
 
 from bigdl.common.cpu import cgroup_directories, read_text
 
-__all__ = [
-    "available_memory",
-    "freeze_modules",
-    "glibc_tunables",
-    "tune_allocator",
-    "tuned_allocator",
-]
-
 # Parameters of mallopt(3), from malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2

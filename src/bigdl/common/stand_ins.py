@@ -8,8 +8,6 @@ from __future__ import annotations
 import abc
 from typing import Any
 
-__all__ = ["StandIn", "actual"]
-
 
 class StandIn(abc.ABC):
     """Stands for another object."""

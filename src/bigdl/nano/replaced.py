@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["Replaced"]
-
 
 class _Missing:
     """Stands for an attribute that an object did not have itself."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession, SQLContext
 
-__all__ = ["OrcaContext"]
-
 
 class _Setting:
     """One setting of :class:`OrcaContext`, kept for the whole process."""

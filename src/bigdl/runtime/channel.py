@@ -23,8 +23,6 @@ from typing import cast
 from bigdl.common.errors import UsageError
 from bigdl.runtime.engine import PeerLost
 
-__all__ = ["Address", "Channel", "Inbox", "Line", "Unreachable", "listen"]
-
 CHUNK = 8 << 20  # bytes of one value
 CONNECT_S = 5.0  # seconds within which a worker must be able to open a connection
 _REPLY_S = 3600.0  # a driver that is stopped in a debugger answers late

@@ -36,8 +36,6 @@ from bigdl.common.errors import UsageError
 if TYPE_CHECKING:
     from bigdl.runtime.shards.feed import Feed, Ingest
 
-__all__ = ["Engine", "Job", "PeerLost"]
-
 
 class PeerLost(Exception):
     """Raised in a worker when a collective fails because another worker went away.

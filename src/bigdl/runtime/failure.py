@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from bigdl.common.errors import WorkerError
 
-__all__ = ["Failure", "user_frames"]
-
 
 class Failure(NamedTuple):
     """An exception in a worker, as it travels.

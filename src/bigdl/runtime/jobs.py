@@ -25,27 +25,6 @@ from bigdl.runtime.shards.feed import Feed, Ingest
 from bigdl.runtime.task import TaskSpec
 from bigdl.runtime.worker import decode
 
-__all__ = [
-    "LOOK_S",
-    "PROCESS_ENDED",
-    "CalledJob",
-    "ChannelJob",
-    "NoRows",
-    "NoWay",
-    "PreparedJob",
-    "Watch",
-    "WorkerCalls",
-    "active_jobs",
-    "await_survivors",
-    "interruptible",
-    "job_number",
-    "lost_workers",
-    "pickled",
-    "user_error",
-    "vanished",
-    "worker_lost",
-]
-
 _lock = threading.Lock()
 _numbers = itertools.count()
 _active: set[int] = set()

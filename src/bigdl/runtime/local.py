@@ -39,8 +39,6 @@ from bigdl.runtime.shards.feed import Feed, Ingest
 from bigdl.runtime.task import Task, execute
 from bigdl.runtime.worker import Uplink, decode
 
-__all__ = ["LocalEngine", "LocalMachine", "LocalProcesses"]
-
 _LOOPBACK = "127.0.0.1"
 _EXIT_S = 2.0  # seconds that a process gets to end once it has hung up
 

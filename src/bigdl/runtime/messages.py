@@ -26,18 +26,6 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 
-__all__ = [
-    "FAILURE",
-    "RESULT",
-    "Message",
-    "decode",
-    "encode",
-    "encoded",
-    "opened",
-    "receive",
-    "send",
-]
-
 RESULT = 1
 """Kind of an answer with what a function returned."""
 FAILURE = 2

@@ -23,8 +23,6 @@ from bigdl.common.cpu import THREAD_VARIABLES, cpu_quota, split_cores, topology,
 from bigdl.common.errors import UsageError
 from bigdl.runtime.messages import RESULT, Message, encode, opened, receive, send
 
-__all__ = ["CpuSlot", "WorkerProcess", "cpu_slots"]
-
 _KILL_S = 2.0  # seconds that the kernel has to end a process
 # A parent's pinning to cores that are not the worker's defeats the worker's own.
 _PINNING_VARIABLES = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY")

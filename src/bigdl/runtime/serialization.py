@@ -16,8 +16,6 @@ from typing import Any, BinaryIO, NoReturn
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["SafePickle"]
-
 _TYPES = ("bytearray", "bytes", "complex", "frozenset", "range", "set", "slice")
 _PLAIN = frozenset(
     [(module, name) for module in ("builtins", "__builtin__") for name in _TYPES]

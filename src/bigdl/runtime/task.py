@@ -26,20 +26,6 @@ from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.failure import user_frames
 from bigdl.runtime.worker import ChannelUplink, Uplink, Watcher, Worker, captured, encode
 
-__all__ = [
-    "Task",
-    "TaskSpec",
-    "choose_rank",
-    "describe",
-    "execute",
-    "is_accepted",
-    "match",
-    "read_input",
-    "remove_spools",
-    "reopen",
-    "task_environment",
-]
-
 
 def read_input(spec, batches, place: int, local_dir: str) -> dict:
     """The shards of a task, spooled from its input."""

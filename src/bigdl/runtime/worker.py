@@ -18,8 +18,6 @@ from bigdl.common.errors import UsageError
 if TYPE_CHECKING:
     from bigdl.runtime.channel import Line
 
-__all__ = ["RESULT_LIMIT", "ChannelUplink", "Log", "Uplink", "Watcher", "Worker", "captured"]
-
 
 @dataclass(eq=False)
 class Worker:

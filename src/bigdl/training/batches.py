@@ -38,24 +38,6 @@ if TYPE_CHECKING:
 
     Places = dict[str | None, tuple[int, int | None]]  # see Shard.places
 
-__all__ = [
-    "BatchLayout",
-    "KeyedShard",
-    "LoaderBatches",
-    "TensorShard",
-    "all_gather_json",
-    "as_loader",
-    "casts",
-    "form_of",
-    "in_dtype",
-    "in_form",
-    "open_batches",
-    "open_loader",
-    "plan_batches",
-    "shuffle_memory",
-    "spooled",
-]
-
 
 def casts(
     names: Sequence[str], own: list, others: list, *, is_target: bool

@@ -41,21 +41,6 @@ if TYPE_CHECKING:
     from bigdl.runtime.worker import Worker
     from bigdl.training.batches import BatchLayout
 
-__all__ = [
-    "BackgroundWriter",
-    "CheckpointDirectory",
-    "CheckpointManager",
-    "Snapshot",
-    "checkpoint_name",
-    "file_exists",
-    "find_checkpoint",
-    "in_thread",
-    "read_bytes",
-    "read_checkpoint",
-    "remove_file",
-    "write_bytes",
-]
-
 logger = logging.getLogger("bigdl.orca")
 
 T = TypeVar("T")

@@ -16,18 +16,6 @@ from bigdl.training.state import dumps, loads
 if TYPE_CHECKING:
     from bigdl.runtime.collectives.base import GradientSync
 
-__all__ = [
-    "EpochSums",
-    "LossRule",
-    "Records",
-    "as_returned",
-    "epoch_as_returned",
-    "figure_of",
-    "score_of",
-    "summaries_of",
-    "validation_names",
-]
-
 
 @dataclass
 class EpochSums:

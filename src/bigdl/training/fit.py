@@ -40,19 +40,6 @@ if TYPE_CHECKING:
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.worker import Worker
 
-__all__ = [
-    "FailurePolicy",
-    "FitJob",
-    "FitLoop",
-    "ProgressBar",
-    "RunSettings",
-    "Training",
-    "WorkerLoop",
-    "is_interactive",
-    "open_run_directory",
-]
-
-
 logger = logging.getLogger("bigdl.orca")
 
 T = TypeVar("T")

@@ -24,23 +24,6 @@ if TYPE_CHECKING:
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.worker import Worker
 
-__all__ = [
-    "RunningState",
-    "capture_rng",
-    "check_precision",
-    "device_of",
-    "device_of_task",
-    "dumps",
-    "isolated_rng",
-    "loads",
-    "move",
-    "precision_of",
-    "restore_rng",
-    "seed_everything",
-    "to_cpu",
-    "to_device",
-]
-
 
 def dumps(value: Any) -> bytes:
     """Tensors and plain containers as the bytes of ``torch.save``; all tensors on the CPU."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     Objective = Callable[[Trial], float | Sequence[float]]
 
-__all__ = ["TrialLost", "TrialPool", "run_trials"]
-
 _VALUES, _PRUNED = "values", "pruned"
 
 

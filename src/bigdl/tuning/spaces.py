@@ -36,26 +36,6 @@ from bigdl.common.errors import UsageError
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-__all__ = [
-    "Assignment",
-    "Choice",
-    "Domain",
-    "Draws",
-    "GridSearch",
-    "Lazy",
-    "Naming",
-    "Normal",
-    "Number",
-    "RandomTrial",
-    "SampleFrom",
-    "SearchSpace",
-    "Subset",
-    "holds_lazy",
-    "json_value",
-    "resolve",
-    "visit",
-]
-
 Draws = dict[str, Any]
 """Draws by the names of their domains; plain numbers and lists of them."""
 

@@ -10,8 +10,6 @@ from typing import Any
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
-__all__ = ["SQLiteStorage", "open_database"]
-
 _LOCK_TIMEOUT_S = 120  # that a process waits while others write to the same SQLite file
 _lock = threading.Lock()
 

@@ -32,22 +32,6 @@ if TYPE_CHECKING:
     from optuna.study import Study, StudyDirection
     from optuna.trial import FrozenTrial, Trial
 
-__all__ = [
-    "RETRY_OF",
-    "PrunerType",
-    "SamplerType",
-    "create_pruner",
-    "create_sampler",
-    "is_in_memory",
-    "open_study",
-    "propose_again",
-    "quieter",
-    "record_process",
-    "recover",
-    "trial_table",
-    "without_experimental_warnings",
-]
-
 RETRY_OF = "retry_of"
 """User attribute: the number of the lost trial that this one repeats."""
 

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from bigdl.friesian.ops.schema import FeatureSchema
 
-__all__ = ["FeatureTable"]
-
 
 class FeatureTable(FeatureMethods, Table):
     """A table of features on Spark.

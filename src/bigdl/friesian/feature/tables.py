@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from bigdl.friesian.ops.operator import Operator
 
-__all__ = ["StringIndex", "Table", "TargetCode"]
-
 _MODES = ("append", "overwrite", "error", "errorifexists", "ignore")
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from bigdl.friesian.feature.tables import Table
     from bigdl.orca.data import SparkXShards
 
-__all__ = ["featuretable_to_xshards"]
-
 
 def featuretable_to_xshards(
     tbl: Table, convert_cols: str | list[str] | None = None

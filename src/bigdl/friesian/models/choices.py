@@ -22,8 +22,6 @@ from bigdl.friesian.models.layers import (
 if TYPE_CHECKING:
     from bigdl.friesian.ops.schema import FeatureSchema
 
-__all__ = ["NCF", "DeepFM", "MMoE", "MultiTaskLoss", "WideAndDeep"]
-
 
 class NCF(TableModel):
     """The probability that a user chooses an item, of their two numbers alone (NeuMF).

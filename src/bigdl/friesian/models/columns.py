@@ -10,8 +10,6 @@ from bigdl.common.errors import UsageError
 if TYPE_CHECKING:
     from bigdl.friesian.ops.schema import FeatureSchema
 
-__all__ = ["cardinalities", "check_numbers", "check_tasks"]
-
 
 def cardinalities(schema: FeatureSchema, names: Iterable[str]) -> dict[str, int]:
     """Return the numbers of different values of columns of categories."""

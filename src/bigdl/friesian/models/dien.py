@@ -16,8 +16,6 @@ from bigdl.friesian.models.layers import FieldEmbeddings, TableModel, mlp
 if TYPE_CHECKING:
     from bigdl.friesian.ops.schema import FeatureSchema
 
-__all__ = ["AUGRU", "DIEN", "InterestLoss"]
-
 
 class AUGRU(nn.Module):
     """A GRU whose update gate is multiplied by the attention that a step gets.

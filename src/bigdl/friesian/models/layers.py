@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["FieldEmbeddings", "TableModel", "TabularInput", "mlp", "stack_numbers"]
-
 
 class FieldEmbeddings(nn.Module):
     """Embeddings of several columns, in one table.

@@ -6,8 +6,6 @@ from typing import Any
 
 from bigdl.common.errors import UsageError, require
 
-__all__ = ["TFRSModel"]
-
 
 def TFRSModel(tfrs_model: Any) -> Any:
     """A Keras model around one of TensorFlow Recommenders, whose losses are means of its rows.

@@ -16,8 +16,6 @@ from bigdl.friesian.models.layers import TableModel, TabularInput, mlp
 if TYPE_CHECKING:
     from bigdl.friesian.ops.schema import FeatureSchema
 
-__all__ = ["InBatchSoftmax", "Tower", "TwoTower"]
-
 
 class Tower(TableModel):
     """A vector of length 1 for the columns of a user, or of an item.

@@ -22,15 +22,6 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.structure import as_array
 
-__all__ = [
-    "AccuracyGoal",
-    "StreamingMetric",
-    "as_number",
-    "keep_accuracy",
-    "relative_error",
-    "score_function",
-]
-
 _log = logging.getLogger(__name__)
 
 

@@ -15,14 +15,6 @@ from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.method import Method, methods
 
-__all__ = [
-    "Keywords",
-    "check_threads",
-    "quantized_method",
-    "refuse_inapplicable",
-    "traced_method",
-]
-
 _RUNTIMES = ("openvino", "onnxruntime")
 # Keywords that choose the method, or are the model or its other names.
 _SELECTION = {

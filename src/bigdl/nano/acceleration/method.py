@@ -22,17 +22,6 @@ from bigdl.common.cpu import isa_flags
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
 
-__all__ = [
-    "ORIGINAL",
-    "BuildOptions",
-    "Method",
-    "Source",
-    "find_method",
-    "methods",
-    "register_methods",
-]
-
-
 ORIGINAL = "original"
 """Name of the method that leaves the model as it is."""
 

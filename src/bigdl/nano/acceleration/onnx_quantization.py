@@ -24,20 +24,6 @@ from bigdl.common.errors import require
 from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.nano.acceleration.quiet import quiet
 
-__all__ = [
-    "FloatGraph",
-    "OnnxFile",
-    "Quantize",
-    "compress_weights",
-    "has_attention",
-    "quantize_dynamically",
-    "quantize_statically",
-    "quantize_with_nncf",
-    "save",
-    "unsigned_activations",
-]
-
-
 # Smaller tensors are biases, scales and shapes: little to save, much to lose.
 _LARGE = 1024
 # What scores of attention go through between a product and a softmax.

@@ -31,9 +31,6 @@ from bigdl.nano.openvino.network import (
 )
 from bigdl.nano.openvino.quantization import Quantizer
 
-__all__ = ["QuantizedMethod", "openvino_methods", "preprocessed"]
-
-
 _KEYWORDS = (
     "data_type",
     "input",

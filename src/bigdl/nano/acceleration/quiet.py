@@ -9,8 +9,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 
-__all__ = ["quiet"]
-
 
 def _silenced() -> contextlib.ExitStack:
     """Silence the process; return the stack that undoes it."""

@@ -17,8 +17,6 @@ from typing import Any, BinaryIO, TypeVar
 
 from bigdl.common.errors import UsageError, require
 
-__all__ = ["META_FILE", "class_of", "opened", "write_directory"]
-
 T = TypeVar("T")
 
 META_FILE = "nano_model_meta.yml"

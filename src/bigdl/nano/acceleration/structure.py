@@ -17,8 +17,6 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["TENSOR", "CallInputs", "Structure", "as_array", "flatten", "is_tensor"]
-
 _SCALARS = (bool, int, float, str, type(None))
 
 

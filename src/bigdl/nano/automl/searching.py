@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
-__all__ = ["SearchArguments", "Searcher"]
-
 _OF_STUDY = (
     *("storage", "study_name", "load_if_exists", "direction", "directions"),
     *("sampler", "sampler_kwargs", "pruner", "pruner_kwargs"),

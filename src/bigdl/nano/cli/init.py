@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from bigdl.common.errors import UsageError
 from bigdl.nano.cli.environment import changes, code, make_parser, planned, say
 
-__all__ = ["main"]
-
 _NAME = "bigdl-nano-init"
 _SOURCED = "--sourced"  # the first argument when a shell sources the script
 

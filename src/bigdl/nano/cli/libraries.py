@@ -11,8 +11,6 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["JEMALLOC", "OPENMP", "TCMALLOC", "find_library"]
-
 OPENMP = ("iomp5",)
 JEMALLOC = ("jemalloc",)
 TCMALLOC = ("tcmalloc_minimal", "tcmalloc")  # the first has no profiler

@@ -7,8 +7,6 @@ import sys
 
 from bigdl.nano.cli.environment import STATE, changes, code, restored, say
 
-__all__ = ["main"]
-
 _NAME = "bigdl-nano-unset-env"
 
 

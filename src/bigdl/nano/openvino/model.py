@@ -21,8 +21,6 @@ from bigdl.nano.openvino.network import (
     renamed_properties,
 )
 
-__all__ = ["OpenVINOFacade", "OpenVINOModel", "plain", "saved_network", "saved_properties"]
-
 
 class OpenVINOFacade(abc.ABC):
     """A mix-in for models with a network of OpenVINO.

@@ -24,27 +24,6 @@ from bigdl.common.checks import check_choice, check_integer, check_positive
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError, require
 
-__all__ = [
-    "SAVED_NAME",
-    "CompiledNetwork",
-    "ShapedNetwork",
-    "checked_device",
-    "core",
-    "loose_shapes",
-    "named_values",
-    "network_bytes",
-    "parse_shapes",
-    "port_name",
-    "positions",
-    "read_network",
-    "reason",
-    "renamed_properties",
-    "reshaped",
-    "supports_bf16",
-    "write_network",
-]
-
-
 SAVED_NAME = "ov_saved_model"
 """Name, without suffix, of the two files of a network in a directory of its own."""
 

@@ -20,8 +20,6 @@ from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.acceleration.structure import as_array
 from bigdl.nano.openvino.network import CompiledNetwork, loose_shapes, port_name, reason
 
-__all__ = ["Quantizer", "has_attention", "quantized_network"]
-
 
 class _Stack(ctypes.Structure):
     """``stack_t`` of ``sigaltstack(2)`` on Linux."""

@@ -44,8 +44,6 @@ from bigdl.nano.pytorch.inference.network_models import (
 )
 from bigdl.nano.pytorch.inference.source import FlatModule, TorchSource
 
-__all__ = ["ALL_METHODS", "DEFAULT_METHODS", "METHODS"]
-
 _log = logging.getLogger("bigdl.nano")
 _BF16_SETS = ("avx512_bf16", "amx_bf16", "bf16", "avx_ne_convert")
 _CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)

@@ -23,8 +23,6 @@ from bigdl.nano.tf.inference.network_models import (
 )
 from bigdl.nano.tf.inference.source import KerasSource
 
-__all__ = ["DEFAULT_METHODS", "METHODS"]
-
 _EXPORTER = ("onnx", "onnxruntime", "tf2onnx")
 
 

@@ -24,18 +24,6 @@ import tensorflow as tf
 
 from bigdl.common.errors import UsageError, one_line
 
-__all__ = [
-    "PackedModel",
-    "compile_arguments",
-    "compiled_like",
-    "copied",
-    "custom_objects",
-    "dumps",
-    "packed",
-    "unpacked",
-]
-
-
 _OF_TRAINING = ("optimizer", "run_eagerly", "jit_compile", "steps_per_execution")
 
 

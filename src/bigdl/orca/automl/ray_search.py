@@ -40,8 +40,6 @@ from bigdl.tuning.study import quieter, record_process
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-__all__ = ["check_room", "run_on_ray"]
-
 _FOLDER = "ray"
 _STATE = "state.pkl"
 _ACTOR = "bigdl_search_actor"  # the entry of Tune's configurations that names the SearchActor

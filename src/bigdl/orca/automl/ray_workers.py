@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from bigdl.runtime.channel import Address, Channel, Line
     from bigdl.runtime.worker import Worker
 
-__all__ = ["TrialWorkers"]
-
 _TIMEOUT_S = 1800.0  # seconds after which a collective without progress fails
 _CLEAN_UP_S = 1.0  # seconds that the end of a process group may hold up its report
 _GRACE_S = 30.0  # seconds in which a failure of one worker must reach the others

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial, Trial
 
-__all__ = ["Records", "latest_search", "new_search"]
-
 _STUDY = "study.db"
 _DESCRIPTION = "search"
 _FINALIST = "finalist"

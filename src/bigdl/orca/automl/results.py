@@ -19,8 +19,6 @@ from bigdl.orca.learn.pytorch.callbacks.tensorboard import writer_class
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-__all__ = ["draw_history", "draw_parallel_coordinates", "write_leaderboard"]
-
 logger = logging.getLogger("bigdl.orca")
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _MARGIN = 860, 460, 90, 40, 50

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import Trial
 
-__all__ = ["Search", "check_resources", "choose_backend"]
-
 logger = logging.getLogger("bigdl.orca")
 
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from bigdl.orca.automl.trial import Goal
 
-__all__ = ["Strategy", "draws_from_ray", "from_ray"]
-
 _RANDOM = ("random", "variant_generator")
 _SAMPLERS = {
     "optuna": "TPE",

@@ -20,8 +20,6 @@ from bigdl.training.state import seed_everything
 if TYPE_CHECKING:
     from bigdl.orca.automl.model.base import Builder
 
-__all__ = ["Goal", "Job", "Metric", "Step", "TrialRun", "trial_worker"]
-
 
 @dataclass(frozen=True)
 class Metric:

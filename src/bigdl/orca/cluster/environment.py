@@ -27,8 +27,6 @@ from bigdl.orca.cluster.spark import is_local, user_import_path
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-__all__ = ["packed_environment", "ship_modules", "zip_modules"]
-
 LARGEST_MODULES = 64 * 2**20
 """Bytes of Python files that are shipped with a program; more is a folder of something else."""
 

@@ -24,8 +24,6 @@ from pathlib import Path
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["JavaHome", "find_java"]
-
 OLDEST_JAVA = 17
 """Spark 4 runs on Java 17 and newer."""
 

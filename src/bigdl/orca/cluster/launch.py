@@ -54,17 +54,6 @@ from bigdl.orca.cluster.submit import (
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-__all__ = [
-    "LaunchedSpark",
-    "attach",
-    "connect",
-    "has_foreign_gateway",
-    "set_log_level",
-    "stop_foreign_context",
-    "submit_program",
-    "use_this_python",
-]
-
 logger = logging.getLogger("bigdl.orca")
 
 

@@ -26,16 +26,6 @@ from bigdl.orca.cluster.ray_launch import (
 )
 from bigdl.orca.cluster.spark import SparkCluster, active_context
 
-__all__ = [
-    "OrcaRayContext",
-    "RayCluster",
-    "RayNode",
-    "Shared",
-    "active_cluster",
-    "is_alone",
-    "is_connected",
-]
-
 logger = logging.getLogger("bigdl.orca")
 
 NO_RAY = (

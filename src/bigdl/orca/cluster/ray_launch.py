@@ -27,15 +27,6 @@ from bigdl.orca.cluster import supervisor
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.spark import SparkCluster, user_import_path
 
-__all__ = [
-    "LOOPBACK",
-    "LaunchedRay",
-    "check_ray_arguments",
-    "set_environment",
-    "shared_environment",
-    "start_on_spark",
-]
-
 logger = logging.getLogger("bigdl.orca")
 
 

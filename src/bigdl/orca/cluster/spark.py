@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkCluster", "active_context", "is_local", "user_import_path"]
-
 logger = logging.getLogger("bigdl.orca")
 
 NO_CONTEXT = "No active SparkContext. Please create a SparkContext first"

@@ -22,8 +22,6 @@ from bigdl.runtime.jobs import (
     worker_lost,
 )
 
-__all__ = ["JobCancelled", "SparkCall", "job_error", "reported", "unreachable"]
-
 logger = logging.getLogger("bigdl.orca")
 
 

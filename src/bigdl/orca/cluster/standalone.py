@@ -26,8 +26,6 @@ from bigdl.orca.cluster import supervisor
 from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.submit import spark_home
 
-__all__ = ["StandaloneCluster", "numa_prefixes"]
-
 LOOPBACK = "127.0.0.1"
 
 # The daemons hold no data: they need little memory and no compiler that takes its time.

@@ -21,22 +21,6 @@ from xml.etree import ElementTree
 
 from bigdl.common.errors import UsageError
 
-__all__ = [
-    "Address",
-    "Machine",
-    "Request",
-    "Submission",
-    "check_reachable",
-    "family",
-    "is_inside",
-    "kubernetes_address",
-    "local_address",
-    "resource_managers",
-    "standalone_masters",
-    "submission",
-]
-
-
 ENVIRONMENT = "python_env"
 """The directory in which an executor finds the shipped Python environment."""
 

@@ -15,8 +15,6 @@ from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster import submit
 from bigdl.orca.cluster.java import find_java
 
-__all__ = ["main"]
-
 _PYTHON_PROPERTIES = ("spark.pyspark.python=", "spark.pyspark.driver.python=")
 
 

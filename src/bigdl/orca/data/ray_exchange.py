@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "RaySide",
-    "arrow_to_ray",
-    "cells_to_ray",
-    "ordered_blocks",
-    "parquet_dataset",
-    "partitions_to_ray",
-    "spark_df_to_ray_dataset",
-]
-
-
 _BLOCK = 64 << 20  # bytes of a block of cells
 _STORE = "bigdl-store-{}"
 

@@ -23,8 +23,6 @@ from bigdl.runtime.channel import Address, Line, Unreachable, listen
 from bigdl.runtime.task import Task, TaskSpec, describe, task_environment
 from bigdl.runtime.worker import Uplink, captured, decode
 
-__all__ = ["execute", "read"]
-
 _ROW = 4 << 20  # bytes of one row
 _LEAVE_S = 1.0  # seconds that the others get to end by themselves after an error
 

@@ -39,8 +39,6 @@ from bigdl.runtime.jobs import (
 if TYPE_CHECKING:
     from bigdl.runtime.shards.feed import Feed, Ingest
 
-__all__ = ["NoRoom", "RayEngine", "RayJob", "RayPool", "RayWorker"]
-
 logger = logging.getLogger("bigdl.orca")
 
 _START_S = 120.0  # seconds in which a process must be up

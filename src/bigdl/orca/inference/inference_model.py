@@ -23,8 +23,6 @@ from bigdl.orca.inference.runtimes import (
     read_openvino,
 )
 
-__all__ = ["InferenceModel"]
-
 
 class InferenceModel:
     """A model of PyTorch, ONNX, OpenVINO or Nano that threads share.

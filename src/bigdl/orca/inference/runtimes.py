@@ -16,19 +16,6 @@ import numpy as np
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.data.file import read_bytes
 
-__all__ = [
-    "file_copies",
-    "module_copies",
-    "nano_copies",
-    "nano_files",
-    "onnx_copies",
-    "openvino_copies",
-    "read_model",
-    "read_openvino",
-    "torch_module",
-]
-
-
 Copy = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 

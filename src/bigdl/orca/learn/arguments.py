@@ -16,16 +16,6 @@ from bigdl.orca.data.feeds import names_of
 if TYPE_CHECKING:
     from bigdl.orca.learn.layer_fit.loop import LayerOptions
 
-__all__ = [
-    "check_counts",
-    "check_layer_options",
-    "config_of",
-    "path_of",
-    "take_old",
-    "warn_once",
-    "with_weight",
-]
-
 logger = logging.getLogger("bigdl.orca")
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.runtime.local import LocalMachine
 
-__all__ = ["backend_of", "cluster_of", "end_workers", "engine_of", "is_on_ray", "sync_of"]
-
 _BACKENDS = ("spark", "bigdl", "ray", "horovod", "local")
 _OF_SPARK = ("Spark DataFrame", "SparkXShards")
 

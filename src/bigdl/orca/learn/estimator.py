@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from bigdl.orca.data.feeds.group import FeedGroup
     from bigdl.orca.learn.prediction.shipping import Shipped
 
-__all__ = ["BaseEstimator", "EstimatorOptions", "TrainingEstimator"]
-
 
 class BaseEstimator(ABC):
     """Verbs of an Estimator; the subclasses say with which arguments."""

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from bigdl.runtime.engine import Engine
     from bigdl.runtime.worker import Worker
 
-__all__ = ["BarrierTransport", "StateFiles", "exchange_messages"]
-
 _DESCRIBE, _RUN, _GIVE = "describe", "run", "give"  # what a stage is for
 _LOST = "lost"  # the answer of ranks where the state of one is gone
 

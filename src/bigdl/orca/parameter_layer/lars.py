@@ -7,8 +7,6 @@ from typing import overload
 
 import torch
 
-__all__ = ["LARS"]
-
 
 class LARS(torch.optim.Optimizer):
     """SGD with momentum whose steps are scaled, per parameter, by its norm over its gradient's.

@@ -21,8 +21,6 @@ import numpy as np
 
 from bigdl.common.checks import check_choice
 
-__all__ = ["CODECS", "Codec", "Inbox", "Message", "codec_for", "frames_of", "pack", "unpack"]
-
 
 class Codec:
     """Bytes of a vector of float32 and back; here as they are, in other codecs rounded.

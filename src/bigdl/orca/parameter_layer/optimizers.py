@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from bigdl.orca.parameter_layer.plan import Geometry, LayerPlan, Segment
 
-__all__ = ["check_optimizer", "cut_state", "groups_of", "joined_state", "update_slice"]
-
 _ELEMENTWISE = (
     "SGD",
     "Adam",

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.orca.data.feeds.group import FeedGroup
 
-__all__ = ["Pairs", "Rows", "is_here", "key", "shards_of"]
-
 _KEY = struct.Struct(">q")
 _LINE = 33  # py4j gives Java a Long, and no Integer, only for what does not fit in 32 bits
 

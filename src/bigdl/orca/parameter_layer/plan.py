@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from bigdl.orca.parameter_layer.rank import RankState
 
-__all__ = ["Geometry", "LayerPlan", "Segment", "Step", "Transport", "slice_bounds"]
-
 
 def slice_bounds(total: int, ranks: int) -> list[tuple[int, int]]:
     """Cut `total` elements in `ranks` slices; the first ``total % ranks`` have one element more.

@@ -21,20 +21,6 @@ from bigdl.orca.parameter_layer.optimizers import cut_state, update_slice
 from bigdl.orca.parameter_layer.plan import LayerPlan, Segment, Step
 from bigdl.orca.parameter_layer.stragglers import run_within
 
-__all__ = [
-    "Contribution",
-    "Rank",
-    "RankState",
-    "Replica",
-    "Sum",
-    "changed",
-    "close_replicas",
-    "merge",
-    "merged",
-    "replica_of",
-    "states_of",
-]
-
 _BLOCK = 1 << 15  # numbers that are summed at a time: what is read twice stays in the cache
 
 

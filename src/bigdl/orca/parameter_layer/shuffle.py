@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from bigdl.orca.data.feeds.group import FeedGroup
     from bigdl.orca.parameter_layer.rank import Replica
 
-__all__ = ["AWAY", "FOR_GRADIENTS", "FOR_UPDATE", "ShuffleTransport", "Tasks"]
-
 _TO_GRADIENTS, _TO_BOTH, _TO_UPDATE = 1, 2, 3
 
 FOR_GRADIENTS = (_TO_GRADIENTS, _TO_BOTH)

@@ -16,8 +16,6 @@ from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.training.checkpoint import in_thread
 
-__all__ = ["DropStragglers", "StragglerLimit", "run_within"]
-
 _RELAXED = 1.01  # of the limit, where enough was dropped
 
 

@@ -19,8 +19,6 @@ from typing import Literal
 
 from bigdl.runtime.collectives.flat import DENSE, NONE, GradientGroups, layout, summed, weighted
 
-__all__ = ["CollectiveSync", "GradientSync", "bytes_tensor", "interface_of"]
-
 
 class GradientSync(ABC):
     """Collectives among the workers of a job; see the module for who calls what."""

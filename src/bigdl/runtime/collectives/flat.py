@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["NONE", "FlatBuckets", "GradientGroups", "layout", "summed", "weighted"]
-
 _BUCKET = 4 << 20  # elements of one all-reduce
 _PIECE = 1 << 20  # the same of arrays, whose copying is all that overlaps
 _ALIGNED = 64  # bytes: TensorFlow and XLA take memory that begins so as it is

@@ -19,8 +19,6 @@ from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.runtime.collectives.base import CollectiveSync, bytes_tensor, interface_of
 from bigdl.runtime.engine import PeerLost
 
-__all__ = ["HorovodSync", "Slot", "require_horovod", "slots_of"]
-
 _CURE = (
     "run scripts/install-horovod.sh of BigDL's sources, which builds it for the installed torch, "
     'or use backend="spark" or "ray", whose updates are the same'

@@ -10,8 +10,6 @@ from bigdl.common.environment import EnvContext
 from bigdl.runtime.collectives.base import CollectiveSync, bytes_tensor, interface_of
 from bigdl.runtime.engine import PeerLost
 
-__all__ = ["TorchDistributedSync"]
-
 
 class TorchDistributedSync(CollectiveSync):
     """A process group over the job's channel: gloo, and nccl for workers with a GPU each.

@@ -17,8 +17,6 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["BatchPlan", "WindowedOrder", "permutation"]
-
 _BLOCKS = 64  # contiguous blocks of a window
 
 

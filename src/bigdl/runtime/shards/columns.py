@@ -33,18 +33,6 @@ from bigdl.common.errors import UsageError
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import TEXT, encoded, is_text, name_of_dtype
 
-__all__ = [
-    "ColumnSpec",
-    "Leaf",
-    "column_spec",
-    "convert",
-    "decode",
-    "decode_batch",
-    "float_dtype",
-    "project",
-    "unified_spec",
-]
-
 _FLOATS = {"float32": "float", "float64": "double"}
 
 

@@ -25,8 +25,6 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["Feed", "Ingest", "PackedFeed", "SourceError"]
-
 
 class SourceError(Exception):
     """A fault in the rows themselves (a null, a ragged array), found while they are converted.

@@ -37,17 +37,6 @@ from bigdl.runtime.shards.texts import TEXT, is_text, widened
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = [
-    "LOADER_FILE",
-    "LoaderShard",
-    "Shard",
-    "Spool",
-    "SpoolWriter",
-    "open_shard",
-    "remove_spool",
-    "remove_stale_spools",
-]
-
 _PREFIX = "bigdl-spool-"
 _NAME = re.compile(rf"{_PREFIX}(?P<job>[0-9]+)-.+")
 _META = "spool.json"

@@ -16,18 +16,6 @@ import numpy as np
 
 from bigdl.runtime.shards.feed import SourceError
 
-__all__ = [
-    "TEXT",
-    "are_texts",
-    "encoded",
-    "is_text",
-    "name_of_dtype",
-    "takes_texts",
-    "text_array",
-    "widened",
-    "with_texts",
-]
-
 TEXT = "S"
 """The dtype of a column of texts of any width."""
 

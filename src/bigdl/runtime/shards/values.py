@@ -28,8 +28,6 @@ from bigdl.runtime.shards.columns import Leaf
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import TEXT, are_texts, name_of_dtype, text_array
 
-__all__ = ["columns_of", "grouped", "is_frame", "named_by_shard"]
-
 _ROLE = re.compile(r"(?P<role>[xy])\[(?P<place>[0-9]+)\]")
 _SIGNED = {2: "int32", 4: "int64", 8: "int64"}
 

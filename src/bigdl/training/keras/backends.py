@@ -23,8 +23,6 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, require
 
-__all__ = ["Packed", "Steps", "backend_of_program", "seed_keras", "steps_of", "use_backend"]
-
 _BACKENDS = ("tensorflow", "torch", "jax")
 
 

@@ -19,8 +19,6 @@ from typing import Any, cast
 from bigdl.common.errors import UsageError
 from bigdl.training.keras.state import share_state
 
-__all__ = ["BATCH_HOOKS", "Rank0CallbackBridge", "WorkerCallbacks", "as_callbacks"]
-
 _FILES, _FOLDERS = ("filepath", "filename"), ("log_dir", "backup_dir")
 _WRITERS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore", "RemoteMonitor")
 

@@ -47,24 +47,6 @@ from bigdl.training.batches import (
 if TYPE_CHECKING:
     from bigdl.training.keras.loop import KerasFitSettings
 
-__all__ = [
-    "Assembly",
-    "ColumnRows",
-    "DatasetGraph",
-    "DatasetRows",
-    "EvaluationSettings",
-    "Part",
-    "Rows",
-    "build_for",
-    "is_dataset",
-    "open_data",
-    "open_rows",
-    "shipped_dataset",
-    "with_class_weight",
-    "with_seeds",
-    "zero_row",
-]
-
 
 @dataclass(frozen=True)
 class EvaluationSettings:

@@ -45,8 +45,6 @@ from bigdl.training.keras.state import (
 )
 from bigdl.training.position import Position
 
-__all__ = ["EvaluateProgram", "KerasEpochs", "KerasFitProgram", "KerasFitSettings", "KerasLoop"]
-
 
 @dataclass
 class KerasFitSettings(RunSettings):

@@ -37,8 +37,6 @@ from bigdl.training.keras.state import (
     tensor_of,
 )
 
-__all__ = ["GradientReducer", "WorkerSteps", "check_optimizer", "loss_divisor"]
-
 _SUMMED = ("float32", "float64")  # others are widened first
 
 

@@ -21,29 +21,6 @@ if TYPE_CHECKING:
 
     from bigdl.training.keras.callbacks import WorkerCallbacks
 
-__all__ = [
-    "KerasCheckpoints",
-    "RunningWeights",
-    "array_of",
-    "changed_by_rows",
-    "dump_optimizers",
-    "dump_weights",
-    "form_of",
-    "kept_values",
-    "merge_metrics",
-    "optimizers_of",
-    "put_optimizers",
-    "put_weights",
-    "seed_states",
-    "set_values",
-    "share_state",
-    "synchronized_layers",
-    "tensor_of",
-    "to_variable",
-    "values_of",
-    "zeros_of",
-]
-
 
 def array_of(value: Any) -> np.ndarray:
     """Return a variable or tensor of any backend, or a number, as an array."""

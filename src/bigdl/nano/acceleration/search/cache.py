@@ -24,9 +24,6 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.search.results import Results
 
-__all__ = ["Cache", "fingerprint"]
-
-
 # Packages whose classes and functions are known by their names, as their versions are digested.
 _LIBRARIES = {"torch", "numpy", "pandas", "pytorch_lightning", "lightning", "torchmetrics"}
 

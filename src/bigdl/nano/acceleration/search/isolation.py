@@ -34,9 +34,6 @@ from bigdl.nano.acceleration.method import ORIGINAL
 from bigdl.nano.acceleration.search.trial import Bench, Plan, Trial, try_method
 from bigdl.runtime.pool import CpuSlot, Stage, WorkerPool
 
-__all__ = ["Limits", "search"]
-
-
 _ENDING_PROCESS = ("crashed", "out of memory", "timed out")
 """Statuses after which the process is gone, or had better go."""
 _TICK = 0.1  # seconds between two looks at the process

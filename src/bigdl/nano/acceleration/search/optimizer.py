@@ -35,8 +35,6 @@ from bigdl.nano.acceleration.search.trial import Bench, Trial
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["BaseInferenceOptimizer"]
-
 Model = TypeVar("Model")
 
 

@@ -24,20 +24,6 @@ from bigdl.common.errors import MissingExtraError, UsageError, one_line
 from bigdl.nano.acceleration.method import ORIGINAL, Method
 from bigdl.nano.acceleration.structure import as_array, flatten
 
-__all__ = [
-    "OBJECTIVES",
-    "Bench",
-    "Candidate",
-    "Plan",
-    "Point",
-    "Timing",
-    "Trial",
-    "time_against",
-    "time_alone",
-    "try_method",
-]
-
-
 _ROUNDS = 10
 _WARM_UPS = 2
 _PROBES = 3

@@ -23,21 +23,6 @@ if TYPE_CHECKING:
 
     from bigdl.nano.automl.hpo.space import SimpleSpace
 
-__all__ = [
-    "SPLITTER",
-    "AutoObject",
-    "Searchable",
-    "args",
-    "called",
-    "func",
-    "lazily_constructed",
-    "obj",
-    "plmodel",
-    "spaces_in",
-    "suggested",
-    "with_config",
-]
-
 SPLITTER = "▁"
 """Stands in names between that of a nested space and that of its part."""
 

@@ -21,8 +21,6 @@ from bigdl.nano.automl.hpo.objects import suggested
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-__all__ = ["KerasObjective", "Target", "compiled", "pruning_of"]
-
 _MODES = ("last", "max", "min", "auto")
 _BEST_HIGH = ("acc", "auc", "precision", "recall", "f1", "r2")
 _BEST_LOW = ("loss", "mae", "mse", "error")

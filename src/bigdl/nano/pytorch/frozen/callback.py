@@ -14,8 +14,6 @@ from bigdl.nano.pytorch.frozen.features import loader_of_features, watch_batch
 from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix, accelerate_frozen_prefix
 from bigdl.nano.replaced import Replaced
 
-__all__ = ["FrozenPrefixCallback"]
-
 _SAMPLE_ROWS = 2  # two, since batch normalisation in train mode refuses one
 
 require("pytorch_lightning", "nano")

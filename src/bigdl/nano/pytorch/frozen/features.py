@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix
 
-__all__ = ["CachedFeatures"]
-
 _COMPARED = 8  # samples
 _MANIFEST, _FEATURES, _TARGETS = "manifest.json", "features.npy", "targets.pt"
 _ON_BATCHES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")

@@ -20,8 +20,6 @@ from bigdl.nano.pytorch.frozen.segment import Call, Segment, find_frozen
 from bigdl.nano.pytorch.inference.source import TorchSource, batches_of, rows_of, split_batch
 from bigdl.nano.pytorch.training.steps import undisturbed
 
-__all__ = ["FrozenPrefix", "accelerate_frozen_prefix"]
-
 # For each precision the methods in the order in which they are tried; the modules themselves,
 # without autograd, come last.
 _METHODS = {

@@ -22,8 +22,6 @@ from torch import nn
 from bigdl.nano.pytorch.training.steps import undisturbed
 from bigdl.nano.replaced import Replaced
 
-__all__ = ["Segment"]
-
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.RNNBase, nn.MultiheadAttention)
 

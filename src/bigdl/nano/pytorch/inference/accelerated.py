@@ -30,22 +30,6 @@ from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.structure import TENSOR, Structure
 from bigdl.nano.pytorch.inference.source import ForwardInputs, TorchSource
 
-__all__ = [
-    "AcceleratedModel",
-    "FlatModel",
-    "InferenceContext",
-    "NetworkModel",
-    "Settings",
-    "active_settings",
-    "ask_for_original",
-    "context_of",
-    "load_weights",
-    "remember_settings",
-    "save_weights",
-    "settings_of",
-]
-
-
 _local = threading.local()
 
 

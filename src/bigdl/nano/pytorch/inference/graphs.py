@@ -37,22 +37,6 @@ from bigdl.nano.pytorch.inference.source import (
     dynamic_dimensions,
 )
 
-__all__ = [
-    "LAYOUTS",
-    "CompiledGraph",
-    "GraphModel",
-    "ModuleGraph",
-    "PytorchIPEXJITBF16Model",
-    "PytorchIPEXJITModel",
-    "PytorchIPEXQuantizationModel",
-    "PytorchJITINT8Model",
-    "PytorchQuantizedModel",
-    "ScriptGraph",
-    "export_flat",
-    "layouts_of",
-]
-
-
 LAYOUTS = {"channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d}
 _BY_RANK = {4: "channels_last", 5: "channels_last_3d"}
 

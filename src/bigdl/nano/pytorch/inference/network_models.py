@@ -51,15 +51,6 @@ from bigdl.nano.pytorch.inference.source import (
     evaluating,
 )
 
-__all__ = [
-    "PytorchONNXRuntimeModel",
-    "PytorchOpenVINOModel",
-    "onnx_names",
-    "to_onnx",
-    "to_openvino",
-]
-
-
 _log = logging.getLogger(__name__)
 
 # Keywords of torch.onnx.export that other arguments of trace and quantize stand for.

@@ -17,20 +17,6 @@ from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.structure import CallInputs, Structure, flatten
 
-__all__ = [
-    "ONE_BATCH",
-    "Batch",
-    "FlatModule",
-    "ForwardInputs",
-    "TorchSource",
-    "batches_of",
-    "evaluating",
-    "forward_parameters",
-    "rows_of",
-    "sample_arguments",
-    "split_batch",
-]
-
 ONE_BATCH = (torch.Tensor, np.ndarray, tuple, Mapping)
 """Types of data that are one batch."""
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -10,8 +10,6 @@ from lightning_fabric.plugins.environments import LightningEnvironment
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.processes import Processes
 
-__all__ = ["LocalGroup", "ddp_arguments"]
-
 
 def ddp_arguments(
     processes: Processes, group: LocalGroup, options: TrainingOptions

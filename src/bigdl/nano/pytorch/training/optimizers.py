@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["LearningRateRamp", "fuse", "scale_rates", "scale_schedule", "warmup_factor"]
-
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _SCALE = "lr_scale"
 _RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # what optimizers and cyclic schedules keep

@@ -39,8 +39,6 @@ from bigdl.runtime.process import CpuSlot, cpu_slots, exit_message
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-__all__ = ["BACKENDS", "Processes", "inherit"]
-
 BACKENDS = ("subprocess", "spawn", "fork", "ray")
 
 

@@ -22,8 +22,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["Changes", "GlobalState", "ObjectRegistry"]
-
 # Attributes that say what a module consists of, and which mode it is in; all others of every module
 # are hooks.
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training", "_modules", "_parameters", "_buffers"}

@@ -21,8 +21,6 @@ from bigdl.nano.pytorch.training.optimizers import fuse
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.replaced import Replaced
 
-__all__ = ["FastSteps"]
-
 _log = logging.getLogger(__name__)
 _INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
 _LARGE_PRODUCT = 1 << 18  # weights of one linear layer from which on casts cost less than they gain

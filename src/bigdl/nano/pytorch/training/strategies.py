@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
     from pytorch_lightning.strategies import ParallelStrategy
 
-
-__all__ = ["AutoLr", "ProcessesStrategy", "SingleProcessStrategy"]
-
 _OF_LIGHTNING = frozenset(vars(LightningModule())) - frozenset(vars(torch.nn.Module()))
 _METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")  # of a trainer
 

@@ -30,9 +30,6 @@ from bigdl.nano.acceleration.structure import flatten
 from bigdl.nano.tf.inference.source import CallInputs, CallOutputs, KerasSource
 from bigdl.nano.tf.serialization import compiled_like
 
-__all__ = ["AcceleratedKerasModel", "load_model", "save_model"]
-
-
 _REFUSED = (
     *("fit", "train_on_batch", "get_layer", "get_config", "to_json", "to_yaml", "summary"),
     *("save", "save_weights", "load_weights", "set_weights", "export", "quantize", "pop", "add"),

@@ -40,18 +40,6 @@ from bigdl.nano.tf.inference.source import (
 )
 from bigdl.nano.tf.serialization import packed, unpacked
 
-__all__ = [
-    "BF16Graph",
-    "KerasBF16Model",
-    "KerasONNXRuntimeModel",
-    "KerasOpenVINOModel",
-    "KerasQuantizedModel",
-    "bf16_clone",
-    "to_onnx",
-    "to_openvino",
-]
-
-
 _OPSET = 18  # the newest that tf2onnx knows
 
 

@@ -31,9 +31,6 @@ from bigdl.nano.tf.inference.source import (
 from bigdl.nano.tf.methods import DEFAULT_METHODS, METHODS
 from bigdl.nano.tf.serialization import PackedModel, packed, unpacked
 
-__all__ = ["InferenceOptimizer", "KerasBench", "score_of"]
-
-
 _ROWS = 32
 
 

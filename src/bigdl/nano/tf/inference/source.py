@@ -21,21 +21,6 @@ from bigdl.nano.acceleration import structure as nesting
 from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.structure import Structure, flatten, is_tensor
 
-__all__ = [
-    "Batch",
-    "CallInputs",
-    "CallOutputs",
-    "KerasSource",
-    "Port",
-    "as_array",
-    "batches_of",
-    "first_rows",
-    "inference_call",
-    "numpy_type",
-    "plain",
-]
-
-
 _OF_KERAS = ("training", "mask")
 
 

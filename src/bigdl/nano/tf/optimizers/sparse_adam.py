@@ -9,8 +9,6 @@ import tensorflow as tf
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["SparseAdam"]
-
 
 @keras.saving.register_keras_serializable(package="bigdl")
 class SparseAdam(keras.optimizers.Adam):

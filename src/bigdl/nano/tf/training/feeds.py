@@ -29,8 +29,6 @@ from bigdl.nano.acceleration.structure import flatten
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.keras.data import DatasetGraph, DatasetRows, with_seeds
 
-__all__ = ["ArrayFeed", "DatasetFeed", "Feed", "feed_of"]
-
 MAX_BATCHES = 65_536
 """So many batches are read of data whose end is not known."""
 

@@ -33,8 +33,6 @@ from bigdl.training.position import Goal
 if TYPE_CHECKING:
     from bigdl.nano.pytorch.training.processes import Processes
 
-__all__ = ["fit_in_processes", "processes_of"]
-
 _BACKENDS = {"multiprocessing": "subprocess", "ray": "ray"}
 
 

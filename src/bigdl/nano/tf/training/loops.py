@@ -27,8 +27,6 @@ from bigdl.runtime.worker import Worker
 from bigdl.training.keras.reducer import GradientReducer
 from bigdl.training.keras.state import array_of, dump_weights, put_weights
 
-__all__ = ["nano", "nano_bf16", "nano_multiprocessing", "nano_multiprocessing_loss"]
-
 
 def nano_bf16(func: Callable) -> Callable:
     """Let a function compute in bfloat16: its positional arguments in floating point are cast.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from bigdl.orca.automl.trial import Job, Metric
     from bigdl.runtime.worker import Worker
 
-__all__ = ["Builder", "Model", "as_list", "figures_of", "joined"]
-
 
 class Builder(ABC):
     """Makes the model of a configuration."""

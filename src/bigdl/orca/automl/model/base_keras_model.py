@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from bigdl.orca.automl.trial import Job, Metric
     from bigdl.runtime.worker import Worker
 
-__all__ = ["KerasModelBuilder"]
-
 _MODES = {"loss": "min", "acc": "max", "auc": "max"}
 
 

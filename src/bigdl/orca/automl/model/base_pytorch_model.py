@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from bigdl.orca.automl.trial import Metric
     from bigdl.runtime.worker import Worker
 
-__all__ = ["PytorchModelBuilder"]
-
 
 class PytorchModelBuilder(Builder):
     """Makes a model of PyTorch with its optimizer and loss.

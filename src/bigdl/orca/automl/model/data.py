@@ -29,19 +29,6 @@ if TYPE_CHECKING:
 
     from bigdl.runtime.worker import Worker
 
-__all__ = [
-    "Creator",
-    "LoaderPart",
-    "RayRows",
-    "Rows",
-    "RowsPart",
-    "SavedRows",
-    "batch_size_of",
-    "of_config",
-    "part_of",
-    "trial_data",
-]
-
 _BATCH_SIZE = 32
 _DISTRIBUTED = ("Spark DataFrame", "SparkXShards", "path", "RayXShards", "Ray Dataset")
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType
 
-__all__ = ["arrow_type_of", "densified", "for_spark", "spark_type"]
-
 _VECTOR = ["type", "size", "indices", "values"]  # fields of Spark ML's vectors in Parquet
 
 

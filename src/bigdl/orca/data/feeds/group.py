@@ -14,8 +14,6 @@ from bigdl.runtime.shards.feed import Feed, Ingest, PackedFeed
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["FeedGroup", "combined", "packed_cells", "prepare_packed"]
-
 
 class FeedGroup(Feed):
     """Inputs that travel together; the workers find each under its key in ``worker.shards``.

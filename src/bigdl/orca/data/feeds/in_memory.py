@@ -22,8 +22,6 @@ from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.runtime.shards.values import columns_of, grouped
 
-__all__ = ["ArrayFeed"]
-
 
 class ArrayFeed(PackedFeed):
     """Arrays or a pandas DataFrame in the driver's memory as input.

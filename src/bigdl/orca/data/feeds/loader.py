@@ -27,8 +27,6 @@ from bigdl.common.errors import UsageError
 from bigdl.runtime.shards.feed import Feed, Ingest
 from bigdl.runtime.shards.shard import LOADER_FILE, LoaderShard
 
-__all__ = ["LoaderFeed"]
-
 
 class LoaderFeed(Feed):
     """A ``DataLoader``, a ``Dataset`` or a function ``creator(config, batch_size)``.

@@ -23,8 +23,6 @@ from bigdl.orca.data.feeds.xshards import ShardsFeed, chunks_of
 from bigdl.runtime.shards.feed import Feed, Ingest, PackedFeed, SourceError
 from bigdl.runtime.shards.shard import Shard
 
-__all__ = ["RayDatasetFeed", "RayXShardsFeed", "prepare_on_ray"]
-
 
 def prepare_on_ray(feed: Feed, cluster, num_workers: int, *, name: str = "data") -> Ingest:
     """What :meth:`Feed.prepare` is for Spark.

@@ -16,8 +16,6 @@ from bigdl.runtime.shards.columns import Leaf, decode_batch
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import Shard
 
-__all__ = ["CELL", "cell_table", "packed_reader", "packer", "rows_packer"]
-
 CELL = "target int, part int, source int, seq long, meta string, data binary"
 """Spark's schema of a cell: its shard, the number of its frame, its place (source partition,
 sequence number), what the values are, and the values."""

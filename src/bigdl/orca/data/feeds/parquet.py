@@ -32,8 +32,6 @@ from bigdl.runtime.shards.values import grouped
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["ParquetFeed", "read_pandas"]
-
 _FOOTERS = 16  # files whose footers are read at a time
 _BATCH_BYTES = 512 << 10  # of a record batch, about
 

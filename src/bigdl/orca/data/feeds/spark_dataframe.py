@@ -35,8 +35,6 @@ from bigdl.runtime.shards.feed import Ingest, PackedFeed
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.texts import takes_texts
 
-__all__ = ["SparkDataFrameFeed", "check_columns", "find_columns", "is_connect"]
-
 _BATCH_BYTES = 64 << 20  # of an Arrow batch
 _NEAR = 0.05  # how far partitions of "near-equal" sizes may be apart, in parts of their mean
 

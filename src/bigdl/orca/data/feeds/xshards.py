@@ -18,8 +18,6 @@ from bigdl.runtime.shards.feed import Feed, Ingest, PackedFeed
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.runtime.shards.values import columns_of, grouped
 
-__all__ = ["ShardsFeed", "XShardsFeed", "chunks_of"]
-
 
 class ShardsFeed(Feed):
     """Shards that are Python objects as input, wherever they are.

@@ -10,8 +10,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 if TYPE_CHECKING:
     from bigdl.orca.data.image.parquet_dataset import RecordReader
 
-__all__ = ["TorchRecords"]
-
 
 class TorchRecords(IterableDataset):
     """The records of a :class:`RecordReader`; the workers of a DataLoader share its chunks."""

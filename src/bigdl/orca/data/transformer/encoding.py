@@ -21,22 +21,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame
 
-
-__all__ = [
-    "Source",
-    "StringIndex",
-    "StringIndexer",
-    "as_columns",
-    "as_names",
-    "category_encode",
-    "check_string",
-    "encode_string",
-    "gen_string_idx",
-    "require_columns",
-    "sources_of",
-]
-
-
 _ERROR = -1  # in place of the number of a vocabulary
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from bigdl.orca.data.shard import SparkXShards
 
-__all__ = ["MinMaxScaler", "StandardScaler"]
-
 
 @dataclass
 class _Moments:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from bigdl.orca.data.xshards.ray import RayXShards
     from bigdl.orca.data.xshards.spark import SparkXShards
 
-__all__ = ["SharedValue", "XShards", "unwrap"]
-
 
 class XShards(ABC):
     """A collection of any size as shards: Python objects that plain functions transform.

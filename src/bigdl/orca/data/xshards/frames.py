@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import Column, DataFrame
 
-__all__ = [
-    "deduplicated",
-    "described",
-    "frames_of",
-    "grouped",
-    "merged",
-    "ordered",
-    "quoted",
-    "safe_names",
-    "spark_frame",
-]
-
-
 _CELL_ROWS = 1 << 16
 
 

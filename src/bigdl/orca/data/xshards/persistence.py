@@ -15,8 +15,6 @@ import weakref
 from collections import deque
 from contextlib import suppress
 
-__all__ = ["detached", "hand_over", "hold", "persist", "release_dropped", "unpersist"]
-
 _dropped: deque = deque()  # (SparkContext, Java RDD) that nobody refers to any more
 
 

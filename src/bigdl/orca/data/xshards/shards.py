@@ -15,23 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from pyspark import RDD
 
-__all__ = [
-    "DATA_FRAME",
-    "SERIES",
-    "Summary",
-    "arrays_of",
-    "class_name",
-    "even_cut",
-    "join_shards",
-    "known_class_name",
-    "map_arrays",
-    "partition_by",
-    "repartition",
-    "rows",
-    "stack_samples",
-    "summarize",
-]
-
 
 def arrays_of(data: Any) -> Iterator:
     """The arrays of nested tuples, lists and dicts."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import DataFrame
 
-__all__ = ["SparkXShards"]
-
 _own_pickles: set[tuple] = set()  # path, time and length of each file that this process wrote
 
 

@@ -14,8 +14,6 @@ import numpy as np
 from bigdl.common.drawing import Scale, svg, text, write_drawing
 from bigdl.training.figures import EpochSums, LossRule, Records, summaries_of
 
-__all__ = ["PHASES", "GroupPhases", "LayerFigures", "draw_phases", "phase_summaries"]
-
 PHASES = (
     "launch_s",
     "dispatch_s",

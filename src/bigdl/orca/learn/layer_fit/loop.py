@@ -36,9 +36,6 @@ from bigdl.training.fit import FailurePolicy, FitLoop, ProgressBar, RunSettings,
 from bigdl.training.position import Position, TriggerState
 from bigdl.training.state import dumps, loads
 
-__all__ = ["LayerLoop", "LayerModel", "LayerOptions", "LayerRun", "LayerTraining", "layer_options"]
-
-
 _GROUPS = {"shuffle": 10, "barrier": 100}
 _SAMPLINGS = ("exact", "window")
 

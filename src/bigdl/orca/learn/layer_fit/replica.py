@@ -16,8 +16,6 @@ from bigdl.orca.parameter_layer.rank import Contribution, changed
 from bigdl.training.batches import BatchSource, TensorShard
 from bigdl.training.state import seed_everything
 
-__all__ = ["LayerReplica", "ReplicaWorker"]
-
 
 class ReplicaWorker:
     """Rank, world size and exit functions of a replica, in place of a worker."""

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     State = dict[str, torch.Tensor]
     Reduction = Literal["sum", "cat", "max", "min"]
 
-__all__ = [
-    "CustomizedMetric",
-    "MergedMetric",
-    "Metric",
-    "TensorState",
-    "TorchMetric",
-    "TorchmetricsState",
-    "merge_states",
-]
-
 
 class TorchMetric(ABC):
     """What one worker has seen of a metric so far.

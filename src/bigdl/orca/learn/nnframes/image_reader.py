@@ -5,8 +5,6 @@ from __future__ import annotations
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 
-__all__ = ["NNImageReader"]
-
 
 class NNImageReader:
     """Reads images into Spark's image schema."""

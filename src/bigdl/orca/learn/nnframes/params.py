@@ -25,18 +25,6 @@ from bigdl.training.position import EveryEpoch, Trigger
 if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch import PyTorchEstimator
 
-__all__ = [
-    "ClassifierParams",
-    "ModelParams",
-    "Summary",
-    "TrainSummary",
-    "TrainingOptions",
-    "TrainingParams",
-    "ValidationSummary",
-    "optimizer_of",
-]
-
-
 T = TypeVar("T")
 
 

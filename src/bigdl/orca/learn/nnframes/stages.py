@@ -41,20 +41,6 @@ from bigdl.orca.learn.pytorch import Estimator as TorchEstimator
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 from bigdl.training.position import MaxEpoch, MaxIteration
 
-__all__ = [
-    "ClassHead",
-    "NNClassifier",
-    "NNClassifierModel",
-    "NNEstimator",
-    "NNModel",
-    "Prepared",
-    "PreparedCreator",
-    "PreparedLabels",
-    "StageReader",
-    "StageWriter",
-    "trusted_loading",
-]
-
 
 class Prepared(nn.Module):
     """A model that takes the features column as it is.

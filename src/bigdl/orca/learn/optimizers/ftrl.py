@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["TorchFtrl"]
-
 
 class TorchFtrl(torch.optim.Optimizer):
     """Follow the regularized leader.

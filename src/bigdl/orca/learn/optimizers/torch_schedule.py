@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["ByFormula"]
-
 
 class ByFormula(LRScheduler):
     """Sets the rate of update n to ``rate(initial rate, n)``; n is its only state.

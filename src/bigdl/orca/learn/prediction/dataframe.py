@@ -19,17 +19,6 @@ from bigdl.runtime.shards.texts import takes_texts
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "Output",
-    "OutputColumns",
-    "PredictOptions",
-    "chosen_outputs",
-    "converted_columns",
-    "decode_columns",
-    "predict_dataframe",
-    "run_model",
-]
-
 
 @dataclass(frozen=True)
 class PredictOptions:

@@ -33,15 +33,6 @@ if TYPE_CHECKING:
     from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.orca.learn.prediction.shipping import Shipped
 
-__all__ = [
-    "checked_arrays",
-    "opened",
-    "predict_any",
-    "predict_ray",
-    "predictor",
-    "rows_of_columns",
-]
-
 
 def predict_any(
     data: Any,

@@ -21,8 +21,6 @@ from bigdl.training.state import device_of_task
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Ready", "Shippable", "Shipped", "digest_of"]
-
 _CACHE_BYTES = 2 << 30
 _models: OrderedDict[tuple, tuple] = OrderedDict()  # of this Python worker, with their bytes
 

@@ -38,16 +38,6 @@ if TYPE_CHECKING:
     from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.orca.learn.pytorch.parts import ModelParts
 
-__all__ = [
-    "AUTO_METHODS",
-    "LARGEST_ERROR",
-    "SAMPLE_ROWS",
-    "AcceleratedSnapshot",
-    "Sample",
-    "sample_of",
-    "ship_accelerated",
-]
-
 SAMPLE_ROWS = 256
 _SAMPLE_BYTES = 64 << 20
 _PARTITIONS = (1, 4, 16)

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from bigdl.runtime.worker import Worker
     from bigdl.training.batches import BatchSource
 
-__all__ = ["EvaluateProgram", "EvaluationSettings", "Runner", "WorkerBatches", "evaluate_shard"]
-
 
 class Runner:
     """A worker's part of a fit or of an evaluation.

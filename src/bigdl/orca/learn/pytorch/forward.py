@@ -15,18 +15,6 @@ from bigdl.common.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "BatchColumns",
-    "LightningForward",
-    "PlainForward",
-    "WeightedForward",
-    "check_keywords",
-    "check_weighted",
-    "configured",
-    "forward_for",
-    "is_lightning",
-]
-
 _ELSE = "or pass a MainCallback, whose on_iter_forward takes the batch apart"
 
 

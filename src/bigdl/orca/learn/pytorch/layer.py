@@ -37,16 +37,6 @@ from bigdl.training.state import dumps, isolated_rng, precision_of, seed_everyth
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "TorchLayerLoop",
-    "TorchLayerModel",
-    "TorchLayerTraining",
-    "TorchReplica",
-    "TorchReplicaProgram",
-    "check_callbacks",
-    "trained_parameters",
-]
-
 
 class TorchLayerModel(LayerModel):
     """A PyTorch model and its optimizer.

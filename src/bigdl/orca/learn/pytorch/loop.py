@@ -58,19 +58,6 @@ if TYPE_CHECKING:
     from bigdl.runtime.worker import Worker
     from bigdl.training.batches import BatchSource
 
-__all__ = [
-    "Buffers",
-    "Clipping",
-    "FitProgram",
-    "FitSettings",
-    "TorchCheckpointManager",
-    "TorchEpochs",
-    "TorchLoop",
-    "TorchTraining",
-    "Update",
-    "may_be_sparse",
-]
-
 
 @dataclass(frozen=True)
 class Clipping:

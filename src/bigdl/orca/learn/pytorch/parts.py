@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from bigdl.orca.learn.pytorch.evaluation import Runner
 
-__all__ = ["Built", "ModelParts", "full_state", "load_into", "read_model", "snapshot_of"]
-
 
 def load_into(part: Any, data: bytes, what: str = "weights", whose: str = "model") -> None:
     """Load the bytes of a state dict into a model, optimizer or scheduler.

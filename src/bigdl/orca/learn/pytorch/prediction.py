@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
     from bigdl.runtime.local import SharedFile
 
-__all__ = ["TorchReady", "TorchSnapshot", "predicting_parts", "ship"]
-
 
 @dataclass(frozen=True)
 class TorchReady:

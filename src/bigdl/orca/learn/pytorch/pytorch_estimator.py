@@ -48,9 +48,6 @@ from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
 from bigdl.training.position import EveryEpoch, Goal, Trigger
 from bigdl.training.state import dumps, isolated_rng, loads
 
-__all__ = ["PyTorchEstimator"]
-
-
 if TYPE_CHECKING:
     import torch
 

@@ -13,8 +13,6 @@ from bigdl.training.figures import Records, summaries_of
 if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.loop import TorchLoop
 
-__all__ = ["EventFiles", "StepSummary", "train_summaries", "validation_summary"]
-
 _TRAIN_TAGS = ("Loss", "LearningRate", "Throughput")
 
 # names of BigDL 2.x for what we call otherwise

@@ -50,14 +50,6 @@ from bigdl.training.keras.state import (
     zeros_of,
 )
 
-__all__ = [
-    "KerasLayerLoop",
-    "KerasLayerModel",
-    "KerasLayerTraining",
-    "KerasReplica",
-    "KerasReplicaProgram",
-]
-
 _FIGURES, _NUMBERS = "figures.json", "callbacks.json"
 
 

@@ -18,8 +18,6 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.training.keras.state import array_of, tensor_of, to_variable
 
-__all__ = ["SGD", "Adagrad", "Adam", "KerasSlice", "LayerOptimizer", "RMSprop", "check_trainable"]
-
 _AVERAGE = {"average": "_model_variables_moving_average"}
 
 

@@ -49,8 +49,6 @@ from bigdl.training.state import dumps, loads
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["KerasFiles"]
-
 T = TypeVar("T")
 
 _WHOLE = "model.keras"  # the file of the whole model in a folder

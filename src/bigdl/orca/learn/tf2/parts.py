@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from bigdl.training.fit import RunSettings
 
-__all__ = ["KerasParts", "KerasSnapshot", "KerasTraining", "call_on"]
-
 _NO_MODEL = "Must provide callable function for model_creator or load a saved model."
 
 

@@ -18,8 +18,6 @@ from PIL import Image, UnidentifiedImageError
 
 from bigdl.common.errors import UsageError, require
 
-__all__ = ["decode", "jpeg_size", "read_image"]
-
 cv2 = require("cv2", "nano")
 
 _COLOR = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION

@@ -37,8 +37,6 @@ from bigdl.nano.pytorch.vision.transforms.transforms import (
     size_that_suffices,
 )
 
-__all__ = ["ImageFolder", "OxfordIIITPet", "SegmentationImageFolder", "collate_channels_last"]
-
 IMAGE_EXTENSIONS = (
     *(".jpg", ".jpeg", ".png", ".ppm", ".bmp"),
     *(".pgm", ".tif", ".tiff", ".webp"),

@@ -11,8 +11,6 @@ from torch import nn
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 
-__all__ = ["ImageClassifier"]
-
 require("pytorch_lightning", "nano")
 
 from pytorch_lightning import LightningModule  # noqa: E402

@@ -7,8 +7,6 @@ from typing import Any
 
 import keras
 
-__all__ = ["Embedding"]
-
 
 @keras.saving.register_keras_serializable(package="bigdl")
 class Embedding(keras.layers.Embedding):
