@@ -11,7 +11,7 @@ from engine_cases import HAS_HOROVOD
 
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.engine import SparkEngine
-from bigdl.orca.learn.backends import is_on_ray
+from bigdl.orca.learn.backends import BACKENDS
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "install-horovod.sh"
 
@@ -38,10 +38,10 @@ def test_a_horovod_without_its_part_for_torch_is_refused(monkeypatch):
 def test_its_workers_are_on_ray_where_the_program_has_one(monkeypatch):
     for connected in (False, True):
         monkeypatch.setattr("bigdl.orca.cluster.ray.is_connected", lambda c=connected: c)
-        assert is_on_ray("horovod") is connected
-        assert is_on_ray("ray")
-        assert not is_on_ray("spark")
-        assert not is_on_ray("bigdl")
+        assert BACKENDS["horovod"].is_on_ray() is connected
+        assert BACKENDS["ray"].is_on_ray()
+        assert not BACKENDS["spark"].is_on_ray()
+        assert not BACKENDS["bigdl"].is_on_ray()
 
 
 def test_the_script_explains_itself_and_names_what_is_missing(tmp_path):

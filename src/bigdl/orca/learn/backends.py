@@ -1,4 +1,4 @@
-"""What the ``backend`` of an Estimator names: an engine, its cluster, and how gradients meet."""
+"""The backends of an Estimator: an engine, its cluster, and how gradients meet."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.data.feeds import kind_of
+from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine
 
 if TYPE_CHECKING:
@@ -14,16 +15,142 @@ if TYPE_CHECKING:
     from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.runtime.local import LocalMachine
 
-_BACKENDS = ("spark", "bigdl", "ray", "horovod", "local")
 _OF_SPARK = ("Spark DataFrame", "SparkXShards")
 
 
-def backend_of(given: str, old_names: Mapping[str, str]) -> str:
-    """The backend that a name means, if its packages are installed.
+class Backend:
+    """Workers are Spark's tasks, whose gradients meet by torch.distributed."""
+
+    def require(self) -> None:
+        """Raise a MissingExtraError if a package is missing."""
+
+    def is_on_ray(self) -> bool:
+        """Return True if the workers are Ray's."""
+        return False
+
+    def sync(self) -> type[GradientSync]:
+        """Return the class by which the workers' gradients meet."""
+        from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+
+        return TorchDistributedSync
+
+    def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
+        """Return the engine whose workers train and evaluate.
+
+        Parameters
+        ----------
+        min_workers : int, optional
+            Of Ray; see :class:`~bigdl.orca.engines.ray.RayEngine`.
+        **options
+            ``workers_per_node`` and ``log_to_driver``.
+        """
+        from bigdl.orca.engines.spark import SparkEngine
+
+        return SparkEngine(**options)
+
+    def cluster(self, workers_per_node: int) -> SparkCluster | RayCluster | LocalMachine:
+        """Return where data is predicted that is not Spark's."""
+        from bigdl.orca.cluster.spark import SparkCluster
+
+        return SparkCluster.from_active()
+
+    def end_workers(self) -> None:
+        """End the workers that wait for programs."""
+
+
+class RayBackend(Backend):
+    """Workers are Ray's actors."""
+
+    def require(self) -> None:
+        require("ray", "ray")
+
+    def is_on_ray(self) -> bool:
+        return True
+
+    def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
+        from bigdl.orca.cluster.ray import RayCluster
+        from bigdl.orca.engines.ray import RayEngine
+
+        return RayEngine(RayCluster.of_program(), min_workers=min_workers, **options)
+
+    def cluster(self, workers_per_node: int) -> RayCluster:
+        from bigdl.orca.cluster.ray import RayCluster
+
+        return RayCluster.of_program()
+
+    def end_workers(self) -> None:
+        from bigdl.orca.cluster.ray import is_connected
+        from bigdl.orca.engines.ray import RayEngine
+
+        if is_connected():
+            RayEngine().shutdown()
+
+
+class HorovodBackend(Backend):
+    """Gradients meet by Horovod; workers are Ray's where the program has a Ray, else Spark's."""
+
+    def require(self) -> None:
+        from bigdl.runtime.collectives.horovod import require_horovod
+
+        require_horovod()
+
+    def is_on_ray(self) -> bool:
+        from bigdl.orca.cluster.ray import is_connected
+
+        return is_connected()
+
+    def sync(self) -> type[GradientSync]:
+        from bigdl.runtime.collectives.horovod import HorovodSync
+
+        return HorovodSync
+
+    def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
+        return self._workers().engine(min_workers, **options)
+
+    def cluster(self, workers_per_node: int) -> SparkCluster | RayCluster | LocalMachine:
+        return self._workers().cluster(workers_per_node)
+
+    def end_workers(self) -> None:
+        self._workers().end_workers()
+
+    def _workers(self) -> Backend:
+        return RayBackend() if self.is_on_ray() else Backend()
+
+
+class LocalBackend(Backend):
+    """Workers are processes of this machine."""
+
+    def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
+        from bigdl.runtime.local import LocalEngine
+
+        return LocalEngine(**options)
+
+    def cluster(self, workers_per_node: int) -> LocalMachine:
+        from bigdl.runtime.local import LocalMachine
+
+        return LocalMachine(workers_per_node)
+
+    def end_workers(self) -> None:
+        from bigdl.runtime.local import LocalEngine
+
+        LocalEngine().shutdown()
+
+
+BACKENDS: dict[str, Backend] = {
+    "spark": Backend(),
+    "bigdl": Backend(),
+    "ray": RayBackend(),
+    "horovod": HorovodBackend(),
+    "local": LocalBackend(),
+}
+
+
+def backend_of(name: str, old_names: Mapping[str, str]) -> str:
+    """Return the backend that a name means, if its packages are installed.
 
     Parameters
     ----------
-    given : str
+    name : str
     old_names : mapping of str to str
         Names of BigDL 2.x.
 
@@ -32,95 +159,21 @@ def backend_of(given: str, old_names: Mapping[str, str]) -> str:
     UsageError
         For another name, or without the packages.
     """
-    backend = old_names.get(given, given)
-    if backend not in _BACKENDS:
+    backend = old_names.get(name, name)
+    if backend not in BACKENDS:
         raise UsageError(
-            f"Only horovod, ray and spark backends are supported for now, got backend: {given!r}; "
+            f"Only horovod, ray and spark backends are supported for now, got backend: {name!r}; "
             "use one of them, backend='bigdl' (the parameter layer on Spark), or backend='local' "
             "(processes of this machine)"
         )
-    if backend == "ray":
-        require("ray", "ray")
-    if backend == "horovod":
-        from bigdl.runtime.collectives.horovod import require_horovod
-
-        require_horovod()
+    BACKENDS[backend].require()
     return backend
-
-
-def is_on_ray(backend: str) -> bool:
-    """Whether the workers are Ray's; those of ``"horovod"`` are where the program has a Ray."""
-    from bigdl.orca.cluster.ray import is_connected
-
-    return backend == "ray" or (backend == "horovod" and is_connected())
-
-
-def sync_of(backend: str) -> type:
-    """The class of GradientSync by which the workers' gradients meet."""
-    if backend == "horovod":
-        from bigdl.runtime.collectives.horovod import HorovodSync
-
-        return HorovodSync
-    from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
-
-    return TorchDistributedSync
-
-
-def engine_of(
-    backend: str, workers_per_node: int, log_to_driver: bool, min_workers: int | None = None
-) -> Engine:
-    """The engine whose workers train and evaluate.
-
-    Parameters
-    ----------
-    backend : str
-        See :func:`is_on_ray`.
-    workers_per_node : int
-    log_to_driver : bool
-    min_workers : int, optional
-        Of Ray; see :class:`~bigdl.orca.engines.ray.RayEngine`.
-    """
-    options: dict[str, Any] = {"workers_per_node": workers_per_node, "log_to_driver": log_to_driver}
-    if is_on_ray(backend):
-        from bigdl.orca.cluster.ray import RayCluster
-        from bigdl.orca.engines.ray import RayEngine
-
-        return RayEngine(RayCluster.of_program(), min_workers=min_workers, **options)
-    if backend == "local":
-        from bigdl.runtime.local import LocalEngine
-
-        return LocalEngine(**options)
-    from bigdl.orca.engines.spark import SparkEngine
-
-    return SparkEngine(**options)
 
 
 def cluster_of(
     backend: str, data: Any, workers_per_node: int
 ) -> SparkCluster | RayCluster | LocalMachine:
-    """Where `data` is predicted: what Spark has, by Spark."""
-    from bigdl.orca.cluster.ray import RayCluster
-    from bigdl.orca.cluster.spark import SparkCluster
-
-    if kind_of(data) not in _OF_SPARK:
-        if is_on_ray(backend):
-            return RayCluster.of_program()
-        if backend == "local":
-            from bigdl.runtime.local import LocalMachine
-
-            return LocalMachine(workers_per_node)
-    return SparkCluster.from_active()
-
-
-def end_workers(backend: str) -> None:
-    """End the workers that wait for programs."""
-    from bigdl.orca.cluster.ray import is_connected
-
-    if backend == "local":
-        from bigdl.runtime.local import LocalEngine
-
-        LocalEngine().shutdown()
-    if backend in ("ray", "horovod") and is_connected():
-        from bigdl.orca.engines.ray import RayEngine
-
-        RayEngine().shutdown()
+    """Return where `data` is predicted: what Spark has, by Spark."""
+    if kind_of(data) in _OF_SPARK:
+        return Backend().cluster(workers_per_node)
+    return BACKENDS[backend].cluster(workers_per_node)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import Feed, as_feed, kind_of, names_of
-from bigdl.orca.learn.backends import cluster_of, end_workers, engine_of, sync_of
+from bigdl.orca.learn.backends import BACKENDS, cluster_of
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import NoRows
 from bigdl.training.fit import FailurePolicy, Training
@@ -88,15 +88,17 @@ class TrainingEstimator(BaseEstimator):
 
     def __init__(self, parts: Any, training: Callable[..., Training], options: EstimatorOptions):
         self._parts, self._options = parts, options
-        self._backend, self._sync = options.backend, sync_of(options.backend)
+        self._backend, self._sync = options.backend, BACKENDS[options.backend].sync()
         self._training = training(options.model_dir, self._sync, options.num_to_keep)
         self._shipped: Shipped | None = None  # what predict has broadcast last
 
     def _engine(self, min_workers: int | None = None) -> Engine:
         """Return the engine whose workers train and evaluate."""
         options = self._options
-        return engine_of(
-            self._backend, options.workers_per_node, options.log_to_driver, min_workers
+        return BACKENDS[self._backend].engine(
+            min_workers,
+            workers_per_node=options.workers_per_node,
+            log_to_driver=options.log_to_driver,
         )
 
     # -- data ----------------------------------------------------------------------------------
@@ -184,4 +186,4 @@ class TrainingEstimator(BaseEstimator):
         The workers of Ray, or of this machine, that wait for programs end, too.
         """
         self._shipped = None
-        end_workers(self._backend)
+        BACKENDS[self._backend].end_workers()

@@ -19,7 +19,7 @@ from bigdl.orca.learn.arguments import (
     take_old,
     with_weight,
 )
-from bigdl.orca.learn.backends import is_on_ray
+from bigdl.orca.learn.backends import BACKENDS
 from bigdl.orca.learn.estimator import EstimatorOptions, TrainingEstimator
 from bigdl.orca.learn.metrics import Metric
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, TqdmCallback
@@ -216,7 +216,9 @@ Ray also RayXShards or a ray.data.Dataset
         WorkerLost
             When workers were lost more often than `max_failures` allows.
         """
-        arguments = {**locals(), "min_workers": None} if is_on_ray(self._backend) else locals()
+        arguments = (
+            {**locals(), "min_workers": None} if BACKENDS[self._backend].is_on_ray() else locals()
+        )
         take_old(self.fit, old)
         layer = check_layer_options(self._backend, arguments)
         callbacks = as_callbacks(callbacks)
