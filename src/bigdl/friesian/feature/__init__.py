@@ -5,7 +5,15 @@ returns a new table.
 """
 
 from bigdl.friesian.feature.feature_table import FeatureTable
+from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.feature.tables import StringIndex, TargetCode
 from bigdl.friesian.ops.schema import Feature, FeatureSchema
 
-__all__ = ["Feature", "FeatureSchema", "FeatureTable", "StringIndex", "TargetCode"]
+__all__ = [
+    "Feature",
+    "FeaturePipeline",
+    "FeatureSchema",
+    "FeatureTable",
+    "StringIndex",
+    "TargetCode",
+]

@@ -1,0 +1,170 @@
+"""Extensions of each kind in CONTRIBUTING.md, made by the edits that it names and no others."""
+
+import re
+import sys
+import types
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import torch
+
+from bigdl.orca.learn import backends
+from bigdl.orca.learn.pytorch import Estimator
+
+REPOSITORY = Path(__file__).parents[2]
+GUIDE = (REPOSITORY / "CONTRIBUTING.md").read_text()
+X = np.random.default_rng(0).normal(size=(24, 2)).astype("float32")
+Y = X.sum(1, keepdims=True)
+
+
+def test_the_places_that_the_guide_names_exist():
+    table = GUIDE.split("## How to add")[1].split("##")[0]
+    places = [name for name in re.findall(r"`([^`]+)`", table) if "/" in name and "<" not in name]
+    assert len(places) > 8
+    for place in places:
+        roots = (REPOSITORY, REPOSITORY / "src" / "bigdl")
+        assert any((root / place).exists() for root in roots), place
+
+
+def fitted(data, backend="local", rate=0.1, workers=2):
+    """The weights of a linear model after two epochs."""
+
+    def model(config):
+        torch.manual_seed(0)
+        return torch.nn.Linear(2, 1)
+
+    est = Estimator.from_torch(
+        model=model,
+        optimizer=lambda model, config: torch.optim.SGD(model.parameters(), lr=rate),
+        loss=torch.nn.MSELoss(),
+        backend=backend,
+        workers_per_node=workers,
+    )
+    est.fit(data, epochs=2, batch_size=8, seed=0)
+    return torch.cat([p.detach().flatten() for p in est.get_model().parameters()])
+
+
+def test_a_feed(monkeypatch):
+    from bigdl.orca.data import feeds
+    from bigdl.orca.data.feeds.in_memory import ArrayFeed
+
+    class Lines(str):
+        """Numbers as text, a row in each line, the target last."""
+
+    class LinesFeed(ArrayFeed):
+        kind = "Lines"
+
+        def __init__(self, data, feature_cols, label_cols, config, *, name=None):
+            rows = np.array([line.split() for line in data.splitlines()], "float32")
+            super().__init__((rows[:, :-1], rows[:, -1:]), config=config, name=name)
+
+    module = types.ModuleType("bigdl.orca.data.feeds.lines")
+    module.LinesFeed = LinesFeed
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    line = ("Lines", lambda data: isinstance(data, Lines), "lines", "LinesFeed")
+    monkeypatch.setattr(feeds, "_KINDS", (line, *feeds._KINDS))
+    text = Lines("\n".join(" ".join(map(str, row)) for row in np.hstack([X, Y]).tolist()))
+    assert torch.equal(fitted(text), fitted((X, Y)))
+
+
+def test_a_gradient_sync(monkeypatch):
+    from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+
+    class Doubled(TorchDistributedSync):
+        def reduce(self, parameters, weight, may_be_sparse=()):
+            super().reduce(parameters, 2 * weight, may_be_sparse)
+
+    class DoubledBackend(backends.LocalBackend):
+        def sync(self):
+            return Doubled
+
+    monkeypatch.setitem(backends.BACKENDS, "doubled", DoubledBackend())
+    doubled = fitted((X, Y), "doubled", rate=0.05)
+    assert torch.allclose(doubled, fitted((X, Y), rate=0.1), atol=1e-6)
+
+
+def test_an_engine(monkeypatch):
+    from bigdl.runtime.local import LocalEngine
+
+    opened = []
+
+    class Here(LocalEngine):
+        def __init__(self, **options):
+            super().__init__(in_process=True)
+
+        def open(self, *arguments, **options):
+            opened.append(self)
+            return super().open(*arguments, **options)
+
+    class HereBackend(backends.LocalBackend):
+        def engine(self, min_workers=None, **options):
+            return Here(**options)
+
+    monkeypatch.setitem(backends.BACKENDS, "here", HereBackend())
+    here = fitted((X, Y), "here", workers=1)
+    assert opened
+    assert torch.equal(here, fitted((X, Y), workers=1))
+
+
+def test_a_method_of_acceleration():
+    from bigdl.nano.acceleration.method import register_methods
+    from bigdl.nano.pytorch import InferenceOptimizer
+    from bigdl.nano.pytorch.methods import METHODS
+
+    method = replace(METHODS["bf16"], name="bf16_of_mine", option="mine")
+    register_methods("torch", [*METHODS.values(), method])
+    try:
+        model = torch.nn.Linear(2, 1)
+        made = InferenceOptimizer.build(model, "bf16_of_mine")
+        assert torch.allclose(
+            made(torch.from_numpy(X)).float(), model(torch.from_numpy(X)), atol=0.1
+        )
+    finally:
+        register_methods("torch", METHODS.values())
+
+
+def test_an_operator_of_friesian(orca_spark, monkeypatch):
+    from bigdl.friesian.feature import FeaturePipeline, FeatureTable
+    from bigdl.friesian.feature.methods import CellMethods
+    from bigdl.friesian.ops.operator import OPERATORS, Cell, Function, Operator
+
+    class Square(Function):
+        def array(self, values):
+            return pc.multiply(values, values)
+
+        def column(self, value):
+            return value * value
+
+    monkeypatch.setitem(OPERATORS, "square", None)  # and gone after the test
+
+    @dataclass(frozen=True)
+    class SquareOf(Operator):
+        columns: list
+        method = "square"
+
+        def cells(self, before, state):
+            return [Cell((name,), name, before[name], Square()) for name in self.columns]
+
+    def square(self, columns):
+        return self._apply(SquareOf([columns]))
+
+    monkeypatch.setattr(CellMethods, "square", square, raising=False)
+    table = FeatureTable(orca_spark.createDataFrame([(2.0,), (None,), (-3.0,)], "x double"))
+    at_once = table.square("x").df.toPandas()
+    pipeline = FeaturePipeline().square("x").fit(table)
+    assert at_once.equals(pipeline.transform(table).df.toPandas())
+    assert pipeline.transform_row({"x": -3.0}) == {"x": 9.0}
+    assert Square().array(pa.array([2.0, None])).to_pylist() == [4.0, None]
+
+
+@pytest.mark.parametrize("name", ["TPE", "Random", "NSGAII", "MOTPE"])
+def test_a_sampler_is_a_line(name):
+    pytest.importorskip("optuna")
+    from bigdl.tuning.study import SamplerType, create_sampler
+
+    assert SamplerType(name)
+    assert type(create_sampler(name, seed=0)).__name__.endswith("Sampler")
