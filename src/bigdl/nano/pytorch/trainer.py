@@ -183,7 +183,8 @@ class Trainer(pl.Trainer):
         """Settings of the last fit, as its report says; empty before."""
         return getattr(self.strategy, "settings", ())
 
-    def fit(self, *args: Any, **kwargs: Any) -> None:
+    @functools.wraps(pl.Trainer.fit, assigned=())
+    def fit(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """As Lightning's; with several processes, model and trainer are afterwards as rank 0's."""
         if holds_lazy([args, kwargs]):
             raise UsageError(
@@ -280,7 +281,7 @@ class Trainer(pl.Trainer):
         optimizer: torch.optim.Optimizer | None = None,
         scheduler: Any = None,
         metrics: Sequence[Any] | None = None,
-    ) -> Any:
+    ) -> pl.LightningModule:
         """Make a LightningModule of an ordinary module.
 
         Parameters
@@ -309,7 +310,10 @@ class Trainer(pl.Trainer):
         if any(isinstance(part, Lazy) for part in (model, loss, optimizer, scheduler, metrics)):
             from bigdl.nano.automl.pytorch import lazily_compiled
 
-            return lazily_compiled(Trainer.compile, model, loss, optimizer, scheduler, metrics)
+            compiled: Any = lazily_compiled(
+                Trainer.compile, model, loss, optimizer, scheduler, metrics
+            )
+            return compiled  # search makes modules of it
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"Model must be instance of nn.Module but got {type(model).__name__}")
         if not isinstance(model, pl.LightningModule):

@@ -102,11 +102,11 @@ class _NanoModel(_Base):
             return super().fit(**of_keras)
         return fit_in_processes(self, processes, of_keras)
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, *args: Any, **kwargs: Any) -> keras.Model:
         """Deprecated: ``InferenceOptimizer.trace``."""
         return _optimizer_instead("trace").trace(self, *args, **kwargs)
 
-    def quantize(self, *args: Any, **kwargs: Any) -> Any:
+    def quantize(self, *args: Any, **kwargs: Any) -> keras.Model | None:
         """Deprecated: ``InferenceOptimizer.quantize``; with a mode, that of ``keras.Model``."""
         if isinstance(kwargs.get("mode", args[0] if args else None), str):
             return super().quantize(*args, **kwargs)
