@@ -198,7 +198,7 @@ def test_more_processes_than_cores_share_them_in_turn():
 
 
 def test_split_among_no_processes_is_refused():
-    with pytest.raises(UsageError, match="number of processes .*, got 0"):
+    with pytest.raises(UsageError, match=r"number of processes .*, got 0"):
         cpu.split_cores(0)
 
 
