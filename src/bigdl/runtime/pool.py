@@ -85,6 +85,11 @@ class TaskError(WorkerError):
         self.stage = stage
         self.item = item
 
+    @property
+    def last_line(self) -> str:
+        """What was raised, in the last line of the traceback."""
+        return self.traceback.rstrip().rpartition("\n")[2]
+
     def __reduce__(self):
         content = (self.stage, self.item, self.rank, self.kind, self.traceback)
         return type(self), content

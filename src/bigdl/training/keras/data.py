@@ -281,10 +281,7 @@ class ColumnRows(Rows):
     def __init__(self, data: Any, config: dict, worker: Any):
         self._data = data
         self.known = {
-            "rows": data.rows,
-            "fingerprint": data.fingerprint,
-            "drop_last": bool(data.drop_last),
-            "window": data.window(shuffle_memory(config, worker.threads)),
+            **data.facts(data.window(shuffle_memory(config, worker.threads))),
             "types": None if data.inputs is None else [data.inputs, data.targets],
         }
 
@@ -325,11 +322,9 @@ class ColumnRows(Rows):
             number, step = number + 1, 0
 
     def batches(self, assembly, batch_size, world_size, limit):
-        data, size = self._data, max(1, batch_size // world_size)
-        order = data.in_order(size)
-        for start in range(0, data.rows, size)[:limit]:
-            stop = min(start + size, data.rows)
-            yield assembly(data.batch(start, stop, order)), stop - start
+        size = max(1, batch_size // world_size)
+        for rows, batch in itertools.islice(self._data.in_batches(size), limit):
+            yield assembly(batch), rows
 
 
 def _ranges(plan: Any, rank: int, step: int) -> Iterator[tuple[int, int]]:

@@ -45,9 +45,8 @@ class StageError(TaskError):
 
     def __init__(self, *content):
         super().__init__(*content)
-        last = self.traceback.rstrip().rpartition("\n")[2]
         when = "when it was set up" if self.item is None else f"on input {self.item}"
-        self.args = (f"Stage {self.stage!r} failed {when}: {last}\n{self.traceback}",)
+        self.args = (f"Stage {self.stage!r} failed {when}: {self.last_line}\n{self.traceback}",)
 
 
 class Pipeline(WorkerPool):
@@ -184,9 +183,9 @@ class ForwardError(TaskError):
 
     def __init__(self, *content):
         super().__init__(*content)
-        last = self.traceback.rstrip().rpartition("\n")[2]
         where = "" if self.item is None else f" for input {self.item}"
-        self.args = (f"forward error: {last} (in worker {self.rank}{where})\n{self.traceback}",)
+        error = f"forward error: {self.last_line} (in worker {self.rank}{where})"
+        self.args = (f"{error}\n{self.traceback}",)
 
 
 class MultiInstanceModel(torch.nn.Module):
