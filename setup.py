@@ -70,6 +70,7 @@ EXTRAS = {
         "mypy>=2.4",
         "nbclient>=0.10",
         "nbformat>=5.10",
+        "pandas-stubs>=3.0",
         "psutil>=5.9",
         "pytest>=8.3",
         "pytest-cov>=6.0",

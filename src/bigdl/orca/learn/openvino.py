@@ -12,6 +12,7 @@ from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import kind_of, names_of
 from bigdl.orca.learn.estimator import BaseEstimator
+from bigdl.orca.learn.prediction.typed import by_input
 
 __all__ = [
     "Estimator",
@@ -216,6 +217,7 @@ class OpenvinoEstimator(BaseEstimator):
         self._network = Network.read(model_path)
         self._shipped = None
 
+    @by_input
     def predict(  # type: ignore[override]  # each framework has options of its own
         self,
         data,

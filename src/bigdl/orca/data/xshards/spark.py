@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter, methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
@@ -537,7 +537,7 @@ class SparkXShards(XShards, engine="spark"):
         persistence.hand_over(self.rdd)
         return frame
 
-    def concat_to_pdf(self, axis: int = 0) -> pd.DataFrame:
+    def concat_to_pdf(self, axis: Literal[0, 1] = 0) -> pd.DataFrame:
         """All shards as one pandas frame in this process."""
         import pandas as pd
 
@@ -551,7 +551,7 @@ class SparkXShards(XShards, engine="spark"):
         replace: bool = False,
         weights: Any = None,
         random_state: Any = None,
-        axis: int = 0,
+        axis: Literal[0, 1] = 0,
     ) -> pd.DataFrame:
         """A sample of each shard as one pandas frame in this process."""
         sample = self.to_lazy().sample(frac, replace, weights, random_state)

@@ -22,6 +22,7 @@ from bigdl.orca.learn.arguments import (
 from bigdl.orca.learn.backends import BACKENDS
 from bigdl.orca.learn.estimator import EstimatorOptions, TrainingEstimator
 from bigdl.orca.learn.metrics import Metric
+from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, TqdmCallback
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
@@ -355,6 +356,7 @@ Ray also RayXShards or a ray.data.Dataset
 
     # -- predict -----------------------------------------------------------------------------
 
+    @by_input
     def predict(  # type: ignore[override]  # each framework has options of its own
         self,
         data: Any,

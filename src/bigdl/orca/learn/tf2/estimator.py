@@ -23,6 +23,7 @@ from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions
 from bigdl.orca.learn.layer_fit.figures import PHASES
 from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
+from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot, KerasTraining
 from bigdl.runtime.shards.texts import with_texts
@@ -407,6 +408,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             raise UsageError("The data to evaluate has no rows")
         return {f"validation_{name}": value for name, value in figures.items()}
 
+    @by_input
     def predict(  # type: ignore[override]  # each framework has options of its own
         self,
         data: Any,

@@ -1,0 +1,55 @@
+"""The type of ``predict``: the form of the result follows from that of the input."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, cast, overload
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    import ray.data
+    from pyspark.sql import DataFrame
+
+    from bigdl.orca.data.xshards import SparkXShards
+    from bigdl.orca.data.xshards.ray import RayXShards
+
+P = ParamSpec("P")
+
+
+class Predict(Protocol[P]):
+    """``estimator.predict``; arrays give an array, or a list or dict if the model does."""
+
+    @overload
+    def __call__(self, data: DataFrame, *args: P.args, **kwargs: P.kwargs) -> DataFrame: ...
+    @overload
+    def __call__(self, data: SparkXShards, *args: P.args, **kwargs: P.kwargs) -> SparkXShards: ...
+    @overload
+    def __call__(self, data: RayXShards, *args: P.args, **kwargs: P.kwargs) -> RayXShards: ...
+    @overload
+    def __call__(self, data: np.ndarray, *args: P.args, **kwargs: P.kwargs) -> np.ndarray | Any: ...
+    @overload
+    def __call__(
+        self, data: ray.data.Dataset, *args: P.args, **kwargs: P.kwargs
+    ) -> ray.data.Dataset: ...
+    @overload
+    def __call__(self, data: pd.DataFrame, *args: P.args, **kwargs: P.kwargs) -> pd.DataFrame: ...
+    @overload
+    def __call__(
+        self,
+        data: str | os.PathLike | Sequence[str] | Sequence[np.ndarray] | Mapping[str, Any],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Any: ...
+
+
+class PredictMethod(Protocol[P]):
+    """``predict`` as a class has it."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Predict[P]: ...
+
+
+def by_input(method: Callable[Concatenate[Any, Any, P], Any]) -> PredictMethod[P]:
+    """Type a method ``predict(self, data, ...)`` by the kinds of its input; it stays as it is."""
+    return cast("PredictMethod[P]", method)
