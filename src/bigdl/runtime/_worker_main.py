@@ -10,28 +10,28 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 from bigdl.runtime.failure import Failure
-from bigdl.runtime.messages import FAILURE, RESULT, Message, encode, opened, receive, send
+from bigdl.runtime.messages import Message, encode, opened, receive, send
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_S = 0.2  # seconds between two looks at the parent
 
 
 def main(line: int, parent: int) -> None:
-    """Serve on a socket until the parent closes it."""
+    """Serve on a pipe until the parent closes it."""
     os.set_inheritable(line, False)
     threading.Thread(target=_die_with, args=(parent,), name="bigdl-parent", daemon=True).start()
     faulthandler.enable()
-    with socket.socket(fileno=line) as connection:
+    with Connection(line) as connection:
         try:
-            _set_up(*opened(receive(connection)[1]))
+            _set_up(*opened(receive(connection)))
             _serve(connection)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return  # the parent needs no more
@@ -58,7 +58,7 @@ def _set_up(
         os.environ["PYTHONPATH"] = python_path
 
 
-def _serve(line: socket.socket) -> None:
+def _serve(line: Connection) -> None:
     function: Callable[[Any], Any] | None = None
 
     def call(item: Any) -> Any:
@@ -69,16 +69,18 @@ def _serve(line: socket.socket) -> None:
         return None
 
     while True:
-        kind, answer = _answer(call, receive(line)[1])
-        send(line, kind, answer)
+        answer = _answer(call, receive(line))
+        send(line, answer)
         answer.close()
 
 
-def _answer(call: Callable[[Any], Any], message: Message) -> tuple[int, Message]:
+def _answer(call: Callable[[Any], Any], message: Message) -> Message:
     try:
-        return RESULT, encode(call(opened(message)))
+        return encode(call(opened(message)))
     except BaseException as error:
-        return FAILURE, encode(Failure.of(error))
+        answer = encode(Failure.of(error))
+        answer.failed = True
+        return answer
 
 
 def _die_with(parent: int) -> None:

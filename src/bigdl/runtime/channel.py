@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.engine import PeerLost
@@ -105,14 +105,22 @@ class Channel:
 
     Parameters
     ----------
-    host : str
-        Address of the driver that the workers can reach; nothing else is listened on.
+    host : str or None
+        Address of the driver that the workers can reach; nothing else is listened on. Without one
+        it is for a worker in this process, and nothing is listened on at all.
     port : int
         0 for any free port.
     """
 
-    def __init__(self, host: str, port: int = 0):
-        self._store, port = listen(host, port)
+    def __init__(self, host: str | None, port: int = 0):
+        if host is None:
+            from torch.distributed import HashStore
+
+            host, port = "127.0.0.1", 9
+            store = HashStore()
+        else:
+            store, port = listen(host, port)
+        self._store: Any = store
         self._lines: list[Line] = []
         self.address = Address(host, port, secrets.token_hex(16))
 

@@ -10,14 +10,15 @@ the input.  ``fit`` and ``evaluate`` of every Estimator go through it, and ``Eng
 The life of a job:
 
 1. :meth:`Engine.open` checks what can be known before anything is submitted (free slots, dynamic
-   allocation, the input) and prepares the input.  It returns a :class:`Job`.
-2. :meth:`Job.attempt` runs the program once on all workers and returns their results, or raises
+   allocation, the input) and prepares the input.  It returns a
+   :class:`~bigdl.runtime.jobs.Job`.
+2. ``Job.attempt`` runs the program once on all workers and returns their results, or raises
    the first cause of the failure: :class:`~bigdl.common.errors.UsageError` and
    :class:`~bigdl.common.errors.WorkerError` for what the user's code did,
    :class:`~bigdl.common.errors.WorkerLost` when a process or a host went away.  Only the latter is
    worth another attempt, about which a FailurePolicy decides; a later attempt finds the spooled
    input of the first where it survives.
-3. :meth:`Job.close` leaves no process, port, file or persisted frame behind.
+3. ``Job.close`` leaves no process, port, file or persisted frame behind.
 
 A worker never raises into the engine: it returns an *outcome*.
 """
@@ -34,6 +35,7 @@ from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
+    from bigdl.runtime.jobs import Job
     from bigdl.runtime.shards.feed import Feed, Ingest
 
 
@@ -42,46 +44,6 @@ class PeerLost(Exception):
 
     It is a symptom: the engine reports the cause, which another worker or the cluster knows.
     """
-
-
-class Job(ABC):
-    """One program on N workers, run once or, after a WorkerLost, again."""
-
-    @abstractmethod
-    def attempt(
-        self,
-        options: dict | None = None,
-        state: bytes | None = None,
-        on_event: Callable[[str, Any], None] | None = None,
-    ) -> list:
-        """Run the program on all workers.
-
-        Parameters
-        ----------
-        options : dict, optional
-            JSON-able; the workers find it as ``worker.options``.
-        state : bytes, optional
-            For rank 0, as ``worker.state()``; e.g. the weights to start from.
-        on_event : callable, optional
-            ``on_event(kind, value)`` is called on the driver, in the calling thread, with
-            ``("progress", dict)`` and with ``("message", (topic, bytes))`` for what rank 0 sends by
-            ``worker.send``.
-
-        Returns
-        -------
-        list
-            What the program returned on rank 0, 1, ..., N-1: bytes or JSON-able values.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Free everything; safe to call twice."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
 
 class Engine(ABC):

@@ -10,6 +10,7 @@ its cores before it loads anything, and never outlives its parent, however the p
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import socket
@@ -21,7 +22,7 @@ from typing import Any
 
 from bigdl.common.cpu import THREAD_VARIABLES, cpu_quota, split_cores, topology, usable_cores
 from bigdl.common.errors import UsageError
-from bigdl.runtime.messages import RESULT, Message, encode, opened, receive, send
+from bigdl.runtime.messages import Message, encode, opened, receive, send
 
 _KILL_S = 2.0  # seconds that the kernel has to end a process
 # A parent's pinning to cores that are not the worker's defeats the worker's own.
@@ -78,13 +79,14 @@ def cpu_slots(count: int, cores: Sequence[Iterable[int]] | None = None) -> list[
 class WorkerProcess:
     """The parent's view of one worker.
 
-    Its first call is with a function without arguments, which makes the function of all others.
-
     Parameters
     ----------
     rank : int
         Number of the worker, for messages.
     slot : CpuSlot
+    make : Message
+        A function without arguments, which makes the function of all calls. That is the first
+        call, whose answer is None.
     env : mapping of str to str or None, optional
         Additions to the environment of this process; None removes a variable.
     captured : bool
@@ -96,7 +98,7 @@ class WorkerProcess:
     Attributes
     ----------
     process : subprocess.Popen
-    line : socket.socket
+    line : multiprocessing.connection.Connection
         Readable when there is an answer, or the worker is gone.
     pending : int
         Calls that it has not answered.
@@ -106,16 +108,17 @@ class WorkerProcess:
         self,
         rank: int,
         slot: CpuSlot,
+        make: Message,
         *,
         env: Mapping[str, str | None] | None = None,
         captured: bool = False,
         tied: bool = False,
     ):
-        self.rank = rank
+        self.rank, self.slot = rank, slot
         self.pending = 0
         self._children_ended = False
         environ, python_path = _environment(slot.threads, env or {})
-        self.line, worker_end = socket.socketpair()
+        self.line, worker_end = multiprocessing.Pipe()
         stream = subprocess.PIPE if captured else None
         program = [sys.executable, "-P", "-m", "bigdl.runtime._worker_main"]
         with worker_end:
@@ -132,29 +135,31 @@ class WorkerProcess:
             )
         settings = (slot.cores, sys.argv, python_path, captured, tied)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # said by the answer
-            send(self.line, 0, encode(settings))
+            send(self.line, encode(settings))
+        self.start_call(make)
 
     def call(self, message: Message) -> None:
         """Send the argument of a call; a BrokenPipeError or ConnectionResetError if it is gone."""
         self.pending += 1
-        send(self.line, 0, message)
+        send(self.line, message)
 
     def start_call(self, message: Message) -> None:
         """Send the argument of a call; who waits for the answer is told if the worker is gone."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.call(message)
 
-    def answer(self) -> tuple[bool, Message]:
-        """Wait for an answer: True with the result, or False with the :class:`Failure`.
-
-        Raises
-        ------
-        EOFError
-            If the worker is gone.
-        """
-        kind, message = receive(self.line)
+    def answer(self) -> Message:
+        """Wait for an answer, unopened; an EOFError if the worker is gone."""
+        message = receive(self.line)
         self.pending -= 1
-        return kind == RESULT, message
+        return message
+
+    def opened(self, answer: Message) -> Any:
+        """Return the result in an answer, or raise the WorkerError that it is."""
+        content = opened(answer)
+        if answer.failed:
+            raise content.error(self.rank)
+        return content
 
     def result(self) -> Any:
         """Wait for the result of a call.
@@ -166,11 +171,7 @@ class WorkerProcess:
         EOFError
             If the worker is gone.
         """
-        succeeded, message = self.answer()
-        content = opened(message)
-        if not succeeded:
-            raise content.error(self.rank)
-        return content
+        return self.opened(self.answer())
 
     def has_ended(self) -> bool:
         """Return True if the process is gone; what it has started is ended then, too."""
@@ -184,8 +185,8 @@ class WorkerProcess:
     def hang_up(self) -> None:
         """Let the worker end by itself after the call that it is at."""
         # Also where a forked process holds the socket too, which close() alone would not reach.
-        with contextlib.suppress(OSError):
-            self.line.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.line.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
         self.line.close()
 
     def kill(self) -> None:

@@ -16,7 +16,7 @@ from bigdl.common.errors import BigDLError, WorkerError
 from bigdl.runtime.jobs import (
     LOOK_S,
     PROCESS_ENDED,
-    NoWay,
+    DriverUnreachable,
     interruptible,
     user_error,
     worker_lost,
@@ -146,7 +146,7 @@ def job_error(error: BaseException, vanished: list[dict]) -> BaseException:
         if "unreachable" not in doc:
             return user_error(doc)
         host, reason = doc["unreachable"]
-        return NoWay(
+        return DriverUnreachable(
             f"The worker on {host} cannot connect to the driver at {reason}; open that port for "
             "the workers (channel_port= makes it a fixed one), set spark.driver.host to an "
             'address of the driver that they can reach, or pass rendezvous="rank0"'

@@ -14,14 +14,14 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import reported
 from bigdl.runtime.channel import Address, Line, Unreachable, listen
 from bigdl.runtime.task import Task, TaskSpec, describe, task_environment
-from bigdl.runtime.worker import Uplink, captured, decode
+from bigdl.runtime.worker import ChannelUplink, Uplink, captured
 
 _ROW = 4 << 20  # bytes of one row
 _LEAVE_S = 1.0  # seconds that the others get to end by themselves after an error
@@ -130,33 +130,29 @@ def _leave(spec, line, place, error):
         raise reported(error)
 
 
-def read(rows: list[Row], on_event: Callable[[str, Any], None] | None):
-    """Read the rows of a stage.
+def read(rows: list[Row], line: Line) -> tuple[set[str], list[str]]:
+    """Read the rows of a stage, and say on the driver's line what workers would have said there.
 
     Returns
     -------
-    results : dict of int to (bytes or JSON-able)
-        By rank.
-    errors : list of dict
     outcomes : set of str
     details : list of str
     """
-    entries: list[tuple[int, str, str, list]] = []
+    entries: list[tuple[int, str, str, list[bytes]]] = []
     for rank, kind, detail, data in rows:
         if kind == "more":
-            entries[-1][3].append(data)
+            entries[-1][3].append(cast("bytes", data))
         else:
-            entries.append((rank, kind, detail, [] if data is None else [data]))
-    results, errors, outcomes, details = {}, [], set(), []
+            entries.append((rank, kind, detail, [data or b""]))
+    uplink, outcomes, details = ChannelUplink(line), set(), []
     for rank, kind, detail, parts in entries:
         if kind == "message":
-            if on_event is not None:
-                on_event("message", (json.loads(detail), b"".join(parts)))
+            uplink.send(json.loads(detail), b"".join(parts))
         elif kind == "result":
-            results[rank] = decode(detail, b"".join(parts))
+            uplink.give(rank, detail, b"".join(parts))
         elif kind == "report":
-            errors.append(json.loads(detail))
+            uplink.report(json.loads(detail))
         else:
             outcomes.add(kind)
             details += [detail] if detail else []
-    return results, errors, outcomes, details
+    return outcomes, details

@@ -29,7 +29,7 @@ from bigdl.runtime.channel import Line
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
     CalledJob,
-    NoWay,
+    DriverUnreachable,
     WorkerCalls,
     interruptible,
     lost_workers,
@@ -290,7 +290,7 @@ class RayJob(CalledJob):
 
     def _failure(self, line, calls, outcomes):
         if "unreachable" in outcomes:
-            return NoWay(
+            return DriverUnreachable(
                 f"The worker on {outcomes['unreachable']}; open that port of the driver for the "
                 "workers (channel_port= makes it a fixed one)"
             )

@@ -9,6 +9,7 @@ between driver and workers goes through the :mod:`~bigdl.runtime.channel`, since
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import time
@@ -25,12 +26,11 @@ from bigdl.orca.engines import rank0
 from bigdl.runtime.channel import Unreachable
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
-    ChannelJob,
+    DriverUnreachable,
+    Job,
     NoRows,
-    NoWay,
     Watch,
     await_survivors,
-    user_error,
     vanished,
     worker_lost,
 )
@@ -111,9 +111,10 @@ class SparkEngine(Engine):
             return self.cluster.sc.applicationId not in _unreachable
         return self._rendezvous == "driver"
 
-    def give_up_driver(self, error: NoWay) -> bool:
-        """Let workers meet elsewhere from now on, if they may."""
-        if self._rendezvous != "auto" or self.cluster.is_local:
+    def give_up_driver(self, error: BaseException) -> bool:
+        """Let workers meet elsewhere after an error that asks for it; True if they may."""
+        is_free = self._rendezvous == "auto" and not self.cluster.is_local
+        if not (isinstance(error, DriverUnreachable) and is_free):
             return False
         logger.warning("%s. The workers now meet at rank 0", error)
         _unreachable.add(self.cluster.sc.applicationId)
@@ -154,7 +155,7 @@ class SparkEngine(Engine):
         return slots
 
 
-class SparkJob(ChannelJob):
+class SparkJob(Job):
     """One program on the tasks of barrier stages; made by :meth:`SparkEngine.open`."""
 
     def __init__(self, engine: SparkEngine, *order: Any):
@@ -167,19 +168,13 @@ class SparkJob(ChannelJob):
         return super()._open_channel()
 
     def _attempt(self, options, state, on_event):
-        at_driver = self._engine.is_driver_reachable
-        try:
-            attempt = self._attempt_at_driver if at_driver else self._attempt_at_rank_0
-            return attempt(options, state, on_event)
-        except NoWay as error:
-            if not self._engine.give_up_driver(error):
-                raise
-            return None
-
-    def _attempt_at_driver(self, options, state, on_event):
         line = self._open_line(options, state)
-        call = SparkCall(self._sc, lambda: self._collect(call, self._stage, line))
-        watch = Watch(line, call, on_event)
+        stage = self._stage
+        if not self._engine.is_driver_reachable:
+            spec = replace(self._spec, address=None, options=options, state=state)
+            stage = functools.partial(self._planned, spec)
+        call = SparkCall(self._sc, lambda: self._collect(call, stage, line))
+        watch = Watch(line, call.cancel, on_event)
         rows, failure = [], None
         try:
             rows = call.wait(watch.poll, lambda: line.set("abort", "stopped by the driver"))
@@ -187,33 +182,19 @@ class SparkJob(ChannelJob):
             if call.error is not error:  # of `on_event`
                 raise
             failure = error
-        self._note_end(line, watch)
+        outcomes, details = rank0.read(rows, line)
         answers = self._answers(line, watch)
         if answers is not None:
             return answers
         gone = vanished(line, self.num_workers)
-        if failure is not None:
-            raise job_error(failure, gone) from None
-        details = [detail for _, _, detail, _ in rows if detail]
-        return self._without_results(rows, {kind for _, kind, _, _ in rows}, details, gone)
+        if failure is None:
+            return self._without_results(rows, outcomes, details, gone)
+        cause = job_error(failure, gone)
+        if self._engine.give_up_driver(cause):
+            return None
+        raise cause from None
 
-    def _attempt_at_rank_0(self, options, state, on_event):
-        """The same, where the workers cannot reach the driver."""
-        spec = replace(self._spec, address=None, options=options, state=state)
-
-        call = SparkCall(self._sc, lambda: self._collect(call, lambda: self._planned(spec)))
-        try:
-            rows = call.wait()
-        except Exception as error:
-            raise job_error(error, []) from None
-        results, errors, outcomes, details = rank0.read(rows, on_event)
-        if errors:
-            raise user_error(min(errors, key=lambda doc: doc["place"]))
-        if len(results) == self.num_workers:
-            return [results[rank] for rank in range(self.num_workers)]
-        return self._without_results(rows, outcomes, details, [])
-
-    def _collect(self, call, stage, line=None):
+    def _collect(self, call, stage, line):
         """Run the stage; returns when no worker is left, also when one was lost."""
         with quiet(self._sc):
             try:
@@ -228,9 +209,8 @@ class SparkJob(ChannelJob):
                 return [tuple(row) for row in stage().collect()]
             except BaseException:
                 with contextlib.suppress(Exception):
-                    if line is not None:
-                        line.set("abort", "another worker failed")
-                        await_survivors(line, self.num_workers)
+                    line.set("abort", "another worker failed")
+                    await_survivors(line, self.num_workers)
                     time.sleep(_QUIET_S)
                 raise
 
