@@ -38,7 +38,6 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's name for "this machine only"
-_MARK = "BIGDL_RAY"  # a variable of all processes of a Ray that was started here
 TOKEN = "RAY_AUTH_TOKEN"
 _token = secrets.token_hex(32)  # one for this process: Ray reads it once
 
@@ -90,11 +89,10 @@ class LaunchedRay:
             before = set_environment({**ENVIRONMENT, **loopback, **_authentication()})
             cleanup.callback(set_environment, {**before, **debugger})
             directory = supervisor.ray_directory()
-            mark = f"{_MARK}={directory}"
             # it outlives this process for as long as it takes to end its Ray
-            order = {"parent": os.getpid(), "mark": mark, "directory": directory}
+            order = {"parent": os.getpid(), "directory": directory}
             cleanup.callback(supervisor.end, supervisor.start("ray-head", order))
-            cleanup.callback(_end_rest, mark, directory)
+            cleanup.callback(_end_rest, directory)
             options = {
                 "include_dashboard": False,
                 "namespace": "bigdl",
@@ -105,7 +103,7 @@ class LaunchedRay:
                 **({"_node_ip_address": host} if host else {}),
                 "_temp_dir": directory,
             }
-            with EnvContext({_MARK: directory, "PYTHONPATH": _import_path()}):
+            with EnvContext({supervisor.MARK: directory, "PYTHONPATH": _import_path()}):
                 context = _init(**options)
             return cls(context, cleanup.pop_all())
 
@@ -124,9 +122,9 @@ class LaunchedRay:
         self._cleanup.close()
 
 
-def _end_rest(mark: str, directory: str) -> None:
+def _end_rest(directory: str) -> None:
     """End what is left of a Ray that was started here."""
-    if supervisor.end_marked(mark, directory):
+    if supervisor.end_marked(directory):
         logger.warning("Ray's processes did not end by themselves and were killed")
 
 
@@ -334,7 +332,7 @@ def executor_process() -> list:
 
     parents = psutil.Process().parents()
     jvm = next((process for process in parents if "java" in process.name()), parents[-1])
-    return [os.uname().nodename, jvm.pid, supervisor.start_time(jvm.pid)]
+    return [os.uname().nodename, jvm.pid, jvm.create_time()]
 
 
 def _start_node(order: dict) -> None:
