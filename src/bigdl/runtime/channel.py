@@ -59,6 +59,14 @@ class Address:
         return Line(store, self.prefix, attempt)
 
 
+def own_address(host: str, port: int) -> str:
+    """The address of this machine on the route to another one; nothing is sent."""
+    family, _, _, _, other = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(other)
+        return probe.getsockname()[0]
+
+
 def listen(host: str, port: int = 0):
     """Host a TCPStore on one address only.
 

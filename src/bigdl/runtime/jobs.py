@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost, require
+from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost
 from bigdl.runtime.channel import Channel, Inbox, Line
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.shards.feed import Feed, Ingest
@@ -57,7 +57,8 @@ def pickled(fn: Callable) -> bytes:
     UsageError
         If it is no function, or refers to something that cannot be pickled.
     """
-    cloudpickle = require("cloudpickle", "orca")
+    import cloudpickle
+
     if not callable(fn):
         raise UsageError(f"fn should be a function of a worker, got {type(fn).__name__}")
     try:

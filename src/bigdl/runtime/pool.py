@@ -297,8 +297,6 @@ class _Run:
         self._done: dict[int, Any] = {}
         self._failures: list[tuple[int, BaseException]] = []
         self._selector = selectors.DefaultSelector()
-        for worker in manager.all_workers():
-            self._selector.register(worker.line, selectors.EVENT_READ, worker)
 
     def results(self, items: Iterator[Any]) -> list[Any]:
         """Go through all items; raise what went wrong first."""
@@ -356,41 +354,27 @@ class _Run:
             worker.call(message)
         except (BrokenPipeError, ConnectionResetError):  # it was lost while it had nothing to do
             del self._busy[worker]
-            replacement = self._replaced(worker)
-            if replacement is not None:
-                self._busy[replacement] = item
-                replacement.call(message)
-
-    def _replaced(self, worker: PoolWorker) -> PoolWorker | None:
-        self._selector.unregister(worker.line)
-        try:
-            worker = self._manager.replace(worker)
-        except (WorkerError, WorkerLost) as error:
-            self._fail(-1, error)
-            return None
+            try:
+                worker = self._manager.replace(worker)
+            except (WorkerError, WorkerLost) as error:
+                self._fail(-1, error)
+                return
+            self._busy[worker] = item
+            worker.call(message)
         self._selector.register(worker.line, selectors.EVENT_READ, worker)
-        return worker
 
     def _hear(self, wait: bool) -> None:
         """Take what workers have answered."""
         for key, _ in self._selector.select(None if wait else 0):
             worker = key.data
-            item = self._busy.get(worker)
-            if item is None:
-                self._idle[worker.stage].remove(worker)
-                replacement = self._replaced(worker)
-                if replacement is not None:
-                    self._idle[worker.stage].append(replacement)
-                continue
+            self._selector.unregister(worker.line)
             try:
                 answer = worker.answer()
             except EOFError:
-                del self._busy[worker]
-                self._selector.unregister(worker.line)
-                self._fail(item, self._manager.loss(worker))
+                self._fail(self._busy.pop(worker), self._manager.loss(worker))
                 continue
             # Only now: an interrupt in the middle of an answer must find the worker busy.
-            del self._busy[worker]
+            item = self._busy.pop(worker)
             self._idle[worker.stage].append(worker)
             self._take(worker, item, answer)
 

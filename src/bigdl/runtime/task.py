@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import socket
 import sys
 import time
 import traceback
@@ -21,7 +20,7 @@ from typing import Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
-from bigdl.runtime.channel import Address, Line
+from bigdl.runtime.channel import Address, Line, own_address
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.failure import user_frames
 from bigdl.runtime.worker import ChannelUplink, Uplink, Watcher, Worker, captured, encode
@@ -267,7 +266,7 @@ class Task:
             threads=spec.threads,
             line=line,
             uplink=uplink,
-            host=own_address(address),
+            host=own_address(address.host, address.port),
             local_dir=local_dir,
             timeout=spec.timeout,
         )
@@ -388,12 +387,3 @@ def describe(error: BaseException) -> dict:
         "message": message,
         "traceback": text,
     }
-
-
-def own_address(address: Address) -> str:
-    """The address that this machine uses towards another one."""
-    addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
-    family, _, _, _, other = addresses[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(other)
-        return probe.getsockname()[0]

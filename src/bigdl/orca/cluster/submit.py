@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 from bigdl.common.errors import UsageError
+from bigdl.runtime.channel import own_address
 
 ENVIRONMENT = "python_env"
 """The directory in which an executor finds the shipped Python environment."""
@@ -122,7 +123,7 @@ class Machine:
         return cls(
             environ=dict(os.environ),
             python=sys.executable,
-            address=local_address(towards),
+            address=_local_address(towards),
             program=tuple(sys.argv),
             spark_submit=spark_submit(),
             **more,
@@ -448,17 +449,11 @@ def standalone_masters(master: str) -> list[Address]:
     return found
 
 
-def local_address(towards: Address | None = None) -> str:
-    """The address of this machine on the route to another; nothing is sent."""
-    host, port = towards or ("192.0.2.1", 9)  # an address of documentation: the default route
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((host, port))
-                return probe.getsockname()[0]
-        except OSError:
-            continue
-    return "127.0.0.1"
+def _local_address(towards: Address | None) -> str:
+    try:
+        return own_address(*(towards or ("192.0.2.1", 9)))  # of documentation: the default route
+    except OSError:
+        return "127.0.0.1"
 
 
 def _host_port(text: str, default: int) -> Address:
