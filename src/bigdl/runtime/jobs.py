@@ -14,7 +14,8 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any
 
@@ -390,8 +391,20 @@ class Job(ABC):
                     remove_spool(spool["path"])
 
 
-class WorkerCalls(ABC):
+class WorkerCalls:
     """One call of every worker process of an attempt, for engines whose workers are called.
+
+    It is a context; workers that have not returned at its end are killed.
+
+    Parameters
+    ----------
+    line : Line
+    calls : sequence of concurrent.futures.Future
+        Of :func:`~bigdl.runtime.task.execute` on the worker of each place.
+    kills : sequence of callable
+        What ends the process of each place.
+    death : type of exception
+        What a call raises whose process died.
 
     Attributes
     ----------
@@ -401,30 +414,30 @@ class WorkerCalls(ABC):
         The workers that died.
     """
 
-    def __init__(self, num_workers: int, line: Line):
-        self._num_workers, self._line = num_workers, line
+    def __init__(
+        self,
+        line: Line,
+        calls: Sequence[Future[tuple[int, str, str]]],
+        kills: Sequence[Callable[[], None]],
+        death: type[Exception],
+    ):
+        self._line, self._kills, self._death = line, kills, death
+        self._running = {call: place for place, call in enumerate(calls)}
         self.outcomes: dict[int, tuple[int, str, str]] = {}
         self.lost: dict[int, BaseException] = {}
 
-    @abstractmethod
-    def _submit(self, spec: TaskSpec, attempt: int) -> None:
-        """Start :func:`~bigdl.runtime.task.execute` on every worker."""
+    def __enter__(self) -> WorkerCalls:
+        return self
 
-    @abstractmethod
-    def _ended(self, timeout: float) -> Iterable[tuple[int, tuple[int, str, str] | BaseException]]:
-        """Wait for calls to end; place and outcome of each, or what says that its process died."""
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
 
-    @abstractmethod
-    def _kill(self, place: int) -> None:
-        """End a worker's process."""
-
-    def run(self, spec: TaskSpec, attempt: int, poll: Callable[[], None]) -> None:
-        """Run a task on every worker and call `poll` until all have ended."""
+    def run(self, poll: Callable[[], None]) -> None:
+        """Wait for all calls to end, and call `poll` meanwhile."""
         try:
-            self._submit(spec, attempt)
             lost_at = None
-            while self._is_running:
-                self._take(LOOK_S)
+            while self._running:
+                self._take()
                 if self.lost and lost_at is None:
                     lost_at = time.monotonic()
                 if lost_at is not None and time.monotonic() - lost_at > _NOTICE_S:
@@ -437,22 +450,20 @@ class WorkerCalls(ABC):
 
     def cancel(self) -> None:
         """End the workers that have not returned."""
-        for place in range(self._num_workers):
-            if place not in self.outcomes:
-                self._kill(place)
+        for place in (*self._running.values(), *self.lost):
+            self._kills[place]()
 
-    @property
-    def _is_running(self) -> bool:
-        return len(self.outcomes) + len(self.lost) < self._num_workers
-
-    def _take(self, timeout: float) -> None:
-        for place, outcome in self._ended(timeout):
-            if not isinstance(outcome, BaseException):
-                self.outcomes[place] = outcome
+    def _take(self) -> None:
+        for call in wait(self._running, LOOK_S, FIRST_COMPLETED).done:
+            place, error = self._running.pop(call), call.exception()
+            if error is None:
+                self.outcomes[place] = call.result()
+            elif not isinstance(error, self._death):
+                raise error
             elif self._line.has("abort"):  # it ended as it was told
-                self.outcomes[place] = place, "aborted", str(outcome)
+                self.outcomes[place] = place, "aborted", str(error)
             else:
-                self.lost[place] = outcome
+                self.lost[place] = error
 
     def _stop(self, why: str) -> None:
         """End the workers: by themselves if they can."""
@@ -460,8 +471,8 @@ class WorkerCalls(ABC):
             self._line.set("abort", why)
         with contextlib.suppress(Exception):
             end = time.monotonic() + _END_S
-            while self._is_running and time.monotonic() < end:
-                self._take(LOOK_S)
+            while self._running and time.monotonic() < end:
+                self._take()
         self.cancel()
 
 
@@ -476,7 +487,7 @@ class CalledJob(Job):
         line = self._open_line(options, state)
         with interruptible(), self._calls(line) as calls:
             watch = Watch(line, calls.cancel, on_event)
-            calls.run(self._next_spec(), self._attempts, watch.poll)
+            calls.run(watch.poll)
         results = self._answers(line, watch)
         if results is not None:
             return results

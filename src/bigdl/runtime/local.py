@@ -15,8 +15,8 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
-from typing import Any, cast
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from bigdl.common.checks import check_integer
 from bigdl.common.environment import scratch_home
@@ -210,36 +210,17 @@ class LocalJob(CalledJob):
 
     @contextlib.contextmanager
     def _calls(self, line):
-        with _processes.lend(self.num_workers, self._spec.threads) as workers:
-            yield LocalCalls(workers, line)
-
-
-class LocalCalls(WorkerCalls):
-    """One call of each of some worker processes."""
-
-    def __init__(self, workers: list[LocalWorker], line: Line):
-        super().__init__(len(workers), line)
-        self._workers = workers
-        self._places = {worker.line: place for place, worker in enumerate(workers)}
-
-    def _submit(self, spec, attempt):
-        for place, worker in enumerate(self._workers):
-            worker.submit(execute, spec, attempt, iter(()), place, session_directory())
-
-    def _ended(self, timeout):
-        for line in wait(list(self._places), timeout):
-            place = self._places.pop(cast("Connection", line))
-            worker = self._workers[place]
-            try:
-                yield place, worker.result()
-            except WorkerError as error:
-                yield place, (place, "failed", f"{error.kind}: {error.traceback}")
-            except EOFError:
-                worker.end(_EXIT_S)
-                yield place, WorkerLost(PROCESS_ENDED[0])
-
-    def _kill(self, place):
-        self._workers[place].kill()
+        with (
+            _processes.lend(self.num_workers, self._spec.threads) as workers,
+            ThreadPoolExecutor(self.num_workers) as threads,
+        ):
+            spec, directory = self._next_spec(), session_directory()
+            for place, worker in enumerate(workers):
+                worker.submit(execute, spec, self._attempts, iter(()), place, directory)
+            answers = [threads.submit(worker.result) for worker in workers]
+            kills = [worker.kill for worker in workers]
+            with WorkerCalls(line, answers, kills, EOFError) as calls:
+                yield calls
 
 
 class InProcessJob(Job):
