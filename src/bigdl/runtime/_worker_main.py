@@ -37,10 +37,8 @@ def main(line: int, parent: int) -> None:
             return  # the parent needs no more
 
 
-def _set_up(
-    cores: tuple[int, ...], argv: list[str], python_path: str | None, captured: bool, tied: bool
-) -> None:
-    """Pin this process, and undo what the parent changed to let this module be found."""
+def _set_up(cores: tuple[int, ...], argv: list[str], captured: bool, tied: bool) -> None:
+    """Tie and pin this process, and give it the parent's streams and arguments."""
     if tied and sys.platform == "linux":
         import ctypes
 
@@ -52,10 +50,6 @@ def _set_up(
         # typeshed: a TextIO, not a TextIOWrapper
         stream.reconfigure(line_buffering=True, **encoding)  # type: ignore[union-attr]
     sys.argv = argv
-    if python_path is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = python_path
 
 
 def _serve(line: Connection) -> None:
@@ -88,7 +82,3 @@ def _die_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_S)
     os.killpg(0, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

@@ -118,6 +118,12 @@ class Channel:
         it is for a worker in this process, and nothing is listened on at all.
     port : int
         0 for any free port.
+
+    Attributes
+    ----------
+    address : Address
+    lines : list of Line
+        Of all attempts.
     """
 
     def __init__(self, host: str | None, port: int = 0):
@@ -129,17 +135,17 @@ class Channel:
         else:
             store, port = listen(host, port)
         self._store: Any = store
-        self._lines: list[Line] = []
+        self.lines: list[Line] = []
         self.address = Address(host, port, secrets.token_hex(16))
 
     def line(self, attempt: int) -> Line:
         """The keys of one attempt."""
-        self._lines.append(Line(self._store, self.address.prefix, attempt))
-        return self._lines[-1]
+        self.lines.append(Line(self._store, self.address.prefix, attempt))
+        return self.lines[-1]
 
     def close(self) -> None:
         """Stop listening; also where the traceback of an exception still holds a line."""
-        for line in self._lines:
+        for line in self.lines:
             line.store = None
         self._store = None  # the server's thread ends with the last reference
 

@@ -26,7 +26,6 @@ from bigdl.runtime.shards.feed import Feed, Ingest
 from bigdl.runtime.task import TaskSpec
 from bigdl.runtime.worker import decode
 
-_lock = threading.Lock()
 _numbers = itertools.count()
 _active: set[int] = set()
 
@@ -34,20 +33,17 @@ _active: set[int] = set()
 @contextlib.contextmanager
 def job_number() -> Iterator[int]:
     """A number among the jobs of this driver, whose spools stay until the end of the block."""
-    with _lock:
-        number = next(_numbers)
-        _active.add(number)
+    number = next(_numbers)
+    _active.add(number)
     try:
         yield number
     finally:
-        with _lock:
-            _active.discard(number)
+        _active.discard(number)
 
 
 def active_jobs() -> tuple[int, ...]:
     """The numbers of the jobs whose spools are in use."""
-    with _lock:
-        return tuple(sorted(_active))
+    return tuple(sorted(_active))
 
 
 def pickled(fn: Callable) -> bytes:
@@ -243,7 +239,6 @@ class Job(ABC):
         self._feed = feed
         self._attempts = 0
         self._spools: list[dict] | None = None  # by rank, once all are known
-        self._lines: list[Line] = []
         self._resources = contextlib.ExitStack()
         self._ingest = Ingest(None, None)
         program = pickled(fn)
@@ -346,7 +341,6 @@ class Job(ABC):
     def _open_line(self, options: dict, state: bytes | None) -> Line:
         """The line of an attempt, with what the workers are told."""
         line = self._channel.line(self._attempts)
-        self._lines.append(line)
         line.set_json("options", options)
         if state is not None:
             line.put_bytes("state", state)
@@ -386,7 +380,7 @@ class Job(ABC):
         from bigdl.runtime.shards.shard import remove_spool
 
         with contextlib.suppress(Exception):
-            for doc in (d for line in self._lines for d in self._spools_of(line).values()):
+            for doc in (d for line in self._channel.lines for d in self._spools_of(line).values()):
                 for spool in doc.values():
                     remove_spool(spool["path"])
 

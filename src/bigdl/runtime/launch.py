@@ -285,7 +285,14 @@ class Output(threading.Thread):
         Whether the parent's stream gets the lines.
     """
 
-    def __init__(self, pipe: FileIO, name: str, prefix: str, log: FileIO | None, show: bool):
+    def __init__(
+        self,
+        pipe: FileIO,
+        name: str,
+        prefix: str = "",
+        log: FileIO | None = None,
+        show: bool = True,
+    ):
         super().__init__(name=f"bigdl-{name}", daemon=True)
         self._pipe = _Logged(pipe, log)
         self._stream, self._prefix, self._show = name, prefix, show

@@ -27,6 +27,14 @@ from bigdl.runtime.messages import Message, encode, opened, receive, send
 _KILL_S = 2.0  # seconds that the kernel has to end a process
 # A parent's pinning to cores that are not the worker's defeats the worker's own.
 _PINNING_VARIABLES = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+# The worker finds this package where the caller found it.
+_PROGRAM = """\
+import ast, sys
+_, path, *ends = sys.argv
+sys.path[:] = dict.fromkeys([*ast.literal_eval(path), *sys.path])
+from bigdl.runtime._worker_main import main
+main(*map(int, ends))
+"""
 
 
 @dataclass(frozen=True)
@@ -117,23 +125,25 @@ class WorkerProcess:
         self.rank, self.slot = rank, slot
         self.pending = 0
         self._children_ended = False
-        environ, python_path = _environment(slot.threads, env or {})
         self.line, worker_end = multiprocessing.Pipe()
         stream = subprocess.PIPE if captured else None
-        program = [sys.executable, "-P", "-m", "bigdl.runtime._worker_main"]
+        added = (env or {}).get("PYTHONPATH") or ""
+        paths = [*filter(None, added.split(os.pathsep)), *sys.path]
+        path = repr([entry for entry in paths if isinstance(entry, str)])
+        ends = worker_end.fileno(), os.getpid()
         with worker_end:
             self.process = subprocess.Popen(
-                [*program, str(worker_end.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-c", _PROGRAM, path, *map(str, ends)],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
                 bufsize=0,
                 pass_fds=[worker_end.fileno()],
-                env=environ,
+                env=_environment(slot.threads, env or {}),
                 # The terminal's Ctrl-C is for the parent, which then stops its workers in order.
                 process_group=0,
             )
-        settings = (slot.cores, sys.argv, python_path, captured, tied)
+        settings = (slot.cores, sys.argv, captured, tied)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # said by the answer
             send(self.line, encode(settings))
         self.start_call(make)
@@ -224,18 +234,11 @@ def exit_message(code: int) -> str:
     return cause
 
 
-def _environment(
-    threads: int, changes: Mapping[str, str | None]
-) -> tuple[dict[str, str], str | None]:
-    """Return variables with which an interpreter finds what this one does, and its PYTHONPATH."""
+def _environment(threads: int, changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the variables of a worker."""
     merged: dict[str, str | None] = {
         **{name: os.environ[name] for name in os.environ if name not in _PINNING_VARIABLES},
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
         **changes,
     }
-    environ = {name: str(value) for name, value in merged.items() if value is not None}
-    python_path = environ.get("PYTHONPATH")
-    # The worker finds this package where the caller found it, then restores the variable.
-    paths = [changes.get("PYTHONPATH"), *sys.path]
-    environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if isinstance(path, str))
-    return environ, python_path
+    return {name: str(value) for name, value in merged.items() if value is not None}

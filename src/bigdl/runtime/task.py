@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
+from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
 from bigdl.runtime.channel import Address, Line, own_address
@@ -233,18 +234,17 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
 @contextlib.contextmanager
 def task_environment(spec):
     """Let the program import what the driver can; leave the reused process as it was."""
-    path, level = list(sys.path), os.environ.get("TORCH_CPP_LOG_LEVEL")
+    path, name = list(sys.path), "TORCH_CPP_LOG_LEVEL"
     sys.path[:0] = [p for p in spec.import_path if p not in path and os.path.exists(p)]
-    if level is None:
-        os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # we say ourselves who went away
+    # we say ourselves who went away
+    with EnvContext({} if name in os.environ else {name: "ERROR"}):
         import torch  # noqa: F401 - it looks at the variable once
-    freeze_modules()
-    try:
-        yield
-    finally:
-        sys.path[:] = path
-        if level is None:
-            os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
+
+        freeze_modules()
+        try:
+            yield
+        finally:
+            sys.path[:] = path
 
 
 class Task:
@@ -377,10 +377,9 @@ def describe(error: BaseException) -> dict:
 
     try:
         message = str(error)
-        text = "".join(traceback.format_exception(type(error), error, user_frames(error)))
     except Exception as unprintable:
         message = f"<{type(error).__name__} that cannot be printed: {type(unprintable).__name__}>"
-        text = "".join(traceback.format_tb(error.__traceback__)) + message
+    text = "".join(traceback.format_exception(type(error), error, user_frames(error)))
     return {
         "kind": type(error).__name__,
         "usage": isinstance(error, UsageError | SourceError),

@@ -50,6 +50,7 @@ from bigdl.orca.cluster.submit import (
     standalone_masters,
     submission,
 )
+from bigdl.runtime.launch import Output
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -125,7 +126,7 @@ class LaunchedSpark:
             java = find_java()
             cleanup.callback(java.close)
             cleanup.callback(_restore_sigint, signal.getsignal(signal.SIGINT))
-            readers: list[threading.Thread] = []
+            readers: list[Output] = []
             cleanup.callback(_join, readers)
             with EnvContext({**environment, "JAVA_HOME": str(java.home)}):
                 gateway = _launch_gateway(shown, readers if log_output else None)
@@ -290,7 +291,7 @@ def local_environment(python: str) -> dict[str, str]:
     }
 
 
-def _launch_gateway(conf: Any, readers: list[threading.Thread] | None) -> Any:
+def _launch_gateway(conf: Any, readers: list[Output] | None) -> Any:
     """Start a JVM; with a list of `readers`, add the threads that copy its output."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -299,8 +300,7 @@ def _launch_gateway(conf: Any, readers: list[threading.Thread] | None) -> Any:
     if readers is not None:
         for name in ("stdout", "stderr"):
             source, pipes[name] = os.pipe()
-            readers.append(threading.Thread(target=_copy, args=(source, name), daemon=True))
-            readers[-1].start()
+            readers.append(Output(open(source, "rb", buffering=0), name))
     try:
         return launch_gateway(conf, dict(pipes))
     except PySparkRuntimeError as error:
@@ -313,17 +313,9 @@ def _launch_gateway(conf: Any, readers: list[threading.Thread] | None) -> Any:
             os.close(pipe)  # the JVM has it now
 
 
-def _join(readers: list[threading.Thread]) -> None:
+def _join(readers: list[Output]) -> None:
     for reader in readers:
         reader.join(timeout=1)  # it ends with the JVM
-
-
-def _copy(source: int, name: str) -> None:
-    """Copy lines to ``sys.stdout`` or ``sys.stderr``, whatever that is at the time."""
-    with open(source, "rb") as lines:
-        for line in lines:
-            with suppress(ValueError, OSError):  # the stream was closed
-                getattr(sys, name).write(line.decode(errors="replace"))
 
 
 def _new_context(conf: Any, gateway: Any = None) -> SparkContext:

@@ -318,9 +318,7 @@ def _start_nodes(cluster: SparkCluster, nodes: int, order: dict) -> None:
 def _await_slots(cluster: SparkCluster, nodes: int) -> int:
     """As many tasks as run at once when the executors are there: then every executor has one."""
     wanted = nodes * max(1, cluster.cores_per_node // cluster.threads_per_task)
-    end = time.monotonic() + _START_S
-    while (slots := cluster.slots()) < wanted and time.monotonic() < end:
-        time.sleep(0.1)
+    slots = cluster.await_slots(wanted)
     if not slots:
         raise UsageError(f"No executor of Spark has registered within {_START_S:g} s")
     return slots

@@ -10,6 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 from bigdl.common.errors import BigDLError, WorkerError
@@ -38,10 +39,8 @@ class SparkCall:
     def __init__(self, sc, call: Callable[[], Any]):
         self._sc, self._call = sc, call
         self._tag = f"bigdl-{secrets.token_hex(6)}"
-        self.done = threading.Event()
+        self.future: Future[Any] = Future()
         self.cancelled = threading.Event()
-        self.value: Any = None
-        self.error: BaseException | None = None
 
     def wait(
         self, poll: Callable[[], None] = lambda: None, stop: Callable[[], None] = lambda: None
@@ -55,27 +54,25 @@ class SparkCall:
         with interruptible():
             try:
                 InheritableThread(target=self._run, daemon=True).start()
-                while not self.done.wait(LOOK_S):
+                while wait([self.future], LOOK_S).not_done:
                     poll()
             except BaseException:
                 self.cancelled.set()
                 stop()
                 self._end()
                 raise
-        if self.error is not None:
-            raise self.error
-        return self.value
+        return self.future.result()
 
     def _run(self):
         try:
             self._sc.addJobTag(self._tag)
-            self.value = self._call()
+            value = self._call()
         except BaseException as error:  # raised in the calling thread
-            self.error = error
-        finally:
-            with contextlib.suppress(Exception):
-                self._sc.removeJobTag(self._tag)
-            self.done.set()
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(value)
+        with contextlib.suppress(Exception):
+            self._sc.removeJobTag(self._tag)
 
     def cancel(self) -> None:
         """Cancel the jobs that run now."""
@@ -84,10 +81,10 @@ class SparkCall:
 
     def _end(self):
         end = time.monotonic() + _CANCEL_S
-        while not self.done.is_set() and time.monotonic() < end:
+        while not self.future.done() and time.monotonic() < end:
             self.cancel()  # again and again: a call may be between two of its jobs
-            self.done.wait(0.2)
-        if not self.done.is_set():
+            wait([self.future], 0.2)
+        if not self.future.done():
             logger.warning("Spark did not end a job within %g s after its cancellation", _CANCEL_S)
 
 

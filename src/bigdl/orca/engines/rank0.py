@@ -15,7 +15,6 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from typing import cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import reported
@@ -23,7 +22,6 @@ from bigdl.runtime.channel import Address, Line, Unreachable, listen
 from bigdl.runtime.task import Task, TaskSpec, describe, task_environment
 from bigdl.runtime.worker import ChannelUplink, Uplink, captured
 
-_ROW = 4 << 20  # bytes of one row
 _LEAVE_S = 1.0  # seconds that the others get to end by themselves after an error
 
 Row = tuple[int, str, str, bytes | None]
@@ -45,18 +43,12 @@ class RowUplink(Uplink):
     def rows(self, rank: int, outcome: str, detail: str) -> Iterator[Row]:
         """Everything, and the outcome as the last row."""
         for doc, data in self.messages.values():
-            yield from _cut(rank, "message", json.dumps(doc), data)
+            yield rank, "message", json.dumps(doc), data
         if self.result is not None:
-            yield from _cut(rank, "result", *self.result)
+            yield rank, "result", *self.result
         if self.error is not None:
             yield rank, "report", json.dumps(self.error), None
         yield rank, outcome, detail, None
-
-
-def _cut(rank, kind, detail, data):
-    yield rank, kind, detail, data[:_ROW]
-    for start in range(_ROW, len(data), _ROW):
-        yield rank, "more", "", data[start : start + _ROW]
 
 
 def execute(spec: TaskSpec, context, batches, local_dir: str) -> Iterator[Row]:
@@ -138,18 +130,12 @@ def read(rows: list[Row], line: Line) -> tuple[set[str], list[str]]:
     outcomes : set of str
     details : list of str
     """
-    entries: list[tuple[int, str, str, list[bytes]]] = []
-    for rank, kind, detail, data in rows:
-        if kind == "more":
-            entries[-1][3].append(cast("bytes", data))
-        else:
-            entries.append((rank, kind, detail, [data or b""]))
     uplink, outcomes, details = ChannelUplink(line), set(), []
-    for rank, kind, detail, parts in entries:
+    for rank, kind, detail, data in rows:
         if kind == "message":
-            uplink.send(json.loads(detail), b"".join(parts))
+            uplink.send(json.loads(detail), data or b"")
         elif kind == "result":
-            uplink.give(rank, detail, b"".join(parts))
+            uplink.give(rank, detail, data or b"")
         elif kind == "report":
             uplink.report(json.loads(detail))
         else:

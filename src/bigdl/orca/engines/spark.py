@@ -47,7 +47,6 @@ _RENDEZVOUS = ("auto", "driver", "rank0")
 _ATTEMPT = "bigdl.attempt"
 _ROWS = "rank int, kind string, detail string, data binary"
 _QUIET_S = 0.2  # seconds in which Spark logs that the tasks of a failed stage ended
-_SLOTS_S = 120.0  # seconds that executors get to register, or to come back
 
 _unreachable: set[str] = set()  # applications whose executors cannot connect to this driver
 
@@ -129,10 +128,12 @@ class SparkEngine(Engine):
         cluster = self.cluster
         slots = cluster.slots()
         if num_workers > slots and not cluster.is_local:
-            task_cpus = int(cluster.sc.getConf().get("spark.task.cpus", "1"))
-            if num_workers <= cluster.nodes * (cluster.cores_per_node // task_cpus):
+            per_node = cluster.cores_per_node // cluster.threads_per_task
+            if num_workers <= cluster.nodes * per_node:
                 # asked for, but not all executors have registered yet
-                call = SparkCall(cluster.sc, lambda: self.await_slots(num_workers, call))
+                call = SparkCall(
+                    cluster.sc, lambda: cluster.await_slots(num_workers, call.cancelled)
+                )
                 slots = call.wait()
         return slots
 
@@ -142,17 +143,6 @@ class SparkEngine(Engine):
 
     def _job(self, *order: Any) -> SparkJob:
         return SparkJob(self, *order)
-
-    def await_slots(self, num_workers: int, call: SparkCall) -> int:
-        """Wait until so many tasks can run at once, but not for ever; returns how many can.
-
-        Spark itself would look every 15 s only.
-        """
-        end = time.monotonic() + _SLOTS_S
-        while (slots := self.cluster.slots()) < num_workers and time.monotonic() < end:
-            if call.cancelled.wait(0.1):
-                break
-        return slots
 
 
 class SparkJob(Job):
@@ -179,7 +169,7 @@ class SparkJob(Job):
         try:
             rows = call.wait(watch.poll, lambda: line.set("abort", "stopped by the driver"))
         except Exception as error:
-            if call.error is not error:  # of `on_event`
+            if not call.future.done() or call.future.exception() is not error:  # of `on_event`
                 raise
             failure = error
         outcomes, details = rank0.read(rows, line)
@@ -200,13 +190,13 @@ class SparkJob(Job):
             try:
                 # travels with the Spark job: the stage is the same in all attempts
                 self._sc.setLocalProperty(_ATTEMPT, str(self._attempts))
-                slots = self._engine.await_slots(self.num_workers, call)
+                slots = self._engine.cluster.await_slots(self.num_workers, call.cancelled)
                 if slots < self.num_workers:
                     raise WorkerLost(
                         f"{self.num_workers} workers are needed but the cluster can only run "
                         f"{slots} tasks at once since executors were lost"
                     )
-                return [tuple(row) for row in stage().collect()]
+                return [(*row[:3], row[3] and bytes(row[3])) for row in stage().collect()]
             except BaseException:
                 with contextlib.suppress(Exception):
                     line.set("abort", "another worker failed")
