@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -96,6 +97,7 @@ class LaunchedSpark:
         environment: Mapping[str, str],
         *,
         log_output: bool = False,
+        resources: contextlib.ExitStack | None = None,
     ) -> LaunchedSpark:
         """Start a JVM and a SparkContext in it.
 
@@ -110,6 +112,8 @@ class LaunchedSpark:
         log_output : bool
             Copy what the JVM writes to ``sys.stdout`` and ``sys.stderr`` of this process, which
             a notebook shows, and not to the file descriptors it inherited.
+        resources : contextlib.ExitStack, optional
+            What is closed at the end, or if it does not start.
 
         Raises
         ------
@@ -122,7 +126,7 @@ class LaunchedSpark:
         conf = SparkConf().setAll(list(properties.items()))
         # Other users of this machine can read the command line of the JVM.
         shown = SparkConf().setAll([item for item in properties.items() if item[0] != _SECRET])
-        with contextlib.ExitStack() as cleanup:
+        with resources or contextlib.ExitStack() as cleanup:
             java = find_java()
             cleanup.callback(java.close)
             cleanup.callback(_restore_sigint, signal.getsignal(signal.SIGINT))
@@ -134,15 +138,12 @@ class LaunchedSpark:
                 sc = _new_context(conf, gateway)
             cleanup.callback(_stop_context_of, gateway)
             cleanup.callback(_forget_path, SparkFiles.getRootDirectory())
+            ship_modules(sc)
             return cls(sc, cleanup.pop_all())
 
     def stop(self) -> None:
         """Stop the context, the JVM and the cluster; no process is left when this returns."""
-        try:
-            self._cleanup.close()
-        finally:
-            if self.cluster is not None:
-                self.cluster.stop()
+        self._cleanup.close()
 
 
 def _stop_context_of(gateway: Any) -> None:
@@ -300,7 +301,7 @@ def _launch_gateway(conf: Any, readers: list[Output] | None) -> Any:
     if readers is not None:
         for name in ("stdout", "stderr"):
             source, pipes[name] = os.pipe()
-            readers.append(Output(open(source, "rb", buffering=0), name))
+            readers.append(Output(FileIO(source), name))
     try:
         return launch_gateway(conf, dict(pipes))
     except PySparkRuntimeError as error:
@@ -394,15 +395,7 @@ def connect(request: Request, *, log_output: bool = False) -> LaunchedSpark:
         return _start_standalone(request, log_output)
     address = _reach(request)
     described = _prepare(request, Machine.this_one(address))
-    launched = LaunchedSpark.launch(
-        described.properties, described.environment, log_output=log_output
-    )
-    try:
-        ship_modules(launched.sc)
-    except BaseException:
-        launched.stop()
-        raise
-    return launched
+    return LaunchedSpark.launch(described.properties, described.environment, log_output=log_output)
 
 
 def submit_program(request: Request) -> int:
@@ -464,14 +457,15 @@ def _start_standalone(request: Request, log_output: bool) -> LaunchedSpark:
     prefixes: list[list[str]] = [[]]
     if request.get("enable_numa_binding"):
         prefixes = numa_prefixes(request.num_nodes)
-    cluster = StandaloneCluster.start(
-        request.cores,
-        request.memory,
-        request.num_nodes,
-        prefixes=prefixes,
-        directory=_local_directory(request),
-    )
-    try:
+    with contextlib.ExitStack() as resources:
+        cluster = StandaloneCluster.start(
+            request.cores,
+            request.memory,
+            request.num_nodes,
+            prefixes=prefixes,
+            directory=_local_directory(request),
+        )
+        resources.callback(cluster.stop)
         conf = {"spark.master": cluster.master, **request.conf}
         machine = replace(Machine.this_one(), address=LOOPBACK)
         described = submission(replace(request, conf=conf), machine)
@@ -479,14 +473,13 @@ def _start_standalone(request: Request, log_output: bool) -> LaunchedSpark:
             **described.properties,
             **loopback_properties(request.conf),
             "spark.authenticate": "true",
-            "spark.authenticate.secret": cluster.secret,
+            _SECRET: cluster.secret,
             **request.conf,
         }
         environment = {**described.environment, "SPARK_LOCAL_IP": LOOPBACK}
-        launched = LaunchedSpark.launch(properties, environment, log_output=log_output)
-    except BaseException:
-        cluster.stop()
-        raise
+        launched = LaunchedSpark.launch(
+            properties, environment, log_output=log_output, resources=resources.pop_all()
+        )
     launched.cluster = cluster
     return launched
 

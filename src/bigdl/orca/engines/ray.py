@@ -129,16 +129,17 @@ class RayPool:
         WorkerLost
             When a process does not start.
         """
-        group = _reserve(number, cores, patience)
         actors: list[tuple[str, Any]] = []
-        try:
-            for node in _nodes_of(group, number):
-                actors.append((node, self._take(node)))
-            self._await_start(actors)
-            yield [actor for _, actor in actors]
-        finally:
-            self._give_back(actors)
-            _release(group)
+        with _reserved(number, cores, patience) as nodes:
+            try:
+                for node in nodes:
+                    actors.append((node, self._take(node)))
+                self._await_start(actors)
+                yield [actor for _, actor in actors]
+            finally:
+                with self._own:
+                    for node, actor in actors:
+                        self._idle.setdefault(node, []).append(actor)
 
     def close(self) -> None:
         """End the idle workers."""
@@ -184,11 +185,6 @@ class RayPool:
                 nodes = " and ".join({actors[place][0] for place in starts.values()})
                 raise WorkerLost(f"A worker on node {nodes} did not start within {_START_S:g} s")
 
-    def _give_back(self, actors):
-        with self._own:
-            for node, actor in actors:
-                self._idle.setdefault(node, []).append(actor)
-
 
 def kill(actor) -> None:
     """End an actor's process."""
@@ -198,9 +194,10 @@ def kill(actor) -> None:
         ray.kill(actor)
 
 
-def _reserve(number, cores, patience):
-    """A placement group of a bundle for every worker, spread over the nodes."""
-    from ray.util import placement_group
+@contextlib.contextmanager
+def _reserved(number: int, cores: int, patience: float) -> Iterator[list[str]]:
+    """Reserve CPUs for workers, spread over the nodes; yields the node of each."""
+    from ray.util import placement_group, placement_group_table, remove_placement_group
 
     group = placement_group([{"CPU": cores}] * number, strategy="SPREAD")
     end = time.monotonic() + patience
@@ -216,24 +213,11 @@ def _reserve(number, cores, patience):
                 f"{number} workers of {cores} CPUs were asked for, but others use too many of "
                 f"Ray's {cluster.slots()} CPUs; wait for them, or ask for fewer workers"
             )
-    except BaseException:
-        _release(group)
-        raise
-    return group
-
-
-def _nodes_of(group, number) -> list[str]:
-    from ray.util import placement_group_table
-
-    places = placement_group_table(group)["bundles_to_node_id"]
-    return [places[index] for index in range(number)]
-
-
-def _release(group):
-    from ray.util import remove_placement_group
-
-    with contextlib.suppress(Exception):  # Ray may be gone
-        remove_placement_group(group)
+        places = placement_group_table(group)["bundles_to_node_id"]
+        yield [places[index] for index in range(number)]
+    finally:
+        with contextlib.suppress(Exception):  # Ray may be gone
+            remove_placement_group(group)
 
 
 class RayJob(CalledJob):
