@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 import sys
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ class PeerLost(Exception):
 
 
 class Engine(ABC):
-    """Runs programs on the workers of a cluster.
+    """Runs programs on the workers of a cluster; an engine sets `_job`, the class of its jobs.
 
     Parameters
     ----------
@@ -55,6 +55,8 @@ class Engine(ABC):
     workers_per_node, channel_port, timeout, log_to_driver
         As each engine describes them.
     """
+
+    _job: Callable[..., Job]
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class Engine(ABC):
             per_node = -(-num_workers // max(self.cluster.nodes, 1))
             threads = max(1, self.cluster.cores_per_node // per_node)
         check_integer("threads", threads, 1)
-        return self._job(fn, feed, num_workers, threads, keep_spools)
+        return self._job(self, fn, feed, num_workers, threads, keep_spools)
 
     def _slots(self, num_workers: int) -> int:
         """Return how many workers can run at once, where `num_workers` are asked for."""
@@ -129,10 +131,6 @@ class Engine(ABC):
     def prepare(self, feed: Feed, num_workers: int) -> Ingest:
         """Describe how the workers get the rows of a feed."""
         return feed.prepare(self.cluster, num_workers)
-
-    @abstractmethod
-    def _job(self, *order: Any) -> Job:
-        """Make a job of what :meth:`open` was given."""
 
     def run(
         self,

@@ -80,15 +80,11 @@ class LocalEngine(Engine):
         if in_process:
             check_integer("workers_per_node of a worker in this process", workers_per_node, 1, 1)
         self.in_process = in_process
+        self._job = InProcessJob if in_process else LocalJob
 
     def _slots(self, num_workers):
         """There may be more workers than cores."""
         return check_integer("num_workers", num_workers, 1, 1 if self.in_process else None)
-
-    def _job(self, *order):
-        if self.in_process:  # other attempts find its spools, and close() removes them
-            return InProcessJob(self, *order[:-1], True)
-        return LocalJob(self, *order)
 
     def prepare(self, feed: Feed, num_workers: int) -> Ingest:
         feed.check_local()
@@ -225,6 +221,10 @@ class LocalJob(CalledJob):
 
 class InProcessJob(Job):
     """One program on a worker in the calling process; made by :meth:`LocalEngine.open`."""
+
+    def __init__(self, engine, fn, feed, num_workers, threads, keep_spools):
+        # other attempts find its spools, and close() removes them
+        super().__init__(engine, fn, feed, num_workers, threads, True)
 
     def _open_channel(self):
         return Channel(None)

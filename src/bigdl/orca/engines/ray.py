@@ -318,7 +318,7 @@ class RayEngine(Engine):
         super().__init__(cluster, workers_per_node, channel_port, timeout, log_to_driver)
         if min_workers is not None:
             check_integer("min_workers", min_workers, 1)
-        self.min_workers = min_workers
+        self._job, self.min_workers = RayJob, min_workers
         self.patience = check_number("patience", patience, above=0)
 
     @property
@@ -337,9 +337,6 @@ class RayEngine(Engine):
 
         with interruptible():
             return prepare_on_ray(feed, self.cluster, num_workers)
-
-    def _job(self, *order: Any) -> RayJob:
-        return RayJob(self, *order)
 
     def shutdown(self) -> None:
         """End the workers that wait for programs; another program starts new ones."""

@@ -89,6 +89,7 @@ class SparkEngine(Engine):
         log_to_driver: bool = True,
         rendezvous: str = "auto",
     ):
+        self._job = SparkJob
         self._rendezvous = check_choice("rendezvous", rendezvous, _RENDEZVOUS)
         cluster = cluster or SparkCluster.from_active()
         super().__init__(cluster, workers_per_node, channel_port, timeout, log_to_driver)
@@ -140,9 +141,6 @@ class SparkEngine(Engine):
     def prepare(self, feed: Feed, num_workers: int) -> Ingest:
         """Describe how the workers get the rows of a feed."""
         return SparkCall(self.cluster.sc, lambda: feed.prepare(self.cluster, num_workers)).wait()
-
-    def _job(self, *order: Any) -> SparkJob:
-        return SparkJob(self, *order)
 
 
 class SparkJob(Job):
