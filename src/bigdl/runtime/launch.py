@@ -30,6 +30,7 @@ __all__ = ["LaunchTimeout", "launch"]
 
 _GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL
 _TICK_S = 0.1  # seconds between two looks at workers that say nothing
+_DRAIN_S = 2.0  # seconds to pass on the last output, which another process may hold open
 _TAIL_LINES = 20
 _LONGEST_TAIL_LINE = 2000
 _LONGEST_LINE = 1 << 20
@@ -204,7 +205,7 @@ class _LaunchedWorker(WorkerProcess):
     def close_output(self) -> None:
         """Pass on what the worker, which has ended, left behind."""
         for output in (self._output, self._errors):
-            output.join(_GRACE_S)
+            output.join(_DRAIN_S)
 
 
 def _results(workers: Sequence[_LaunchedWorker], timeout: float | None) -> list[Any]:

@@ -138,7 +138,9 @@ def receive(line: Connection) -> Message:
     try:
         sizes, in_memory_file, failed = line.recv()
         if in_memory_file:
-            return Message(sizes, bytearray(), recv_handle(line), failed)
+            memory = recv_handle(line)
+            os.set_inheritable(memory, False)
+            return Message(sizes, bytearray(), memory, failed)
         content = bytearray(_places(sizes)[-1])
         line.recv_bytes_into(content)
         return Message(sizes, content, failed=failed)
