@@ -31,8 +31,6 @@ import sys
 import tempfile
 import time
 
-import psutil
-
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.5  # seconds between two looks at the processes
@@ -154,6 +152,8 @@ def run_standalone(order):
 
 def supervise_daemons(order, daemons):
     """Return when it is time to stop; replace workers that were lost."""
+    import psutil
+
     master, *workers = daemons
     lost = 0
     while not is_over(order, TICK_S):
@@ -247,6 +247,8 @@ def end_marked(directory):
 
 def marked(directory):
     """Return the other processes that were started with the mark of a directory."""
+    import psutil
+
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -274,6 +276,8 @@ def start_child(command, environment, log, mode, signal_of_death, directory=None
 
 def stop(started):
     """End these processes, then every one below this one."""
+    import psutil
+
     for process in started:
         process.terminate()
     give_up = time.monotonic() + GRACE_S
@@ -287,6 +291,8 @@ def stop(started):
 
 
 def kill(processes):
+    import psutil
+
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
@@ -301,6 +307,8 @@ def reap(processes):
 
 def is_running(pid, started):
     """Return True if it is still the process that was started then."""
+    import psutil
+
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         is_same = abs(process.create_time() - started) < CLOCK_S
