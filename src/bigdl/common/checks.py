@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from bigdl.common.errors import UsageError
 
 T = TypeVar("T")
+_A = {"integer": "an", "number": "a"}
 
 
 def check_integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -28,13 +29,7 @@ def check_integer(name: str, value: Any, least: int | None = None, most: int | N
     ------
     UsageError
     """
-    wrong = isinstance(value, bool) or not isinstance(value, numbers.Integral)
-    if wrong or (least is not None and value < least) or (most is not None and value > most):
-        if least == 1 and most is None:
-            kind = "a positive integer"
-        else:
-            kind = "an integer" + _bounds(least, most)
-        raise UsageError(f"{name} should be {kind}, got {value!r}")
+    _check(name, value, numbers.Integral, "integer", least, most)
     return int(value)
 
 
@@ -69,20 +64,7 @@ def check_number(
     ------
     UsageError
     """
-    wrong = isinstance(value, bool) or not isinstance(value, numbers.Real)
-    if (
-        wrong
-        or not math.isfinite(value)
-        or (least is not None and value < least)
-        or (most is not None and value > most)
-        or (above is not None and value <= above)
-        or (below is not None and value >= below)
-    ):
-        if above == 0 and most is None and below is None:
-            kind = "a positive number"
-        else:
-            kind = "a number" + _bounds(least, most, above, below)
-        raise UsageError(f"{name} should be {kind}, got {value!r}")
+    _check(name, value, numbers.Real, "number", least, most, above, below)
     return value
 
 
@@ -94,22 +76,36 @@ def check_choice(name: str, value: T, choices: Iterable[T]) -> T:
     return value
 
 
-def _bounds(
-    least: float | None, most: float | None, above: float | None = None, below: float | None = None
-) -> str:
-    if least is not None and most is not None:
-        return f" from {least:g} to {most:g}"
-    words = [
-        f"{word} {bound:g}"
-        for word, bound in (
-            ("of at least", least),
-            ("above", above),
-            ("at most", most),
-            ("below", below),
-        )
-        if bound is not None
-    ]
-    return " " + " and ".join(words) if words else ""
+def _check(
+    name: str,
+    value: Any,
+    number_type: type,
+    noun: str,
+    least: float | None,
+    most: float | None,
+    above: float | None = None,
+    below: float | None = None,
+) -> None:
+    is_number = isinstance(value, number_type) and not isinstance(value, bool)
+    if (
+        is_number
+        and math.isfinite(value)
+        and (least is None or value >= least)
+        and (most is None or value <= most)
+        and (above is None or value > above)
+        and (below is None or value < below)
+    ):
+        return
+    bounds = {"of at least": least, "above": above, "at most": most, "below": below}
+    named = {word: bound for word, bound in bounds.items() if bound is not None}
+    if named == ({"of at least": 1} if noun == "integer" else {"above": 0}):
+        wanted = f"a positive {noun}"
+    elif least is not None and most is not None:
+        wanted = f"{_A[noun]} {noun} from {least:g} to {most:g}"
+    else:
+        limits = " and ".join(f"{word} {bound:g}" for word, bound in named.items())
+        wanted = f"{_A[noun]} {noun} {limits}".rstrip()
+    raise UsageError(f"{name} should be {wanted}, got {value!r}")
 
 
 def invalidInputError(condition: object, errMsg: str, fixMsg: str | None = None) -> None:
@@ -128,8 +124,7 @@ def invalidInputError(condition: object, errMsg: str, fixMsg: str | None = None)
     UsageError
         A RuntimeError and a ValueError.
     """
-    if not condition:
-        _raise(UsageError(errMsg), fixMsg)
+    invalidOperationError(condition, errMsg, fixMsg)
 
 
 def invalidOperationError(
@@ -158,12 +153,9 @@ def invalidOperationError(
     if condition:
         return
     if cause is None:
-        _raise(UsageError(errMsg), fixMsg)
-    cause.add_note(errMsg)
-    _raise(cause, fixMsg)
-
-
-def _raise(error: BaseException, advice: str | None) -> NoReturn:
-    if advice:
-        error.add_note(f"What to do: {advice}")
-    raise error
+        cause = UsageError(errMsg)
+    else:
+        cause.add_note(errMsg)
+    if fixMsg:
+        cause.add_note(f"What to do: {fixMsg}")
+    raise cause

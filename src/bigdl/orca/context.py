@@ -344,8 +344,8 @@ def _start(properties: Mapping[str, str], environment: Mapping[str, str]) -> Spa
 
 def _start_on_cluster(request: Request) -> SparkContext:
     if request.is_cluster_mode:
-        code = launch.submit_program(request)
+        code = submit.submit_program(request)
         logger.info("The program has run on the cluster and ended with exit code %d", code)
         sys.exit(code)  # what follows has been done there
-    _State.launched = launch.connect(request, log_output=OrcaContext.log_output)
+    _State.launched = submit.connect(request, log_output=OrcaContext.log_output)
     return _State.launched.sc

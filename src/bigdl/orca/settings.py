@@ -18,23 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession, SQLContext
 
 
-class _Setting:
-    """One setting of :class:`OrcaContext`, kept for the whole process."""
-
-    def __init__(self, default: Any, check: Callable[[str, Any], Any]):
-        self.value = default
-        self.check = check
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else self.value
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        self.value = self.check(f"OrcaContext.{self.name}", value)
-
-
 def _check_read_backend(name: str, value: Any) -> str:
     return check_name(name, value, ("spark", "pandas"))
 
@@ -52,17 +35,26 @@ def _check_shard_size(name: str, value: Any) -> int | None:
     return None if value is None else check_positive(f"{name}, if it is not None,", value)
 
 
-class _OrcaContextMeta(type):
-    log_output = _Setting(False, check_flag)
-    pandas_read_backend = _Setting("spark", _check_read_backend)
-    _eager_mode = _Setting(True, check_flag)
-    serialize_data_creator = _Setting(False, check_flag)
-    train_data_store = _Setting("DRAM", _check_data_store)
-    _shard_size = _Setting(None, _check_shard_size)
-    barrier_mode = _Setting(True, check_flag)
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "log_output": check_flag,
+    "pandas_read_backend": _check_read_backend,
+    "serialize_data_creator": check_flag,
+    "train_data_store": _check_data_store,
+    "barrier_mode": check_flag,
+    "_eager_mode": check_flag,
+    "_shard_size": _check_shard_size,
+}
 
 
-class OrcaContext(metaclass=_OrcaContextMeta):
+class _Checked(type):
+    """Checks what is set on the class."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        check = _CHECKS.get(name)
+        super().__setattr__(name, check(f"OrcaContext.{name}", value) if check else value)
+
+
+class OrcaContext(metaclass=_Checked):
     """Settings of Orca for this process, as attributes of the class, and what is active in it.
 
     Attributes
@@ -94,6 +86,14 @@ class OrcaContext(metaclass=_OrcaContextMeta):
     >>> from bigdl.orca import OrcaContext
     >>> OrcaContext.pandas_read_backend = "pandas"
     """
+
+    log_output = False
+    pandas_read_backend = "spark"
+    serialize_data_creator = False
+    train_data_store = "DRAM"
+    barrier_mode = True
+    _eager_mode = True
+    _shard_size: int | None = None
 
     @staticmethod
     def get_spark_context() -> SparkContext:

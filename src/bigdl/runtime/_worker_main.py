@@ -10,37 +10,35 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 from bigdl.runtime.failure import Failure
-from bigdl.runtime.messages import FAILURE, RESULT, Message, encode, opened, receive, send
+from bigdl.runtime.messages import Message, encode, opened, receive, send
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_S = 0.2  # seconds between two looks at the parent
 
 
 def main(line: int, parent: int) -> None:
-    """Serve on a socket until the parent closes it."""
+    """Serve on a pipe until the parent closes it."""
     os.set_inheritable(line, False)
     threading.Thread(target=_die_with, args=(parent,), name="bigdl-parent", daemon=True).start()
     faulthandler.enable()
-    with socket.socket(fileno=line) as connection:
+    with Connection(line) as connection:
         try:
-            _set_up(*opened(receive(connection)[1]))
+            _set_up(*opened(receive(connection)))
             _serve(connection)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return  # the parent needs no more
 
 
-def _set_up(
-    cores: tuple[int, ...], argv: list[str], python_path: str | None, captured: bool, tied: bool
-) -> None:
-    """Pin this process, and undo what the parent changed to let this module be found."""
+def _set_up(cores: tuple[int, ...], argv: list[str], captured: bool, tied: bool) -> None:
+    """Tie and pin this process, and give it the parent's streams and arguments."""
     if tied and sys.platform == "linux":
         import ctypes
 
@@ -52,13 +50,9 @@ def _set_up(
         # typeshed: a TextIO, not a TextIOWrapper
         stream.reconfigure(line_buffering=True, **encoding)  # type: ignore[union-attr]
     sys.argv = argv
-    if python_path is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = python_path
 
 
-def _serve(line: socket.socket) -> None:
+def _serve(line: Connection) -> None:
     function: Callable[[Any], Any] | None = None
 
     def call(item: Any) -> Any:
@@ -69,16 +63,18 @@ def _serve(line: socket.socket) -> None:
         return None
 
     while True:
-        kind, answer = _answer(call, receive(line)[1])
-        send(line, kind, answer)
+        answer = _answer(call, receive(line))
+        send(line, answer)
         answer.close()
 
 
-def _answer(call: Callable[[Any], Any], message: Message) -> tuple[int, Message]:
+def _answer(call: Callable[[Any], Any], message: Message) -> Message:
     try:
-        return RESULT, encode(call(opened(message)))
+        return encode(call(opened(message)))
     except BaseException as error:
-        return FAILURE, encode(Failure.of(error))
+        answer = encode(Failure.of(error))
+        answer.failed = True
+        return answer
 
 
 def _die_with(parent: int) -> None:
@@ -86,7 +82,3 @@ def _die_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_S)
     os.killpg(0, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

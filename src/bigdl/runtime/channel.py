@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.engine import PeerLost
@@ -57,6 +57,14 @@ class Address:
         store = TCPStore(self.host, self.port, None, False, timeout=timedelta(seconds=60))
         store.set_timeout(timedelta(seconds=_REPLY_S))
         return Line(store, self.prefix, attempt)
+
+
+def own_address(host: str, port: int) -> str:
+    """The address of this machine on the route to another one; nothing is sent."""
+    family, _, _, _, other = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(other)
+        return probe.getsockname()[0]
 
 
 def listen(host: str, port: int = 0):
@@ -105,25 +113,39 @@ class Channel:
 
     Parameters
     ----------
-    host : str
-        Address of the driver that the workers can reach; nothing else is listened on.
+    host : str or None
+        Address of the driver that the workers can reach; nothing else is listened on. Without one
+        it is for a worker in this process, and nothing is listened on at all.
     port : int
         0 for any free port.
+
+    Attributes
+    ----------
+    address : Address
+    lines : list of Line
+        Of all attempts.
     """
 
-    def __init__(self, host: str, port: int = 0):
-        self._store, port = listen(host, port)
-        self._lines: list[Line] = []
+    def __init__(self, host: str | None, port: int = 0):
+        if host is None:
+            from torch.distributed import HashStore
+
+            host, port = "127.0.0.1", 9
+            store = HashStore()
+        else:
+            store, port = listen(host, port)
+        self._store: Any = store
+        self.lines: list[Line] = []
         self.address = Address(host, port, secrets.token_hex(16))
 
     def line(self, attempt: int) -> Line:
         """The keys of one attempt."""
-        self._lines.append(Line(self._store, self.address.prefix, attempt))
-        return self._lines[-1]
+        self.lines.append(Line(self._store, self.address.prefix, attempt))
+        return self.lines[-1]
 
     def close(self) -> None:
         """Stop listening; also where the traceback of an exception still holds a line."""
-        for line in self._lines:
+        for line in self.lines:
             line.store = None
         self._store = None  # the server's thread ends with the last reference
 

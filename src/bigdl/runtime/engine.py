@@ -10,14 +10,15 @@ the input.  ``fit`` and ``evaluate`` of every Estimator go through it, and ``Eng
 The life of a job:
 
 1. :meth:`Engine.open` checks what can be known before anything is submitted (free slots, dynamic
-   allocation, the input) and prepares the input.  It returns a :class:`Job`.
-2. :meth:`Job.attempt` runs the program once on all workers and returns their results, or raises
+   allocation, the input) and prepares the input.  It returns a
+   :class:`~bigdl.runtime.jobs.Job`.
+2. ``Job.attempt`` runs the program once on all workers and returns their results, or raises
    the first cause of the failure: :class:`~bigdl.common.errors.UsageError` and
    :class:`~bigdl.common.errors.WorkerError` for what the user's code did,
    :class:`~bigdl.common.errors.WorkerLost` when a process or a host went away.  Only the latter is
    worth another attempt, about which a FailurePolicy decides; a later attempt finds the spooled
    input of the first where it survives.
-3. :meth:`Job.close` leaves no process, port, file or persisted frame behind.
+3. ``Job.close`` leaves no process, port, file or persisted frame behind.
 
 A worker never raises into the engine: it returns an *outcome*.
 """
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 import os
 import sys
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
+    from bigdl.runtime.jobs import Job
     from bigdl.runtime.shards.feed import Feed, Ingest
 
 
@@ -44,48 +46,8 @@ class PeerLost(Exception):
     """
 
 
-class Job(ABC):
-    """One program on N workers, run once or, after a WorkerLost, again."""
-
-    @abstractmethod
-    def attempt(
-        self,
-        options: dict | None = None,
-        state: bytes | None = None,
-        on_event: Callable[[str, Any], None] | None = None,
-    ) -> list:
-        """Run the program on all workers.
-
-        Parameters
-        ----------
-        options : dict, optional
-            JSON-able; the workers find it as ``worker.options``.
-        state : bytes, optional
-            For rank 0, as ``worker.state()``; e.g. the weights to start from.
-        on_event : callable, optional
-            ``on_event(kind, value)`` is called on the driver, in the calling thread, with
-            ``("progress", dict)`` and with ``("message", (topic, bytes))`` for what rank 0 sends by
-            ``worker.send``.
-
-        Returns
-        -------
-        list
-            What the program returned on rank 0, 1, ..., N-1: bytes or JSON-able values.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Free everything; safe to call twice."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-
 class Engine(ABC):
-    """Runs programs on the workers of a cluster.
+    """Runs programs on the workers of a cluster; an engine sets `_job`, the class of its jobs.
 
     Parameters
     ----------
@@ -93,6 +55,8 @@ class Engine(ABC):
     workers_per_node, channel_port, timeout, log_to_driver
         As each engine describes them.
     """
+
+    _job: Callable[..., Job]
 
     def __init__(
         self,
@@ -158,7 +122,7 @@ class Engine(ABC):
             per_node = -(-num_workers // max(self.cluster.nodes, 1))
             threads = max(1, self.cluster.cores_per_node // per_node)
         check_integer("threads", threads, 1)
-        return self._job(fn, feed, num_workers, threads, keep_spools)
+        return self._job(self, fn, feed, num_workers, threads, keep_spools)
 
     def _slots(self, num_workers: int) -> int:
         """Return how many workers can run at once, where `num_workers` are asked for."""
@@ -167,10 +131,6 @@ class Engine(ABC):
     def prepare(self, feed: Feed, num_workers: int) -> Ingest:
         """Describe how the workers get the rows of a feed."""
         return feed.prepare(self.cluster, num_workers)
-
-    @abstractmethod
-    def _job(self, *order: Any) -> Job:
-        """Make a job of what :meth:`open` was given."""
 
     def run(
         self,

@@ -1,8 +1,8 @@
 """The driver's side of a job, whatever engine runs it.
 
-A job has a number and a program that travels by value.  The attempts of a :class:`ChannelJob` each
-have a line of the driver's channel; its :class:`Watch` passes on what the workers say, and
-:class:`WorkerCalls` runs the attempt where workers are processes that can be called.
+A :class:`Job` has a number and a program that travels by value.  Its attempts each have a line of
+the driver's channel; a :class:`Watch` passes on what the workers say, and :class:`WorkerCalls` runs
+the attempt where workers are processes that can be called.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
-from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost, require
-from bigdl.runtime.channel import Address, Channel, Inbox, Line
-from bigdl.runtime.engine import Engine, Job
+from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost
+from bigdl.runtime.channel import Channel, Inbox, Line
+from bigdl.runtime.engine import Engine
 from bigdl.runtime.shards.feed import Feed, Ingest
 from bigdl.runtime.task import TaskSpec
 from bigdl.runtime.worker import decode
 
-_lock = threading.Lock()
 _numbers = itertools.count()
 _active: set[int] = set()
 
@@ -33,20 +33,17 @@ _active: set[int] = set()
 @contextlib.contextmanager
 def job_number() -> Iterator[int]:
     """A number among the jobs of this driver, whose spools stay until the end of the block."""
-    with _lock:
-        number = next(_numbers)
-        _active.add(number)
+    number = next(_numbers)
+    _active.add(number)
     try:
         yield number
     finally:
-        with _lock:
-            _active.discard(number)
+        _active.discard(number)
 
 
 def active_jobs() -> tuple[int, ...]:
     """The numbers of the jobs whose spools are in use."""
-    with _lock:
-        return tuple(sorted(_active))
+    return tuple(sorted(_active))
 
 
 def pickled(fn: Callable) -> bytes:
@@ -57,7 +54,8 @@ def pickled(fn: Callable) -> bytes:
     UsageError
         If it is no function, or refers to something that cannot be pickled.
     """
-    cloudpickle = require("cloudpickle", "orca")
+    import cloudpickle
+
     if not callable(fn):
         raise UsageError(f"fn should be a function of a worker, got {type(fn).__name__}")
     try:
@@ -73,7 +71,7 @@ class NoRows(UsageError):
     """The input of a job has no rows at all."""
 
 
-class NoWay(UsageError):
+class DriverUnreachable(UsageError):
     """Workers cannot open a connection to the driver."""
 
 
@@ -97,6 +95,8 @@ def worker_lost(vanished: list[dict], reason: str, reason_of_several: str = "") 
 
 
 logger = logging.getLogger("bigdl.orca")
+
+OnEvent = Callable[[str, Any], None]
 
 LOOK_S = 0.05  # seconds between two looks of the driver
 _LEAVE_S = 3.0  # seconds that survivors of a failed stage get to leave
@@ -123,15 +123,16 @@ def interruptible():
         signal.signal(signal.SIGINT, handler)
 
 
-class _Cancellable(Protocol):
-    """The calls or the Spark job of an attempt."""
-
-    def cancel(self) -> None:
-        """End the workers that still run."""
-
-
 class Watch:
     """The driver's view of the workers of one attempt.
+
+    Parameters
+    ----------
+    line : Line
+    cancel : callable
+        Ends the workers that still run.
+    on_event : callable, optional
+        See :meth:`Job.attempt`.
 
     Attributes
     ----------
@@ -139,8 +140,8 @@ class Watch:
         What the workers reported.
     """
 
-    def __init__(self, line: Line, call: _Cancellable, on_event: Callable[[str, Any], None] | None):
-        self._line, self._call = line, call
+    def __init__(self, line: Line, cancel: Callable[[], None], on_event: OnEvent | None):
+        self._line, self._cancel = line, cancel
         self._on_event = on_event or (lambda kind, value: None)
         self.errors: list[dict] = []
         self._logs, self._errors = Inbox(line, "logs"), Inbox(line, "errors")
@@ -174,7 +175,7 @@ class Watch:
         if waited > _GRACE_S:
             self._line.set("abort", "another worker failed")
         if waited > 2 * _GRACE_S:  # one that cannot look for the order: native code keeps the GIL
-            self._call.cancel()
+            self._cancel()
             self._failed_at = float("inf")
 
     @property
@@ -211,8 +212,11 @@ PROCESS_ENDED = (
 """Why one worker was lost, and why several were."""
 
 
-class PreparedJob(Job):
-    """A job whose program and input are ready for its workers.
+class Job(ABC):
+    """One program on N workers, run once or, after a WorkerLost, again.
+
+    An engine's job calls :meth:`_open_line` before its workers start and :meth:`_answers` when none
+    is left; what it means that there are none, the engine knows.
 
     Parameters
     ----------
@@ -242,8 +246,11 @@ class PreparedJob(Job):
             number = self._resources.enter_context(job_number())
             self._resources.callback(lambda: self._ingest.close())
             self._ingest = self._input()
+            self._channel = self._open_channel()
+            self._resources.callback(self._channel.close)
+            self._resources.callback(self._remove_spools)
             self._spec = TaskSpec(
-                address=self._open_channel(),
+                address=self._channel.address,
                 job=number,
                 active_jobs=active_jobs(),
                 world_size=num_workers,
@@ -261,9 +268,8 @@ class PreparedJob(Job):
             self.close()
             raise
 
-    def _open_channel(self) -> Address | None:
-        """Return the address of the job's channel, if it has one."""
-        return None
+    def _open_channel(self) -> Channel:
+        return Channel(self._engine.cluster.driver_host, self._engine.port)
 
     def _input(self) -> Ingest:
         """Describe how the workers get their rows."""
@@ -292,8 +298,26 @@ class PreparedJob(Job):
         self,
         options: dict | None = None,
         state: bytes | None = None,
-        on_event: Callable[[str, Any], None] | None = None,
+        on_event: OnEvent | None = None,
     ) -> list:
+        """Run the program on all workers.
+
+        Parameters
+        ----------
+        options : dict, optional
+            JSON-able; the workers find it as ``worker.options``.
+        state : bytes, optional
+            For rank 0, as ``worker.state()``; e.g. the weights to start from.
+        on_event : callable, optional
+            ``on_event(kind, value)`` is called on the driver, in the calling thread, with
+            ``("progress", dict)`` and with ``("message", (topic, bytes))`` for what rank 0 sends by
+            ``worker.send``.
+
+        Returns
+        -------
+        list
+            What the program returned on rank 0, 1, ..., N-1: bytes or JSON-able values.
+        """
         while True:
             self._attempts += 1
             results = self._attempt(options or {}, state, on_event)
@@ -301,49 +325,29 @@ class PreparedJob(Job):
                 return results
 
     @abstractmethod
-    def _attempt(
-        self, options: dict, state: bytes | None, on_event: Callable[[str, Any], None] | None
-    ) -> list | None:
+    def _attempt(self, options: dict, state: bytes | None, on_event: OnEvent | None) -> list | None:
         """Results in rank order, or None when the input must be read again."""
 
     def close(self) -> None:
+        """Free everything; safe to call twice."""
         self._resources.close()
 
+    def __enter__(self):
+        return self
 
-class ChannelJob(PreparedJob):
-    """A job whose attempts each have a line of the channel, and whose spools outlive an attempt.
-
-    An engine's job calls :meth:`_open_line` before its workers start, :meth:`_note_end` when none
-    is left, then :meth:`_answers`; what it means that there are none, the engine knows.
-    """
-
-    def _open_channel(self) -> Address:
-        self._lines: list[Line] = []
-        self._channel = Channel(self._engine.cluster.driver_host, self._engine.port)
-        self._resources.callback(self._channel.close)
-        self._resources.callback(self._remove_spools)
-        return self._channel.address
+    def __exit__(self, *_):
+        self.close()
 
     def _open_line(self, options: dict, state: bytes | None) -> Line:
         """The line of an attempt, with what the workers are told."""
         line = self._channel.line(self._attempts)
-        self._lines.append(line)
         line.set_json("options", options)
         if state is not None:
             line.put_bytes("state", state)
         return line
 
-    def _note_end(self, line: Line, watch: Watch) -> None:
-        """Take what the workers of an attempt have left."""
-        watch.poll(final=True)
-        line.delete_bytes("state")
-        if self._spools is None and self._feed is not None:
-            made = self._spools_of(line)
-            if len(made) == self.num_workers:
-                self._spools = [made[rank] for rank in range(self.num_workers)]
-
     def _answers(self, line: Line, watch: Watch) -> list | None:
-        """Results in rank order; None if they are not complete.
+        """Take what the workers have left: results in rank order, None if they are not complete.
 
         Raises
         ------
@@ -351,6 +355,12 @@ class ChannelJob(PreparedJob):
             The first error that a worker reported.
         """
         ranks = range(self.num_workers)
+        watch.poll(final=True)
+        line.delete_bytes("state")
+        if self._spools is None and self._feed is not None:
+            spools = self._spools_of(line)
+            if len(spools) == self.num_workers:
+                self._spools = [spools[rank] for rank in ranks]
         if watch.first_error is not None:
             raise user_error(watch.first_error) from None
         if not line.has(*(f"result/{rank}/kind" for rank in ranks)):
@@ -370,13 +380,25 @@ class ChannelJob(PreparedJob):
         from bigdl.runtime.shards.shard import remove_spool
 
         with contextlib.suppress(Exception):
-            for doc in (d for line in self._lines for d in self._spools_of(line).values()):
+            for doc in (d for line in self._channel.lines for d in self._spools_of(line).values()):
                 for spool in doc.values():
                     remove_spool(spool["path"])
 
 
-class WorkerCalls(ABC):
+class WorkerCalls:
     """One call of every worker process of an attempt, for engines whose workers are called.
+
+    It is a context; workers that have not returned at its end are killed.
+
+    Parameters
+    ----------
+    line : Line
+    calls : sequence of concurrent.futures.Future
+        Of :func:`~bigdl.runtime.task.execute` on the worker of each place.
+    kills : sequence of callable
+        What ends the process of each place.
+    death : type of exception
+        What a call raises whose process died.
 
     Attributes
     ----------
@@ -386,30 +408,30 @@ class WorkerCalls(ABC):
         The workers that died.
     """
 
-    def __init__(self, num_workers: int, line: Line):
-        self._num_workers, self._line = num_workers, line
+    def __init__(
+        self,
+        line: Line,
+        calls: Sequence[Future[tuple[int, str, str]]],
+        kills: Sequence[Callable[[], None]],
+        death: type[Exception],
+    ):
+        self._line, self._kills, self._death = line, kills, death
+        self._running = {call: place for place, call in enumerate(calls)}
         self.outcomes: dict[int, tuple[int, str, str]] = {}
         self.lost: dict[int, BaseException] = {}
 
-    @abstractmethod
-    def _submit(self, spec: TaskSpec, attempt: int) -> None:
-        """Start :func:`~bigdl.runtime.task.execute` on every worker."""
+    def __enter__(self) -> WorkerCalls:
+        return self
 
-    @abstractmethod
-    def _ended(self, timeout: float) -> Iterable[tuple[int, tuple[int, str, str] | BaseException]]:
-        """Wait for calls to end; place and outcome of each, or what says that its process died."""
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
 
-    @abstractmethod
-    def _kill(self, place: int) -> None:
-        """End a worker's process."""
-
-    def run(self, spec: TaskSpec, attempt: int, poll: Callable[[], None]) -> None:
-        """Run a task on every worker and call `poll` until all have ended."""
+    def run(self, poll: Callable[[], None]) -> None:
+        """Wait for all calls to end, and call `poll` meanwhile."""
         try:
-            self._submit(spec, attempt)
             lost_at = None
-            while self._is_running:
-                self._take(LOOK_S)
+            while self._running:
+                self._take()
                 if self.lost and lost_at is None:
                     lost_at = time.monotonic()
                 if lost_at is not None and time.monotonic() - lost_at > _NOTICE_S:
@@ -422,22 +444,20 @@ class WorkerCalls(ABC):
 
     def cancel(self) -> None:
         """End the workers that have not returned."""
-        for place in range(self._num_workers):
-            if place not in self.outcomes:
-                self._kill(place)
+        for place in (*self._running.values(), *self.lost):
+            self._kills[place]()
 
-    @property
-    def _is_running(self) -> bool:
-        return len(self.outcomes) + len(self.lost) < self._num_workers
-
-    def _take(self, timeout: float) -> None:
-        for place, outcome in self._ended(timeout):
-            if not isinstance(outcome, BaseException):
-                self.outcomes[place] = outcome
+    def _take(self) -> None:
+        for call in wait(self._running, LOOK_S, FIRST_COMPLETED).done:
+            place, error = self._running.pop(call), call.exception()
+            if error is None:
+                self.outcomes[place] = call.result()
+            elif not isinstance(error, self._death):
+                raise error
             elif self._line.has("abort"):  # it ended as it was told
-                self.outcomes[place] = place, "aborted", str(outcome)
+                self.outcomes[place] = place, "aborted", str(error)
             else:
-                self.lost[place] = outcome
+                self.lost[place] = error
 
     def _stop(self, why: str) -> None:
         """End the workers: by themselves if they can."""
@@ -445,12 +465,12 @@ class WorkerCalls(ABC):
             self._line.set("abort", why)
         with contextlib.suppress(Exception):
             end = time.monotonic() + _END_S
-            while self._is_running and time.monotonic() < end:
-                self._take(LOOK_S)
+            while self._running and time.monotonic() < end:
+                self._take()
         self.cancel()
 
 
-class CalledJob(ChannelJob):
+class CalledJob(Job):
     """A job whose workers are processes that are called by :class:`WorkerCalls`."""
 
     @abstractmethod
@@ -460,9 +480,8 @@ class CalledJob(ChannelJob):
     def _attempt(self, options, state, on_event):
         line = self._open_line(options, state)
         with interruptible(), self._calls(line) as calls:
-            watch = Watch(line, calls, on_event)
-            calls.run(self._next_spec(), self._attempts, watch.poll)
-        self._note_end(line, watch)
+            watch = Watch(line, calls.cancel, on_event)
+            calls.run(watch.poll)
         results = self._answers(line, watch)
         if results is not None:
             return results

@@ -7,20 +7,19 @@ when the time is up, or when the user interrupts. Nothing stays behind.
 
 from __future__ import annotations
 
-import os
-import re
-import selectors
+import io
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
-from itertools import pairwise
+from io import FileIO
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 from bigdl.common.checks import check_number, check_positive
 from bigdl.common.errors import BigDLError, UsageError, WorkerLost
@@ -31,12 +30,10 @@ __all__ = ["LaunchTimeout", "launch"]
 
 _GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL
 _TICK_S = 0.1  # seconds between two looks at workers that say nothing
+_DRAIN_S = 2.0  # seconds to pass on the last output, which another process may hold open
 _TAIL_LINES = 20
 _LONGEST_TAIL_LINE = 2000
 _LONGEST_LINE = 1 << 20
-# A progress bar ends its lines with a carriage return. One at the end of what was read may be the
-# first half of "\r\n" and waits for more.
-_LINE_END = re.compile(rb"\r\n|\n|\r(?!\n|\Z)")
 
 
 class LaunchTimeout(BigDLError, TimeoutError):
@@ -110,10 +107,17 @@ def launch(
         check_number("timeout", timeout, above=0)
     slots = cpu_slots(nprocs, cores)
     make = encoded(partial(_of_rank, fn, tuple(args)), "The function or its arguments")
-    with closing(make), _Launch() as running:
+    with closing(make), ExitStack() as resources:
+        workers: list[_LaunchedWorker] = []
+        resources.callback(_stop, workers)
         for rank, slot in enumerate(slots):
-            running.start(rank, slot, env, log_dir, stream_output)
-        return running.results(make, timeout)
+            log = None
+            if log_dir is not None:
+                path = Path(log_dir, f"worker-{rank}.log")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                log = resources.enter_context(path.open("wb", buffering=0))
+            workers.append(_LaunchedWorker(rank, slot, make, env, log, stream_output))
+        return _results(workers, timeout)
 
 
 def _of_rank(fn: Callable[..., Any], args: tuple) -> Callable[[int], Any]:
@@ -135,47 +139,55 @@ class _LaunchedWorker(WorkerProcess):
         self,
         rank: int,
         slot: CpuSlot,
+        make: Message,
         env: Mapping[str, str | None] | None,
-        log: BinaryIO | None,
+        log: FileIO | None,
         show: bool,
     ):
-        super().__init__(rank, slot, env=env, captured=True, tied=True)
-        self.streams = [
-            OutputStream(cast("BinaryIO", pipe), name, f"[{rank}] ", log, show)
-            for name, pipe in (("stdout", self.process.stdout), ("stderr", self.process.stderr))
-        ]
+        super().__init__(rank, slot, make, env=env, captured=True, tied=True)
         self.is_done = False
         self.returned: Any = None
         self.failure: tuple[float, int, BigDLError] | None = None
+        self._output, self._errors = (
+            Output(cast("FileIO", pipe), name, f"[{rank}] ", log, show)
+            for name, pipe in (("stdout", self.process.stdout), ("stderr", self.process.stderr))
+        )
+        self.start_call(encode(rank))
 
-    def read(self) -> bool:
-        """Take an answer; False when the worker has nothing more to say."""
+    @property
+    def has_answered(self) -> bool:
+        """True once it is known what became of the function."""
+        return self.is_done or self.failure is not None
+
+    def look(self) -> None:
+        """Take the answers that have come; note the loss of a worker that is gone without any."""
+        has_ended = self.has_ended()
+        while not self.has_answered:
+            if wait([self.line], 0):
+                self._take()
+            elif has_ended:
+                self._note_loss()
+            else:
+                return
+
+    def _take(self) -> None:
         try:
-            succeeded, message = self.answer()
+            answer = self.answer()
         except EOFError:
-            return False
-        content = opened(message)
-        if not succeeded:
+            self._note_loss()
+            return
+        content = opened(answer)
+        if answer.failed:
             self.failure = content.time, self.rank, content.error(self.rank)
         elif self.pending == 0:
             self.is_done, self.returned = True, content
-        else:
-            return True
-        self.hang_up()
-        return False
+        if self.has_answered:
+            self.hang_up()
 
-    def note_loss(self) -> None:
-        """Set the failure of a worker that has ended before its function returned."""
-        if not self.has_ended():
-            return
-        while not self.is_done and not self.failure and wait([self.line], 0):
-            if not self.read():
-                break
-        if self.is_done or self.failure:
-            return
-        for stream in self.streams:
-            stream.drain()
-        tail = self.streams[1].tail()
+    def _note_loss(self) -> None:
+        self.end(_GRACE_S)
+        self.close_output()
+        tail = self._errors.tail()
         last = f"the last lines of its stderr:\n{tail}" if tail else "its stderr was empty"
         loss = WorkerLost(f"worker {self.rank} {self.exit_message()}; {last}")
         # A loss goes before all errors: it is what makes its peers raise.
@@ -190,163 +202,116 @@ class _LaunchedWorker(WorkerProcess):
             if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
                 self.process.wait(_GRACE_S)
 
-    def terminate(self) -> None:
-        """Ask the worker to end, unless it is ending by itself."""
-        if not self.is_done and not self.failure and not self.has_ended():
-            self.process.terminate()
+    def close_output(self) -> None:
+        """Pass on what the worker, which has ended, left behind."""
+        for output in (self._output, self._errors):
+            output.join(_DRAIN_S)
 
 
-class _Launch:
-    """The workers of one launch; a context that none of them and no descriptor leaves."""
-
-    def __init__(self) -> None:
-        self._workers: list[_LaunchedWorker] = []
-        self._resources = ExitStack()
-        self._selector = self._resources.enter_context(selectors.DefaultSelector())
-
-    def __enter__(self) -> _Launch:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        with self._resources:
-            self._stop()
-
-    def start(
-        self,
-        rank: int,
-        slot: CpuSlot,
-        env: Mapping[str, str | None] | None,
-        log_dir: str | Path | None,
-        show: bool,
-    ) -> None:
-        """Start a worker."""
-        log = None
-        if log_dir is not None:
-            path = Path(log_dir, f"worker-{rank}.log")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            log = self._resources.enter_context(path.open("wb", buffering=0))
-        worker = _LaunchedWorker(rank, slot, env, log, show)
-        self._workers.append(worker)
-        self._selector.register(worker.line, selectors.EVENT_READ, worker.read)
-        for stream in worker.streams:
-            self._resources.enter_context(stream.pipe)
-            self._selector.register(stream.pipe, selectors.EVENT_READ, stream.read)
-
-    def results(self, make: Message, timeout: float | None) -> list[Any]:
-        """Let all workers make and call their function; raise what went wrong first."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        for worker in self._workers:
-            worker.start_call(make)
-            worker.start_call(encode(worker.rank))
-        while True:
-            self._pump()
-            # In this order: one that ends in between is seen the next time.
-            running = [worker.rank for worker in self._workers if not worker.has_ended()]
-            if self._first_failure() is not None:
-                # a worker whose loss caused the error is seen now, if it was not yet
-                for worker in self._workers:
-                    worker.await_end()
-                raise cast("BigDLError", self._first_failure())
-            if not running:
-                return [worker.returned for worker in self._workers]
-            if deadline is not None and time.monotonic() > deadline:
-                ranks = ", ".join(map(str, running))
-                raise LaunchTimeout(
-                    f"{len(running)} of {len(self._workers)} workers (rank {ranks}) had not ended "
-                    f"after {timeout:g} s and were stopped; raise timeout if they need longer"
-                )
-
-    def _first_failure(self) -> BigDLError | None:
-        for worker in self._workers:
-            worker.note_loss()
-        failures = [worker.failure for worker in self._workers if worker.failure]
-        return min(failures, key=lambda failure: failure[:2])[2] if failures else None
-
-    def _pump(self) -> None:
-        """Pass on what workers print and say, for at most one tick."""
-        for key, _ in self._selector.select(_TICK_S):
-            if not key.data():
-                self._selector.unregister(key.fileobj)
-
-    def _stop(self) -> None:
-        try:
-            for worker in self._workers:
-                worker.terminate()
-            deadline = time.monotonic() + _GRACE_S
-            while time.monotonic() < deadline:
-                if all(worker.has_ended() for worker in self._workers):
-                    break
-                self._pump()
-        finally:  # also when the user interrupts again
-            for worker in self._workers:
-                worker.end()
-        for worker in self._workers:
-            for stream in worker.streams:
-                stream.drain()
+def _results(workers: Sequence[_LaunchedWorker], timeout: float | None) -> list[Any]:
+    """Wait for all workers to end; raise what went wrong first."""
+    deadline = float("inf") if timeout is None else time.monotonic() + timeout
+    while True:
+        for worker in workers:
+            worker.look()
+        if any(worker.failure for worker in workers):
+            # a worker whose loss caused the error is seen now, if it was not yet
+            for worker in workers:
+                worker.await_end()
+                worker.look()
+            raise min(worker.failure for worker in workers if worker.failure)[2]
+        running = [worker for worker in workers if not worker.has_ended()]
+        if not running:
+            return [worker.returned for worker in workers]
+        if time.monotonic() > deadline:
+            ranks = ", ".join(str(worker.rank) for worker in running)
+            raise LaunchTimeout(
+                f"{len(running)} of {len(workers)} workers (rank {ranks}) had not ended "
+                f"after {timeout:g} s and were stopped; raise timeout if they need longer"
+            )
+        lines = [worker.line for worker in running if not worker.has_answered]
+        if lines:
+            wait(lines, _TICK_S)
+        else:
+            with suppress(subprocess.TimeoutExpired):
+                running[0].process.wait(_TICK_S)
 
 
-class OutputStream:
-    """One output stream of one worker.
+def _stop(workers: Sequence[_LaunchedWorker]) -> None:
+    """End the workers: those that have not answered by SIGTERM, and all that go on by SIGKILL."""
+    try:
+        for worker in workers:
+            if not worker.has_answered and not worker.has_ended():
+                worker.process.terminate()
+        deadline = time.monotonic() + _GRACE_S
+        for worker in workers:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+    finally:  # also when the user interrupts again
+        for worker in workers:
+            worker.end()
+    for worker in workers:
+        worker.close_output()
+
+
+class _Logged(io.BufferedReader):
+    """Writes the bytes that are read from it to a file, if there is one."""
+
+    def __init__(self, raw: FileIO, log: FileIO | None):
+        super().__init__(raw)
+        self._log = log
+
+    def read1(self, size: int = -1, /) -> bytes:
+        chunk = super().read1(size)
+        if self._log is not None:
+            self._log.write(chunk)
+        return chunk
+
+
+class Output(threading.Thread):
+    """Passes on the lines of one output stream of one worker, until the worker closes it.
 
     Parameters
     ----------
-    pipe : BinaryIO
+    pipe : FileIO
         The parent's end, unbuffered.
     name : str
         ``"stdout"`` or ``"stderr"``: the stream of the parent that gets the lines, looked up in
         ``sys`` at each write, as notebooks and test runners replace it.
     prefix : str
         Put before each line in the parent's stream.
-    log : BinaryIO or None
+    log : FileIO or None
         Gets the bytes as they are; unbuffered.
     show : bool
         Whether the parent's stream gets the lines.
     """
 
-    def __init__(self, pipe: BinaryIO, name: str, prefix: str, log: BinaryIO | None, show: bool):
-        self.pipe = pipe
-        self._name = name
-        self._prefix = prefix
-        self._log = log
-        self._show = show
-        self._rest = b""
+    def __init__(
+        self,
+        pipe: FileIO,
+        name: str,
+        prefix: str = "",
+        log: FileIO | None = None,
+        show: bool = True,
+    ):
+        super().__init__(name=f"bigdl-{name}", daemon=True)
+        self._pipe = _Logged(pipe, log)
+        self._stream, self._prefix, self._show = name, prefix, show
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        os.set_blocking(pipe.fileno(), False)
+        self.start()
 
-    def read(self) -> bool:
-        """Pass on what is there; False when the worker has closed the stream."""
-        chunk = self.pipe.read(1 << 16)  # None if there is nothing at the moment
-        self._take(chunk or b"")
-        return chunk != b""
-
-    def drain(self) -> None:
-        """Pass on all that a worker which has ended left behind."""
-        while chunk := self.pipe.read(1 << 16):
-            self._take(chunk)
-        if self._rest:
-            self._write([self._rest.rstrip(b"\r") + b"\n"])
-            self._rest = b""
+    def run(self) -> None:
+        # A progress bar ends its lines with a carriage return: all line ends stay as they are.
+        with io.TextIOWrapper(self._pipe, "utf-8", "replace", newline="") as lines:
+            while text := lines.readline(_LONGEST_LINE):
+                self._tail.append(text.rstrip("\r\n")[:_LONGEST_TAIL_LINE])
+                target = getattr(sys, self._stream)
+                if self._show and target is not None:
+                    end = "" if text.endswith(("\r", "\n")) else "\n"
+                    with suppress(ValueError, OSError):  # the stream was closed
+                        target.write(f"{self._prefix}{text}{end}")
+                        target.flush()
 
     def tail(self) -> str:
         """Return the last lines."""
         return "\n".join(self._tail)
-
-    def _take(self, chunk: bytes) -> None:
-        if self._log is not None:
-            self._log.write(chunk)
-        self._rest += chunk
-        ends = [0, *(match.end() for match in _LINE_END.finditer(self._rest))]
-        lines = [self._rest[start:stop] for start, stop in pairwise(ends)]
-        self._rest = self._rest[ends[-1] :]
-        if len(self._rest) > _LONGEST_LINE:
-            lines.append(self._rest + b"\n")
-            self._rest = b""
-        self._write(lines)
-
-    def _write(self, lines: list[bytes]) -> None:
-        texts = [line.decode("utf-8", errors="replace") for line in lines]
-        self._tail.extend(text.rstrip("\r\n")[:_LONGEST_TAIL_LINE] for text in texts)
-        target = getattr(sys, self._name)
-        if self._show and texts and target is not None:
-            target.write("".join(self._prefix + text for text in texts))
-            target.flush()

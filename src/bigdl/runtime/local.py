@@ -12,32 +12,31 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import wait
-from typing import Any, cast
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from bigdl.common.checks import check_integer
 from bigdl.common.environment import scratch_home
 from bigdl.common.errors import WorkerError, WorkerLost
-from bigdl.runtime.channel import Address, Line
+from bigdl.runtime.channel import Channel, Line
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
     PROCESS_ENDED,
     CalledJob,
-    PreparedJob,
+    Job,
+    Watch,
     WorkerCalls,
     interruptible,
-    user_error,
     worker_lost,
 )
 from bigdl.runtime.messages import encoded
 from bigdl.runtime.process import CpuSlot, WorkerProcess, cpu_slots
 from bigdl.runtime.shards.feed import Feed, Ingest
 from bigdl.runtime.task import Task, execute
-from bigdl.runtime.worker import Uplink, decode
+from bigdl.runtime.worker import ChannelUplink
 
 _LOOPBACK = "127.0.0.1"
 _EXIT_S = 2.0  # seconds that a process gets to end once it has hung up
@@ -81,15 +80,11 @@ class LocalEngine(Engine):
         if in_process:
             check_integer("workers_per_node of a worker in this process", workers_per_node, 1, 1)
         self.in_process = in_process
+        self._job = InProcessJob if in_process else LocalJob
 
     def _slots(self, num_workers):
         """There may be more workers than cores."""
         return check_integer("num_workers", num_workers, 1, 1 if self.in_process else None)
-
-    def _job(self, *order):
-        if self.in_process:  # other attempts find its spools, and close() removes them
-            return InProcessJob(self, *order[:-1], True)
-        return LocalJob(self, *order)
 
     def prepare(self, feed: Feed, num_workers: int) -> Ingest:
         feed.check_local()
@@ -211,82 +206,61 @@ class LocalJob(CalledJob):
 
     @contextlib.contextmanager
     def _calls(self, line):
-        with _processes.lend(self.num_workers, self._spec.threads) as workers:
-            yield LocalCalls(workers, line)
+        with (
+            _processes.lend(self.num_workers, self._spec.threads) as workers,
+            ThreadPoolExecutor(self.num_workers) as threads,
+        ):
+            spec, directory = self._next_spec(), session_directory()
+            for place, worker in enumerate(workers):
+                worker.submit(execute, spec, self._attempts, iter(()), place, directory)
+            answers = [threads.submit(worker.result) for worker in workers]
+            kills = [worker.kill for worker in workers]
+            with WorkerCalls(line, answers, kills, EOFError) as calls:
+                yield calls
 
 
-class LocalCalls(WorkerCalls):
-    """One call of each of some worker processes."""
-
-    def __init__(self, workers: list[LocalWorker], line: Line):
-        super().__init__(len(workers), line)
-        self._workers = workers
-        self._places = {worker.line: place for place, worker in enumerate(workers)}
-
-    def _submit(self, spec, attempt):
-        for place, worker in enumerate(self._workers):
-            worker.submit(execute, spec, attempt, iter(()), place, session_directory())
-
-    def _ended(self, timeout):
-        for line in wait(list(self._places), timeout):
-            place = self._places.pop(cast("socket.socket", line))
-            worker = self._workers[place]
-            try:
-                yield place, worker.result()
-            except WorkerError as error:
-                yield place, (place, "failed", f"{error.kind}: {error.traceback}")
-            except EOFError:
-                worker.end(_EXIT_S)
-                yield place, WorkerLost(PROCESS_ENDED[0])
-
-    def _kill(self, place):
-        self._workers[place].kill()
-
-
-class InProcessJob(PreparedJob):
+class InProcessJob(Job):
     """One program on a worker in the calling process; made by :meth:`LocalEngine.open`."""
 
+    def __init__(self, engine, fn, feed, num_workers, threads, keep_spools):
+        # other attempts find its spools, and close() removes them
+        super().__init__(engine, fn, feed, num_workers, threads, True)
+
+    def _open_channel(self):
+        return Channel(None)
+
     def _attempt(self, options, state, on_event):
-        from torch.distributed import HashStore
-
-        line = Line(HashStore(), "", self._attempts)
-        uplink = InProcessUplink(options, state, on_event)
-        address = Address(_LOOPBACK, 9, "")
-        task = Task(self._next_spec(), 0, session_directory(), line, address, uplink)
+        line = self._open_line(options, state)
+        watch = Watch(line, lambda: None, on_event)
+        uplink = InProcessUplink(line, watch.poll)
+        spec = self._next_spec()
+        task = Task(spec, 0, session_directory(), line, self._channel.address, uplink)
         _, outcome, detail = task.run(iter(()))
-        if line.has("spool/0"):
-            self._spools = [line.get_json("spool/0")]
-        if uplink.error is not None:
-            if uplink.error["kind"] == "KeyboardInterrupt":
-                raise KeyboardInterrupt
-            raise user_error(uplink.error) from None
-        if outcome == "nospool":
+        watch.poll(final=True)
+        if watch.errors and watch.errors[0]["kind"] == "KeyboardInterrupt":
+            raise KeyboardInterrupt
+        answers = self._answers(line, watch)
+        if answers is None and outcome == "nospool":
             return self._read_again()
-        if uplink.result is None:
+        if answers is None:
             raise WorkerLost(f"Worker 0 was lost: {detail or outcome}")
-        return [decode(*uplink.result)]
-
-    def close(self) -> None:
-        from bigdl.runtime.shards.shard import remove_spool
-
-        for spools in self._spools or ():
-            for spool in spools.values():
-                remove_spool(spool["path"])
-        super().close()
+        return answers
 
 
-class InProcessUplink(Uplink):
+class InProcessUplink(ChannelUplink):
     """Hands progress and messages over at once."""
 
-    def __init__(self, options: dict, state: bytes | None, on_event):
-        super().__init__(options, state)
-        self._on_event = on_event or (lambda kind, value: None)
+    def __init__(self, line: Line, poll: Callable[[], None]):
+        super().__init__(line)
+        self._poll = poll
 
     def note_progress(self, values):
-        self._on_event("progress", values)
+        self._line.set_json("progress/0", values)
+        self._poll()
 
     def send(self, doc, data):
-        self._on_event("message", (doc, data))
+        super().send(doc, data)
+        self._poll()
 
 
 # -- processes ------------------------------------------------------------------------------------
@@ -296,10 +270,8 @@ class LocalWorker(WorkerProcess):
     """A process that calls the functions that it is sent."""
 
     def __init__(self, rank: int, slot: CpuSlot):
-        super().__init__(rank, slot)
-        self.slot = slot
-        with contextlib.closing(encoded(_make_caller, "The local worker")) as message:
-            self.start_call(message)
+        with contextlib.closing(encoded(_make_caller, "The local worker")) as make:
+            super().__init__(rank, slot, make)
 
     def submit(self, function: Callable, *arguments: Any) -> None:
         """Call a function."""
@@ -317,9 +289,6 @@ class LocalWorker(WorkerProcess):
         """
         try:
             self.result()
-        except WorkerError:
-            self.end()
-            raise
         except EOFError:
             self.end(_EXIT_S)
             cause = self.exit_message()

@@ -1,7 +1,8 @@
-"""Python objects on their way between two processes of one machine, through a Unix socket.
+"""Python objects on their way between two processes of one machine, through a pipe.
 
-Large objects do not go through the socket. Their bytes, with arrays and tensors apart, lie in a
-memory file that has no name (``memfd_create``), and the socket carries its descriptor: the sender
+The pipe is a duplex one of :mod:`multiprocessing`. Large objects do not go through it. Their
+bytes, with arrays and tensors apart, lie in a
+memory file that has no name (``memfd_create``), and the pipe carries its descriptor: the sender
 copies once, the receiver maps the file and works on arrays in place. Nothing of it can stay behind
 in ``/dev/shm``, whose size, 64 MB in most containers, does not matter either. Small objects, and
 all where there are no memory files, travel in the message itself.
@@ -11,29 +12,22 @@ A :class:`Message` can be passed on without being opened.
 
 from __future__ import annotations
 
-import array
 import functools
 import io
 import mmap
 import os
 import pickle
-import socket
-import struct
 import sys
 from dataclasses import dataclass
 from itertools import accumulate
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from bigdl.common.errors import UsageError
 
-RESULT = 1
-"""Kind of an answer with what a function returned."""
-FAILURE = 2
-"""Kind of an answer with a :class:`~bigdl.runtime.failure.Failure`."""
-
 _IN_MEMORY_FILE = 1 << 18  # bytes from which on they are worth one
 _ALIGNMENT = 64  # of an array in the content: a cache line, and what AVX512 likes
-_HEADER = struct.Struct("=BQQ")  # kind, number of parts, bytes that follow in the socket
 
 
 @dataclass
@@ -48,11 +42,14 @@ class Message:
         All of these, if they are not in a memory file.
     memory : int or None
         Descriptor of the memory file, to be closed.
+    failed : bool
+        Whether the object is a :class:`~bigdl.runtime.failure.Failure` and no result.
     """
 
     sizes: list[int]
     content: bytearray
     memory: int | None = None
+    failed: bool = False
 
     def close(self) -> None:
         """Let go of the memory file; what was decoded from it keeps it."""
@@ -121,75 +118,34 @@ def opened(message: Message) -> Any:
         message.close()
 
 
-def send(line: socket.socket, kind: int, message: Message) -> None:
-    """Send a message; it stays open.
-
-    Parameters
-    ----------
-    line : socket.socket
-        A stream of ``AF_UNIX``.
-    kind : int
-        A byte for the receiver to know what this is.
-    message : Message
-        What to send.
-    """
-    header = _HEADER.pack(kind, len(message.sizes), len(message.content))
-    if message.memory is not None:
-        socket.send_fds(line, [header], [message.memory])
+def send(line: Connection, message: Message) -> None:
+    """Send a message; it stays open."""
+    line.send((message.sizes, message.memory is not None, message.failed))
+    if message.memory is None:
+        line.send_bytes(message.content)
     else:
-        line.sendall(header)
-    line.sendall(array.array("Q", message.sizes).tobytes() + message.content)
+        send_handle(line, message.memory, None)
 
 
-def receive(line: socket.socket) -> tuple[int, Message]:
-    """Wait for a message.
-
-    Parameters
-    ----------
-    line : socket.socket
-        A stream of ``AF_UNIX``.
-
-    Returns
-    -------
-    kind : int
-        As the sender gave it.
-    message : Message
-        To be closed by its owner.
+def receive(line: Connection) -> Message:
+    """Wait for a message, to be closed by its owner.
 
     Raises
     ------
     EOFError
         If the other side is gone.
     """
-    flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
     try:
-        start, descriptors, _, _ = socket.recv_fds(line, _HEADER.size, 1, flags)
+        sizes, in_memory_file, failed = line.recv()
+        if in_memory_file:
+            memory = recv_handle(line)
+            os.set_inheritable(memory, False)
+            return Message(sizes, bytearray(), memory, failed)
+        content = bytearray(_places(sizes)[-1])
+        line.recv_bytes_into(content)
+        return Message(sizes, content, failed=failed)
     except ConnectionError as error:
         raise EOFError from error
-    memory = descriptors[0] if descriptors else None
-    try:
-        kind, count, size = _HEADER.unpack(start + _exactly(line, _HEADER.size - len(start)))
-        sizes = array.array("Q", bytes(_exactly(line, 8 * count))).tolist()
-        return kind, Message(sizes, _exactly(line, size), memory)
-    except BaseException:
-        if memory is not None:
-            os.close(memory)
-        raise
-
-
-def _exactly(line: socket.socket, size: int) -> bytearray:
-    content = bytearray(size)
-    view = memoryview(content)
-    done = 0
-    while done < size:
-        try:
-            got = line.recv_into(view[done:])
-        except ConnectionError as error:
-            raise EOFError from error
-        if not got:
-            raise EOFError
-        done += got
-    return content
 
 
 def _places(sizes: list[int]) -> list[int]:

@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
-from bigdl.runtime.failure import Failure
-from bigdl.runtime.messages import Message, encoded, opened
+from bigdl.runtime.messages import Message, encoded
 from bigdl.runtime.process import CpuSlot, WorkerProcess
 
 __all__ = ["CpuSlot", "PoolWorker", "Stage", "TaskError", "WorkerManager", "WorkerPool"]
@@ -98,15 +97,9 @@ class TaskError(WorkerError):
 class PoolWorker(WorkerProcess):
     """A worker of a stage, by the stage's number."""
 
-    def __init__(self, stage: int, rank: int, slot: CpuSlot):
-        super().__init__(rank, slot)
+    def __init__(self, stage: int, rank: int, slot: CpuSlot, make: Message):
+        super().__init__(rank, slot, make)
         self.stage = stage
-
-    def loss(self, stage: str) -> WorkerLost:
-        """Return the error of a worker that has hung up; it is ended for sure."""
-        self.end(_GRACE_S)
-        cause = self.exit_message()
-        return WorkerLost(f"worker {self.rank} of {stage} {cause}; the next call starts a new one")
 
 
 class WorkerManager:
@@ -114,8 +107,6 @@ class WorkerManager:
 
     Attributes
     ----------
-    names : list of str
-        Of the stages.
     workers : list of list of PoolWorker
         Of each stage.
     """
@@ -124,8 +115,7 @@ class WorkerManager:
         self._error = error
         self._owner = os.getpid()
         self._functions: list[Message] = []
-        self._slots = [list(stage.slots) for stage in stages]
-        self.names = [stage.name for stage in stages]
+        self._stages = list(stages)
         self.workers: list[list[PoolWorker]] = [[] for _ in stages]
         try:
             for stage in stages:
@@ -143,8 +133,8 @@ class WorkerManager:
         self._start(
             [
                 (stage, rank)
-                for stage, slots in enumerate(self._slots)
-                for rank in range(len(slots))
+                for stage, each in enumerate(self._stages)
+                for rank in range(len(each.slots))
                 if rank >= len(self.workers[stage]) or self.workers[stage][rank].has_ended()
             ]
         )
@@ -153,13 +143,18 @@ class WorkerManager:
         """Return another worker in the place of one that is gone."""
         return self._start([(worker.stage, worker.rank)])[0]
 
-    def task_error(self, worker: PoolWorker, item: int | None, failure: Failure) -> TaskError:
-        """Return the exception for a failure of a worker."""
-        original = failure.original()
-        place = self.names[worker.stage], item, worker.rank
-        error = self._error(*place, failure.kind, failure.traceback, original)
-        error.__cause__ = original
-        return error
+    def task_error(self, worker: PoolWorker, item: int | None, error: WorkerError) -> TaskError:
+        """Return the exception for what the function of a worker raised."""
+        place = self._stages[worker.stage].name, item, worker.rank
+        made = self._error(*place, error.kind, error.traceback, error.original)
+        made.__cause__ = error.original
+        return made
+
+    def loss(self, worker: PoolWorker) -> WorkerLost:
+        """Return the error of a worker that has hung up; it is ended for sure."""
+        worker.end(_GRACE_S)
+        place = f"worker {worker.rank} of {self._stages[worker.stage].name}"
+        return WorkerLost(f"{place} {worker.exit_message()}; the next call starts a new one")
 
     def end(self) -> None:
         """End all workers."""
@@ -180,26 +175,22 @@ class WorkerManager:
             for stage, rank in places:
                 for former in self.workers[stage][rank : rank + 1]:
                     former.end()
-                worker = PoolWorker(stage, rank, self._slots[stage][rank])
+                slot, make = self._stages[stage].slots[rank], self._functions[stage]
+                worker = PoolWorker(stage, rank, slot, make)
                 self.workers[stage][rank : rank + 1] = [worker]
                 workers.append(worker)
-                worker.start_call(self._functions[stage])
             for worker in workers:
-                self._await(worker)
+                try:
+                    worker.result()
+                except WorkerError as error:
+                    raise self.task_error(worker, None, error) from error.original
+                except EOFError:
+                    raise self.loss(worker) from None
         except BaseException:
             for worker in workers:
                 worker.end()
             raise
         return workers
-
-    def _await(self, worker: PoolWorker) -> None:
-        try:
-            succeeded, message = worker.answer()
-        except EOFError:
-            raise worker.loss(self.names[worker.stage]) from None
-        content = opened(message)
-        if not succeeded:
-            raise self.task_error(worker, None, content)
 
 
 _AHEAD = 2  # items per worker that may wait before a stage
@@ -306,8 +297,6 @@ class _Run:
         self._done: dict[int, Any] = {}
         self._failures: list[tuple[int, BaseException]] = []
         self._selector = selectors.DefaultSelector()
-        for worker in manager.all_workers():
-            self._selector.register(worker.line, selectors.EVENT_READ, worker)
 
     def results(self, items: Iterator[Any]) -> list[Any]:
         """Go through all items; raise what went wrong first."""
@@ -365,54 +354,41 @@ class _Run:
             worker.call(message)
         except (BrokenPipeError, ConnectionResetError):  # it was lost while it had nothing to do
             del self._busy[worker]
-            replacement = self._replaced(worker)
-            if replacement is not None:
-                self._busy[replacement] = item
-                replacement.call(message)
-
-    def _replaced(self, worker: PoolWorker) -> PoolWorker | None:
-        self._selector.unregister(worker.line)
-        try:
-            worker = self._manager.replace(worker)
-        except (WorkerError, WorkerLost) as error:
-            self._fail(-1, error)
-            return None
+            try:
+                worker = self._manager.replace(worker)
+            except (WorkerError, WorkerLost) as error:
+                self._fail(-1, error)
+                return
+            self._busy[worker] = item
+            worker.call(message)
         self._selector.register(worker.line, selectors.EVENT_READ, worker)
-        return worker
 
     def _hear(self, wait: bool) -> None:
         """Take what workers have answered."""
         for key, _ in self._selector.select(None if wait else 0):
             worker = key.data
-            item = self._busy.get(worker)
-            if item is None:
-                self._idle[worker.stage].remove(worker)
-                replacement = self._replaced(worker)
-                if replacement is not None:
-                    self._idle[worker.stage].append(replacement)
-                continue
+            self._selector.unregister(worker.line)
             try:
-                succeeded, message = worker.answer()
+                answer = worker.answer()
             except EOFError:
-                del self._busy[worker]
-                self._selector.unregister(worker.line)
-                self._fail(item, worker.loss(self._manager.names[worker.stage]))
+                self._fail(self._busy.pop(worker), self._manager.loss(worker))
                 continue
             # Only now: an interrupt in the middle of an answer must find the worker busy.
-            del self._busy[worker]
+            item = self._busy.pop(worker)
             self._idle[worker.stage].append(worker)
-            self._take(worker, item, succeeded, message)
+            self._take(worker, item, answer)
 
-    def _take(self, worker: PoolWorker, item: int, succeeded: bool, message: Message) -> None:
-        if not succeeded:
-            self._fail(item, self._manager.task_error(worker, item, opened(message)))
-        elif self._failures:
-            message.close()
-        elif worker.stage + 1 < len(self._waiting):
-            self._waiting[worker.stage + 1].append((item, message))
+    def _take(self, worker: PoolWorker, item: int, answer: Message) -> None:
+        next_stage = worker.stage + 1
+        if self._failures and not answer.failed:
+            answer.close()
+        elif next_stage < len(self._waiting) and not answer.failed:
+            self._waiting[next_stage].append((item, answer))
         else:
             try:
-                self._done[item] = opened(message)
+                self._done[item] = worker.opened(answer)
+            except WorkerError as error:
+                self._fail(item, self._manager.task_error(worker, item, error))
             except Exception as error:
                 self._fail(item, error)
 

@@ -10,6 +10,7 @@ its cores before it loads anything, and never outlives its parent, however the p
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import socket
@@ -21,11 +22,19 @@ from typing import Any
 
 from bigdl.common.cpu import THREAD_VARIABLES, cpu_quota, split_cores, topology, usable_cores
 from bigdl.common.errors import UsageError
-from bigdl.runtime.messages import RESULT, Message, encode, opened, receive, send
+from bigdl.runtime.messages import Message, encode, opened, receive, send
 
 _KILL_S = 2.0  # seconds that the kernel has to end a process
 # A parent's pinning to cores that are not the worker's defeats the worker's own.
 _PINNING_VARIABLES = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+# The worker finds this package where the caller found it.
+_PROGRAM = """\
+import ast, sys
+_, path, *ends = sys.argv
+sys.path[:] = dict.fromkeys([*ast.literal_eval(path), *sys.path])
+from bigdl.runtime._worker_main import main
+main(*map(int, ends))
+"""
 
 
 @dataclass(frozen=True)
@@ -78,13 +87,14 @@ def cpu_slots(count: int, cores: Sequence[Iterable[int]] | None = None) -> list[
 class WorkerProcess:
     """The parent's view of one worker.
 
-    Its first call is with a function without arguments, which makes the function of all others.
-
     Parameters
     ----------
     rank : int
         Number of the worker, for messages.
     slot : CpuSlot
+    make : Message
+        A function without arguments, which makes the function of all calls. That is the first
+        call, whose answer is None.
     env : mapping of str to str or None, optional
         Additions to the environment of this process; None removes a variable.
     captured : bool
@@ -96,7 +106,7 @@ class WorkerProcess:
     Attributes
     ----------
     process : subprocess.Popen
-    line : socket.socket
+    line : multiprocessing.connection.Connection
         Readable when there is an answer, or the worker is gone.
     pending : int
         Calls that it has not answered.
@@ -106,55 +116,60 @@ class WorkerProcess:
         self,
         rank: int,
         slot: CpuSlot,
+        make: Message,
         *,
         env: Mapping[str, str | None] | None = None,
         captured: bool = False,
         tied: bool = False,
     ):
-        self.rank = rank
+        self.rank, self.slot = rank, slot
         self.pending = 0
         self._children_ended = False
-        environ, python_path = _environment(slot.threads, env or {})
-        self.line, worker_end = socket.socketpair()
+        self.line, worker_end = multiprocessing.Pipe()
         stream = subprocess.PIPE if captured else None
-        program = [sys.executable, "-P", "-m", "bigdl.runtime._worker_main"]
+        added = (env or {}).get("PYTHONPATH") or ""
+        paths = [*filter(None, added.split(os.pathsep)), *sys.path]
+        path = repr([entry for entry in paths if isinstance(entry, str)])
+        ends = worker_end.fileno(), os.getpid()
         with worker_end:
             self.process = subprocess.Popen(
-                [*program, str(worker_end.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-c", _PROGRAM, path, *map(str, ends)],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
                 bufsize=0,
                 pass_fds=[worker_end.fileno()],
-                env=environ,
+                env=_environment(slot.threads, env or {}),
                 # The terminal's Ctrl-C is for the parent, which then stops its workers in order.
                 process_group=0,
             )
-        settings = (slot.cores, sys.argv, python_path, captured, tied)
+        settings = (slot.cores, sys.argv, captured, tied)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # said by the answer
-            send(self.line, 0, encode(settings))
+            send(self.line, encode(settings))
+        self.start_call(make)
 
     def call(self, message: Message) -> None:
         """Send the argument of a call; a BrokenPipeError or ConnectionResetError if it is gone."""
         self.pending += 1
-        send(self.line, 0, message)
+        send(self.line, message)
 
     def start_call(self, message: Message) -> None:
         """Send the argument of a call; who waits for the answer is told if the worker is gone."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.call(message)
 
-    def answer(self) -> tuple[bool, Message]:
-        """Wait for an answer: True with the result, or False with the :class:`Failure`.
-
-        Raises
-        ------
-        EOFError
-            If the worker is gone.
-        """
-        kind, message = receive(self.line)
+    def answer(self) -> Message:
+        """Wait for an answer, unopened; an EOFError if the worker is gone."""
+        message = receive(self.line)
         self.pending -= 1
-        return kind == RESULT, message
+        return message
+
+    def opened(self, answer: Message) -> Any:
+        """Return the result in an answer, or raise the WorkerError that it is."""
+        content = opened(answer)
+        if answer.failed:
+            raise content.error(self.rank)
+        return content
 
     def result(self) -> Any:
         """Wait for the result of a call.
@@ -166,11 +181,7 @@ class WorkerProcess:
         EOFError
             If the worker is gone.
         """
-        succeeded, message = self.answer()
-        content = opened(message)
-        if not succeeded:
-            raise content.error(self.rank)
-        return content
+        return self.opened(self.answer())
 
     def has_ended(self) -> bool:
         """Return True if the process is gone; what it has started is ended then, too."""
@@ -184,8 +195,8 @@ class WorkerProcess:
     def hang_up(self) -> None:
         """Let the worker end by itself after the call that it is at."""
         # Also where a forked process holds the socket too, which close() alone would not reach.
-        with contextlib.suppress(OSError):
-            self.line.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.line.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
         self.line.close()
 
     def kill(self) -> None:
@@ -223,18 +234,11 @@ def exit_message(code: int) -> str:
     return cause
 
 
-def _environment(
-    threads: int, changes: Mapping[str, str | None]
-) -> tuple[dict[str, str], str | None]:
-    """Return variables with which an interpreter finds what this one does, and its PYTHONPATH."""
+def _environment(threads: int, changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the variables of a worker."""
     merged: dict[str, str | None] = {
         **{name: os.environ[name] for name in os.environ if name not in _PINNING_VARIABLES},
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
         **changes,
     }
-    environ = {name: str(value) for name, value in merged.items() if value is not None}
-    python_path = environ.get("PYTHONPATH")
-    # The worker finds this package where the caller found it, then restores the variable.
-    paths = [changes.get("PYTHONPATH"), *sys.path]
-    environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if isinstance(path, str))
-    return environ, python_path
+    return {name: str(value) for name, value in merged.items() if value is not None}

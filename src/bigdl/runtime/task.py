@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import socket
 import sys
 import time
 import traceback
@@ -19,9 +18,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
+from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
-from bigdl.runtime.channel import Address, Line
+from bigdl.runtime.channel import Address, Line, own_address
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.failure import user_frames
 from bigdl.runtime.worker import ChannelUplink, Uplink, Watcher, Worker, captured, encode
@@ -234,18 +234,17 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
 @contextlib.contextmanager
 def task_environment(spec):
     """Let the program import what the driver can; leave the reused process as it was."""
-    path, level = list(sys.path), os.environ.get("TORCH_CPP_LOG_LEVEL")
+    path, name = list(sys.path), "TORCH_CPP_LOG_LEVEL"
     sys.path[:0] = [p for p in spec.import_path if p not in path and os.path.exists(p)]
-    if level is None:
-        os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # we say ourselves who went away
+    # we say ourselves who went away
+    with EnvContext({} if name in os.environ else {name: "ERROR"}):
         import torch  # noqa: F401 - it looks at the variable once
-    freeze_modules()
-    try:
-        yield
-    finally:
-        sys.path[:] = path
-        if level is None:
-            os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
+
+        freeze_modules()
+        try:
+            yield
+        finally:
+            sys.path[:] = path
 
 
 class Task:
@@ -267,7 +266,7 @@ class Task:
             threads=spec.threads,
             line=line,
             uplink=uplink,
-            host=own_address(address),
+            host=own_address(address.host, address.port),
             local_dir=local_dir,
             timeout=spec.timeout,
         )
@@ -378,22 +377,12 @@ def describe(error: BaseException) -> dict:
 
     try:
         message = str(error)
-        text = "".join(traceback.format_exception(type(error), error, user_frames(error)))
     except Exception as unprintable:
         message = f"<{type(error).__name__} that cannot be printed: {type(unprintable).__name__}>"
-        text = "".join(traceback.format_tb(error.__traceback__)) + message
+    text = "".join(traceback.format_exception(type(error), error, user_frames(error)))
     return {
         "kind": type(error).__name__,
         "usage": isinstance(error, UsageError | SourceError),
         "message": message,
         "traceback": text,
     }
-
-
-def own_address(address: Address) -> str:
-    """The address that this machine uses towards another one."""
-    addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
-    family, _, _, _, other = addresses[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(other)
-        return probe.getsockname()[0]

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.runtime.collectives.base import GradientSync
-from bigdl.runtime.engine import Engine, Job
-from bigdl.runtime.jobs import NoRows
+from bigdl.runtime.engine import Engine
+from bigdl.runtime.jobs import Job, NoRows
 from bigdl.training.checkpoint import (
     CheckpointDirectory,
     CheckpointManager,

@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError, WorkerLost, require
-from bigdl.runtime.messages import Message, encode, opened
+from bigdl.common.errors import UsageError, WorkerError, WorkerLost, require
+from bigdl.runtime.messages import encode
 from bigdl.runtime.pool import PoolWorker, Stage, TaskError, WorkerManager
 from bigdl.runtime.process import cpu_slots
 from bigdl.tuning.study import is_in_memory, propose_again, record_process
@@ -215,7 +215,8 @@ class TrialPool:
         try:
             if worker.has_ended():
                 worker = self._manager.replace(worker)
-            succeeded, answer = _exchange(worker, trial.number)
+            worker.call(encode(trial.number))
+            answer = worker.answer()
         except (EOFError, OSError):
             self._check_not_interrupted()
             self.lost = self._mark_lost(worker, trial)
@@ -223,10 +224,10 @@ class TrialPool:
         finally:
             self._idle.put(worker)
         self.has_finished = True
-        content = opened(answer)
-        if not succeeded:
-            raise self._error(worker, trial.number, content)
-        state, result = content
+        try:
+            state, result = worker.opened(answer)
+        except WorkerError as error:
+            raise error.as_original(f"In the process of trial {trial.number}") from None
         # Optuna's copy of the trial has not seen what was suggested there.
         trial._cached_frozen_trial = self._frozen(trial)
         if state == _PRUNED:
@@ -245,14 +246,10 @@ class TrialPool:
         for worker in self._manager.all_workers():
             worker.end()
 
-    def _error(self, worker: PoolWorker, number: int, content: Any) -> Exception:
-        error = self._manager.task_error(worker, number, content)
-        return error.as_original(f"In the process of trial {number}")
-
     def _mark_lost(self, worker: PoolWorker, trial: Trial) -> TrialLost:
         if propose_again(self._study, self._frozen(trial)):
             self._retries.append(trial.number)
-        cause = str(worker.loss("the search")).partition(";")[0]
+        cause = str(self._manager.loss(worker)).partition(";")[0]
         return TrialLost(f"{cause}, at trial {trial.number}")
 
     def _frozen(self, trial: Trial) -> FrozenTrial:
@@ -261,12 +258,6 @@ class TrialPool:
     def _check_not_interrupted(self) -> None:
         if self._interrupted.is_set():
             raise _SearchInterrupted("the search was interrupted")
-
-
-def _exchange(worker: PoolWorker, number: int) -> tuple[bool, Message]:
-    """Let a process run a trial; an EOFError or OSError means that the process is gone."""
-    worker.call(encode(number))
-    return worker.answer()
 
 
 class TrialLost(WorkerLost):

@@ -13,8 +13,7 @@ from bigdl.common.checks import check_number
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl.metrics import Evaluator
-from bigdl.runtime.local import InProcessUplink
-from bigdl.runtime.worker import Worker
+from bigdl.runtime.worker import Uplink, Worker
 from bigdl.training.state import seed_everything
 
 if TYPE_CHECKING:
@@ -242,7 +241,7 @@ def trial_worker(job: Job, rank: int = 0, size: int = 1, **place: Any) -> Worker
         size,
         threads=len(usable_cores()),
         shards={"data": job.train, "validation": job.validation or job.train},
-        uplink=InProcessUplink({"use_gpu": job.gpus > 0}, None, None),
+        uplink=Uplink({"use_gpu": job.gpus > 0}),
         local_dir="",
         **{"line": None, "host": "", "timeout": 0.0, **place},
     )

@@ -17,7 +17,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,27 +35,15 @@ _CURE = (
     " (and start the program again)"
 )
 
+# Any quoting, space or newline in an argument survives.
 _WRAPPER = """\
 #!/bin/sh
-# Runs a Java that has no module {module} and drops the request for it.
-exec {python} -ISc {program} {module} {java} "$@"
-"""
-
-# Any quoting, space or newline in an argument survives.
-_WITHOUT_MODULE = """\
-import os, sys
-module, java, *left = sys.argv[1:]
-kept = [java]
-while left:
-    argument = left.pop(0)
-    name, equals, modules = argument.partition("=")
-    if name == "--add-modules" and (equals or left):
-        others = [m for m in (modules if equals else left.pop(0)).split(",") if m != module]
-        if others:
-            kept += [name + equals + ",".join(others)] if equals else [name, ",".join(others)]
-    else:
-        kept.append(argument)
-os.execv(java, kept)
+# Runs a Java that has no module {module} and drops Spark's request for it.
+for argument do
+    shift
+    [ "$argument" = --add-modules={module} ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
 """
 
 
@@ -191,9 +178,7 @@ def _wrap(java: Path) -> tempfile.TemporaryDirectory:
     private = tempfile.TemporaryDirectory(prefix="bigdl-java-", ignore_cleanup_errors=True)
     script = Path(private.name) / "bin" / "java"
     script.parent.mkdir()
-    parts = {"python": sys.executable, "program": _WITHOUT_MODULE, "java": str(java)}
-    quoted = {name: shlex.quote(part) for name, part in parts.items()}
-    script.write_text(_WRAPPER.format(module=VECTOR_MODULE, **quoted))
+    script.write_text(_WRAPPER.format(module=VECTOR_MODULE, java=shlex.quote(str(java))))
     script.chmod(0o700)
     if not os.access(script, os.X_OK):
         private.cleanup()

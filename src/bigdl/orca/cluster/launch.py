@@ -3,8 +3,7 @@
 :class:`LaunchedSpark` is a Spark whose JVM this process started: it is made by
 ``init_orca_context`` and its :meth:`~LaunchedSpark.stop` leaves no process behind.  What PySpark
 does not offer publicly for that (the gateway to the JVM, the class-level singletons) is used in
-this module only.  :func:`connect` starts Spark on a cluster of other machines, which it looks for
-first, and :func:`submit_program` runs this program there again.
+this module only.
 """
 
 from __future__ import annotations
@@ -20,42 +19,30 @@ import threading
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
+from io import FileIO
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
-from bigdl.orca.cluster.environment import (
-    conda_prefix,
-    packed_environment,
-    ship_modules,
-    zip_modules,
-)
+from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.spark import user_import_path
-from bigdl.orca.cluster.standalone import LOOPBACK, StandaloneCluster, numa_prefixes
-from bigdl.orca.cluster.submit import (
-    EVERYWHERE,
-    Address,
-    Machine,
-    Request,
-    Submission,
-    check_reachable,
-    family,
-    hadoop_conf,
-    kubernetes_address,
-    resource_managers,
-    run,
-    standalone_masters,
-    submission,
-)
+from bigdl.orca.cluster.standalone import StandaloneCluster
+from bigdl.runtime.launch import Output
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 logger = logging.getLogger("bigdl.orca")
 
+
+EVERYWHERE = {
+    "spark.app.name": "orca",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+"""Spark properties of every cluster mode."""
 
 TASK_ATTEMPTS = 4
 """Times a task is tried in local mode; Spark's own ``local[n]`` gives up at the first failure."""
@@ -67,7 +54,7 @@ LONGEST_SOCKET = 103
 """Bytes that the path of a Unix socket may have for Spark, on every system."""
 
 _SOCKETS = "spark.python.unix.domain.socket"
-_SECRET = "spark.authenticate.secret"
+SECRET = "spark.authenticate.secret"
 
 
 class LaunchedSpark:
@@ -95,6 +82,7 @@ class LaunchedSpark:
         environment: Mapping[str, str],
         *,
         log_output: bool = False,
+        resources: contextlib.ExitStack | None = None,
     ) -> LaunchedSpark:
         """Start a JVM and a SparkContext in it.
 
@@ -109,6 +97,8 @@ class LaunchedSpark:
         log_output : bool
             Copy what the JVM writes to ``sys.stdout`` and ``sys.stderr`` of this process, which
             a notebook shows, and not to the file descriptors it inherited.
+        resources : contextlib.ExitStack, optional
+            What is closed at the end, or if it does not start.
 
         Raises
         ------
@@ -120,12 +110,12 @@ class LaunchedSpark:
         shut_down_idle_gateway()
         conf = SparkConf().setAll(list(properties.items()))
         # Other users of this machine can read the command line of the JVM.
-        shown = SparkConf().setAll([item for item in properties.items() if item[0] != _SECRET])
-        with contextlib.ExitStack() as cleanup:
+        shown = SparkConf().setAll([item for item in properties.items() if item[0] != SECRET])
+        with resources or contextlib.ExitStack() as cleanup:
             java = find_java()
             cleanup.callback(java.close)
             cleanup.callback(_restore_sigint, signal.getsignal(signal.SIGINT))
-            readers: list[threading.Thread] = []
+            readers: list[Output] = []
             cleanup.callback(_join, readers)
             with EnvContext({**environment, "JAVA_HOME": str(java.home)}):
                 gateway = _launch_gateway(shown, readers if log_output else None)
@@ -133,15 +123,12 @@ class LaunchedSpark:
                 sc = _new_context(conf, gateway)
             cleanup.callback(_stop_context_of, gateway)
             cleanup.callback(_forget_path, SparkFiles.getRootDirectory())
+            ship_modules(sc)
             return cls(sc, cleanup.pop_all())
 
     def stop(self) -> None:
         """Stop the context, the JVM and the cluster; no process is left when this returns."""
-        try:
-            self._cleanup.close()
-        finally:
-            if self.cluster is not None:
-                self.cluster.stop()
+        self._cleanup.close()
 
 
 def _stop_context_of(gateway: Any) -> None:
@@ -290,7 +277,7 @@ def local_environment(python: str) -> dict[str, str]:
     }
 
 
-def _launch_gateway(conf: Any, readers: list[threading.Thread] | None) -> Any:
+def _launch_gateway(conf: Any, readers: list[Output] | None) -> Any:
     """Start a JVM; with a list of `readers`, add the threads that copy its output."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -299,8 +286,7 @@ def _launch_gateway(conf: Any, readers: list[threading.Thread] | None) -> Any:
     if readers is not None:
         for name in ("stdout", "stderr"):
             source, pipes[name] = os.pipe()
-            readers.append(threading.Thread(target=_copy, args=(source, name), daemon=True))
-            readers[-1].start()
+            readers.append(Output(FileIO(source), name))
     try:
         return launch_gateway(conf, dict(pipes))
     except PySparkRuntimeError as error:
@@ -313,17 +299,9 @@ def _launch_gateway(conf: Any, readers: list[threading.Thread] | None) -> Any:
             os.close(pipe)  # the JVM has it now
 
 
-def _join(readers: list[threading.Thread]) -> None:
+def _join(readers: list[Output]) -> None:
     for reader in readers:
         reader.join(timeout=1)  # it ends with the JVM
-
-
-def _copy(source: int, name: str) -> None:
-    """Copy lines to ``sys.stdout`` or ``sys.stderr``, whatever that is at the time."""
-    with open(source, "rb") as lines:
-        for line in lines:
-            with suppress(ValueError, OSError):  # the stream was closed
-                getattr(sys, name).write(line.decode(errors="replace"))
 
 
 def _new_context(conf: Any, gateway: Any = None) -> SparkContext:
@@ -388,127 +366,3 @@ def _restore_sigint(handler: Any) -> None:
         and getattr(current, "__module__", None) == "pyspark.core.context"
     ):
         signal.signal(signal.SIGINT, handler)
-
-
-def connect(request: Request, *, log_output: bool = False) -> LaunchedSpark:
-    """Start Spark with this process as the driver.
-
-    Raises
-    ------
-    UsageError
-        If the cluster cannot be reached or something that it needs is missing.
-    """
-    if family(request.mode) == "standalone" and not request.master:
-        return _start_standalone(request, log_output)
-    address = _reach(request)
-    described = _prepare(request, Machine.this_one(address))
-    launched = LaunchedSpark.launch(
-        described.properties, described.environment, log_output=log_output
-    )
-    try:
-        ship_modules(launched.sc)
-    except BaseException:
-        launched.stop()
-        raise
-    return launched
-
-
-def submit_program(request: Request) -> int:
-    """Run this program again on the cluster; returns the exit code of ``spark-submit``.
-
-    Raises
-    ------
-    UsageError
-        If the cluster cannot be reached or something that it needs is missing.
-    """
-    machine = Machine.this_one()
-    described = submission(request, machine)  # complain before anything is packed
-    _reach(request)
-    with tempfile.TemporaryDirectory(prefix="bigdl-submit-") as directory:
-        modules = str(Path(directory) / "modules.zip")
-        if family(request.mode) == "yarn" and zip_modules(modules):
-            machine = replace(machine, modules=modules)
-        described = _prepare(request, machine)
-        java = find_java()
-        try:
-            logger.info("Submitting the program with cluster_mode=%s", request.mode)
-            return run(described.command, {**described.environment, "JAVA_HOME": str(java.home)})
-        finally:
-            java.close()
-
-
-def _prepare(request: Request, machine: Machine) -> Submission:
-    if request.packs_environment:
-        archive = packed_environment(conda_prefix(request.get("conda_name")))
-        machine = replace(machine, environment_archive=archive)
-    return submission(request, machine)
-
-
-def _reach(request: Request) -> Address:
-    """Find the cluster within seconds; Spark would try for minutes."""
-    cluster = family(request.mode)
-    if cluster == "yarn":
-        directory = hadoop_conf(request, os.environ)
-        return check_reachable(
-            resource_managers(directory),
-            "The resource manager of YARN",
-            f"check that it runs and that yarn-site.xml in {directory} is the one of this cluster",
-        )
-    if cluster == "k8s":
-        submission(request, Machine(environ=os.environ, program=("program.py",)))
-        return check_reachable(
-            [kubernetes_address(cast("str", request.master))],
-            "The API server of Kubernetes",
-            "check master against the address that `kubectl cluster-info` shows",
-        )
-    return check_reachable(
-        standalone_masters(cast("str", request.master)),
-        "The master of the standalone cluster",
-        "check that it runs there, or leave out master to start a cluster on this machine",
-    )
-
-
-def _start_standalone(request: Request, log_output: bool) -> LaunchedSpark:
-    prefixes: list[list[str]] = [[]]
-    if request.get("enable_numa_binding"):
-        prefixes = numa_prefixes(request.num_nodes)
-    cluster = StandaloneCluster.start(
-        request.cores,
-        request.memory,
-        request.num_nodes,
-        prefixes=prefixes,
-        directory=_local_directory(request),
-    )
-    try:
-        conf = {"spark.master": cluster.master, **request.conf}
-        machine = replace(Machine.this_one(), address=LOOPBACK)
-        described = submission(replace(request, conf=conf), machine)
-        properties = {
-            **described.properties,
-            **loopback_properties(request.conf),
-            "spark.authenticate": "true",
-            "spark.authenticate.secret": cluster.secret,
-            **request.conf,
-        }
-        environment = {**described.environment, "SPARK_LOCAL_IP": LOOPBACK}
-        launched = LaunchedSpark.launch(properties, environment, log_output=log_output)
-    except BaseException:
-        cluster.stop()
-        raise
-    launched.cluster = cluster
-    return launched
-
-
-def _local_directory(request: Request) -> str | None:
-    """Where the cluster keeps what does not fit in memory: where the user wants such files."""
-    asked = os.environ.get("SPARK_LOCAL_DIRS") or request.conf.get("spark.local.dir")
-    if not asked:
-        return None
-    directory = asked.split(",")[0]
-    try:
-        os.makedirs(directory, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"The directory {directory} for local files cannot be made: {error}"
-        ) from None
-    return directory

@@ -6,23 +6,25 @@ Feeds and engines ask :class:`RayCluster` for nodes, cores and slots, as they as
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster.ray_launch import (
-    LaunchedRay,
     check_ray_arguments,
+    connect_ray,
     nodes_with_cpus,
     start_on_spark,
+    start_ray,
 )
 from bigdl.orca.cluster.spark import SparkCluster, active_context
 
@@ -269,7 +271,7 @@ class OrcaRayContext:
         self.num_ray_nodes = num_nodes
         self.address_info: dict | None = None
         self._options = dict(kwargs)
-        self._launched: Any = None
+        self._cleanup: contextlib.ExitStack | None = None  # what stops it
         if runtime == "ray":
             check_ray_arguments(kwargs)
 
@@ -280,7 +282,7 @@ class OrcaRayContext:
     @property
     def initialized(self) -> bool:
         """Return True if this process is connected to Ray by this context."""
-        return self._launched is not None and is_connected()
+        return self._cleanup is not None and is_connected()
 
     @property
     def cluster(self) -> RayCluster:
@@ -312,16 +314,16 @@ class OrcaRayContext:
         """
         with OrcaRayContext._lock:
             if not self.initialized:
-                self._launched = self._launch(driver_cores)
-                info = {"redis_address": self._launched.address, **self._launched.info}
-                self.address_info = {"address": self._launched.address, **info}
+                with contextlib.ExitStack() as cleanup:
+                    self.address_info = self._launch(cleanup, driver_cores)
+                    self._cleanup = cleanup.pop_all()
                 OrcaRayContext._active = self
                 cluster = self.cluster
                 self.num_ray_nodes, self.ray_node_cpu_cores = cluster.nodes, cluster.cores_per_node
-                logger.info("Ray runs at %s: %r", self._launched.address, cluster)
+                logger.info("Ray runs at %s: %r", self.address_info["address"], cluster)
             return cast("dict", self.address_info)
 
-    def _launch(self, driver_cores):
+    def _launch(self, cleanup: contextlib.ExitStack, driver_cores: int) -> dict:
         if is_connected():
             raise UsageError(
                 "Ray is initialized in this process already; call ray.shutdown(), or leave it to "
@@ -334,12 +336,9 @@ class OrcaRayContext:
 
             address = options.pop("address", None)
             if address not in (None, "local"):
-                return LaunchedRay.connect(address, options)
+                return connect_ray(cleanup, address=address, **options)
             cores = check_cores(self.ray_node_cpu_cores)
-            return LaunchedRay.start(cores, object_store_memory=memory, options=options)
-        return self._launch_on_spark(options, memory, driver_cores)
-
-    def _launch_on_spark(self, options: Mapping[str, Any], memory, driver_cores):
+            return start_ray(cleanup, cores, object_store_memory=memory, options=options)
         for name, reason in _WITHOUT_EFFECT.items():
             if options.get(name) is not None:
                 logger.info("%s: no effect, since %s", name, reason)
@@ -349,8 +348,9 @@ class OrcaRayContext:
         system_config = options.get("system_config")
         config = {"_system_config": system_config} if system_config else {}
         if cluster.is_local:
-            return LaunchedRay.start(cores, object_store_memory=memory, options=config)
+            return start_ray(cleanup, cores, object_store_memory=memory, options=config)
         return start_on_spark(
+            cleanup,
             cluster,
             nodes=options.get("num_ray_nodes") or cluster.nodes,
             cores=cores,
@@ -364,11 +364,11 @@ class OrcaRayContext:
     def stop(self) -> None:
         """Stop Ray, or disconnect from one that others started."""
         with OrcaRayContext._lock:
-            launched, self._launched, self.address_info = self._launched, None, None
+            cleanup, self._cleanup, self.address_info = self._cleanup, None, None
             if OrcaRayContext._active is self:
                 OrcaRayContext._active = None
-            if launched is not None:
-                launched.stop()
+            if cleanup is not None:
+                cleanup.close()
 
     @classmethod
     def get(cls, initialize: bool = True) -> OrcaRayContext:

@@ -38,95 +38,91 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's name for "this machine only"
-_MARK = "BIGDL_RAY"  # a variable of all processes of a Ray that was started here
 TOKEN = "RAY_AUTH_TOKEN"
 _token = secrets.token_hex(32)  # one for this process: Ray reads it once
 
 
-class LaunchedRay:
-    """A Ray that this process is connected to.
+def start_ray(
+    cleanup: contextlib.ExitStack,
+    cores: int,
+    *,
+    host: str | None = LOOPBACK,
+    object_store_memory: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Start a Ray of one node on this machine, and return what it says of itself.
 
-    Attributes
+    Parameters
     ----------
-    address : str
-        Where other nodes and processes can join.
-    info : dict
-        What Ray says of itself.
+    cleanup : contextlib.ExitStack
+        When it is closed, no process and no file of this Ray is left.
+    cores : int
+        CPUs that Ray gives away here.
+    host : str, optional
+        Address at which other machines join; None is one that Ray finds.
+    object_store_memory : int, optional
+        Bytes; default: what Ray takes, but not more than there is shared memory for.
+    options : dict, optional
+        Further arguments of ``ray.init``.
     """
-
-    def __init__(self, context: Any, cleanup: contextlib.ExitStack):
-        import ray
-
-        self.address = ray.get_runtime_context().gcs_address
-        self.info = dict(getattr(context, "address_info", None) or {})
-        self._cleanup = cleanup
-
-    @classmethod
-    def start(
-        cls,
-        cores: int,
-        *,
-        host: str | None = LOOPBACK,
-        object_store_memory: int | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> LaunchedRay:
-        """Start a Ray of one node on this machine.
-
-        Parameters
-        ----------
-        cores : int
-            CPUs that Ray gives away here.
-        host : str, optional
-            Address at which other machines join; None is one that Ray finds.
-        object_store_memory : int, optional
-            Bytes; default: what Ray takes, but not more than there is shared memory for.
-        options : dict, optional
-            Further arguments of ``ray.init``.
-        """
-        require("ray", "ray")
-        loopback = _ON_LOOPBACK if host == LOOPBACK else {}
-        debugger = {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}  # Ray takes it over
-        with contextlib.ExitStack() as cleanup:
-            before = set_environment({**ENVIRONMENT, **loopback, **_authentication()})
-            cleanup.callback(set_environment, {**before, **debugger})
-            directory = supervisor.ray_directory()
-            mark = f"{_MARK}={directory}"
-            # it outlives this process for as long as it takes to end its Ray
-            order = {"parent": os.getpid(), "mark": mark, "directory": directory}
-            cleanup.callback(supervisor.end, supervisor.start("ray-head", order))
-            cleanup.callback(_end_rest, mark, directory)
-            options = {
-                "include_dashboard": False,
-                "namespace": "bigdl",
-                "logging_level": logging.WARNING,
-                **(options or {}),
-                "num_cpus": cores,
-                "object_store_memory": object_store_memory or _store_size(),
-                **({"_node_ip_address": host} if host else {}),
-                "_temp_dir": directory,
-            }
-            with EnvContext({_MARK: directory, "PYTHONPATH": _import_path()}):
-                context = _init(**options)
-            return cls(context, cleanup.pop_all())
-
-    @classmethod
-    def connect(cls, address: str, options: Mapping[str, Any] | None = None) -> LaunchedRay:
-        """Connect to a Ray that runs already."""
-        options = {"namespace": "bigdl", "logging_level": logging.WARNING, **(options or {})}
-        return cls(_init(address=address, **options), contextlib.ExitStack())
-
-    def stop(self) -> None:
-        """Disconnect; of a Ray that was started here no process and no file is left."""
-        import ray
-
-        with contextlib.suppress(Exception):
-            ray.shutdown()
-        self._cleanup.close()
+    require("ray", "ray")
+    loopback = _ON_LOOPBACK if host == LOOPBACK else {}
+    debugger = {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}  # Ray takes it over
+    before = set_environment({**ENVIRONMENT, **loopback, **_authentication()})
+    cleanup.callback(set_environment, {**before, **debugger})
+    directory = supervisor.ray_directory()
+    # it outlives this process for as long as it takes to end its Ray
+    order = {"parent": os.getpid(), "directory": directory}
+    cleanup.callback(supervisor.end, supervisor.start("ray-head", order))
+    cleanup.callback(_end_rest, directory)
+    options = {
+        "include_dashboard": False,
+        **(options or {}),
+        "num_cpus": cores,
+        "object_store_memory": object_store_memory or _store_size(),
+        **({"_node_ip_address": host} if host else {}),
+        "_temp_dir": directory,
+    }
+    with EnvContext({supervisor.MARK: directory, "PYTHONPATH": _import_path()}):
+        return connect_ray(cleanup, **options)
 
 
-def _end_rest(mark: str, directory: str) -> None:
+def connect_ray(cleanup: contextlib.ExitStack, **options: Any) -> dict[str, Any]:
+    """Connect to a Ray until `cleanup` is closed, and return what it says of itself.
+
+    Returns
+    -------
+    dict
+        ``address`` and ``redis_address`` are where other nodes and processes can join.
+    """
+    ray = require("ray", "ray")
+    try:
+        context = ray.init(**{"namespace": "bigdl", "logging_level": logging.WARNING, **options})
+    except UsageError:
+        raise
+    except Exception as error:
+        where = f" at {options['address']}" if options.get("address") else ""
+        reason = str(error).strip().split("\n")[0]
+        raise UsageError(f"Ray{where} cannot be started or reached: {reason}") from error
+    cleanup.callback(_disconnect)
+    address = ray.get_runtime_context().gcs_address
+    return {
+        "address": address,
+        "redis_address": address,
+        **(getattr(context, "address_info", None) or {}),
+    }
+
+
+def _disconnect() -> None:
+    import ray
+
+    with contextlib.suppress(Exception):
+        ray.shutdown()
+
+
+def _end_rest(directory: str) -> None:
     """End what is left of a Ray that was started here."""
-    if supervisor.end_marked(mark, directory):
+    if supervisor.end_marked(directory):
         logger.warning("Ray's processes did not end by themselves and were killed")
 
 
@@ -142,18 +138,6 @@ def check_ray_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
                 "num_nodes, address and object_store_memory it takes those of ray.init"
             )
     return dict(options)
-
-
-def _init(**options):
-    ray = require("ray", "ray")
-    try:
-        return ray.init(**options)
-    except UsageError:
-        raise
-    except Exception as error:
-        where = f" at {options['address']}" if options.get("address") else ""
-        reason = str(error).strip().split("\n")[0]
-        raise UsageError(f"Ray{where} cannot be started or reached: {reason}") from error
 
 
 def _import_path() -> str:
@@ -206,6 +190,7 @@ _START_S = 120.0  # seconds in which all nodes must have joined
 
 
 def start_on_spark(
+    cleanup: contextlib.ExitStack,
     cluster: SparkCluster,
     *,
     nodes: int,
@@ -215,13 +200,15 @@ def start_on_spark(
     env: Mapping[str, str] | None = None,
     extra_params: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
-) -> LaunchedRay:
-    """Start the head of a Ray here and a node on every executor.
+) -> dict[str, Any]:
+    """Start the head of a Ray here and a node on every executor; returns what it says of itself.
 
     The nodes notice within seconds that the head was stopped.
 
     Parameters
     ----------
+    cleanup : contextlib.ExitStack
+        What stops it.
     cluster : SparkCluster
     nodes : int
         Number of Ray nodes, at most that of executors.
@@ -254,25 +241,22 @@ def start_on_spark(
             "executors; ask for as many nodes or fewer"
         )
     host = cluster.driver_host  # `ray start` refuses to join one on the loopback interface
-    head = LaunchedRay.start(
+    info = start_ray(
+        cleanup,
         driver_cores,
         host=None if host == LOOPBACK else host,
         object_store_memory=object_store_memory,
         options=options,
     )
-    try:
-        order = {
-            "head": head.address,
-            "command": _command(head.address, cores, object_store_memory, extra_params or {}),
-            "environment": {**shared_environment(), **(env or {})},
-        }
-        ship_modules(cluster.sc)
-        _start_nodes(cluster, nodes, order)
-        _await_nodes(nodes + bool(driver_cores))
-    except BaseException:
-        head.stop()
-        raise
-    return head
+    order = {
+        "head": info["address"],
+        "command": _command(info["address"], cores, object_store_memory, extra_params or {}),
+        "environment": {**shared_environment(), **(env or {})},
+    }
+    ship_modules(cluster.sc)
+    _start_nodes(cluster, nodes, order)
+    _await_nodes(nodes + bool(driver_cores))
+    return info
 
 
 def _command(address, cores, object_store_memory, extra_params) -> list[str]:
@@ -320,9 +304,7 @@ def _start_nodes(cluster: SparkCluster, nodes: int, order: dict) -> None:
 def _await_slots(cluster: SparkCluster, nodes: int) -> int:
     """As many tasks as run at once when the executors are there: then every executor has one."""
     wanted = nodes * max(1, cluster.cores_per_node // cluster.threads_per_task)
-    end = time.monotonic() + _START_S
-    while (slots := cluster.slots()) < wanted and time.monotonic() < end:
-        time.sleep(0.1)
+    slots = cluster.await_slots(wanted)
     if not slots:
         raise UsageError(f"No executor of Spark has registered within {_START_S:g} s")
     return slots
@@ -334,7 +316,7 @@ def executor_process() -> list:
 
     parents = psutil.Process().parents()
     jvm = next((process for process in parents if "java" in process.name()), parents[-1])
-    return [os.uname().nodename, jvm.pid, supervisor.start_time(jvm.pid)]
+    return [os.uname().nodename, jvm.pid, jvm.create_time()]
 
 
 def _start_node(order: dict) -> None:

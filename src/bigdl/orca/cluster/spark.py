@@ -11,6 +11,8 @@ import os
 import re
 import sys
 import sysconfig
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger("bigdl.orca")
+
+_SLOTS_S = 120.0  # seconds that executors get to register, or to come back
 
 NO_CONTEXT = "No active SparkContext. Please create a SparkContext first"
 
@@ -78,7 +82,7 @@ class SparkCluster:
     @property
     def threads_per_task(self) -> int:
         """Cores that the cluster gives to a task."""
-        return int(self.sc.getConf().get("spark.task.cpus", "1"))
+        return int(self._conf("spark.task.cpus", "1"))
 
     @property
     def broadcaster(self) -> SparkContext:
@@ -132,8 +136,7 @@ class SparkCluster:
             asked = self._conf("spark.executor.cores")
             if asked:
                 return int(asked)
-        task_cpus = int(self._conf("spark.task.cpus", "1"))
-        return max(1, self.slots() * task_cpus // max(1, self.nodes))
+        return max(1, self.slots() * self.threads_per_task // max(1, self.nodes))
 
     def slots(self) -> int:
         """Number of tasks that can run at the same time on the executors registered now."""
@@ -146,6 +149,17 @@ class SparkCluster:
         except Py4JError as error:  # not public in Spark: it may change
             logger.debug("maxNumConcurrentTasks failed, using defaultParallelism: %s", error)
             return self.sc.defaultParallelism
+
+    def await_slots(self, number: int, cancelled: threading.Event | None = None) -> int:
+        """Wait until so many tasks can run at once, but not for ever; returns how many can.
+
+        Spark itself would look every 15 s only.
+        """
+        end = time.monotonic() + _SLOTS_S
+        while (slots := self.slots()) < number and time.monotonic() < end:
+            if (cancelled or threading.Event()).wait(0.1):
+                break
+        return slots
 
     def _conf(self, key: str, default: str = "") -> str:
         return self.sc.getConf().get(key, default)

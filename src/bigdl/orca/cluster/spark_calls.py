@@ -10,13 +10,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 from bigdl.common.errors import BigDLError, WorkerError
 from bigdl.runtime.jobs import (
     LOOK_S,
     PROCESS_ENDED,
-    NoWay,
+    DriverUnreachable,
     interruptible,
     user_error,
     worker_lost,
@@ -38,10 +39,8 @@ class SparkCall:
     def __init__(self, sc, call: Callable[[], Any]):
         self._sc, self._call = sc, call
         self._tag = f"bigdl-{secrets.token_hex(6)}"
-        self.done = threading.Event()
+        self.future: Future[Any] = Future()
         self.cancelled = threading.Event()
-        self.value: Any = None
-        self.error: BaseException | None = None
 
     def wait(
         self, poll: Callable[[], None] = lambda: None, stop: Callable[[], None] = lambda: None
@@ -55,27 +54,25 @@ class SparkCall:
         with interruptible():
             try:
                 InheritableThread(target=self._run, daemon=True).start()
-                while not self.done.wait(LOOK_S):
+                while wait([self.future], LOOK_S).not_done:
                     poll()
             except BaseException:
                 self.cancelled.set()
                 stop()
                 self._end()
                 raise
-        if self.error is not None:
-            raise self.error
-        return self.value
+        return self.future.result()
 
     def _run(self):
         try:
             self._sc.addJobTag(self._tag)
-            self.value = self._call()
+            value = self._call()
         except BaseException as error:  # raised in the calling thread
-            self.error = error
-        finally:
-            with contextlib.suppress(Exception):
-                self._sc.removeJobTag(self._tag)
-            self.done.set()
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(value)
+        with contextlib.suppress(Exception):
+            self._sc.removeJobTag(self._tag)
 
     def cancel(self) -> None:
         """Cancel the jobs that run now."""
@@ -84,10 +81,10 @@ class SparkCall:
 
     def _end(self):
         end = time.monotonic() + _CANCEL_S
-        while not self.done.is_set() and time.monotonic() < end:
+        while not self.future.done() and time.monotonic() < end:
             self.cancel()  # again and again: a call may be between two of its jobs
-            self.done.wait(0.2)
-        if not self.done.is_set():
+            wait([self.future], 0.2)
+        if not self.future.done():
             logger.warning("Spark did not end a job within %g s after its cancellation", _CANCEL_S)
 
 
@@ -146,7 +143,7 @@ def job_error(error: BaseException, vanished: list[dict]) -> BaseException:
         if "unreachable" not in doc:
             return user_error(doc)
         host, reason = doc["unreachable"]
-        return NoWay(
+        return DriverUnreachable(
             f"The worker on {host} cannot connect to the driver at {reason}; open that port for "
             "the workers (channel_port= makes it a fixed one), set spark.driver.host to an "
             'address of the driver that they can reach, or pass rendezvous="rank0"'

@@ -24,7 +24,6 @@ from typing import IO, cast
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import supervisor
 from bigdl.orca.cluster.java import find_java
-from bigdl.orca.cluster.submit import spark_home
 
 LOOPBACK = "127.0.0.1"
 
@@ -153,6 +152,13 @@ def _numa_nodes(groups: Sequence[Sequence[int]], root: str = "/sys/devices/syste
         found = list(Path(root).glob(f"node*/cpu{cores[0]}"))
         nodes[int(found[0].parent.name[4:]) if found else 0] = cores
     return nodes
+
+
+def spark_home() -> str:
+    """Where Spark is: ``SPARK_HOME``, else the installed PySpark."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    return _find_spark_home()
 
 
 def _order(directory, secret, java, cores, memory, executors, prefixes) -> dict:

@@ -1,36 +1,39 @@
 """From the arguments of ``init_orca_context`` to what Spark is told.
 
 :func:`submission` is a pure function: a :class:`Request`, which holds the arguments, and a
-:class:`Machine`, which describes where the program runs, give a :class:`Submission`.  Nothing here
-looks at the machine or starts anything, except :meth:`Machine.this_one` and :func:`run`.
+:class:`Machine`, which describes where the program runs, give a :class:`Submission`.
+:func:`connect` starts Spark on the cluster, which it looks for first, and :func:`submit_program`
+runs this program there again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster import launch
+from bigdl.orca.cluster.environment import conda_prefix, packed_environment, zip_modules
+from bigdl.orca.cluster.java import find_java
+from bigdl.orca.cluster.standalone import LOOPBACK, StandaloneCluster, numa_prefixes, spark_home
+from bigdl.runtime.channel import own_address
+
+logger = logging.getLogger("bigdl.orca")
 
 ENVIRONMENT = "python_env"
 """The directory in which an executor finds the shipped Python environment."""
-
-EVERYWHERE = {
-    "spark.app.name": "orca",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.python.worker.reuse": "true",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
-}
-"""Spark properties of every cluster mode."""
 
 # Set in the process that a cluster mode has submitted, as programs for BigDL 2.x know them.
 _MARKERS = {"yarn-cluster": "OnAppMaster", "k8s-cluster": "onDriver"}
@@ -122,7 +125,7 @@ class Machine:
         return cls(
             environ=dict(os.environ),
             python=sys.executable,
-            address=local_address(towards),
+            address=_local_address(towards),
             program=tuple(sys.argv),
             spark_submit=spark_submit(),
             **more,
@@ -195,13 +198,6 @@ def join(*lists: str | Iterable[str] | None) -> str:
     return ",".join(dict.fromkeys(entries))
 
 
-def spark_home() -> str:
-    """Where Spark is: ``SPARK_HOME``, else the installed PySpark."""
-    from pyspark.find_spark_home import _find_spark_home
-
-    return _find_spark_home()
-
-
 def spark_submit() -> str:
     """The path of the ``spark-submit`` command."""
     return os.path.join(spark_home(), "bin", "spark-submit")
@@ -235,7 +231,7 @@ def run(command: Iterable[str], environment: Mapping[str, str]) -> int:
 
 def _common(request: Request) -> dict[str, str | None]:
     return {
-        **EVERYWHERE,
+        **launch.EVERYWHERE,
         "spark.submit.deployMode": "cluster" if request.is_cluster_mode else "client",
         "spark.driver.cores": str(request.get("driver_cores", 4)),
         "spark.driver.memory": request.get("driver_memory", "2g"),
@@ -448,17 +444,11 @@ def standalone_masters(master: str) -> list[Address]:
     return found
 
 
-def local_address(towards: Address | None = None) -> str:
-    """The address of this machine on the route to another; nothing is sent."""
-    host, port = towards or ("192.0.2.1", 9)  # an address of documentation: the default route
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((host, port))
-                return probe.getsockname()[0]
-        except OSError:
-            continue
-    return "127.0.0.1"
+def _local_address(towards: Address | None) -> str:
+    try:
+        return own_address(*(towards or ("192.0.2.1", 9)))  # of documentation: the default route
+    except OSError:
+        return "127.0.0.1"
 
 
 def _host_port(text: str, default: int) -> Address:
@@ -472,3 +462,121 @@ def _hadoop_properties(file: Path) -> Mapping[str, str]:
         (each.findtext("name") or "").strip(): (each.findtext("value") or "").strip()
         for each in root.iter("property")
     }
+
+
+def connect(request: Request, *, log_output: bool = False) -> launch.LaunchedSpark:
+    """Start Spark with this process as the driver.
+
+    Raises
+    ------
+    UsageError
+        If the cluster cannot be reached or something that it needs is missing.
+    """
+    if family(request.mode) == "standalone" and not request.master:
+        return _start_standalone(request, log_output)
+    address = _reach(request)
+    described = _prepare(request, Machine.this_one(address))
+    return launch.LaunchedSpark.launch(
+        described.properties, described.environment, log_output=log_output
+    )
+
+
+def submit_program(request: Request) -> int:
+    """Run this program again on the cluster; returns the exit code of ``spark-submit``.
+
+    Raises
+    ------
+    UsageError
+        If the cluster cannot be reached or something that it needs is missing.
+    """
+    machine = Machine.this_one()
+    described = submission(request, machine)  # complain before anything is packed
+    _reach(request)
+    with tempfile.TemporaryDirectory(prefix="bigdl-submit-") as directory:
+        modules = str(Path(directory) / "modules.zip")
+        if family(request.mode) == "yarn" and zip_modules(modules):
+            machine = replace(machine, modules=modules)
+        described = _prepare(request, machine)
+        java = find_java()
+        try:
+            logger.info("Submitting the program with cluster_mode=%s", request.mode)
+            return run(described.command, {**described.environment, "JAVA_HOME": str(java.home)})
+        finally:
+            java.close()
+
+
+def _prepare(request: Request, machine: Machine) -> Submission:
+    if request.packs_environment:
+        archive = packed_environment(conda_prefix(request.get("conda_name")))
+        machine = replace(machine, environment_archive=archive)
+    return submission(request, machine)
+
+
+def _reach(request: Request) -> Address:
+    """Find the cluster within seconds; Spark would try for minutes."""
+    cluster = family(request.mode)
+    if cluster == "yarn":
+        directory = hadoop_conf(request, os.environ)
+        return check_reachable(
+            resource_managers(directory),
+            "The resource manager of YARN",
+            f"check that it runs and that yarn-site.xml in {directory} is the one of this cluster",
+        )
+    if cluster == "k8s":
+        submission(request, Machine(environ=os.environ, program=("program.py",)))
+        return check_reachable(
+            [kubernetes_address(cast("str", request.master))],
+            "The API server of Kubernetes",
+            "check master against the address that `kubectl cluster-info` shows",
+        )
+    return check_reachable(
+        standalone_masters(cast("str", request.master)),
+        "The master of the standalone cluster",
+        "check that it runs there, or leave out master to start a cluster on this machine",
+    )
+
+
+def _start_standalone(request: Request, log_output: bool) -> launch.LaunchedSpark:
+    prefixes: list[list[str]] = [[]]
+    if request.get("enable_numa_binding"):
+        prefixes = numa_prefixes(request.num_nodes)
+    with contextlib.ExitStack() as resources:
+        cluster = StandaloneCluster.start(
+            request.cores,
+            request.memory,
+            request.num_nodes,
+            prefixes=prefixes,
+            directory=_local_directory(request),
+        )
+        resources.callback(cluster.stop)
+        conf = {"spark.master": cluster.master, **request.conf}
+        machine = replace(Machine.this_one(), address=LOOPBACK)
+        described = submission(replace(request, conf=conf), machine)
+        properties = {
+            **described.properties,
+            **launch.loopback_properties(request.conf),
+            "spark.authenticate": "true",
+            launch.SECRET: cluster.secret,
+            **request.conf,
+        }
+        environment = {**described.environment, "SPARK_LOCAL_IP": LOOPBACK}
+        launched = launch.LaunchedSpark.launch(
+            properties, environment, log_output=log_output, resources=resources.pop_all()
+        )
+    launched.cluster = cluster
+    return launched
+
+
+def _local_directory(request: Request) -> str | None:
+    """Where the cluster keeps what does not fit in memory: where the user wants such files."""
+    asked = os.environ.get("SPARK_LOCAL_DIRS") or request.conf.get("spark.local.dir")
+    if not asked:
+        return None
+    directory = asked.split(",")[0]
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"The directory {directory} for local files cannot be made: {error}"
+        ) from None
+    return directory

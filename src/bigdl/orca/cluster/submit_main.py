@@ -7,6 +7,7 @@ the command names another.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -49,24 +50,15 @@ def python_variables(arguments: Sequence[str], environ: Mapping[str, str]) -> di
     asked = [argument for argument in arguments if argument.startswith(_PYTHON_PROPERTIES)]
     if asked or "PYSPARK_PYTHON" in environ or "PYSPARK_DRIVER_PYTHON" in environ:
         return {}
-    if _is_local(_option(arguments, "--master", "local")):
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--master", default="local")
+    parser.add_argument("--deploy-mode", default="client")
+    options, _ = parser.parse_known_args(arguments)
+    if options.master.startswith("local"):
         return {"PYSPARK_PYTHON": sys.executable}
-    if _option(arguments, "--deploy-mode", "client") == "client":
+    if options.deploy_mode == "client":
         return {"PYSPARK_DRIVER_PYTHON": sys.executable}
     return {}
-
-
-def _option(arguments: Sequence[str], name: str, default: str) -> str:
-    for first, second in zip(arguments, [*arguments[1:], ""], strict=True):
-        if first == name:
-            return second
-        if first.startswith(f"{name}="):
-            return first.partition("=")[2]
-    return default
-
-
-def _is_local(master: str) -> bool:
-    return master.startswith("local")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The process that supervises what this program has started on a machine; nothing outlives it.
 
-:func:`start` runs this module as a plain script, without any package.  Its argument is its role,
-and its standard input brings an order, one line of JSON.
+:func:`start` runs this module as a plain script, which needs psutil alone.  Its argument is its
+role, and its standard input brings an order, one line of JSON.
 
 ``standalone``
     Runs the daemons of a standalone Spark cluster (:mod:`bigdl.orca.cluster.standalone`), which is
@@ -40,7 +40,10 @@ DAEMON_START_S = 120.0  # seconds in which a daemon must be up
 DAEMON_RESTARTS = 10  # times that lost workers are replaced
 NODE_STARTS = 4  # times that a node is started: on a busy machine it may give up too early
 HEAD_MISSES = 4  # looks in a row at a head that does not answer
+CLOCK_S = 2.0  # seconds by which two processes may differ about when a third was started
 LONGEST_BASE = 20  # bytes of the folder of Ray's session, which holds sockets with long names
+
+MARK = "BIGDL_RAY"  # a variable of all processes of a Ray that was started here: its directory
 
 _libc = ctypes.CDLL(None)
 
@@ -61,7 +64,7 @@ def start(role, order, *, replies=False):
     subprocess.Popen
     """
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, role],
+        [sys.executable, "-P", __file__, role],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE if replies else subprocess.DEVNULL,
         stderr=None if replies else subprocess.DEVNULL,
@@ -149,6 +152,8 @@ def run_standalone(order):
 
 def supervise_daemons(order, daemons):
     """Return when it is time to stop; replace workers that were lost."""
+    import psutil
+
     master, *workers = daemons
     lost = 0
     while not is_over(order, TICK_S):
@@ -158,7 +163,8 @@ def supervise_daemons(order, daemons):
             if worker.process.poll() is not None and lost < DAEMON_RESTARTS:
                 lost += 1
                 worker.start()
-        reap({daemon.process.pid for daemon in daemons})
+        known = {daemon.process.pid for daemon in daemons}
+        reap(child for child in psutil.Process().children() if child.pid not in known)
 
 
 def is_over(order, seconds):
@@ -216,11 +222,11 @@ def is_to_restart(node, order):
 def watch_ray_head(order):
     while not is_over(order, TICK_S):
         pass
-    end_marked(order["mark"], order["directory"])
+    end_marked(order["directory"])
 
 
-def end_marked(mark, directory):
-    """Wait for the processes with a mark to end, kill the rest, and remove their directory.
+def end_marked(directory):
+    """Wait for the processes of a Ray to end, kill the rest, and remove its directory.
 
     Returns
     -------
@@ -228,26 +234,27 @@ def end_marked(mark, directory):
         True if there was a rest.
     """
     give_up = time.monotonic() + GRACE_S
-    while (left := marked(mark.encode())) and time.monotonic() < give_up:
+    while (left := marked(directory)) and time.monotonic() < give_up:
         time.sleep(0.1)
     killed = bool(left)
     while left:
-        for pid in left:
-            kill(pid)
+        kill(left)
         time.sleep(0.05)
-        left = marked(mark.encode())
+        left = marked(directory)
     shutil.rmtree(directory, ignore_errors=True)
     return killed
 
 
-def marked(mark):
-    """Return the processes that were started with the mark among their environment variables."""
-    pids = []
-    for pid in processes():
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-            if pid != os.getpid() and mark in file.read().split(b"\0"):
-                pids.append(pid)
-    return pids
+def marked(directory):
+    """Return the other processes that were started with the mark of a directory."""
+    import psutil
+
+    processes = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(MARK) == directory:
+                processes.append(process)
+    return processes
 
 
 # Processes --------------------------------------------------------------------------------------
@@ -269,60 +276,44 @@ def start_child(command, environment, log, mode, signal_of_death, directory=None
 
 def stop(started):
     """End these processes, then every one below this one."""
+    import psutil
+
     for process in started:
         process.terminate()
     give_up = time.monotonic() + GRACE_S
     for process in started:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, give_up - time.monotonic()))
-    while left := children(os.getpid()):
-        for pid in left:
-            kill(pid)  # those below it come here
-        reap(set())
+    while left := psutil.Process().children(recursive=True):
+        kill(left)  # those below them come here
+        reap(left)
         time.sleep(0.01)
 
 
-def kill(pid):
-    with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGKILL)
+def kill(processes):
+    import psutil
+
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
-def reap(known):
-    """Take note of the end of adopted processes."""
-    for pid in children(os.getpid()):
-        if pid not in known:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-
-
-def processes():
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def status(pid):
-    """Return the fields of a process's status from its state on (field 3), None if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            # the name of the program, in parentheses, may hold anything
-            return file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
-def children(parent):
-    fields = {pid: status(pid) for pid in processes()}
-    return [pid for pid, each in fields.items() if each and int(each[1]) == parent]
-
-
-def start_time(pid):
-    """Return when a process was started, None if it is gone."""
-    fields = status(pid)
-    return None if fields is None or fields[0] == "Z" else fields[19]
+def reap(processes):
+    """Take note of the end of children, adopted ones too."""
+    for process in processes:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)
 
 
 def is_running(pid, started):
     """Return True if it is still the process that was started then."""
-    return start_time(pid) == started
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        is_same = abs(process.create_time() - started) < CLOCK_S
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 if __name__ == "__main__":

@@ -14,16 +14,14 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import reported
 from bigdl.runtime.channel import Address, Line, Unreachable, listen
 from bigdl.runtime.task import Task, TaskSpec, describe, task_environment
-from bigdl.runtime.worker import Uplink, captured, decode
+from bigdl.runtime.worker import ChannelUplink, Uplink, captured
 
-_ROW = 4 << 20  # bytes of one row
 _LEAVE_S = 1.0  # seconds that the others get to end by themselves after an error
 
 Row = tuple[int, str, str, bytes | None]
@@ -45,18 +43,12 @@ class RowUplink(Uplink):
     def rows(self, rank: int, outcome: str, detail: str) -> Iterator[Row]:
         """Everything, and the outcome as the last row."""
         for doc, data in self.messages.values():
-            yield from _cut(rank, "message", json.dumps(doc), data)
+            yield rank, "message", json.dumps(doc), data
         if self.result is not None:
-            yield from _cut(rank, "result", *self.result)
+            yield rank, "result", *self.result
         if self.error is not None:
             yield rank, "report", json.dumps(self.error), None
         yield rank, outcome, detail, None
-
-
-def _cut(rank, kind, detail, data):
-    yield rank, kind, detail, data[:_ROW]
-    for start in range(_ROW, len(data), _ROW):
-        yield rank, "more", "", data[start : start + _ROW]
 
 
 def execute(spec: TaskSpec, context, batches, local_dir: str) -> Iterator[Row]:
@@ -130,33 +122,23 @@ def _leave(spec, line, place, error):
         raise reported(error)
 
 
-def read(rows: list[Row], on_event: Callable[[str, Any], None] | None):
-    """Read the rows of a stage.
+def read(rows: list[Row], line: Line) -> tuple[set[str], list[str]]:
+    """Read the rows of a stage, and say on the driver's line what workers would have said there.
 
     Returns
     -------
-    results : dict of int to (bytes or JSON-able)
-        By rank.
-    errors : list of dict
     outcomes : set of str
     details : list of str
     """
-    entries: list[tuple[int, str, str, list]] = []
+    uplink, outcomes, details = ChannelUplink(line), set(), []
     for rank, kind, detail, data in rows:
-        if kind == "more":
-            entries[-1][3].append(data)
-        else:
-            entries.append((rank, kind, detail, [] if data is None else [data]))
-    results, errors, outcomes, details = {}, [], set(), []
-    for rank, kind, detail, parts in entries:
         if kind == "message":
-            if on_event is not None:
-                on_event("message", (json.loads(detail), b"".join(parts)))
+            uplink.send(json.loads(detail), data or b"")
         elif kind == "result":
-            results[rank] = decode(detail, b"".join(parts))
+            uplink.give(rank, detail, data or b"")
         elif kind == "report":
-            errors.append(json.loads(detail))
+            uplink.report(json.loads(detail))
         else:
             outcomes.add(kind)
             details += [detail] if detail else []
-    return results, errors, outcomes, details
+    return outcomes, details

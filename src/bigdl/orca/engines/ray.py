@@ -14,6 +14,7 @@ a Ray dataset from running.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -25,11 +26,10 @@ from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.spark import user_import_path
-from bigdl.runtime.channel import Line
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
     CalledJob,
-    NoWay,
+    DriverUnreachable,
     WorkerCalls,
     interruptible,
     lost_workers,
@@ -50,17 +50,7 @@ _NODE_DIED = "node has died"  # as Ray says it
 
 
 class NoRoom(Exception):
-    """Ray has no room for the workers, because nodes were lost.
-
-    Attributes
-    ----------
-    room : int
-        How many workers it has room for.
-    """
-
-    def __init__(self, room: int):
-        super().__init__(room)
-        self.room = room
+    """Ray has room only for so many workers, because nodes were lost."""
 
 
 class RayWorker:
@@ -70,10 +60,6 @@ class RayWorker:
         import torch  # noqa: F401 - takes seconds, and every program needs it
 
         self._directory = directory
-
-    def pid(self) -> int:
-        """Answers once the process is up."""
-        return os.getpid()
 
     def run(self, spec, attempt: int, place: int) -> tuple[int, str, str]:
         """Run one task of a job; see :func:`bigdl.runtime.task.execute`."""
@@ -143,16 +129,17 @@ class RayPool:
         WorkerLost
             When a process does not start.
         """
-        group = _reserve(number, cores, patience)
         actors: list[tuple[str, Any]] = []
-        try:
-            for node in _nodes_of(group, number):
-                actors.append((node, self._take(node)))
-            self._await_start(actors)
-            yield [actor for _, actor in actors]
-        finally:
-            self._give_back(actors)
-            _release(group)
+        with _reserved(number, cores, patience) as nodes:
+            try:
+                for node in nodes:
+                    actors.append((node, self._take(node)))
+                self._await_start(actors)
+                yield [actor for _, actor in actors]
+            finally:
+                with self._own:
+                    for node, actor in actors:
+                        self._idle.setdefault(node, []).append(actor)
 
     def close(self) -> None:
         """End the idle workers."""
@@ -181,29 +168,22 @@ class RayPool:
         import ray
 
         end = time.monotonic() + _START_S
-        answers = [actor.pid.remote() for _, actor in actors]
-        for place, (node, _) in enumerate(actors):
-            while True:
+        starts = {actor.__ray_ready__.remote(): i for i, (_, actor) in enumerate(actors)}
+        while starts:
+            for start in ray.wait(list(starts), timeout=_INTERRUPT_S)[0]:
+                place = starts.pop(start)
+                node = actors[place][0]
                 try:
-                    ray.get(answers[place], timeout=_INTERRUPT_S)
-                    break
-                except ray.exceptions.GetTimeoutError:
-                    if time.monotonic() > end:
-                        raise WorkerLost(
-                            f"A worker on node {node} did not start within {_START_S:g} s"
-                        ) from None
+                    ray.get(start)
                 except ray.exceptions.RayActorError as error:
                     if time.monotonic() > end:
                         raise WorkerLost(f"A worker could not be started: {error}") from None
-                    actor = self._start(node)
-                    actors[place] = node, actor
-                    answers[place] = actor.pid.remote()
                     time.sleep(_INTERRUPT_S)
-
-    def _give_back(self, actors):
-        with self._own:
-            for node, actor in actors:
-                self._idle.setdefault(node, []).append(actor)
+                    actors[place] = node, self._start(node)
+                    starts[actors[place][1].__ray_ready__.remote()] = place
+            if starts and time.monotonic() > end:
+                nodes = " and ".join({actors[place][0] for place in starts.values()})
+                raise WorkerLost(f"A worker on node {nodes} did not start within {_START_S:g} s")
 
 
 def kill(actor) -> None:
@@ -214,9 +194,10 @@ def kill(actor) -> None:
         ray.kill(actor)
 
 
-def _reserve(number, cores, patience):
-    """A placement group of a bundle for every worker, spread over the nodes."""
-    from ray.util import placement_group
+@contextlib.contextmanager
+def _reserved(number: int, cores: int, patience: float) -> Iterator[list[str]]:
+    """Reserve CPUs for workers, spread over the nodes; yields the node of each."""
+    from ray.util import placement_group, placement_group_table, remove_placement_group
 
     group = placement_group([{"CPU": cores}] * number, strategy="SPREAD")
     end = time.monotonic() + patience
@@ -232,24 +213,11 @@ def _reserve(number, cores, patience):
                 f"{number} workers of {cores} CPUs were asked for, but others use too many of "
                 f"Ray's {cluster.slots()} CPUs; wait for them, or ask for fewer workers"
             )
-    except BaseException:
-        _release(group)
-        raise
-    return group
-
-
-def _nodes_of(group, number) -> list[str]:
-    from ray.util import placement_group_table
-
-    places = placement_group_table(group)["bundles_to_node_id"]
-    return [places[index] for index in range(number)]
-
-
-def _release(group):
-    from ray.util import remove_placement_group
-
-    with contextlib.suppress(Exception):  # Ray may be gone
-        remove_placement_group(group)
+        places = placement_group_table(group)["bundles_to_node_id"]
+        yield [places[index] for index in range(number)]
+    finally:
+        with contextlib.suppress(Exception):  # Ray may be gone
+            remove_placement_group(group)
 
 
 class RayJob(CalledJob):
@@ -259,7 +227,7 @@ class RayJob(CalledJob):
         try:
             return super()._attempt(options, state, on_event)
         except NoRoom as error:
-            self._shrink(error.room)
+            self._shrink(*error.args)
             return None
 
     def _shrink(self, room: int) -> None:
@@ -281,53 +249,31 @@ class RayJob(CalledJob):
 
     @contextlib.contextmanager
     def _calls(self, line):
+        import ray
+
         engine = self._engine
         # nodes may come back, but who can go on with fewer does not wait long
         is_elastic = engine.min_workers is not None and self._attempts > 1
         patience = min(engine.patience, _ELASTIC_S) if is_elastic else engine.patience
         with engine.pool.lend(self.num_workers, self._spec.threads, patience) as actors:
-            yield RayCalls(actors, line)
+            spec = ray.put(self._next_spec())
+            answers = [
+                actor.run.remote(spec, self._attempts, place).future()
+                for place, actor in enumerate(actors)
+            ]
+            kills = [functools.partial(kill, actor) for actor in actors]
+            with WorkerCalls(line, answers, kills, ray.exceptions.RayActorError) as calls:
+                yield calls
 
     def _failure(self, line, calls, outcomes):
         if "unreachable" in outcomes:
-            return NoWay(
+            return DriverUnreachable(
                 f"The worker on {outcomes['unreachable']}; open that port of the driver for the "
                 "workers (channel_port= makes it a fixed one)"
             )
         if any(_NODE_DIED in str(error) for error in calls.lost.values()):
             return worker_lost(lost_workers(line, calls), *_AWAY)
         return super()._failure(line, calls, outcomes)
-
-
-class RayCalls(WorkerCalls):
-    """One call of every one of some actors."""
-
-    def __init__(self, actors: list, line: Line):
-        super().__init__(len(actors), line)
-        self._actors = actors
-        self._places: dict[Any, int] = {}  # of the calls that run
-
-    def _submit(self, spec, attempt):
-        import ray
-
-        shared = ray.put(spec)
-        for place, actor in enumerate(self._actors):
-            self._places[actor.run.remote(shared, attempt, place)] = place
-
-    def _ended(self, timeout):
-        import ray
-
-        calls = list(self._places)
-        done, _ = ray.wait(calls, num_returns=len(calls), timeout=timeout)
-        for call in done:
-            place = self._places.pop(call)
-            try:
-                yield place, ray.get(call)
-            except ray.exceptions.RayActorError as error:
-                yield place, error
-
-    def _kill(self, place):
-        kill(self._actors[place])
 
 
 class RayEngine(Engine):
@@ -372,7 +318,7 @@ class RayEngine(Engine):
         super().__init__(cluster, workers_per_node, channel_port, timeout, log_to_driver)
         if min_workers is not None:
             check_integer("min_workers", min_workers, 1)
-        self.min_workers = min_workers
+        self._job, self.min_workers = RayJob, min_workers
         self.patience = check_number("patience", patience, above=0)
 
     @property
@@ -391,9 +337,6 @@ class RayEngine(Engine):
 
         with interruptible():
             return prepare_on_ray(feed, self.cluster, num_workers)
-
-    def _job(self, *order: Any) -> RayJob:
-        return RayJob(self, *order)
 
     def shutdown(self) -> None:
         """End the workers that wait for programs; another program starts new ones."""

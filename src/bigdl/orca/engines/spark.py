@@ -9,6 +9,7 @@ between driver and workers goes through the :mod:`~bigdl.runtime.channel`, since
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import time
@@ -25,12 +26,11 @@ from bigdl.orca.engines import rank0
 from bigdl.runtime.channel import Unreachable
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
-    ChannelJob,
+    DriverUnreachable,
+    Job,
     NoRows,
-    NoWay,
     Watch,
     await_survivors,
-    user_error,
     vanished,
     worker_lost,
 )
@@ -47,7 +47,6 @@ _RENDEZVOUS = ("auto", "driver", "rank0")
 _ATTEMPT = "bigdl.attempt"
 _ROWS = "rank int, kind string, detail string, data binary"
 _QUIET_S = 0.2  # seconds in which Spark logs that the tasks of a failed stage ended
-_SLOTS_S = 120.0  # seconds that executors get to register, or to come back
 
 _unreachable: set[str] = set()  # applications whose executors cannot connect to this driver
 
@@ -90,6 +89,7 @@ class SparkEngine(Engine):
         log_to_driver: bool = True,
         rendezvous: str = "auto",
     ):
+        self._job = SparkJob
         self._rendezvous = check_choice("rendezvous", rendezvous, _RENDEZVOUS)
         cluster = cluster or SparkCluster.from_active()
         super().__init__(cluster, workers_per_node, channel_port, timeout, log_to_driver)
@@ -111,9 +111,10 @@ class SparkEngine(Engine):
             return self.cluster.sc.applicationId not in _unreachable
         return self._rendezvous == "driver"
 
-    def give_up_driver(self, error: NoWay) -> bool:
-        """Let workers meet elsewhere from now on, if they may."""
-        if self._rendezvous != "auto" or self.cluster.is_local:
+    def give_up_driver(self, error: BaseException) -> bool:
+        """Let workers meet elsewhere after an error that asks for it; True if they may."""
+        is_free = self._rendezvous == "auto" and not self.cluster.is_local
+        if not (isinstance(error, DriverUnreachable) and is_free):
             return False
         logger.warning("%s. The workers now meet at rank 0", error)
         _unreachable.add(self.cluster.sc.applicationId)
@@ -128,10 +129,12 @@ class SparkEngine(Engine):
         cluster = self.cluster
         slots = cluster.slots()
         if num_workers > slots and not cluster.is_local:
-            task_cpus = int(cluster.sc.getConf().get("spark.task.cpus", "1"))
-            if num_workers <= cluster.nodes * (cluster.cores_per_node // task_cpus):
+            per_node = cluster.cores_per_node // cluster.threads_per_task
+            if num_workers <= cluster.nodes * per_node:
                 # asked for, but not all executors have registered yet
-                call = SparkCall(cluster.sc, lambda: self.await_slots(num_workers, call))
+                call = SparkCall(
+                    cluster.sc, lambda: cluster.await_slots(num_workers, call.cancelled)
+                )
                 slots = call.wait()
         return slots
 
@@ -139,22 +142,8 @@ class SparkEngine(Engine):
         """Describe how the workers get the rows of a feed."""
         return SparkCall(self.cluster.sc, lambda: feed.prepare(self.cluster, num_workers)).wait()
 
-    def _job(self, *order: Any) -> SparkJob:
-        return SparkJob(self, *order)
 
-    def await_slots(self, num_workers: int, call: SparkCall) -> int:
-        """Wait until so many tasks can run at once, but not for ever; returns how many can.
-
-        Spark itself would look every 15 s only.
-        """
-        end = time.monotonic() + _SLOTS_S
-        while (slots := self.cluster.slots()) < num_workers and time.monotonic() < end:
-            if call.cancelled.wait(0.1):
-                break
-        return slots
-
-
-class SparkJob(ChannelJob):
+class SparkJob(Job):
     """One program on the tasks of barrier stages; made by :meth:`SparkEngine.open`."""
 
     def __init__(self, engine: SparkEngine, *order: Any):
@@ -167,70 +156,49 @@ class SparkJob(ChannelJob):
         return super()._open_channel()
 
     def _attempt(self, options, state, on_event):
-        at_driver = self._engine.is_driver_reachable
-        try:
-            attempt = self._attempt_at_driver if at_driver else self._attempt_at_rank_0
-            return attempt(options, state, on_event)
-        except NoWay as error:
-            if not self._engine.give_up_driver(error):
-                raise
-            return None
-
-    def _attempt_at_driver(self, options, state, on_event):
         line = self._open_line(options, state)
-        call = SparkCall(self._sc, lambda: self._collect(call, self._stage, line))
-        watch = Watch(line, call, on_event)
+        stage = self._stage
+        if not self._engine.is_driver_reachable:
+            spec = replace(self._spec, address=None, options=options, state=state)
+            stage = functools.partial(self._planned, spec)
+        call = SparkCall(self._sc, lambda: self._collect(call, stage, line))
+        watch = Watch(line, call.cancel, on_event)
         rows, failure = [], None
         try:
             rows = call.wait(watch.poll, lambda: line.set("abort", "stopped by the driver"))
         except Exception as error:
-            if call.error is not error:  # of `on_event`
+            if not call.future.done() or call.future.exception() is not error:  # of `on_event`
                 raise
             failure = error
-        self._note_end(line, watch)
+        outcomes, details = rank0.read(rows, line)
         answers = self._answers(line, watch)
         if answers is not None:
             return answers
         gone = vanished(line, self.num_workers)
-        if failure is not None:
-            raise job_error(failure, gone) from None
-        details = [detail for _, _, detail, _ in rows if detail]
-        return self._without_results(rows, {kind for _, kind, _, _ in rows}, details, gone)
+        if failure is None:
+            return self._without_results(rows, outcomes, details, gone)
+        cause = job_error(failure, gone)
+        if self._engine.give_up_driver(cause):
+            return None
+        raise cause from None
 
-    def _attempt_at_rank_0(self, options, state, on_event):
-        """The same, where the workers cannot reach the driver."""
-        spec = replace(self._spec, address=None, options=options, state=state)
-
-        call = SparkCall(self._sc, lambda: self._collect(call, lambda: self._planned(spec)))
-        try:
-            rows = call.wait()
-        except Exception as error:
-            raise job_error(error, []) from None
-        results, errors, outcomes, details = rank0.read(rows, on_event)
-        if errors:
-            raise user_error(min(errors, key=lambda doc: doc["place"]))
-        if len(results) == self.num_workers:
-            return [results[rank] for rank in range(self.num_workers)]
-        return self._without_results(rows, outcomes, details, [])
-
-    def _collect(self, call, stage, line=None):
+    def _collect(self, call, stage, line):
         """Run the stage; returns when no worker is left, also when one was lost."""
         with quiet(self._sc):
             try:
                 # travels with the Spark job: the stage is the same in all attempts
                 self._sc.setLocalProperty(_ATTEMPT, str(self._attempts))
-                slots = self._engine.await_slots(self.num_workers, call)
+                slots = self._engine.cluster.await_slots(self.num_workers, call.cancelled)
                 if slots < self.num_workers:
                     raise WorkerLost(
                         f"{self.num_workers} workers are needed but the cluster can only run "
                         f"{slots} tasks at once since executors were lost"
                     )
-                return [tuple(row) for row in stage().collect()]
+                return [(*row[:3], row[3] and bytes(row[3])) for row in stage().collect()]
             except BaseException:
                 with contextlib.suppress(Exception):
-                    if line is not None:
-                        line.set("abort", "another worker failed")
-                        await_survivors(line, self.num_workers)
+                    line.set("abort", "another worker failed")
+                    await_survivors(line, self.num_workers)
                     time.sleep(_QUIET_S)
                 raise
 

@@ -7,32 +7,79 @@ epochs; :meth:`~GradientSync.stop` also runs when the program fails, before the 
 All ranks call the same methods in the same order.
 Every collective raises :class:`~bigdl.runtime.engine.PeerLost` when another worker went away.
 
-A library of collectives brings a few of tensors; :class:`CollectiveSync` makes the other methods
-from them.  One worker alone needs neither.
+A library of collectives brings a few of tensors, from which the others are made.  One worker alone
+needs neither.
 """
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from bigdl.runtime.collectives.flat import DENSE, NONE, GradientGroups, layout, summed, weighted
+from bigdl.runtime.engine import PeerLost
 
 
 class GradientSync(ABC):
-    """Collectives among the workers of a job; see the module for who calls what."""
+    """Collectives among the workers of a job; see the module for who calls what.
 
-    rank: int
-    world_size: int
+    Parameters
+    ----------
+    worker : bigdl.runtime.worker.Worker
+    """
+
+    def __init__(self, worker):
+        self._worker = worker
+        self.rank: int = worker.rank
+        self.world_size: int = worker.world_size
+        self._library: Any = None  # once the others are joined
+        self._groups: GradientGroups | None = None
+
+    # -- what a library brings, among peers only --------------------------------------------------
 
     @abstractmethod
+    def _join(self) -> None:
+        """Join the other workers and set the library."""
+
+    @abstractmethod
+    def _leave(self, library: Any) -> None:
+        """Leave the other workers."""
+
+    @abstractmethod
+    def _broadcast(self, tensor) -> None:
+        """The tensor of rank 0 on every rank, in place."""
+
+    @abstractmethod
+    def _all_gather(self, tensor) -> Sequence:
+        """A tensor of one shape of every rank, in rank order."""
+
+    @abstractmethod
+    def _gather(self, data: bytes, sizes: list[int]) -> list[bytes] | None:
+        """Bytes of every rank on rank 0; `sizes` are those of all ranks."""
+
+    @abstractmethod
+    def _start_reduce(self, tensor, operation: str) -> Callable[[], object]:
+        """Begin to combine a tensor, in place; returns what waits for the end."""
+
+    @abstractmethod
+    def _sum_sparse(self, tensor):
+        """The sum of coalesced sparse tensors."""
+
+    # -- what is made of it -----------------------------------------------------------------------
+
     def start(self) -> None:
         """Join the other workers; returns when all are there."""
+        if self.world_size > 1:
+            self._join()
 
-    @abstractmethod
     def stop(self) -> None:
         """Leave, at once and without waiting for anybody; safe to call twice."""
+        self._groups = None
+        library, self._library = self._library, None
+        if library is not None:
+            self._leave(library)
 
     def use_device(self, device, *, is_alone: bool) -> None:  # noqa: B027 - few have to do it
         """Expect tensors of a GPU from now on; a collective, right after :meth:`start`.
@@ -44,23 +91,47 @@ class GradientSync(ABC):
             Whether no other worker uses the GPU of any worker.
         """
 
-    @abstractmethod
     def broadcast(self, data: bytes | None) -> bytes | None:
         """Bytes of rank 0 on every rank."""
+        if self.world_size == 1:
+            return data
+        import torch
 
-    @abstractmethod
+        size = torch.tensor([-1 if data is None else len(data)])
+        with peers():
+            self._broadcast(size)
+        length = int(size)
+        if length <= 0:
+            return None if length < 0 else b""
+        buffer = bytes_tensor(data) if self.rank == 0 else torch.empty(length, dtype=torch.uint8)
+        with peers():
+            self._broadcast(buffer)
+        return data if self.rank == 0 else buffer.numpy().tobytes()
+
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
         """A few numbers of every rank, in rank order (float64); as many on every rank."""
+        import torch
 
-    @abstractmethod
+        tensor = torch.tensor(values, dtype=torch.float64)
+        if self.world_size == 1:
+            return [tensor.tolist()]
+        with peers():
+            return [each.tolist() for each in self._all_gather(tensor)]
+
     def gather(self, data: bytes) -> list[bytes] | None:
         """Bytes of every rank on rank 0, None elsewhere."""
+        if self.world_size == 1:
+            return [data]
+        sizes = [int(size) for (size,) in self.all_gather([len(data)])]
+        with peers():
+            return self._gather(data, sizes)
 
-    @abstractmethod
     def all_reduce(self, tensor, operation: Literal["sum", "max"] = "sum"):
         """Combine a tensor of one shape and dtype over the ranks, in place; returns it."""
+        if self.world_size > 1:
+            self._begin(tensor, operation)()
+        return tensor
 
-    @abstractmethod
     def reduce(self, parameters: Sequence, weight: float, may_be_sparse: Sequence = ()) -> None:
         """Replace every gradient by the sum over ranks of ``weight * gradient``.
 
@@ -78,8 +149,15 @@ class GradientSync(ABC):
         A parameter that has a gradient on no rank of weight above 0 keeps None, as in a single
         process, so an optimizer leaves it alone.
         """
+        if self.world_size == 1:
+            return
+        if self._groups is None or not self._groups.are_of(parameters):
+            self._groups = GradientGroups(parameters, may_be_sparse, self._begin)
+        for buckets in self._groups.dense:
+            buckets.reduce(weight)
+        if self._groups.sparse:
+            self._reduce_sparse(self._groups.sparse, weight)
 
-    @abstractmethod
     def sum_arrays(self, arrays: Sequence, weight: float) -> list:
         """The sums over the ranks of ``weight * array``, as arrays in memory of their own.
 
@@ -90,96 +168,20 @@ class GradientSync(ABC):
         weight : float
             0 for a rank that takes part with zeros, whatever its arrays are.
         """
-
-
-class CollectiveSync(GradientSync):
-    """The methods that a library's collectives make; the latter are called among peers only.
-
-    Parameters
-    ----------
-    worker : bigdl.runtime.worker.Worker
-    """
-
-    def __init__(self, worker):
-        self._worker = worker
-        self.rank = worker.rank
-        self.world_size = worker.world_size
-        self._groups: GradientGroups | None = None
-
-    # -- what a library brings ------------------------------------------------------------------
-
-    @abstractmethod
-    def _broadcast(self, tensor) -> None:
-        """The tensor of rank 0 on every rank, in place."""
-
-    @abstractmethod
-    def _all_gather(self, tensor) -> list:
-        """A tensor of one shape of every rank, in rank order."""
-
-    @abstractmethod
-    def _gather(self, data: bytes, sizes: list[int]) -> list[bytes] | None:
-        """Bytes of every rank on rank 0; `sizes` are those of all ranks."""
-
-    @abstractmethod
-    def _all_reduce(self, tensor, operation: str) -> None:
-        """Combine a tensor, in place."""
-
-    @abstractmethod
-    def _start_sum(self, tensor) -> Callable[[], None]:
-        """Begin to sum a tensor, in place; returns what waits for the end."""
-
-    @abstractmethod
-    def _sum_sparse(self, tensor):
-        """The sum of coalesced sparse tensors."""
-
-    # -- what it makes --------------------------------------------------------------------------
-
-    def broadcast(self, data):
-        if self.world_size == 1:
-            return data
-        import torch
-
-        size = torch.tensor([-1 if data is None else len(data)])
-        self._broadcast(size)
-        length = int(size)
-        if length <= 0:
-            return None if length < 0 else b""
-        buffer = bytes_tensor(data) if self.rank == 0 else torch.empty(length, dtype=torch.uint8)
-        self._broadcast(buffer)
-        return data if self.rank == 0 else buffer.numpy().tobytes()
-
-    def all_gather(self, values):
-        import torch
-
-        tensor = torch.tensor(values, dtype=torch.float64)
-        if self.world_size == 1:
-            return [tensor.tolist()]
-        return [each.tolist() for each in self._all_gather(tensor)]
-
-    def gather(self, data):
-        if self.world_size == 1:
-            return [data]
-        return self._gather(data, [int(size) for (size,) in self.all_gather([len(data)])])
-
-    def all_reduce(self, tensor, operation="sum"):
-        if self.world_size > 1:
-            self._all_reduce(tensor, operation)
-        return tensor
-
-    def reduce(self, parameters, weight, may_be_sparse=()):
-        if self.world_size == 1:
-            return
-        if self._groups is None or not self._groups.are_of(parameters):
-            self._groups = GradientGroups(parameters, may_be_sparse, self._start_sum)
-        for buckets in self._groups.dense:
-            buckets.reduce(weight)
-        if self._groups.sparse:
-            self._reduce_sparse(self._groups.sparse, weight)
-
-    def sum_arrays(self, arrays, weight):
         if self.world_size == 1:
             return [array * weight for array in arrays]
-        return summed(arrays, weight, self._start_sum)
+        return summed(arrays, weight, self._begin)
+
+    def _begin(self, tensor, operation: str = "sum") -> Callable[[], None]:
+        """Begin to combine a tensor, in place; returns what waits for the end."""
+        with peers():
+            work = self._start_reduce(tensor, operation)
+
+        def wait():
+            with peers():
+                work()
+
+        return wait
 
     def _reduce_sparse(self, parameters, weight):
         """The ranks first tell each other what they have, so that they agree on the layout."""
@@ -193,10 +195,22 @@ class CollectiveSync(GradientSync):
                 continue
             gradient = weighted(parameter, weight, dense=common == DENSE)
             if common == DENSE:
-                self._all_reduce(gradient, "sum")
-                parameter.grad = gradient
+                parameter.grad = self.all_reduce(gradient)
             else:
-                parameter.grad = self._sum_sparse(gradient).coalesce()
+                with peers():
+                    parameter.grad = self._sum_sparse(gradient).coalesce()
+
+
+@contextlib.contextmanager
+def peers():
+    """Say what a RuntimeError of a library's collective means: another worker went away.
+
+    Nothing else belongs in the block: a fault of ours or of the model would be retried.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(str(error).split("\n")[0]) from error
 
 
 def bytes_tensor(data):

@@ -4,7 +4,7 @@ For a loss that is a mean of per-sample terms, a rank with n of the batch's N ro
 ``n / N`` times its gradient, so the sum is the gradient of one process on the whole batch, also in
 an uneven step and when a rank has no rows.  (DistributedDataParallel divides by the world size
 instead.)  How a bucket is summed over the ranks is somebody else's: see
-:class:`~bigdl.runtime.collectives.base.CollectiveSync`.
+:class:`~bigdl.runtime.collectives.base.GradientSync`.
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from socketserver import TCPServer
 from typing import NamedTuple
 
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import MissingExtraError, UsageError
-from bigdl.runtime.collectives.base import CollectiveSync, bytes_tensor, interface_of
+from bigdl.runtime.collectives.base import GradientSync, bytes_tensor, interface_of
 from bigdl.runtime.engine import PeerLost
 
 _CURE = (
@@ -48,7 +48,7 @@ def require_horovod():
     return hvd
 
 
-class HorovodSync(CollectiveSync):
+class HorovodSync(GradientSync):
     """Collectives of Horovod; tensors of a GPU go through the memory of the host.
 
     Parameters
@@ -58,12 +58,9 @@ class HorovodSync(CollectiveSync):
 
     def __init__(self, worker):
         super().__init__(worker)
-        self._hvd = None
         self._flying = 0  # sums that were started and not waited for
 
-    def start(self) -> None:
-        if self.world_size == 1:
-            return
+    def _join(self):
         hvd = require_horovod()
         if hvd.is_initialized():  # left by a task that was killed inside a reused process
             hvd.shutdown()
@@ -83,7 +80,7 @@ class HorovodSync(CollectiveSync):
                 hvd.init()
             except ValueError as error:
                 raise PeerLost(f"Horovod's workers did not find each other: {error}") from error
-            self._hvd = hvd
+            self._library = hvd
             self._worker.at_exit(self.stop)
             line.meet("horovod joined", self.world_size)  # the server is needed until then
 
@@ -103,50 +100,37 @@ class HorovodSync(CollectiveSync):
         }
         return EnvContext(values)
 
-    def stop(self) -> None:
-        self._groups = None
-        hvd, self._hvd = self._hvd, None
-        if hvd is not None:
-            hvd.shutdown()
+    def _leave(self, library):
+        library.shutdown()
 
     # -- collectives ----------------------------------------------------------------------------
 
     def _broadcast(self, tensor):
-        with _peers():
-            self._hvd.broadcast_(tensor, 0, name="bigdl.broadcast")
+        self._library.broadcast_(tensor, 0, name="bigdl.broadcast")
 
     def _all_gather(self, tensor):
         if not tensor.numel():
             return [tensor] * self.world_size
-        with _peers():
-            return list(self._hvd.allgather(tensor[None], name="bigdl.all_gather"))
+        return self._library.allgather(tensor[None], name="bigdl.all_gather")
 
     def _gather(self, data, sizes):
         if not sum(sizes):
             return [b""] * self.world_size if self.rank == 0 else None
-        with _peers():
-            everything = self._hvd.allgather(bytes_tensor(data), name="bigdl.gather")
+        everything = self._library.allgather(bytes_tensor(data), name="bigdl.gather")
         if self.rank:
             return None
         return [part.numpy().tobytes() for part in everything.split(sizes)]
 
-    def _all_reduce(self, tensor, operation):
-        self._start(tensor, self._hvd.Max if operation == "max" else self._hvd.Sum)()
-
-    def _start_sum(self, tensor):
-        return self._start(tensor, self._hvd.Sum)
-
-    def _start(self, tensor, operation) -> Callable[[], None]:
+    def _start_reduce(self, tensor, operation):
         """Begin to combine a tensor in place; Horovod knows it by its name on all ranks."""
-        carrier = _carrier(tensor)
+        hvd, carrier = self._library, _carrier(tensor)
         name = f"bigdl.{carrier.dtype}.{self._flying}"
         self._flying += 1
-        with _peers():
-            handle = self._hvd.allreduce_async_(carrier, name=name, op=operation)
+        how = hvd.Max if operation == "max" else hvd.Sum
+        handle = hvd.allreduce_async_(carrier, name=name, op=how)
 
         def wait():
-            with _peers():
-                self._hvd.synchronize(handle)
+            hvd.synchronize(handle)
             self._flying -= 1
             _take_back(tensor, carrier)
 
@@ -156,13 +140,10 @@ class HorovodSync(CollectiveSync):
         """Horovod has no sum of sparse tensors: every rank adds up what all ranks have."""
         import torch
 
-        tensor = tensor.coalesce()
-        with _peers():
-            indices = self._hvd.allgather(tensor.indices().t().contiguous(), name="bigdl.indices")
-            values = self._hvd.allgather(tensor.values().contiguous(), name="bigdl.values")
-        return torch.sparse_coo_tensor(
-            indices.t(), values, tensor.shape, check_invariants=False
-        ).coalesce()
+        gather = self._library.allgather
+        indices = gather(tensor.indices().t().contiguous(), name="bigdl.indices")
+        values = gather(tensor.values().contiguous(), name="bigdl.values")
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
 
 
 def _carrier(tensor):
@@ -183,17 +164,6 @@ def _take_back(tensor, carrier):
     target = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     if target.data_ptr() != carrier.data_ptr():
         target.copy_(carrier)
-
-
-@contextlib.contextmanager
-def _peers():
-    """Say what Horovod's own error means: another worker went away."""
-    from horovod.common.exceptions import HorovodInternalError
-
-    try:
-        yield
-    except HorovodInternalError as error:
-        raise PeerLost(str(error).split("\n")[0]) from error
 
 
 # -- who is where -------------------------------------------------------------------------------
