@@ -20,8 +20,9 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.executors.files import Piece, Rows, file_of, opened, table_of, write
 from bigdl.friesian.ops.batches import Batch, batch_of, factored
 from bigdl.friesian.ops.kinds import Field, require_columns
-from bigdl.friesian.ops.operator import Ask, Fitted, GroupOperator, Program
+from bigdl.friesian.ops.operator import Ask, Fitted, Program
 from bigdl.friesian.ops.requests import Request
+from bigdl.friesian.ops.sequences import AddHistSeq
 
 if TYPE_CHECKING:
     from bigdl.friesian.executors.hosts import Host
@@ -38,7 +39,7 @@ def answers(
         for name, request in ask.requests.items()
     }
     for each in program:
-        if isinstance(each, Fitted) and isinstance(each.step, GroupOperator):
+        if isinstance(each, Fitted) and isinstance(each.step, AddHistSeq):
             raise UsageError(
                 f"A step behind {each.step.method} has to learn from the data, which the executor "
                 "arrow cannot do; use fit and transform, or move the step in front of it"
@@ -119,7 +120,7 @@ class Bucket(Rows):
     parts : tuple of (int, tuple of int)
         Places of its files, and the row groups of the bucket in each.
     step : Fitted
-        Of a :class:`GroupOperator`.
+        Of a :class:`AddHistSeq`.
     """
 
     path: str
@@ -131,7 +132,7 @@ class Bucket(Rows):
         for place, groups in self.parts:
             with opened(file_of(self.path, place)) as file:
                 tables.append(file.read_row_groups(list(groups), use_threads=False))
-        for table in cast("GroupOperator", self.step.step).of_groups(pa.concat_tables(tables)):
+        for table in cast("AddHistSeq", self.step.step).of_users(pa.concat_tables(tables)):
             yield batch_of({name: table[name] for name in table.column_names})
 
 
@@ -143,7 +144,7 @@ class Cut:
     ----------
     fitted : list of Fitted
         The steps before it.
-    step : GroupOperator
+    step : AddHistSeq
     buckets : int
     schema : dict of str to Field
         Of the data.
@@ -152,7 +153,7 @@ class Cut:
     """
 
     fitted: list[Fitted]
-    step: GroupOperator
+    step: AddHistSeq
     buckets: int
     schema: dict[str, Field]
     path: str
@@ -170,7 +171,7 @@ class Cut:
             require_columns(batch.names, self.step.columns, advice=advice)
             table = table_of(batch)
             self.step.check_rows(table)
-            buckets = _buckets(batch, self.step.key, self.buckets)
+            buckets = _buckets(batch, self.step.user_col, self.buckets)
             order = np.argsort(buckets, kind="stable")
             counts = np.bincount(buckets, minlength=self.buckets)
             table, start = table.take(pa.array(order)), 0
@@ -232,13 +233,13 @@ def exchanged(
     fs, folder = open_file_system(path)
     made: list[str] = []
     try:
-        while group := next((each for each in rest if isinstance(each.step, GroupOperator)), None):
+        while group := next((each for each in rest if isinstance(each.step, AddHistSeq)), None):
             at = rest.index(group)
             name = f".exchange-{uuid.uuid4().hex}"
             made.append(f"{folder.rstrip('/')}/{name}")
             fs.makedirs(made[-1], exist_ok=True)
             place = f"{path.rstrip('/')}/{name}"
-            step = cast("GroupOperator", group.step)
+            step = cast("AddHistSeq", group.step)
             written = host.run(Cut(rest[:at], step, count, dict(schema), place), rows)
             rest, rows = rest[at + 1 :], _buckets_of(place, group, written, count)
         yield rest, rows

@@ -8,13 +8,12 @@ cannot wait for the next pass, and steps behind them that read their columns too
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import starmap
 from typing import TYPE_CHECKING, Any, Self, cast
 
-import pyarrow as pa
+import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors import arrow, files, spark
@@ -34,7 +33,6 @@ from bigdl.friesian.ops.operator import (
     Program,
     State,
     check_schema,
-    executors_of,
     inputs_of,
 )
 from bigdl.friesian.ops.schema import Feature, FeatureSchema
@@ -379,7 +377,7 @@ class FeaturePipeline(FeatureMethods):
         return rows
 
     def _check_runs(self, executor: str) -> None:
-        others = [step.method for step in self._steps if executor not in executors_of(step)]
+        others = [step.method for step in self._steps if executor not in step.executors]
         if others:
             raise UsageError(
                 f"The executor {executor} does not run {', '.join(others)}; use fit and transform "
@@ -573,7 +571,7 @@ def _program(
 
 
 class RowExecutor:
-    """Steps prepared for rows, each of which is a batch of one row.
+    """Steps prepared for rows: functions of single values, by the places of their results.
 
     Parameters
     ----------
@@ -585,36 +583,34 @@ class RowExecutor:
     def __init__(self, fitted: Sequence[Fitted], schema: Schema):
         self._kinds = {name: each.kind for name, each in schema.items()}
         self._needed = inputs_of(fitted)
-        self._fitted = fitted
+        self._work: list[tuple[Callable[..., Any], list[Hashable], Hashable]] = []
+        places: dict[str, Hashable] = {name: name for name in schema}
+        for number, each in enumerate(fitted):
+            made: dict[str, Hashable] = {}
+            for cell in each.cells:
+                inputs = [places[name] for name in cell.inputs]
+                if cell.function is None:
+                    (made[cell.output],) = inputs
+                    continue
+                made[cell.output] = number, cell.output
+                function = cell.function.single(*(each.before[name].kind for name in cell.inputs))
+                self._work.append((function, inputs, made[cell.output]))
+            places = {name: made.get(name, places.get(name)) for name in each.after}
+        self._places = places
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         missing = [name for name in self._needed if name not in row]
         if missing:
             raise UsageError(f"The row has no {missing}, which the pipeline reads; give None")
-        # values of Python as they were, or arrays of what was computed
-        values = {
+        values: dict[Hashable, Any] = {
             name: kinds.coerced(row[name], kind, name)
             for name, kind in self._kinds.items()
             if name in row
         }
-        for each in self._fitted:
-            made = {}
-            for cell in each.cells:
-                if cell.function is not None:
-                    inputs = [(values[name], each.before[name].kind) for name in cell.inputs]
-                    made[cell.output] = cell.function.array(*starmap(_array, inputs))
-                elif cell.inputs[0] in values:
-                    made[cell.output] = values[cell.inputs[0]]
-            values |= made
-            values = {name: values[name] for name in each.after if name in values}
-        return {
-            name: value[0].as_py() if isinstance(value, pa.Array) else value
-            for name, value in values.items()
-        }
-
-
-def _array(value: Any, kind: str) -> pa.Array:
-    return value if isinstance(value, pa.Array) else kinds.array_of(value, kind)
+        with np.errstate(all="ignore"):
+            for function, inputs, place in self._work:
+                values[place] = function(*map(values.__getitem__, inputs))
+        return {name: values[place] for name, place in self._places.items() if place in values}
 
 
 # -- pipelines as text and as schemas --------------------------------------------------------------
@@ -630,7 +626,7 @@ def _explained(steps: Sequence[Operator], fitted: Sequence[Fitted] | None) -> st
     """See :meth:`FeaturePipeline.explain`."""
     rows = [("step", "reads", "makes", "executors", "learned")]
     for place, step in enumerate(steps):
-        executors = ", ".join(executors_of(step))
+        executors = ", ".join(step.executors)
         name = f"{place + 1} {step.method}"
         if fitted is None:
             read = "all that fit" if step.reads is None else _few(step.reads)

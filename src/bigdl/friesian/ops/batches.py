@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -193,29 +193,13 @@ def _normal_values(values: pa.Array) -> pa.Array:
     return values
 
 
-def by_numpy(
-    values: pa.Array, function: Callable[[np.ndarray], np.ndarray], kind: pa.DataType
-) -> pa.Array:
-    """`function` of the numbers in an array, null where a number is null.
-
-    The function sees 0 in the place of nulls; a result may be infinite or NaN.
-    """
-
-    if not values.null_count:
-        with np.errstate(all="ignore"):
-            return pa.array(function(values.to_numpy(zero_copy_only=False)), kind)
-    mask = values.is_null().to_numpy(zero_copy_only=False)
-    filled = values.fill_null(pa.scalar(0, values.type)).to_numpy(zero_copy_only=False)
-    with np.errstate(all="ignore"):
-        return pa.array(function(filled), kind, mask=mask)
-
-
-def doubles(values: pa.Array) -> pa.Array:
-    """Numbers as double, whole ones that are too long rounded."""
-
-    return values.cast(pa.float64(), safe=False)
-
-
 def texts_of(values: pa.Array) -> pa.Array:
     """The texts that Spark has for strings, whole numbers, booleans or dates."""
     return values if pa.types.is_string(values.type) else values.cast(pa.string())
+
+
+def text_of(value: Any) -> str | None:
+    """The text of one value; see :func:`texts_of`."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return None if value is None else str(value)

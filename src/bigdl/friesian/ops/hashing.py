@@ -8,8 +8,9 @@ crosses by md5 took 7 seconds of CPU time for a million rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import xxhash64
-from bigdl.friesian.ops.batches import factored, texts_of
+from bigdl.friesian.ops.batches import factored, text_of, texts_of
 from bigdl.friesian.ops.kinds import Field, Schema, is_category, require_columns
 from bigdl.friesian.ops.operator import Cell, Function, Operator
 from bigdl.friesian.ops.spark import F, arrow_function, check_different, check_string
@@ -37,18 +38,14 @@ def buckets(texts: pa.Array, bins: int, method: str) -> np.ndarray:
         if texts.null_count:
             hashes[texts.is_null().to_numpy(zero_copy_only=False)] = xxhash64.NULL
         return (hashes % bins).astype(np.int32)
-    words = _digests(data.fill_null(b"None").to_pylist(), method)
-    rest = np.zeros(len(texts), np.uint64)
-    for word in words.T:  # the digest is a number of many words, the first one highest
-        rest = ((rest << np.uint64(32)) | word) % np.uint64(bins)
-    return rest.astype(np.int32)
+    make, as_number = _hash_function(method), int.from_bytes
+    texts = data.fill_null(b"None").to_pylist()
+    rests = (as_number(make(text).digest()) % bins for text in texts)
+    return np.fromiter(rests, np.int32, len(texts))
 
 
-def _digests(texts: list[bytes], method: str) -> np.ndarray:
-    make = getattr(hashlib, method, None) or (lambda text: hashlib.new(method, text))
-    digests = b"".join([make(text).digest() for text in texts])
-    size = hashlib.new(method).digest_size
-    return np.frombuffer(digests, ">u4").reshape(-1, size // 4).astype(np.uint64)
+def _hash_function(method: str) -> Callable[[bytes], Any]:
+    return getattr(hashlib, method, None) or partial(hashlib.new, method)
 
 
 def fast_bucket(value: Column, bins: int) -> Column:
@@ -69,6 +66,12 @@ class Hash(Function):
             texts = [None if each is None else str(each) for each in values.to_pylist()]
             values = pa.array(texts, pa.string())
         return pa.array(buckets(values, self.bins, self.method), pa.int32())
+
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        if self.method == FAST:
+            return super().single(*input_kinds)
+        make = _hash_function(self.method)
+        return lambda value: int.from_bytes(make(str(value).encode()).digest()) % self.bins
 
     def column(self, value: Column) -> Column:
         if self.method == FAST:
@@ -91,6 +94,15 @@ class Cross(Hash):
 
     def array(self, *values: pa.Array) -> pa.Array:
         return super().array(pc.binary_join_element_wise(*map(texts_of, values), self.separator))
+
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        of_text = super().single("string")
+
+        def of_values(*values: Any) -> Any:
+            is_null = any(value is None for value in values)
+            return of_text(None if is_null else self.separator.join(map(str, map(text_of, values))))
+
+        return of_values
 
     def column(self, *values: Column) -> Column:
         spaced = [part for each in values for part in (F.lit(self.separator), each.cast("string"))]

@@ -58,6 +58,9 @@ _NAMES = {
 }
 
 
+_PYTHON_TYPES = {"string": str, "boolean": bool, "binary": bytes, "double": float}
+
+
 def is_integral(kind: str) -> bool:
     """Return True if values are whole numbers."""
     return kind in BITS
@@ -174,8 +177,8 @@ def coerced(value: Any, kind: str, name: str) -> Any:
     UsageError
         If it is of another type or does not fit.
     """
-    if value is None:
-        return None
+    if value is None or type(value) is _PYTHON_TYPES.get(kind):
+        return value
     if hasattr(value, "item") and not getattr(value, "ndim", 0):
         value = value.item()
     if is_array(kind):
@@ -199,9 +202,8 @@ def coerced(value: Any, kind: str, name: str) -> Any:
 def _is_of_kind(value: Any, kind: str) -> bool:
     if kind == "date":
         return isinstance(value, datetime.date) and not isinstance(value, datetime.datetime)
-    known = {"string": str, "boolean": bool, "binary": bytes}
-    if kind in known:
-        return isinstance(value, known[kind])
+    if kind in _PYTHON_TYPES:
+        return isinstance(value, _PYTHON_TYPES[kind])
     return not (is_numeric(kind) or is_array(kind))  # what no step computes with passes as it is
 
 

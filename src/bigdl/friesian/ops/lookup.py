@@ -42,41 +42,45 @@ DRIVER_KEYS = 1_000_000
 
 
 class Vocabulary:
-    """Different values and their places.
+    """Different keys, and what each stands for.
 
     Parameters
     ----------
-    values : pyarrow.Array
+    keys : pyarrow.Array
+    values : pyarrow.Array, optional
+        Default: the numbers from 1 on.
     """
 
-    def __init__(self, values: pa.Array):
-        self.values = values
+    def __init__(self, keys: pa.Array, values: pa.Array | None = None):
+        self.keys = keys
+        self.values = pa.array(range(1, len(keys) + 1), pa.int32()) if values is None else values
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.keys)
 
     @cached_property
-    def _places(self) -> dict[Any, int]:
-        return {value: place for place, value in enumerate(self.values.to_pylist())}
+    def by_key(self) -> dict[Any, Any]:
+        """The values by their keys."""
+        return dict(zip(self.keys.to_pylist(), self.values.to_pylist(), strict=True))
 
     @cached_property
     def _order(self) -> tuple[np.ndarray, np.ndarray]:
         """The places of whole numbers by their values, and these in order."""
-        numbers = self.values.to_numpy(zero_copy_only=False)
+        numbers = self.keys.to_numpy(zero_copy_only=False)
         places = np.argsort(numbers, kind="stable")
         return places, numbers[places]
 
-    def find(self, values: pa.Array) -> pa.Array:
-        """The places (int32) of values, null for a null or an unknown one."""
-        if len(self) and pa.types.is_integer(values.type):
+    def find(self, keys: pa.Array) -> pa.Array:
+        """The values of keys, null for a null or an unknown one."""
+        if len(self) and pa.types.is_integer(keys.type):
             places, ordered = self._order
-            wanted = values.fill_null(0).to_numpy(zero_copy_only=False)
+            wanted = keys.fill_null(0).to_numpy(zero_copy_only=False)
             at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-            is_unknown = (ordered[at] != wanted) | values.is_null().to_numpy(zero_copy_only=False)
-            return pa.array(places[at], pa.int32(), mask=is_unknown)
-        if len(self) < 4 * len(values):  # it builds a table of its own of the whole vocabulary
-            return pc.index_in(values, value_set=self.values)
-        return pa.array(map(self._places.get, values.to_pylist()), pa.int32())
+            is_unknown = (ordered[at] != wanted) | keys.is_null().to_numpy(zero_copy_only=False)
+            return self.values.take(pa.array(places[at], mask=is_unknown))
+        if len(self) < 4 * len(keys):  # it builds a table of its own of the whole vocabulary
+            return self.values.take(pc.index_in(keys, value_set=self.keys))
+        return pa.array(map(self.by_key.get, keys.to_pylist()), self.values.type)
 
 
 class Dictionary:
@@ -207,16 +211,12 @@ class Shipped:
 
     def find(self, keys: pa.Array) -> pa.Array:
         """The value of every key; null where there is none."""
-        vocabulary, values = self._unpacked()
-        codes = keys.cast(self.key_type).dictionary_encode()
-        return values.take(vocabulary.find(codes.dictionary).take(codes.indices))
-
-    def _unpacked(self) -> tuple[Vocabulary, pa.Array]:
         if not hasattr(self._data, "_bigdl_unpacked"):  # lives as long as Spark keeps the bytes
             table = pa.ipc.open_stream(self._data.value).read_all()
-            keys, values = (column.combine_chunks() for column in table.columns)
-            self._data._bigdl_unpacked = Vocabulary(keys), values
-        return self._data._bigdl_unpacked
+            columns = (column.combine_chunks() for column in table.columns)
+            self._data._bigdl_unpacked = Vocabulary(*columns)
+        codes = keys.cast(self.key_type).dictionary_encode()
+        return self._data._bigdl_unpacked.find(codes.dictionary).take(codes.indices)
 
 
 # -- joins -----------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,7 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import factored, normal
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
-from bigdl.friesian.ops.operator import (
-    Cell,
-    Function,
-    GroupOperator,
-    Operator,
-    State,
-)
+from bigdl.friesian.ops.operator import Cell, Function, Operator, State
 from bigdl.friesian.ops.spark import (
     F,
     check_string,
@@ -42,7 +36,7 @@ _ALL = 2147483647
 
 
 @dataclass(frozen=True)
-class AddHistSeq(GroupOperator):
+class AddHistSeq(Operator):
     """``add_hist_seq``, which the executor ``arrow`` makes of all rows of some users at a time."""
 
     cols: list[str]
@@ -52,6 +46,7 @@ class AddHistSeq(GroupOperator):
     max_len: int
     num_seqs: int
     method = "add_hist_seq"
+    executors = ("catalyst", "arrow")
 
     def __post_init__(self) -> None:
         check_string(self.user_col, "user_col")
@@ -82,11 +77,8 @@ class AddHistSeq(GroupOperator):
         return order
 
     @property
-    def key(self) -> str:
-        return self.user_col
-
-    @property
     def columns(self) -> list[str]:
+        """All columns that it reads."""
         return [*self.cols, self.user_col, self.sort_col]
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
@@ -118,7 +110,8 @@ class AddHistSeq(GroupOperator):
             )
         )
 
-    def of_groups(self, table: pa.Table) -> Iterator[pa.Table]:
+    def of_users(self, table: pa.Table) -> Iterator[pa.Table]:
+        """Yield the results of all rows of some users, in their order."""
         order, place, size = self._places(table)
         wanted = np.flatnonzero((place >= self.min_len) & (place + self.num_seqs >= size))
         columns = self._order(table.column_names)
@@ -153,6 +146,7 @@ class AddHistSeq(GroupOperator):
         return order, np.arange(len(order)) - starts[users], sizes[users]
 
     def check_rows(self, table: pa.Table) -> None:
+        """Refuse rows that it cannot work on; they need not belong together."""
         if table[self.sort_col].null_count:
             raise UsageError(self._nulls)
 
@@ -206,6 +200,9 @@ class Ones(Function):
         is_value = np.arange(self.length) < _lengths(values)[:, None]
         return _lists(pa.array(is_value.ravel().astype(np.int32)), len(values), self.length)
 
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        return lambda value: [int(i < len(value or ())) for i in range(self.length)]
+
     def column(self, value: Column) -> Column:
         length = F.least(F.coalesce(F.size(value), F.lit(0)), F.lit(self.length))
         length = F.greatest(length, F.lit(0))  # size of null is −1 outside of ANSI mode
@@ -235,7 +232,7 @@ class Padded(Function):
 
     def array(self, values: pa.Array) -> pa.Array:
         if self.has_rows:  # what is filled in depends on the row
-            return pa.array(map(self._rows, values.to_pylist()), kinds.to_arrow(self.kind))
+            return pa.array(map(self._value, values.to_pylist()), kinds.to_arrow(self.kind))
         items, lengths = values.flatten(), _lengths(values)
         if _is_plain(items) and self.token is not None:
             found = self._plain(items.to_numpy(zero_copy_only=False), lengths)
@@ -258,10 +255,15 @@ class Padded(Function):
         padded[np.arange(self.length) < lengths[:, None]] = items
         return padded.ravel()
 
-    def _rows(self, value: list | None) -> list:
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        return self._value
+
+    def _value(self, value: list | None) -> list:
         kept = list(value or ())[-self.length :]
-        first = value[0] if value else None
-        filler = [self.token] * (self.row_len if first is None else len(first))
+        filler = self.token
+        if self.has_rows:
+            first = value[0] if value else None
+            filler = [self.token] * (self.row_len if first is None else len(first))
         return kept + [filler] * (self.length - len(kept))
 
     def column(self, value: Column) -> Column:

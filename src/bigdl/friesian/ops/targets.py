@@ -11,7 +11,7 @@ import dataclasses
 import datetime
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -453,25 +453,27 @@ class Codes(Function):
 
     def __init__(self, table: pa.Table, code: str, default: Any):
         self.keys = [table[name].combine_chunks() for name in _keys(table)]
-        codes = table[code].combine_chunks()
-        self.codes = pa.concat_arrays([codes, pa.array([default], codes.type)])
+        self.codes, self.default = table[code].combine_chunks(), default
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.keys[0])
+        return Vocabulary(self.keys[0], self.codes)
 
     @cached_property
-    def _places(self) -> dict[tuple, int]:
-        keys = zip(*(each.to_pylist() for each in self.keys), strict=True)
-        return {key: place for place, key in enumerate(keys)}
+    def _by_keys(self) -> dict[tuple, Any]:
+        keys = zip(*map(pa.Array.to_pylist, self.keys), strict=True)
+        return dict(zip(keys, self.codes.to_pylist(), strict=True))
 
     def array(self, *values: pa.Array) -> pa.Array:
         if len(values) == 1:
-            places = self._vocabulary.find(*values)
-        else:
-            rows = zip(*(each.to_pylist() for each in values), strict=True)
-            places = pa.array(map(self._places.get, rows), pa.int32())
-        return self.codes.take(places.fill_null(len(self.codes) - 1))
+            codes = self._vocabulary.find(*values)
+            return codes if self.default is None else codes.fill_null(self.default)
+        of_keys = self.single()
+        return pa.array(map(of_keys, *map(pa.Array.to_pylist, values)), self.codes.type)
+
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        known, default = self._by_keys, self.default
+        return lambda *keys: known.get(keys, default)
 
 
 def _keys(table: pa.Table) -> list[str]:

@@ -8,10 +8,9 @@ they are ranked on the driver, else by Spark, each vocabulary by a task.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,7 +23,7 @@ from bigdl.friesian.ops.batches import texts_of
 from bigdl.friesian.ops.hashing import FAST, buckets
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns
 from bigdl.friesian.ops.lookup import DRIVER_KEYS, Vocabulary
-from bigdl.friesian.ops.operator import Cell, Function, Operator, State
+from bigdl.friesian.ops.operator import Cell, Function, Operator, State, ValueFunction
 from bigdl.friesian.ops.requests import Counts, Request
 from bigdl.friesian.ops.spark import (
     F,
@@ -229,7 +228,7 @@ class Encode(Function):
         self.vocabulary, self.oov_buckets = vocabulary, oov_buckets
 
     def array(self, values: pa.Array) -> pa.Array:
-        numbers = pc.add(self.vocabulary.find(values), pa.scalar(1, pa.int32()))
+        numbers = self.vocabulary.find(values)
         if not self.oov_buckets or numbers.null_count == values.null_count:
             return numbers
         unknown = pc.and_(values.is_valid(), numbers.is_null())
@@ -237,26 +236,26 @@ class Encode(Function):
         others = pa.array(others + len(self.vocabulary) + 1, pa.int32())
         return pc.replace_with_mask(numbers, unknown, others)
 
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        known = self.vocabulary.by_key.get
+        if not self.oov_buckets:
+            return known
+        of_unknown = super().single(*input_kinds)
+        return lambda value: known(value) or of_unknown(value)
 
-class EncodeTokens(Function):
+
+class EncodeTokens(ValueFunction):
     """The numbers of the values in a cell that are known; null if there is none."""
 
-    is_costly = True
-
     def __init__(self, vocabulary: Vocabulary, separator: str, sort: bool, smallest: bool):
+        self.kind = "int" if smallest else "array<int>"
         self.vocabulary, self.separator = vocabulary, separator
         self.sort, self.smallest = sort, smallest
 
-    def array(self, values: pa.Array) -> pa.Array:
-        kind = pa.int32() if self.smallest else pa.list_(pa.int32())
-        cells = pc.split_pattern(values, self.separator)
-        places = self.vocabulary.find(cells.flatten()).to_pylist()
-        lengths = pc.list_value_length(cells).fill_null(0).to_pylist()
-        ends = accumulate(lengths, initial=0)
-        return pa.array([self._cell(places[start:end]) for start, end in pairwise(ends)], kind)
-
-    def _cell(self, places: Sequence[int | None]) -> list[int] | int | None:
-        numbers = [place + 1 for place in places if place is not None]
+    def value(self, value: str | None) -> list[int] | int | None:
+        known = self.vocabulary.by_key
+        tokens = () if value is None else value.split(self.separator)
+        numbers = [known[token] for token in tokens if token in known]
         if not numbers:
             return None
         if self.smallest:
