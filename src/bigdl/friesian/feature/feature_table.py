@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from bigdl.common.checks import check_integer
-from bigdl.common.errors import UsageError
+import numpy as np
+
+from bigdl.common.checks import check_integer, check_number
+from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.friesian.executors.spark import answer
 from bigdl.friesian.feature.methods import FeatureMethods
 from bigdl.friesian.feature.tables import StringIndex, Table, TargetCode, check_table
-from bigdl.friesian.ops import frames, kinds, lookup, spark, vocabulary
+from bigdl.friesian.ops import kinds, lookup, spark, vocabulary
+from bigdl.friesian.ops.cells import Cast
 from bigdl.friesian.ops.kinds import require_columns, require_kind
 from bigdl.friesian.ops.lookup import Dictionary
 from bigdl.friesian.ops.numbers import MinMaxScale, quantiles
 from bigdl.friesian.ops.requests import Extremes
+from bigdl.friesian.ops.schema import Feature, FeatureSchema
 from bigdl.friesian.ops.spark import (
     F,
+    active_spark,
+    all_of,
     as_names,
+    as_number,
     check_different,
     check_string,
     col,
+    join_groups,
     kind_of,
+    names_of,
     names_of_results,
     or_error,
     renamed,
     replace,
+    require_times,
     schema_of,
     temporary,
 )
@@ -37,13 +49,23 @@ from bigdl.friesian.ops.targets import (
     without_twins,
 )
 from bigdl.friesian.ops.vocabulary import number_column
+from bigdl.orca.data.pandas.readers import for_spark
 
 if TYPE_CHECKING:
     import pandas as pd
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame, Row
     from pyspark.sql.types import DataType
 
-    from bigdl.friesian.ops.schema import FeatureSchema
+_ARITHMETIC: tuple[str, ...] = ("sum", "avg", "mean", "sum_distinct", "stddev", "stddev_pop")
+_ARITHMETIC += ("variance", "var_pop", "skewness", "kurtosis")
+_OTHERS = ("max", "min", "count", "collect_list", "collect_set", "first", "last")
+_AGGREGATES = {
+    **{name: name for name in (*_ARITHMETIC, *_OTHERS, "approx_count_distinct")},
+    "sumDistinct": "sum_distinct",
+    "approxCountDistinct": "approx_count_distinct",
+}
+# what Spark calls the results of functions, where it is not their own name
+_SHOWN = {"mean": "avg(", "sum_distinct": "sum(DISTINCT "}
 
 
 class FeatureTable(FeatureMethods, Table):
@@ -69,7 +91,7 @@ class FeatureTable(FeatureMethods, Table):
         paths : str or list of str
             Files, folders or patterns, of any file system that Spark knows.
         """
-        return cls(frames.read_parquet(paths))
+        return cls(active_spark().read.parquet(*for_spark(paths)))
 
     @classmethod
     def read_json(cls, paths: str | list[str], cols: str | list[str] | None = None) -> FeatureTable:
@@ -81,7 +103,8 @@ class FeatureTable(FeatureMethods, Table):
         cols : str or list of str, optional
             Default: all columns.
         """
-        return cls(frames.read_json(paths, cols))
+        df = active_spark().read.json(for_spark(paths))
+        return cls(df if cols is None else df.select(*as_names(cols, "cols")))
 
     @classmethod
     def read_csv(
@@ -106,7 +129,21 @@ class FeatureTable(FeatureMethods, Table):
             The type of all columns, of each of them, or of some; as in :meth:`cast`.  Other types
             are inferred, by another pass over the data.
         """
-        return cls(frames.read_csv(paths, delimiter, header, names, dtype))
+        reader = active_spark().read.option("sep", delimiter).option("header", header)
+        df = reader.csv(for_spark(paths))  # all strings, after a look at the first line
+        if names is not None:
+            names = as_names(names, "names")
+            if len(names) != len(df.columns):
+                raise UsageError(
+                    f"names should have the same length as the number of columns, {len(df.columns)}, "
+                    f"but got {names}"
+                )
+        some = dtype is None or isinstance(dtype, Mapping)
+        if some and not set(names or df.columns) <= set(dtype or ()):
+            # a pass over the data finds the other types
+            df = reader.csv(for_spark(paths), inferSchema=True)
+        df = df if names is None else df.toDF(*names)
+        return cls(df if dtype is None else _with_types(df, dtype))
 
     @classmethod
     def read_text(cls, paths: str | list[str], col_name: str = "value") -> FeatureTable:
@@ -118,12 +155,19 @@ class FeatureTable(FeatureMethods, Table):
         col_name : str, default "value"
             The name of the one column.
         """
-        return cls(frames.read_text(paths, check_string(col_name, "col_name")))
+        check_string(col_name, "col_name")
+        return cls(active_spark().read.text(for_spark(paths)).withColumnRenamed("value", col_name))
 
     @staticmethod
     def from_pandas(pandas_df: pd.DataFrame) -> FeatureTable:
         """Make a table of a frame of pandas, without its index; missing values become null."""
-        return FeatureTable(frames.from_pandas(pandas_df))
+        import pandas as pd
+
+        if not isinstance(pandas_df, pd.DataFrame):
+            raise UsageError(
+                f"pandas_df should be a DataFrame of pandas, but got {type(pandas_df).__name__}"
+            )
+        return FeatureTable(active_spark().createDataFrame(pandas_df))
 
     # -- scaling -------------------------------------------------------------------------------
 
@@ -247,7 +291,48 @@ class FeatureTable(FeatureMethods, Table):
             null.
         """
         check_table("table", table)
-        return self._clone(frames.join_as_of(self.df, table.df, on, time_col, ttl))
+        from pyspark.sql import Window
+
+        keys = as_names(on, "on")
+        for frame in (self.df, table.df):
+            require_columns(frame.columns, keys)
+            require_times(frame, time_col)
+        kind, other_kind = kind_of(self.df, time_col), kind_of(table.df, time_col)
+        if kinds.is_number(kind) != kinds.is_number(other_kind):
+            raise UsageError(
+                f"{time_col} should hold numbers in both tables or in none, but its types are "
+                f"{kind} and {other_kind}"
+            )
+        added = [name for name in table.df.columns if name not in (*keys, time_col)]
+        shared = [name for name in added if name in self.df.columns]
+        if shared:
+            raise UsageError(f"Both tables have the columns {shared}; rename those of one of them")
+        if not added:
+            raise UsageError(f"The other table has no columns beside {[*keys, time_col]}")
+        if ttl is not None:
+            check_number("ttl", ttl, 0)
+        known = all_of(col(name).isNotNull() for name in (*keys, time_col))
+        names = [f"key_{i}" for i in range(len(keys))]
+        shown = [col(key).alias(name) for key, name in zip(keys, names, strict=True)]
+        row, fact = (F.struct(*map(col, frame.columns)) for frame in (self.df, table.df))
+        shown.append(col(time_col).alias("time"))
+        rows = self.df.select(*shown, F.lit(True).alias("asks"), row.alias("row"))
+        facts = table.df.filter(known).select(
+            *shown, F.lit(False).alias("asks"), fact.alias("fact")
+        )
+        # at the same time the facts come first: what is known at that time counts
+        window = Window.partitionBy(*names).orderBy("time", "asks")
+        window = window.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+        both = rows.unionByName(facts, allowMissingColumns=True)
+        both = both.withColumn("fact", F.last("fact", ignorenulls=True).over(window)).filter("asks")
+        fact = F.col("fact")
+        if ttl is not None:
+            age = as_number(F.col("time"), kind) - as_number(fact[time_col], kind)
+            fact = F.when(age <= F.lit(ttl), fact)
+        return both.select(
+            *(F.col("row").getField(name).alias(name) for name in self.df.columns),
+            *(fact.getField(name).alias(name) for name in added),
+        )
 
     def group_by(
         self,
@@ -274,7 +359,21 @@ class FeatureTable(FeatureMethods, Table):
             The figures have Spark's names, such as ``sum(price)``, also those of texts that hold
             numbers.
         """
-        return self._clone(frames.group_by(self.df, columns, agg, join))
+        keys = as_names(columns) if columns else []
+        require_columns(self.df.columns, keys)
+        if join and not keys:
+            raise UsageError(
+                "columns should not be empty if join is True: there is nothing to join on"
+            )
+        figures = [
+            _aggregate(self.df, name, each) for name, each in _wanted_aggregates(self.df, keys, agg)
+        ]
+        if not figures:
+            raise UsageError(
+                f"There is nothing to aggregate: all columns of {self.df.columns} are keys"
+            )
+        grouped = self.df.groupBy(*map(col, keys)).agg(*figures)
+        return self._clone(join_groups(self.df, grouped, keys, "left") if join else grouped)
 
     # -- sizes ---------------------------------------------------------------------------------
 
@@ -294,7 +393,17 @@ class FeatureTable(FeatureMethods, Table):
         """
         names = self.columns if columns is None else as_names(columns)
         require_columns(self.columns, names)
-        return frames.feature_schema(self.df, names)
+        figures: dict[str, Column] = {}
+        for i, name in enumerate(names):
+            for figure, column in _figures(col(name), kind_of(self.df, name)).items():
+                figures[f"{i}_{figure}"] = column
+        values: dict[str, Any] = {}
+        if figures:
+            row = self.df.agg(*(column.alias(name) for name, column in figures.items())).first()
+            values = cast("Row", row).asDict()
+        return FeatureSchema(
+            {name: _feature(kind_of(self.df, name), i, values) for i, name in enumerate(names)}
+        )
 
     # -- functions -----------------------------------------------------------------------------
 
@@ -321,7 +430,25 @@ class FeatureTable(FeatureMethods, Table):
         vectorized : bool, default False
             `func` takes a Series of pandas, or a list of them, and returns one: many times faster.
         """
-        return self._clone(frames.apply(self.df, in_col, out_col, func, dtype, vectorized))
+        check_string(out_col, "out_col")
+        if not callable(func):
+            raise UsageError(f"func should be a function, got {func!r}")
+        names = as_names(in_col, "in_col")
+        require_columns(self.df.columns, names)
+        is_single = isinstance(in_col, str)
+
+        def on_values(*values):
+            return func(values[0] if is_single else list(values))
+
+        def on_series(*series):
+            import pandas as pd
+
+            results = on_values(*series)
+            return results if isinstance(results, pd.Series) else pd.Series(results)
+
+        # pyspark's stubs lack a default
+        function = F.pandas_udf(on_series, dtype) if vectorized else F.udf(on_values, dtype)  # type: ignore[call-overload]
+        return self._clone(replace(self.df, {out_col: function(*map(col, names))}))
 
     def string_embed(
         self,
@@ -348,7 +475,24 @@ class FeatureTable(FeatureMethods, Table):
         FeatureTable
             With columns of array<double>; null for a null.
         """
-        df = frames.string_embed(self.df, columns, bert_model, reduce_dim, replace)
+        names = names_of(self.df, columns, kinds.is_text, "strings")
+        if not callable(bert_model):
+            check_string(bert_model, "bert_model")
+            if importlib.util.find_spec("sentence_transformers") is None:
+                raise MissingExtraError(
+                    "sentence_transformers is not installed; run: pip install "
+                    "sentence-transformers, or pass a function from a list of texts to a matrix "
+                    "as bert_model"
+                )
+            bert_model = partial(_by_sentence_transformer, bert_model)
+        outputs = {name: name if replace else f"{name}_embed" for name in names}
+        function = _embedding_function(bert_model)
+        df = spark.replace(
+            self.df, {output: function(col(name)) for name, output in outputs.items()}
+        )
+        if reduce_dim is not None:
+            for output in outputs.values():
+                df = _reduced(df, output, reduce_dim)
         return self._clone(df)
 
     # -- vocabularies --------------------------------------------------------------------------
@@ -594,7 +738,15 @@ class FeatureTable(FeatureMethods, Table):
         keep_rows : bool, default False
             Return all columns of all rows with such values, instead of the different values only.
         """
-        return self._clone(frames.filter_by_frequency(self.df, columns, min_freq, keep_rows))
+        names = as_names(columns)
+        require_columns(self.df.columns, names)
+        check_integer("min_freq", min_freq)
+        count = temporary(self.df, "count")
+        counted = self.df.groupBy(*map(col, names)).agg(F.count("*").alias(count))
+        frequent = counted.filter(F.col(count) >= min_freq).drop(count)
+        if not keep_rows:
+            return self._clone(frequent)
+        return self._clone(join_groups(self.df, frequent, names, "left_semi"))
 
     # -- bins ----------------------------------------------------------------------------------
 
@@ -886,14 +1038,7 @@ class FeatureTable(FeatureMethods, Table):
         replace : bool, default True
             Put the parts in the place of the arrays, otherwise into ``sampled_<column>``.
         """
-        names = as_names(columns)
-        for name in names:
-            if name not in self.columns:
-                raise UsageError(f"{name} does not exist in this FeatureTable.")
-            if not kinds.is_array(kind_of(self.df, name)):
-                raise UsageError(
-                    f"Each column should be of list type, but {name} is {kind_of(self.df, name)}"
-                )
+        names = names_of(self.df, columns, kinds.is_array, "arrays")
         check_integer("num_sampled_list", num_sampled_list, 1)
         check_integer("num_sampled_item", num_sampled_item, 1)
         seed = spark.random_seed(random_seed)
@@ -958,12 +1103,8 @@ class FeatureTable(FeatureMethods, Table):
 
         names, order = as_names(columns), as_names(sort_cols, "sort_cols")
         groups = [] if partition_cols is None else as_names(partition_cols, "partition_cols")
-        require_columns(self.columns, [*names, *order, *groups])
-        for name in names:
-            if not kinds.is_number(kind_of(self.df, name)):
-                raise UsageError(
-                    f"columns should be numeric, but {name} is {kind_of(self.df, name)}"
-                )
+        require_columns(self.columns, [*order, *groups])
+        require_kind(schema_of(self.df), names, kinds.is_number, "numbers")
         steps: list[Any] = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
         if not steps or not all(type(step) is int for step in steps):
             raise UsageError(f"shifts should be int or a list of int, but got {shifts!r}")
@@ -1012,3 +1153,124 @@ def _codes_of(statistics: TargetStatistics) -> list[TargetCode]:
         )
         for each in statistics.encodings
     ]
+
+
+def _with_types(df: DataFrame, dtype: Any) -> DataFrame:
+    if isinstance(dtype, str):
+        dtype = dict.fromkeys(df.columns, dtype)
+    if isinstance(dtype, list | tuple):
+        if len(dtype) != len(df.columns):
+            raise UsageError(
+                "dtype should have the same length as the number of columns, "
+                f"{len(df.columns)}, but got {dtype!r}"
+            )
+        dtype = dict(zip(df.columns, dtype, strict=True))
+    if not isinstance(dtype, Mapping):
+        raise UsageError(f"dtype should be str, list of str or dict, but got {dtype!r}")
+    for name, kind in dtype.items():
+        df = Cast([name], kind).catalyst(df, schema_of(df), {})
+    return df
+
+
+def _wanted_aggregates(df: DataFrame, keys: list[str], agg: Any) -> list[tuple[str, str]]:
+    if isinstance(agg, Mapping):
+        require_columns(df.columns, agg)
+        return [(name, each) for name, some in agg.items() for each in as_names(some, "agg")]
+    if not isinstance(agg, str | list | tuple):
+        raise UsageError(f"agg should be str, list or dict, but got {agg!r}")
+    others = [name for name in df.columns if name not in keys]
+    return [(name, each) for each in as_names(agg, "agg") for name in others]
+
+
+def _aggregate(df: DataFrame, name: str, agg: str) -> Column:
+    if agg not in _AGGREGATES:
+        raise UsageError(f"agg should be one of {', '.join(_AGGREGATES)}, but got {agg!r}")
+    function = _AGGREGATES[agg]
+    if function in _ARITHMETIC and kinds.is_text(kind_of(df, name)):
+        number = col(name).try_cast("double")  # text without a number counts as null
+        begin = _SHOWN.get(function, f"{function}(")
+        return getattr(F, function)(number).alias(f"{begin}{name})")
+    return getattr(F, function)(col(name))
+
+
+def _figures(value: Column, kind: str) -> dict[str, Column]:
+    """The aggregates that tell the extremes of a column and the lengths at each depth."""
+
+    figures, depth = {}, 0
+    while kinds.is_array(kind):
+        lengths = F.array(F.when(value.isNotNull(), F.size(value)))
+        if depth:  # the elements of `value` are the arrays of this depth
+            inner = F.filter(value, lambda each: each.isNotNull())
+            lengths, value = F.transform(inner, lambda each: F.size(each)), F.flatten(inner)
+        figures[f"shortest_{depth}"] = F.min(F.array_min(lengths))
+        figures[f"longest_{depth}"] = F.max(F.array_max(lengths))
+        kind, depth = kinds.element_of(kind), depth + 1
+    if kinds.is_integral(kind):
+        low, high = (F.array_min(value), F.array_max(value)) if depth else (value, value)
+        figures |= {"smallest": F.min(low), "largest": F.max(high)}
+    return figures
+
+
+def _feature(kind: str, i: int, figures: dict) -> Feature:
+    shape: list[int | None] = []
+    while kinds.is_array(kind):
+        short, long = (figures[f"{i}_{each}_{len(shape)}"] for each in ("shortest", "longest"))
+        shape.append(short if short == long else None)
+        kind = kinds.element_of(kind)
+    cardinality = None
+    if kinds.is_integral(kind) and (figures[f"{i}_smallest"] or 0) >= 0:
+        cardinality = (-1 if figures[f"{i}_largest"] is None else figures[f"{i}_largest"]) + 1
+    return Feature(kind, cardinality, tuple(shape))
+
+
+def _embedding_function(encoder: Callable) -> Callable:
+    # without annotations: those of this module are text, which pandas_udf does not read
+    def embed(texts):
+        import pandas as pd
+
+        distinct = texts.dropna().unique().tolist()
+        matrix = np.asarray(encoder(distinct), dtype=float) if distinct else []
+        vectors = dict(zip(distinct, map(list, matrix), strict=True))
+        cells = [vectors.get(text) if isinstance(text, str) else None for text in texts]
+        return pd.Series(cells, dtype=object)
+
+    return F.pandas_udf(embed, "array<double>")  # type: ignore[call-overload]  # pyspark's stubs lack a default
+
+
+@cache
+def _sentence_transformer(name: str) -> Any:
+    """A model of sentence-transformers, loaded by each Python worker when it first needs it."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(name)
+
+
+def _by_sentence_transformer(name: str, texts: list[str]) -> Any:
+    return _sentence_transformer(name).encode(texts)
+
+
+def _reduced(df: DataFrame, name: str, dimensions: int) -> DataFrame:
+    """Arrays projected on their principal components."""
+    from pyspark.ml.feature import PCA
+    from pyspark.ml.functions import array_to_vector
+
+    check_integer("reduce_dim", dimensions, 1)
+    present = df.filter(col(name).isNotNull())
+    first = present.select(F.size(col(name))).first()
+    if first is None:
+        return df
+    if first[0] < dimensions:
+        raise UsageError(
+            f"source vector size {first[0]} must be no less than k={dimensions}: reduce_dim can "
+            "only make embeddings shorter"
+        )
+    vectors = present.select(array_to_vector(col(name)).alias("vector"))
+    components = PCA(k=dimensions, inputCol="vector", outputCol="out").fit(vectors).pc.toArray()
+    rows = [F.array(*(F.lit(float(x)) for x in column)) for column in components.T]
+
+    def product(row: Column) -> Column:
+        pairs = F.zip_with(col(name), row, lambda a, b: a * b)
+        return F.aggregate(pairs, F.lit(0.0), lambda total, each: total + each)
+
+    projected = F.array(*(product(row) for row in rows))
+    return replace(df, {name: F.when(col(name).isNotNull(), projected)})

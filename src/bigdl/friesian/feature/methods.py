@@ -13,7 +13,7 @@ from bigdl.friesian.ops.hashing import CrossColumns, HashEncode
 from bigdl.friesian.ops.negatives import AddNegativeSamples, AddNegHistSeq
 from bigdl.friesian.ops.numbers import Clip, CutBins, Log, OneHotEncode
 from bigdl.friesian.ops.sequences import AddHistSeq, Mask, Pad
-from bigdl.friesian.ops.spark import as_names, random_seed
+from bigdl.friesian.ops.spark import as_names, listed, random_seed
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
@@ -123,8 +123,7 @@ class CellMethods(ABC):
 
     def drop(self, *cols: str | list[str]) -> Self:
         """All but some columns; names that do not exist are skipped."""
-        unwanted = cols[0] if len(cols) == 1 and isinstance(cols[0], list) else list(cols)
-        return self._apply(Drop(as_names(unwanted)))
+        return self._apply(Drop(as_names(listed(cols))))
 
     def rename(self, columns: dict[str, str]) -> Self:
         """Give columns new names.

@@ -36,7 +36,7 @@ from bigdl.friesian.ops.operator import (
     inputs_of,
 )
 from bigdl.friesian.ops.schema import Feature, FeatureSchema
-from bigdl.friesian.ops.spark import as_names, check_string, schema_of
+from bigdl.friesian.ops.spark import as_names, check_string, listed, schema_of
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode
 from bigdl.friesian.ops.vocabulary import CategoryEncode
 
@@ -94,8 +94,7 @@ class FeaturePipeline(FeatureMethods):
 
     def select(self, *cols: str | list[str]) -> Self:
         """Only these columns, in this order."""
-        wanted = cols[0] if len(cols) == 1 and isinstance(cols[0], list | tuple) else list(cols)
-        return self._apply(Select(as_names(wanted, "cols")))
+        return self._apply(Select(as_names(listed(cols), "cols")))
 
     def filter(self, condition: str) -> Self:
         """The rows for which an expression of SQL holds; on tables of Spark only."""

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import pyarrow as pa
 
+from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors import spark
 from bigdl.friesian.feature.methods import CellMethods
-from bigdl.friesian.ops import frames, kinds
+from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.cells import medians_of
 from bigdl.friesian.ops.kinds import require_columns
 from bigdl.friesian.ops.lookup import Dictionary
 from bigdl.friesian.ops.spark import (
     F,
+    active_spark,
     as_names,
     check_string,
     col,
-    common_text,
     is_column,
     kind_of,
+    listed,
     names_of,
+    numeric_columns,
+    random_seed,
     replace,
     schema_of,
+    temporary,
 )
 from bigdl.friesian.ops.vocabulary import number_column
+from bigdl.orca.data.pandas.readers import for_spark
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
 
     from bigdl.friesian.ops.operator import Operator
 
+_STATS = ("min", "max", "avg", "sum", "count")
 _MODES = ("append", "overwrite", "error", "errorifexists", "ignore")
 
 
@@ -100,20 +108,19 @@ class Table(CellMethods):
         ----------
         *cols : str, Column, or a list of them
         """
-        wanted = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], list | tuple) else cols
-        if not wanted:
-            raise UsageError("cols should be str or a list of str, but got None.")
-        return self._clone(self.df.select(*(self._known(each, "cols") for each in wanted)))
+        return self._clone(self.df.select(*self._chosen(cols)))
 
-    def _known(self, column: Any, what: str) -> Any:
-        """A column that a user names: any name that the table has, an expression, or ``*``."""
-        if is_column(column) or column == "*":
-            return column
-        if not isinstance(column, str):
-            raise UsageError(f"{what} should be str or a list of str, but got {column!r}.")
-        if column in self.df.columns:
-            return col(column)
-        return column  # a field of a struct, or for Spark to say that there is none
+    def _chosen(self, cols: Sequence[Any]) -> list[Any]:
+        """Columns that a user names: any name that the table has, an expression, or ``*``."""
+        columns = listed(cols)
+        if not columns:
+            raise UsageError("cols should be str or a list of str, but got None.")
+        for column in columns:
+            if not is_column(column) and not isinstance(column, str):
+                raise UsageError(f"cols should be str or a list of str, but got {column!r}.")
+        # other names are fields of a struct, or for Spark to say that there are none
+        known = self.df.columns
+        return [col(each) if isinstance(each, str) and each in known else each for each in columns]
 
     def merge_cols(self, columns: list[str], target: str) -> Self:
         """Put columns into one column of arrays, and leave them out.
@@ -131,7 +138,10 @@ class Table(CellMethods):
         names = as_names(columns)
         require_columns(self.columns, names)
         check_string(target, "target")
-        merged = replace(self.df, {target: F.array(*common_text(self.df, names))})
+        # in ANSI mode Spark would cast strings to the other type, and fail
+        has_text = any(kinds.is_text(kind_of(self.df, name)) for name in names)
+        cells = (col(name).cast("string") if has_text else col(name) for name in names)
+        merged = replace(self.df, {target: F.array(*cells)})
         return self._clone(merged.drop(*(name for name in names if name != target)))
 
     def append_column(self, name: str, column: Column) -> Self:
@@ -191,7 +201,22 @@ class Table(CellMethods):
         keep : {"min", "max"}
             Ascending or descending order.
         """
-        return self._clone(frames.drop_duplicates(self.df, subset, sort_cols, keep))
+        from pyspark.sql import Window
+
+        if keep not in ("min", "max"):
+            raise UsageError(f"keep should be either min or max, but got {keep!r}")
+        names = self.df.columns if subset is None else as_names(subset, "subset")
+        require_columns(self.df.columns, names)
+        if sort_cols is None:
+            return self._clone(self.df.dropDuplicates(names))
+        order = as_names(sort_cols, "sort_cols")
+        require_columns(self.df.columns, order)
+        place, rank = temporary(self.df, "place"), temporary(self.df, "rank")
+        sorting = [col(name).asc() if keep == "min" else col(name).desc() for name in order]
+        window = Window.partitionBy(*map(col, names)).orderBy(*sorting, place)
+        ranked = self.df.withColumn(place, F.monotonically_increasing_id())
+        ranked = ranked.withColumn(rank, F.row_number().over(window))
+        return self._clone(ranked.filter(F.col(rank) == 1).drop(place, rank))
 
     def concat(
         self, tables: Table | list[Table], mode: str = "inner", distinct: bool = False
@@ -210,8 +235,18 @@ class Table(CellMethods):
         others = tables if isinstance(tables, list | tuple) else [tables]
         if not all(isinstance(each, Table) for each in others):
             raise UsageError(f"tables should be a Table or a list of Tables, but got {tables!r}")
-        all_rows = [*(each.df for each in others), self.df]
-        return self._clone(frames.concat(all_rows, mode, distinct))
+        if mode not in ("inner", "outer"):
+            raise UsageError(f"concat mode should be either outer or inner, but got {mode!r}")
+        frames = _with_equal_kinds([*(each.df for each in others), self.df])
+        if mode == "inner":
+            common = [
+                name for name in frames[0].columns if all(name in each.columns for each in frames)
+            ]
+            if not common:
+                raise UsageError("The tables have no column in common; use mode='outer'")
+            frames = [each.select(*map(col, common)) for each in frames]
+        united = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
+        return self._clone(united.distinct() if distinct else united)
 
     def subtract(self, other: Table) -> Self:
         """The different rows that another table has not."""
@@ -257,10 +292,7 @@ class Table(CellMethods):
         ascending : bool or list of bool, default True
             A list has one for each column.
         """
-        wanted = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], list | tuple) else cols
-        if not wanted:
-            raise UsageError("cols should be str or a list of str, but got None.")
-        names = [self._known(each, "cols") for each in wanted]
+        names = self._chosen(cols)
         flags = ascending if isinstance(ascending, bool) else [bool(each) for each in ascending]
         if not isinstance(flags, bool) and len(flags) != len(names):
             raise UsageError(
@@ -278,7 +310,7 @@ class Table(CellMethods):
         seed : int, optional
             The same seed gives the same order.
         """
-        return self._clone(frames.shuffle_partitions(self.df, seed))
+        return self._clone(self.df.sortWithinPartitions(F.rand(random_seed(seed))))
 
     def repartition(self, num_partitions: int) -> Self:
         """Distribute the rows anew over partitions."""
@@ -383,7 +415,23 @@ class Table(CellMethods):
         dict of str to value or list
             By column; a list, in the order of `aggr`, if there are several figures.
         """
-        return frames.get_stats(self.df, columns, aggr)
+        names = numeric_columns(self.df) if columns is None else as_names(columns)
+        require_columns(self.df.columns, [*names, *(aggr if isinstance(aggr, Mapping) else ())])
+        wanted = {name: _stats_of(aggr, name) for name in names}
+        for name, stats in wanted.items():
+            needs_numbers = {"avg", "sum"} & set(stats)
+            if needs_numbers and not kinds.is_number(kind_of(self.df, name)):
+                raise UsageError(
+                    f"{sorted(needs_numbers)} need numbers, but the column {name} is of type "
+                    f"{kind_of(self.df, name)}"
+                )
+        if not names:
+            return {}
+        figures = [getattr(F, stat)(col(name)) for name, stats in wanted.items() for stat in stats]
+        row = self.df.agg(*(each.alias(str(i)) for i, each in enumerate(figures))).first()
+        values = iter(cast("Row", row))
+        of_columns = {name: [next(values) for _ in stats] for name, stats in wanted.items()}
+        return {name: each[0] if len(each) == 1 else each for name, each in of_columns.items()}
 
     def min(self, columns: str | list[str] | None = None) -> Table:
         """Smallest values: a table of ``column`` (string) and ``min`` (double)."""
@@ -394,7 +442,11 @@ class Table(CellMethods):
         return self._extremes(columns, "max")
 
     def _extremes(self, columns: str | list[str] | None, stat: str) -> Table:
-        return Table(frames.extremes(self.df, columns, stat))
+        if columns is not None:
+            names_of(self.df, columns, kinds.is_number, "numbers")
+        stats = self.get_stats(columns, stat)
+        rows = [(name, None if value is None else float(value)) for name, value in stats.items()]
+        return Table(self.df.sparkSession.createDataFrame(rows, f"column string, `{stat}` double"))
 
     def median(self, columns: str | list[str] | None = None) -> Table:
         """Medians, whose rank is exact to a thousandth of the rows.
@@ -424,7 +476,7 @@ class Table(CellMethods):
         mode : {"append", "overwrite", "error", "ignore"}
             What to do if it exists.
         """
-        _check_mode(mode)
+        check_choice("mode", mode, _MODES)
         self.df.write.parquet(os.fspath(path), mode=mode)
 
     def write_csv(
@@ -446,9 +498,36 @@ class Table(CellMethods):
         num_partitions : int, optional
             Number of files; default: one for each partition.
         """
-        _check_mode(mode)
+        check_choice("mode", mode, _MODES)
         df = self.df if num_partitions is None else self.df.repartition(num_partitions)
         df.write.csv(os.fspath(path), mode=mode, header=header, sep=delimiter)
+
+
+def _with_equal_kinds(frames: list[DataFrame]) -> list[DataFrame]:
+    """A column of strings in one frame becomes one in all: ANSI mode would parse the strings."""
+    textual: dict[str, set[bool]] = {}
+    for frame in frames:
+        for name, field in schema_of(frame).items():
+            textual.setdefault(name, set()).add(kinds.is_text(field.kind))
+    mixed = [name for name, answers in textual.items() if len(answers) > 1]
+    return [
+        frame.withColumns(
+            {name: col(name).cast("string") for name in mixed if name in frame.columns}
+        )
+        for frame in frames
+    ]
+
+
+def _stats_of(aggr: Any, column: str) -> list[str]:
+    if isinstance(aggr, Mapping):
+        if column not in aggr:
+            raise UsageError(f"aggr has nothing for the column {column}: {dict(aggr)!r}")
+        aggr = aggr[column]
+    stats = as_names(aggr, "aggr")
+    for stat in stats:
+        if stat not in _STATS:
+            raise UsageError(f"aggr should be one of {', '.join(_STATS)}, but get {stat!r}")
+    return stats
 
 
 def check_table(name: str, value: Any) -> Table:
@@ -456,11 +535,6 @@ def check_table(name: str, value: Any) -> Table:
     if not isinstance(value, Table):
         raise UsageError(f"{name} should be a Table, but got {type(value).__name__}")
     return value
-
-
-def _check_mode(mode: str) -> None:
-    if mode not in _MODES:
-        raise UsageError(f"mode should be one of append, overwrite, error, ignore; got {mode!r}")
 
 
 def _is_same_in_arrow(kind: str) -> bool:
@@ -537,7 +611,7 @@ class StringIndex(Table):
         first = cast("str", paths[0] if isinstance(paths, list | tuple) and paths else paths)
         if col_name is None:
             col_name = os.path.basename(os.fspath(first).rstrip("/")).split(".")[0]
-        return cls(frames.read_parquet(paths), col_name)
+        return cls(active_spark().read.parquet(*for_spark(paths)), col_name)
 
     @classmethod
     def from_dict(cls, indices: dict[str, int], col_name: str) -> StringIndex:
@@ -552,9 +626,6 @@ class StringIndex(Table):
         -------
         StringIndex
         """
-
-        from bigdl.orca import OrcaContext
-
         if not isinstance(indices, dict):
             raise UsageError(f"indices should be dict, but get {type(indices).__name__}")
         check_string(col_name, "col_name")
@@ -566,8 +637,8 @@ class StringIndex(Table):
             raise UsageError(f"The values of indices should be 32-bit int: {error}") from error
         number = number_column(col_name)
         table = pa.table({col_name: pa.array(indices, pa.string()), number: ids})
-        spark = OrcaContext.get_spark_session()
-        return cls(spark.createDataFrame(table, f"`{col_name}` string, {number} int"), col_name)
+        schema = f"`{col_name}` string, {number} int"
+        return cls(active_spark().createDataFrame(table, schema), col_name)
 
     def to_dict(self) -> dict[str, int]:  # type: ignore[override]  # as in BigDL 2.x
         """The number of each value."""

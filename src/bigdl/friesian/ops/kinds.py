@@ -81,6 +81,11 @@ def is_number(kind: str) -> bool:
     return is_numeric(kind) or kind.startswith("decimal")
 
 
+def is_time(kind: str) -> bool:
+    """Return True if values can be times."""
+    return is_number(kind) or kind in ("date", "timestamp", "timestamp_ntz")
+
+
 def digits(kind: str) -> tuple[int, int]:
     """Return precision and scale of ``decimal(precision,scale)``."""
     precision, scale = kind[len("decimal(") : -1].split(",")

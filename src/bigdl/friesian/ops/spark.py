@@ -19,7 +19,7 @@ from bigdl.orca.data.transformer.encoding import as_names as as_names
 from bigdl.orca.data.transformer.encoding import check_string as check_string
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql import functions as F
 else:
 
@@ -33,6 +33,12 @@ else:
 
 
 # -- what users give -------------------------------------------------------------------------------
+
+
+def listed(values: Sequence[Any]) -> list[Any]:
+    """Return positional arguments, which may be one list, as a list."""
+    is_list = len(values) == 1 and isinstance(values[0], list | tuple)
+    return list(values[0] if is_list else values)
 
 
 def check_different(names: Sequence[str], what: str) -> None:
@@ -130,6 +136,13 @@ def names_of_results(
 # -- types -----------------------------------------------------------------------------------------
 
 
+def active_spark() -> SparkSession:
+    """The session of the active context."""
+    from bigdl.orca import OrcaContext
+
+    return OrcaContext.get_spark_session()
+
+
 def schema_of(df: DataFrame) -> dict[str, Field]:
     """Return the fields of a DataFrame."""
     return {each.name: Field(each.dataType.simpleString()) for each in df.schema.fields}
@@ -145,15 +158,11 @@ def numeric_columns(df: DataFrame) -> list[str]:
     return [name for name, field in schema_of(df).items() if kinds.is_number(field.kind)]
 
 
-def common_text(df: DataFrame, columns: list[str]) -> list[Column]:
-    """Columns that can be put in one array: if any holds strings, all become strings.
-
-    In ANSI mode Spark would cast the strings to the other type instead, and fail.
-    """
-    textual = [kinds.is_text(kind_of(df, name)) for name in columns]
-    if any(textual) and not all(textual):
-        return [col(name).cast("string") for name in columns]
-    return [col(name) for name in columns]
+def require_times(df: DataFrame, name: str) -> None:
+    """Check that a column holds times."""
+    check_string(name, "time_col")
+    words = "numbers, dates or timestamps"
+    require_kind(schema_of(df), [name], kinds.is_time, words, "; cast it first")
 
 
 # -- expressions -----------------------------------------------------------------------------------
@@ -194,6 +203,13 @@ def arrow_function(function: Callable, kind: str) -> Callable[..., Column]:
     return F.arrow_udf(apply, kind)  # type: ignore[call-overload]  # pyspark's stubs lack a default
 
 
+def as_number(time: Column, kind: str) -> Column:
+    """Times as numbers: in seconds unless they are numbers."""
+    if kinds.is_number(kind):
+        return time.cast("bigint") if kinds.is_integral(kind) else time
+    return time.cast("timestamp").cast("double")
+
+
 # -- DataFrames ------------------------------------------------------------------------------------
 
 
@@ -212,6 +228,14 @@ def renamed(df: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     if new.isdisjoint(df.columns):
         return df.withColumnsRenamed(dict(columns))
     return df.toDF(*names)
+
+
+def join_groups(df: DataFrame, groups: DataFrame, keys: Sequence[str], how: str) -> DataFrame:
+    """`df` joined with the rows of another that have equal keys; nulls are equal."""
+    known = [*df.columns, *groups.columns]
+    hidden = {key: temporary(known, f"key{i}") for i, key in enumerate(keys)}
+    same = all_of(col(key).eqNullSafe(col(other)) for key, other in hidden.items())
+    return df.join(groups.withColumnsRenamed(hidden), same, how).drop(*hidden.values())
 
 
 def temporary(df: DataFrame | Iterable[str], purpose: str) -> str:

@@ -31,12 +31,14 @@ from bigdl.friesian.ops.requests import Request, TargetSums
 from bigdl.friesian.ops.spark import (
     F,
     as_names,
+    as_number,
     check_different,
     check_string,
     col,
     kind_of,
     names_of_results,
     or_error,
+    require_times,
     temporary,
     without_nan,
 )
@@ -334,25 +336,17 @@ def time_folds(df: DataFrame, time_col: str, folds: Any, fold_col: str) -> DataF
     fold_col : str
         Name of the new column.
     """
-    require_columns(df.columns, [check_string(time_col, "time_col")])
+    require_times(df, time_col)
     kind = kind_of(df, time_col)
-    if not kinds.is_number(kind) and kind not in ("date", "timestamp"):
-        raise UsageError(
-            f"{time_col} should hold numbers, dates or timestamps, but its type is {kind}"
-        )
-    time = _as_number(col(time_col), kinds.is_number(kind))
+    time = as_number(col(time_col), kind)
     if isinstance(folds, int) and not isinstance(folds, bool):
         edges = _edges_of_equal_parts(df.select(time.alias("time")), folds)
     else:
-        edges = _given_edges(folds, df, kinds.is_number(kind))
+        edges = _given_edges(folds, df, kind)
     begun = F.size(F.filter(F.array(*map(F.lit, edges)), lambda edge: edge <= time))
     message = f"The column {time_col} has nulls; drop or fill them first"
     fold = or_error(begun, time.isNotNull(), message, "int")
     return df.withColumn(fold_col, fold if edges else F.lit(0))
-
-
-def _as_number(time: Column, is_number: bool) -> Column:
-    return time.cast("double") if is_number else time.cast("timestamp").cast("double")
 
 
 def _edges_of_equal_parts(times: DataFrame, folds: int) -> list[float]:
@@ -362,7 +356,8 @@ def _edges_of_equal_parts(times: DataFrame, folds: int) -> list[float]:
     return sorted(set(times.approxQuantile("time", shares, _RELATIVE_ERROR)))
 
 
-def _given_edges(folds: Any, df: DataFrame, are_numbers: bool) -> list[float]:
+def _given_edges(folds: Any, df: DataFrame, kind: str) -> list[float]:
+    are_numbers = kinds.is_number(kind)
     is_list = isinstance(folds, list | tuple) and len(folds) > 0
     types: Any = int | float if are_numbers else str | datetime.date
     if not is_list or not all(isinstance(e, types) and not isinstance(e, bool) for e in folds):
@@ -371,7 +366,8 @@ def _given_edges(folds: Any, df: DataFrame, are_numbers: bool) -> list[float]:
             f"{'numbers' if are_numbers else 'dates, timestamps or their texts'}, got {folds!r}"
         )
     # by Spark, in the time zone of the session
-    times = df.sparkSession.range(1).select(*(_as_number(F.lit(e), are_numbers) for e in folds))
+    kind = "double" if are_numbers else kind
+    times = df.sparkSession.range(1).select(*(as_number(F.lit(e), kind) for e in folds))
     edges = list(cast("Row", times.first()))
     if any(a >= b for a, b in pairwise(edges)):
         raise UsageError(f"The times in folds should be ascending, got {folds!r}")
