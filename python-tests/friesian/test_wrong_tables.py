@@ -77,7 +77,7 @@ CASES = {
     "intersect": (lambda t: t.intersect(t.df), "other should be a Table, but got DataFrame"),
     "as of text": (
         lambda t: t.join_as_of(t.select("user", "city", "age"), "user", "city"),
-        "city should hold numbers, dates or timestamps, but its type is string",
+        "city should be a column of numbers, dates or timestamps, but its type is string",
     ),
     "as of kinds": (
         lambda t: t.join_as_of(_at_dates(t), "user"),
@@ -233,16 +233,19 @@ CASES = {
         "java.lang.Integer",
     ),
     "pad length": (lambda t: t.pad("history", 0), "seq_len should be a positive integer"),
-    "difference": (lambda t: t.difference_lag("city", "time"), "columns should be numeric"),
+    "difference": (
+        lambda t: t.difference_lag("city", "time"),
+        "city should be a column of numbers",
+    ),
     "difference shifts": (lambda t: t.difference_lag("age", "time", 1.5), "shifts should be int"),
     "difference names": (
         lambda t: t.difference_lag(["age", "item"], "time", [1, 2], out_cols=["x", "y"]),
         "out_cols should have 2 lists",
     ),
-    "listwise": (lambda t: t.sample_listwise("age", 1, 1), "Each column should be of list type"),
+    "listwise": (lambda t: t.sample_listwise("age", 1, 1), "age should be a column of arrays"),
     "listwise missing": (
         lambda t: t.sample_listwise("no", 1, 1),
-        "does not exist in this FeatureTable.",
+        "do not exist in this Table",
     ),
     "kfold": (
         lambda t: t.target_encode("city", "age", kfold=0),
@@ -293,7 +296,7 @@ CASES = {
     ),
     "time kind": (
         lambda t: t.target_encode_by_time("city", "age", "tags", 2),
-        "tags should hold numbers, dates or timestamps",
+        "tags should be a column of numbers, dates or timestamps",
     ),
     "counts": (
         lambda t: t.count_encode(["city", "tags"], counts=t),

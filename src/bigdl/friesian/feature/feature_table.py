@@ -135,8 +135,8 @@ class FeatureTable(FeatureMethods, Table):
             names = as_names(names, "names")
             if len(names) != len(df.columns):
                 raise UsageError(
-                    f"names should have the same length as the number of columns, {len(df.columns)}, "
-                    f"but got {names}"
+                    "names should have the same length as the number of columns, "
+                    f"{len(df.columns)}, but got {names}"
                 )
         some = dtype is None or isinstance(dtype, Mapping)
         if some and not set(names or df.columns) <= set(dtype or ()):
@@ -317,9 +317,8 @@ class FeatureTable(FeatureMethods, Table):
         row, fact = (F.struct(*map(col, frame.columns)) for frame in (self.df, table.df))
         shown.append(col(time_col).alias("time"))
         rows = self.df.select(*shown, F.lit(True).alias("asks"), row.alias("row"))
-        facts = table.df.filter(known).select(
-            *shown, F.lit(False).alias("asks"), fact.alias("fact")
-        )
+        facts = table.df.filter(known)
+        facts = facts.select(*shown, F.lit(False).alias("asks"), fact.alias("fact"))
         # at the same time the facts come first: what is known at that time counts
         window = Window.partitionBy(*names).orderBy("time", "asks")
         window = window.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -329,10 +328,8 @@ class FeatureTable(FeatureMethods, Table):
         if ttl is not None:
             age = as_number(F.col("time"), kind) - as_number(fact[time_col], kind)
             fact = F.when(age <= F.lit(ttl), fact)
-        return both.select(
-            *(F.col("row").getField(name).alias(name) for name in self.df.columns),
-            *(fact.getField(name).alias(name) for name in added),
-        )
+        ours = (F.col("row").getField(name).alias(name) for name in self.df.columns)
+        return self._clone(both.select(*ours, *(fact.getField(name).alias(name) for name in added)))
 
     def group_by(
         self,
@@ -487,9 +484,8 @@ class FeatureTable(FeatureMethods, Table):
             bert_model = partial(_by_sentence_transformer, bert_model)
         outputs = {name: name if replace else f"{name}_embed" for name in names}
         function = _embedding_function(bert_model)
-        df = spark.replace(
-            self.df, {output: function(col(name)) for name, output in outputs.items()}
-        )
+        vectors = {output: function(col(name)) for name, output in outputs.items()}
+        df = spark.replace(self.df, vectors)
         if reduce_dim is not None:
             for output in outputs.values():
                 df = _reduced(df, output, reduce_dim)
